@@ -62,6 +62,7 @@ GROUND: Final = (
     "config",
     "events",
     "addresses",
+    "thread",
     "whole_file",
     "telemetry",
 )
@@ -206,6 +207,12 @@ def python_says_nothing_banned(source: Source) -> Iterator[Finding]:
                 func=ast.Attribute(value=ast.Name(id="os"), attr="_exit" | "abort" as name)
             ):
                 yield node.lineno, f"os.{name} ends somebody's process; raise a RoseError"
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="threading"), attr="Thread")):
+                yield node.lineno, "a thread that can die unseen; use Thread of rose.thread"
+            case ast.ImportFrom(module="threading", names=names) if any(
+                one.name == "Thread" for one in names
+            ):
+                yield node.lineno, "a thread that can die unseen; use Thread of rose.thread"
             case ast.ExceptHandler(type=kind) if room != "executor" and is_broad(kind):
                 yield node.lineno, "broad except; catch the class you can act on"
 
@@ -544,6 +551,8 @@ PLANTED: Final = [
     ("python_says_nothing_banned", "rose/cli/x.py", "breakpoint()", 1),
     ("python_says_nothing_banned", "rose/slo/x.py", "exit(1)", 1),
     ("python_says_nothing_banned", "rose/slo/x.py", "import os\nos._exit(1)", 2),
+    ("python_says_nothing_banned", "rose/slo/x.py", "import threading\nthreading.Thread(f)", 2),
+    ("python_says_nothing_banned", "rose/slo/x.py", "from threading import Thread", 1),
     ("python_says_nothing_banned", "rose/slo/x.py", "try: f()\nexcept Exception: g()", 2),
     ("python_says_nothing_banned", "rose/slo/x.py", "try: f()\nexcept: g()", 2),
     (

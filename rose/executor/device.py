@@ -24,7 +24,7 @@ from rose._core import (
 )
 from rose.closing import Closing
 from rose.compute import SHARES, Gpu, device_ordinal, tested_gate
-from rose.errors import InvalidArgument, Unavailable, check
+from rose.errors import InvalidArgument, RoseError, Unavailable, check
 from rose.events import Reason
 from rose.executor.certified import certificate_log, certified_creditor
 from rose.executor.demand import Demand, ServingLimits
@@ -294,7 +294,12 @@ class CoServing(Closing):
             undo.pop_all()
         self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
         self._serving_kv = kv
-        self._keeper = Keeper(self._tend, arbiter, every_ms=policy.tend_every_ms)
+        self._keeper = Keeper(
+            self._tend,
+            arbiter,
+            every_ms=policy.tend_every_ms,
+            on_failure=self.safety.report,
+        )
         return self._serving
 
     def rollout(
@@ -381,6 +386,7 @@ class CoServing(Closing):
             why_refused=lambda: self._why_refused().name,
             share_ledger=self._arbiter.share_ledger,
             describe=self._describe,
+            on_failure=self.safety.report,
         )
         self._begin_lending()
         return self._listener
@@ -606,7 +612,9 @@ class CoServing(Closing):
     def close(self) -> None:
         """Stop lending, take everything back, and write the certificates out. Idempotent.
 
-        Stop the engines first; views of the pool stay valid as long as someone holds them.
+        Stop the engines first; views of the pool stay valid as long as someone holds them. When the
+        last certificates cannot be written, `gave_back` says so, and what was learned about steps
+        is saved all the same.
         """
         if self._is_closed:
             return
@@ -619,7 +627,10 @@ class CoServing(Closing):
             self._stop_lending()
         if self._listener is not None:
             self._listener.close()
-        self._log.close()
+        try:
+            self._log.close()
+        except RoseError as error:
+            self.safety.report(error)
         if self._latency_path is not None:
             save_latency_model(self._model, self._latency_path, identity=self._identity)
 

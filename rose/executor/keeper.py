@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from rose.thread import Thread
 from rose.units import NS_PER_MS
 
 
@@ -27,14 +28,21 @@ class Keeper:
     the heartbeat stops, and with it all fresh credit.
     """
 
-    def __init__(self, tend: Callable[[], None], bell: Bell, *, every_ms: float) -> None:
-        """Prepare the thread; `tend` must not raise."""
+    def __init__(
+        self,
+        tend: Callable[[], None],
+        bell: Bell,
+        *,
+        every_ms: float,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """Prepare the thread; `tend` must not raise, and `on_failure` hears of it if it does."""
         self._tend = tend
         self._bell = bell
         self._every_ns = int(every_ms * NS_PER_MS)
         self._heard = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rose-keeper", daemon=True)
+        self._thread = Thread(self._run, name="rose-keeper", on_failure=on_failure)
 
     def start(self) -> None:
         """Start the thread; it hears every ring from now on."""

@@ -26,6 +26,7 @@ from rose.executor.messages import (
     Rejected,
 )
 from rose.executor.tenancy import Tenancy
+from rose.thread import Thread
 from rose.whole_file import lock
 
 # Whoever connects has its question ready.
@@ -88,6 +89,7 @@ class Listener:
         why_refused: Callable[[], str],
         share_ledger: Callable[[], int],
         describe: Callable[[], Ledger],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         """Listen at `path`.
 
@@ -97,6 +99,7 @@ class Listener:
             why_refused: names the reason for which the gate stays closed.
             share_ledger: gives a descriptor of the ledger, which is then closed here.
             describe: says what comes with the ledger.
+            on_failure: hears of a failure of rose's own that ended the thread.
 
         Raises:
             InvalidArgument: the path is too long.
@@ -108,6 +111,7 @@ class Listener:
         self._why_refused = why_refused
         self._share_ledger = share_ledger
         self._describe = describe
+        self._on_failure = on_failure
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
         self._parting: Tenancy | None = None  # has hung up, and may still have slabs
@@ -116,7 +120,7 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, self._meet)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name="rose-listener", daemon=True)
+        self._thread = Thread(self._run, name="rose-listener", on_failure=self._broke)
         self._thread.start()
 
     @property
@@ -130,6 +134,11 @@ class Listener:
                 if key.data is None:
                     return
                 key.data()
+
+    def _broke(self, failure: BaseException) -> None:
+        """Turn away whoever comes from now on, at once, and report why."""
+        self._server.close()
+        self._on_failure(failure)
 
     # ---- whoever comes --------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ Everything that has to be quick is shared memory instead: see the ledger and the
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from rose.errors import CorruptData
 from rose.memory import KVGeometry
@@ -17,6 +18,15 @@ FORMAT: Final = 2
 MESSAGE_BYTES_MAX: Final = 1 << 20
 # The kernel passes at most 253 descriptors at once; 140 GiB in pieces of 1 GiB are 140.
 DESCRIPTORS_MAX: Final = 253
+
+# The range of every field, checked when a message is decoded: behind `decode` nothing is out of it.
+_INT32_MAX: Final = (1 << 31) - 1
+Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+Bytes = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Milliseconds = Annotated[float, Meta(ge=0)]  # infinite included, NaN not
+Word = Annotated[str, Meta(max_length=64)]
+Sentence = Annotated[str, Meta(max_length=1 << 16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +40,8 @@ class Hello:
     """
 
     geometry: KVGeometry
-    limit_bytes: int
-    format: int = FORMAT
+    limit_bytes: Bytes
+    format: Count = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +65,19 @@ class Welcome:
         descriptors: how each descriptor is called.
     """
 
-    device: str
-    partition: int
-    header_index: int
-    slab_bytes: int
-    slab_count: int
-    header_slabs: int
-    isolation: str
-    object_bytes: tuple[int, ...]
-    slabs_max: int
-    gate_window: int
+    device: Word
+    partition: Count
+    header_index: Count
+    slab_bytes: Bytes
+    slab_count: Count
+    header_slabs: Count
+    isolation: Word
+    object_bytes: Annotated[tuple[Bytes, ...], Meta(max_length=DESCRIPTORS_MAX)]
+    slabs_max: Count
+    gate_window: Count
     has_gates: bool
-    lease_ttl_ms: float
-    descriptors: tuple[str, ...]
+    lease_ttl_ms: Milliseconds
+    descriptors: Annotated[tuple[Word, ...], Meta(max_length=DESCRIPTORS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,7 @@ class Rejected:
         is_final: asking again as it is would be of no use.
     """
 
-    sentence: str
+    sentence: Sentence
     is_final: bool
 
 
@@ -87,7 +97,7 @@ class Rejected:
 class AskGrow:
     """The tenant asks for slabs that hold `blocks` more blocks."""
 
-    blocks: int
+    blocks: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +110,17 @@ class Granted:
         slabs: whose descriptors come with this, in order; none where all of the pool is mapped.
     """
 
-    lease_id: int
-    lease_epoch: int
-    slabs: tuple[int, ...] = ()
+    lease_id: Number
+    lease_epoch: Number
+    slabs: Annotated[tuple[Count, ...], Meta(max_length=DESCRIPTORS_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
     """No, or not now: a `rose.events.Refusal`, its reason by name."""
 
-    reason: str
-    retry_after_ms: float
+    reason: Word
+    retry_after_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +145,10 @@ class Ledger:
         binding: what the newest refused certificate failed on, as a sentence.
     """
 
-    pid: int
-    cap: tuple[int, float] | None = None
-    refusals: dict[str, int] = field(default_factory=dict)
-    binding: str | None = None
+    pid: Count
+    cap: tuple[Bytes, Milliseconds] | None = None
+    refusals: Annotated[dict[Word, Number], Meta(max_length=64)] = field(default_factory=dict)
+    binding: Sentence | None = None
 
 
 Question = Hello | AskGrow | AskReason | AskLedger
@@ -169,7 +179,7 @@ def decode(payload: bytes) -> Question | Answer:
     """Return the message.
 
     Raises:
-        CorruptData: these bytes are no message.
+        CorruptData: these bytes are no message, or a field of it is out of its range.
     """
     try:
         kind, body = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])

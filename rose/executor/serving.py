@@ -39,6 +39,8 @@ from rose.units import NS_PER_MS
 
 # Waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
+# The most tokens or sequences of a request or a step, as the latency model takes them.
+_COUNT_MAX: Final = 1_000_000_000
 # What a step that no request was announced for runs under: it closes the gate as one would.
 _STEP: Final = "rose: a step without a request"
 
@@ -124,7 +126,9 @@ class ServingStep:
 class ServingLane:
     """What a serving engine calls. Any thread may call any method.
 
-    When rose fails, every method turns into the answer of a device without borrowers.
+    When rose fails, every method turns into the answer of a device without borrowers. A number out
+    of its range is the engine's mistake and no failure of rose: it is counted in `bad_calls`, and
+    lending goes on.
     """
 
     def __init__(
@@ -147,6 +151,7 @@ class ServingLane:
         """Made by `CoServing.serving`; `stream` is what its GPU work must be put into."""
         self.kv = kv
         self.stream = stream
+        self.bad_calls = 0
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
         self.limits = limits
         self.safety = safety
@@ -183,12 +188,15 @@ class ServingLane:
 
         Args:
             request_id: unique among live requests.
-            prompt_tokens: length of its prompt.
+            prompt_tokens: length of its prompt; one out of its range counts as the longest.
             prefilled: its KV comes from elsewhere, so it decodes at once.
         """
         with self.safety:
             if self._closes_early:  # Before any lock that somebody else may hold.
                 self._gate.close(CloseReason.ARRIVAL)
+        if not 0 <= prompt_tokens <= _COUNT_MAX:
+            self.bad_calls += 1
+            prompt_tokens = self.limits.request_tokens
         with self.safety, self._lock:
             if request_id not in self._live:
                 self._live[request_id] = self._state.arrived(
@@ -250,6 +258,7 @@ class ServingLane:
 
         A segment that did not end in time is waited for once, not at every step.
         """
+        batch = self._sound(batch)
         with self.safety:
             self._state.step_began()
             self._is_in_step = True
@@ -270,10 +279,11 @@ class ServingLane:
     def lend_before(self, batch: StepBatch, began: Beginning) -> Beginning:
         """Lend within a step whose batch is prepared; what that takes is not part of the step."""
         self._knows_batches = True
+        sound = self._sound(batch)
         from_ns = self._clock.now_ns()
         lent_ms, blocked_ms, passed = 0.0, 0.0, began.passed
         with self.safety:
-            lent_ms = self._lend(batch)
+            lent_ms = self._lend(sound)
             blocked_ms = self._wait_parked()
             passed = self._gate.passed
         took_ns = self._clock.now_ns() - from_ns
@@ -284,6 +294,16 @@ class ServingLane:
             blocked_ms=began.blocked_ms + blocked_ms,
             passed=passed,
         )
+
+    def _sound(self, batch: StepBatch | None) -> StepBatch | None:
+        """Return the batch, or None in place of one whose numbers no step can have."""
+        if batch is None:
+            return None
+        counts = (batch.decode_sequences, batch.context_tokens, batch.prefill_tokens)
+        if all(0 <= count <= _COUNT_MAX for count in counts):
+            return batch
+        self.bad_calls += 1
+        return None
 
     def _lend(self, batch: StepBatch | None) -> float:
         if self._creditor is None:
@@ -316,6 +336,8 @@ class ServingLane:
 
     def end_step(self, batch: StepBatch, began: Beginning) -> None:
         """Feed the latency model and re-check serving's memory."""
+        if self._sound(batch) is None:
+            return
         with self.safety:
             actual_ms = (self._clock.now_ns() - began.at_ns) / NS_PER_MS
             features = {
@@ -415,7 +437,7 @@ class ServingLane:
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, taking slabs back if need be; waits at most T_revoke."""
         missing = blocks - self.kv.allocator.free_blocks
-        if missing > 0:
+        if missing > 0 and self._can_hold(blocks):
             with self.safety:
                 self._lender.reclaim(missing)
         return bool(self.kv.allocator.free_blocks >= blocks)
@@ -427,9 +449,18 @@ class ServingLane:
         An engine that calls its allocator itself is watched too: then the keeper is rung inside
         the allocation, and asks for them.
         """
+        if not self._can_hold(blocks):
+            return None
         with self.safety:
             self._lender.foresee(blocks)
         return self.kv.allocator.alloc(blocks)
+
+    def _can_hold(self, blocks: int) -> bool:
+        """Whether the pool has so many blocks, free or not."""
+        if 0 <= blocks <= self._lender.pool_blocks:
+            return True
+        self.bad_calls += 1
+        return False
 
     def reserve(self, tokens: int) -> Ticket | Refusal:
         """Set blocks for `tokens` tokens aside, taking slabs back if need be."""

@@ -9,6 +9,7 @@ from rose.executor.attached_loans import AttachedLoans
 from rose.executor.revocation import RemoteNotice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Safety
+from rose.thread import Thread
 from rose.units import MS_PER_S
 
 # It looks this often when no bell rings: often enough to keep leases alive.
@@ -32,7 +33,7 @@ class Watcher:
         self._safety = safety
         self._has_room = False  # The bell rang, and the engine was not told yet.
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rose-watcher", daemon=True)
+        self._thread = Thread(self._run, name="rose-watcher", on_failure=safety.report)
 
     def start(self) -> None:
         """Start the thread."""

@@ -12,6 +12,8 @@ from rose.units import MIB, ceil_div
 PAGE_BYTES: Final = 2 * MIB  # the driver's unit of physical memory
 SLAB_BYTES_MAX: Final = 128 * MIB
 WASTE_MAX: Final = 0.0625
+# The most that a model may have; products of them stay far below 2**63.
+_SIZES_MAX: Final = {"layers": 1 << 16, "block_tokens": 1 << 20, "bytes_per_token": 1 << 40}
 NULL_BLOCKS_MIN: Final = 2  # one that reads as zeros, one that padding may be written to
 
 
@@ -44,9 +46,11 @@ class KVGeometry:
     layout: Layout = Layout.LAYER_MAJOR
 
     def __post_init__(self) -> None:
-        for name in ("layers", "block_tokens", "bytes_per_token"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name} of {getattr(self, name)} must be at least 1")
+        for name, most in _SIZES_MAX.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise InvalidArgument(
+                    f"{name} of {getattr(self, name)} must be at least 1 and at most {most}"
+                )
         if self.block_bytes % self.layers:
             raise InvalidArgument(
                 f"a block of {self.block_bytes} bytes does not divide into {self.layers} layers"

@@ -16,6 +16,7 @@ from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unre
 from rose.scheduler.broker.engine_metrics import EngineMetrics
 from rose.scheduler.broker.engine_reader import EngineReader
 from rose.scheduler.broker.histogram import Histogram
+from rose.thread import Thread
 from rose.units import MS_PER_S, NS_PER_MS, NS_PER_S
 
 
@@ -89,7 +90,7 @@ class LendingLoop(Closing):
         self._period_ms = period_ms
         self._safety = Safety(self._give_back)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rose-lending", daemon=True)
+        self._thread = Thread(self._run, name="rose-lending", on_failure=self._safety.report)
 
     def start(self) -> None:
         """Start the thread, whose first round is now."""

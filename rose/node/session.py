@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from rose.clock import Clock
-from rose.errors import CorruptData, DeadlineExceeded, RoseError
+from rose.errors import CorruptData, DeadlineExceeded, InternalError, RoseError, sentence
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.wire import Greeting, Heartbeat, StopTurn, decode_command, encode_news
 from rose.scheduler.worker import (
@@ -18,6 +18,7 @@ from rose.scheduler.worker import (
     WorkerEvent,
     WorkerLost,
 )
+from rose.thread import Thread
 from rose.units import NS_PER_S
 
 
@@ -80,11 +81,11 @@ class Session:
         self._limits = limits
         self._outbox: Mailbox[WorkerEvent] = Mailbox(items_max=limits.events_max)
         self._heard_ns = clock.now_ns()
-        self._fault: CorruptData | None = None
+        self._fault: RoseError | None = None
         self._drained = threading.Condition()  # guards _live and _is_over
         self._live: set[tuple[int, int]] = set()
         self._is_over = False
-        self._thread = threading.Thread(target=self._obey, name="rose-session", daemon=True)
+        self._thread = Thread(self._obey, name="rose-session", on_failure=self._broke)
 
     def start(self) -> None:
         """Begin to take commands."""
@@ -130,6 +131,7 @@ class Session:
 
         Raises:
             CorruptData: the scheduler said what cannot be read.
+            InternalError: rose failed on the way to the worker.
             DeadlineExceeded: the scheduler said nothing for too long.
             InvalidArgument: the worker said what cannot be sent.
         """
@@ -159,9 +161,15 @@ class Session:
             self._fault = error
         except grpc.RpcError:
             pass  # The scheduler is gone, as if it had said goodbye.
-        finally:
-            self._outbox.close(is_emptied=True)
-            self._stop_turns()
+        self._wind_up()
+
+    def _broke(self, failure: BaseException) -> None:
+        self._fault = InternalError(f"the worker's session failed: {sentence(failure)}")
+        self._wind_up()
+
+    def _wind_up(self) -> None:
+        self._outbox.close(is_emptied=True)
+        self._stop_turns()
 
     def _stop_turns(self) -> None:
         with self._drained:

@@ -4,7 +4,8 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Final
 
-from rose.errors import DeadlineExceeded, RoseError
+from rose.errors import DeadlineExceeded, InternalError, RoseError, sentence
+from rose.thread import Thread
 
 # A step of the trainer on a busy core can hold an answer up for half a minute.
 _JOIN_S: Final = 40.0
@@ -21,7 +22,7 @@ class Background(ABC):
         self.error: RoseError | None = None
         self._changed = threading.Condition()
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread = Thread(self._run, name=name, on_failure=self._broke, daemon=False)
 
     def start(self) -> None:
         """Start the thread."""
@@ -55,6 +56,11 @@ class Background(ABC):
             self._work()
         except RoseError as error:
             self.error = error
+
+    def _broke(self, failure: BaseException) -> None:
+        self.error = InternalError(
+            f"the thread '{self._thread.name}' has ended: {sentence(failure)}"
+        )
 
     @abstractmethod
     def _work(self) -> None:

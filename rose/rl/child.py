@@ -14,6 +14,7 @@ from typing import IO, Any, Final
 
 from rose.clock import BootClock, Clock
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.thread import Thread, nothing_rests_on_it
 from rose.units import NS_PER_S
 
 # A line that is longer is no ready line, and no message that anybody reads.
@@ -80,7 +81,7 @@ class Child:
                 self._process.stdin.write(first_line.encode() + b"\n")
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
-        self._thread = threading.Thread(target=self._mind, name="rose-child", daemon=True)
+        self._thread = Thread(self._mind, name="rose-child", on_failure=nothing_rests_on_it)
         self._thread.start()
 
     @property

@@ -7,7 +7,6 @@ serves traffic ever waits for it.
 import heapq
 import math
 import queue
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from rose.scheduler.worker import (
     WorkerEvent,
     WorkerLost,
 )
+from rose.thread import Thread, nothing_rests_on_it
 from rose.units import NS_PER_S
 
 # Leases run out and stalls are seen at steps of the core: this often, when nothing else happens.
@@ -151,7 +151,9 @@ class RolloutLoop:
         self._counts: Counter[str] = Counter()
         self._is_stopping = False
         self._has_ended = False
-        self._thread = threading.Thread(target=self._run, name="rose-rollouts")
+        self._thread = Thread(
+            self._run, name="rose-rollouts", on_failure=nothing_rests_on_it, daemon=False
+        )
 
     # ---- any thread -----------------------------------------------------------------------------
 

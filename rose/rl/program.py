@@ -29,6 +29,7 @@ from rose.rl.service import TrainerServer
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.rl.training import Training, TrainingSettings, WeightsOutlet, waiting_max
 from rose.rl.weights import PublishedWeights
+from rose.thread import Thread
 from rose.transfer.version import Version
 
 _JOIN_S: Final = 5.0
@@ -58,7 +59,12 @@ def main(arguments: Sequence[str], *, open_weights: OpenWeights) -> int:
     options = _parser().parse_args(arguments)
     token = sys.stdin.readline().strip() if options.weights_token_on_stdin else None
     stop = heed_signals()
-    parent = threading.Thread(target=_until_input_ends, args=(stop,), name="rose-parent")
+    parent = Thread(
+        lambda: _until_input_ends(stop),
+        name="rose-parent",
+        on_failure=lambda _: stop.set(),
+        daemon=False,
+    )
     parent.start()
     try:
         _train(options, stop, open_weights, token)

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Final
 
 from rose.clock import BootClock, Clock
-from rose.errors import DeadlineExceeded, Unavailable
+from rose.errors import DeadlineExceeded, Unavailable, sentence
 from rose.rl.child import Child
 from rose.scheduler.knobs import KnobRules
+from rose.thread import Thread
 from rose.units import NS_PER_S
 
 _RULES: Final = KnobRules(
@@ -110,8 +111,9 @@ class Supervisor:
         self._child: Child | None = None
         self._end: str | None = None
         self._deaths_ns: deque[int] = deque()
+        self._incarnation = 0
         self._error: DeadlineExceeded | None = None  # read when the thread has ended
-        self._thread = threading.Thread(target=self._run, name="rose-supervisor", daemon=True)
+        self._thread = Thread(self._run, name="rose-supervisor", on_failure=self._broke)
         self._thread.start()
 
     @property
@@ -155,9 +157,16 @@ class Supervisor:
 
     # ---- the thread -----------------------------------------------------------------------------
 
+    def _broke(self, failure: BaseException) -> None:
+        """Leave no child behind that nobody minds."""
+        self.kill()
+        reason = f"its supervisor has ended: {sentence(failure)}"
+        self._on_death(Death(self._incarnation, reason, is_final=True))
+
     def _run(self) -> None:
         incarnation = 0
         while not self._is_stopping.is_set():
+            self._incarnation = incarnation
             try:
                 reason = self._run_once(incarnation)
             except DeadlineExceeded as error:

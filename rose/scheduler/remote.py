@@ -8,7 +8,7 @@ from typing import Final
 import grpc
 
 from rose.addresses import loopback
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, sentence
 from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.wire import (
@@ -22,6 +22,7 @@ from rose.scheduler.wire import (
 )
 from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerEvent, WorkerKind
 from rose.scheduler.worker import WorkerLost as Lost
+from rose.thread import Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,11 @@ class RemoteWorker:
         stream = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
         self._call = stream(self._commands(), metadata=((TOKEN_KEY, token),))
         self._threads = [
-            threading.Thread(target=target, name=f"rose-remote-{name}-{number}", daemon=True)
-            for name, target in (("receive", self._receive), ("deliver", self._deliver))
+            Thread(work, name=f"rose-remote-{name}-{number}", on_failure=on_failure)
+            for name, work, on_failure in (
+                ("receive", self._receive, lambda error: self._give_up(_own_failure(error))),
+                ("deliver", self._deliver, lambda error: self._lose(_own_failure(error))),
+            )
         ]
         for thread in self._threads:
             thread.start()
@@ -200,7 +204,9 @@ class RemoteWorker:
     # ---- the thread that delivers ---------------------------------------------------------------
 
     def _deliver(self) -> None:
-        reason = self._deliver_until_lost()
+        self._lose(self._deliver_until_lost())
+
+    def _lose(self, reason: str) -> None:
         self._outbox.close(is_emptied=True)
         self._inbox.close(is_emptied=True)
         self._call.cancel()
@@ -243,3 +249,7 @@ class RemoteWorker:
             case event:
                 self._on_event(event)
                 return None
+
+
+def _own_failure(error: BaseException) -> str:
+    return f"its connection failed inside rose ({sentence(error)})"

@@ -1,12 +1,12 @@
 """Rounds in a thread: whoever follows versions goes on, whatever the world does to it."""
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from rose.closing import Closing
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable, sentence
+from rose.thread import Thread
 
 BACKOFF_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
@@ -41,7 +41,7 @@ class Rounds(Closing):
         self._each, self._rest, self._who, self._stop = each, rest, who, stop
         self._backoff_s, self._backoff_max_s = backoff_s, backoff_max_s
         self._failure: str | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Thread(self._run, name=name, on_failure=self._broke)
 
     @property
     def failure(self) -> str | None:
@@ -67,17 +67,16 @@ class Rounds(Closing):
 
     def _run(self) -> None:
         pause_s = self._backoff_s
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._each()
-                except _WORLD as error:
-                    self._failure = sentence(error)
-                    self._stop.wait(pause_s)
-                    pause_s = min(2 * pause_s, self._backoff_max_s)
-                    continue
-                self._failure, pause_s = None, self._backoff_s
-                self._rest()
-        finally:
-            if (bug := sys.exc_info()[1]) is not None:
-                self._failure = f"the {self._who} has ended: {sentence(bug)}"
+        while not self._stop.is_set():
+            try:
+                self._each()
+            except _WORLD as error:
+                self._failure = sentence(error)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, self._backoff_max_s)
+                continue
+            self._failure, pause_s = None, self._backoff_s
+            self._rest()
+
+    def _broke(self, failure: BaseException) -> None:
+        self._failure = f"the {self._who} has ended: {sentence(failure)}"

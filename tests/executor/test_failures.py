@@ -24,7 +24,7 @@ from rose.errors import RoseError, StepAborted
 from rose.executor import SLO, CoServing, Policy, Quantum, Reason, Refusal, StepBatch
 from rose.units import NS_PER_MS
 from tests.executor import test_gpu as gpu
-from tests.executor.conftest import CALM, LONG_S, ParkedStep, Rig, wait_for
+from tests.executor.conftest import CALM, LONG_S, SERVING_KV, SLAB, ParkedStep, Rig, wait_for
 from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, Child
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
@@ -351,3 +351,32 @@ def test_serving_never_hears_of_a_driver_call_that_fails_whichever_it_is(fake: F
             nth *= 2
     assert failed > 60
     assert heard > 15
+
+
+# ---- disks that are full -------------------------------------------------------------------------
+
+
+def test_a_full_disk_under_the_certificates_costs_no_measurement(tmp_path: Path) -> None:
+    log_path, latency_path = tmp_path / "log", tmp_path / "latency"
+    device = CoServing.open(
+        "cpu",
+        pool_bytes=18 * SLAB,
+        slab_bytes=SLAB,
+        log_path=log_path,
+        latency_path=latency_path,
+        policy=Policy(**CALM),
+    )
+    slo = SLO(ttft_ms=20_000, tpot_ms=1000)
+    serving = device.serving(SERVING_KV, slo=slo, step_tokens=32, request_tokens=64)
+    for _ in range(4000):
+        with serving.step(StepBatch(1, 8, 0)):
+            pass
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores SIGXFSZ, so a file that grows beyond it fails as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, limits[1]))
+    try:
+        device.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "certificate log" in str(device.gave_back)
+    assert latency_path.stat().st_size > 0

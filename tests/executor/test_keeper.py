@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from rose.executor.keeper import Keeper
 from tests.executor.conftest import LONG_S
 
@@ -32,7 +34,7 @@ class RingsOnce:
 
 def test_a_ring_is_heard_though_the_thread_has_not_come_to_listen_yet() -> None:
     tended = threading.Event()
-    keeper = Keeper(tended.set, RingsOnce(), every_ms=NEVER_MS)
+    keeper = Keeper(tended.set, RingsOnce(), every_ms=NEVER_MS, on_failure=pytest.fail)
     keeper.start()
     assert tended.wait(LONG_S)
     keeper.stop()
@@ -42,7 +44,7 @@ def test_a_stopped_keeper_ends_though_nothing_is_due_and_tends_no_more() -> None
     bell = RingsOnce()
     bell.first = False
     tended: list[int] = []
-    keeper = Keeper(lambda: tended.append(1), bell, every_ms=NEVER_MS)
+    keeper = Keeper(lambda: tended.append(1), bell, every_ms=NEVER_MS, on_failure=pytest.fail)
     keeper.start()
     keeper.stop()
     bell.ring()

@@ -377,7 +377,7 @@ def test_news_that_cannot_be_sent_end_the_stream(node) -> None:
     server.worker.on_event(VersionCommitted(1, 2**70, is_match=True, pause_ms=0.0))
     wait_for(scheduler.losses)
     assert "VersionCommitted cannot be sent" in scheduler.losses()[0].reason
-    assert server.worker.stopped == [1]
+    wait_for(lambda: server.worker.stopped == [1])
 
 
 def test_what_was_said_before_the_end_arrives(node) -> None:

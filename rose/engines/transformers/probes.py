@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rose.engines.transformers.outputs import Output
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.executor import ServingLane
+from rose.thread import Thread
 from rose.units import NS_PER_MS, ceil_div
 
 if TYPE_CHECKING:  # The engine owns its prober.
@@ -46,14 +47,14 @@ class Prober:
         self.names: set[str] = set()
         self._probes = 0
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     # ---- in the background ----------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread that probes when the lane asks for it."""
         self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name="rose-prober", daemon=True)
+        self._thread = Thread(self._run, name="rose-prober", on_failure=self._lane.safety.report)
         self._thread.start()
 
     def stop(self) -> None:

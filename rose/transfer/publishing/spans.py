@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rose.closing import Closing
-from rose.errors import CorruptData, OutOfMemory, Unavailable, check
+from rose.errors import CorruptData, OutOfMemory, Unavailable, check, sentence
+from rose.thread import Thread
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_merge
 from rose.transfer.manifest import Manifest, Signing
@@ -193,7 +194,8 @@ class SpanMaker(Closing):
         self._versions = 0  # noted
         self._settled = 0  # of those, how many are merged as far as they can be
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="rose-spans", daemon=True)
+        self._failure: str | None = None
+        self._thread = Thread(self._run, name="rose-spans", on_failure=self._broke)
         self._thread.start()
 
     @property
@@ -204,7 +206,10 @@ class SpanMaker(Closing):
     @property
     def failure(self) -> str | None:
         """Return why a span could not be made, the last one of them; None if all could."""
-        return self._spans.failure
+        return self._failure or self._spans.failure
+
+    def _broke(self, failure: BaseException) -> None:
+        self._failure = f"no more spans are made: {sentence(failure)}"
 
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
         """Take a version that the log has; see `Spans.note`."""

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Final
 
 from rose.errors import RoseError
+from rose.thread import Thread
 from rose.transfer.manifest import UpdateKey
 from rose.transfer.relaying.upstream import Served
 from rose.transfer.wire import chunk_plane
@@ -16,6 +17,8 @@ PARK_S: Final = 8.0
 # As many asks as can be looked up at once: one that takes long delays no other.
 ANSWERERS: Final = 4
 _LOOK_S: Final = 60.0
+# A bug that comes back at once must not take a core.
+_BREATH_S: Final = 0.1
 # What the world does to who looks a chunk up: the receiver asks again.
 _WORLD: Final = (RoseError, MemoryError)
 
@@ -48,19 +51,26 @@ class ChunkServer:
             token, host, tls=tls, pace=pace, connections_max=CONNECTIONS_MAX, park_s=PARK_S
         )
         self.port: int = self._plane.port
-        self._threads = [
-            threading.Thread(target=self._answer, name=f"rose-chunks-{i}", daemon=True)
-            for i in range(ANSWERERS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[Thread] = []
+        for _ in range(ANSWERERS):
+            self._begin()
+
+    def _begin(self) -> None:
+        thread = Thread(self._answer, name="rose-chunks", on_failure=self._begin_again)
+        self._threads.append(thread)
+        thread.start()
+
+    def _begin_again(self, _failure: BaseException) -> None:
+        """Have others answered; who asked what failed is refused when its time is over."""
+        if not self._is_closing.wait(_BREATH_S):
+            self._begin()
 
     def close(self) -> None:
         """Break off all connections and join all threads."""
         self._is_closing.set()
         self._plane.close()
-        for thread in self._threads:
-            thread.join()
+        while self._threads:  # One that failed may still begin another.
+            self._threads.pop().join()
 
     def set_pace(self, pace: Pace) -> None:
         """Change the pace while it runs."""

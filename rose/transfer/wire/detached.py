@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from rose.errors import RoseError, Unavailable
+from rose.thread import Thread, nothing_rests_on_it
 
 T = TypeVar("T")
 
@@ -42,8 +44,8 @@ class Detached:
         """
         answer: Future[T] = Future()
         self._begin(label)
-        arguments = (function, label, answer)
-        threading.Thread(target=self._run, args=arguments, name=self._name, daemon=True).start()
+        run = partial(self._run, function, label, answer)
+        Thread(run, name=self._name, on_failure=nothing_rests_on_it).start()
         context.add_callback(self._look)
         with self._changed:
             self._changed.wait_for(lambda: answer.done() or not context.is_active())

@@ -1,0 +1,251 @@
+"""No thread of rose dies unseen: whatever rests on it is stopped, or told."""
+
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rose import thread as thread_module
+from rose.clock import BootClock
+from rose.compute.ranks import Voter
+from rose.errors import InternalError, Unavailable
+from rose.executor import CoServing
+from rose.executor.keeper import Keeper
+from rose.executor.listener import Listener
+from rose.executor.watcher import Watcher
+from rose.node.lending import LendingLoop
+from rose.node.session import ServerLimits, Session
+from rose.rl.background import Background
+from rose.rl.child import Child
+from rose.rl.supervisor import Death, Supervisor
+from rose.scheduler.remote import RemoteWorker
+from rose.scheduler.worker import WorkerKind, WorkerLost
+from rose.thread import Thread
+from rose.transfer import Signing, VersionLog
+from rose.transfer.publishing.spans import SpanMaker
+from rose.transfer.replicas.host import ReplicaHost
+from rose.transfer.replicas.link import ReplicaLink, ReplicaServer
+from rose.transfer.rounds import Rounds
+from rose.transfer.wire.chunk_server import ANSWERERS, ChunkServer
+from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig, wait_for
+
+# pytest reports what threading.excepthook is given, which is the other half of "seen".
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+WAIT_S = 60.0
+TOKEN = b"t" * 32
+
+
+class Broken(Exception):
+    """A bug."""
+
+
+def broken(*_: object, **__: object) -> Any:
+    raise Broken("a bug of rose")
+
+
+def test_a_failure_reaches_the_owner_and_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
+    told: list[BaseException] = []
+    one = Thread(broken, name="rose-test", on_failure=told.append)
+    one.start()
+    one.join(WAIT_S)
+    assert [type(error) for error in told] == [Broken]
+    assert told == shown == [one.failure]
+
+
+def test_a_good_end_is_no_failure() -> None:
+    one = Thread(lambda: None, name="rose-test", on_failure=broken)
+    one.start()
+    one.join(WAIT_S)
+    assert one.failure is None
+
+
+def test_an_owner_that_fails_too_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
+    one = Thread(lambda: 1 // 0, name="rose-test", on_failure=broken)  # type: ignore[arg-type]
+    one.start()
+    one.join(WAIT_S)
+    assert [type(error) for error in shown] == [Broken]
+
+
+# ---- the threads of a device ---------------------------------------------------------------------
+
+
+def test_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "_run", broken)
+    rig = Rig(tmp_path / "log")
+    wait_for(lambda: rig.device.gave_back)
+    assert rig.device.gave_back == "Broken: a bug of rose"
+    rig.close()
+
+
+def test_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path / "log", lends=False)
+    path = tmp_path / "sock"
+    rig.device.listen(path)
+    monkeypatch.setattr(Listener, "_is_kept", broken)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(str(path))
+        wait_for(lambda: rig.device.gave_back)
+    with pytest.raises(Unavailable, match="no device can be reached"):  # at once
+        CoServing.attach(path)
+    rig.close()
+
+
+def test_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path / "log", lends=False)
+    rig.device.listen(tmp_path / "sock")
+    monkeypatch.setattr(Watcher, "_run", broken)
+    with CoServing.attach(tmp_path / "sock") as borrower:
+        borrower.rollout(ROLLOUT_KV, limit_bytes=4 * SLAB)
+        wait_for(lambda: borrower.gave_back)
+        assert borrower.gave_back == "Broken: a bug of rose"
+    rig.close()
+
+
+def test_lending_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LendingLoop, "_run", broken)
+    rig = Rig(tmp_path / "log")
+    brokered = SimpleNamespace(name="a", device=rig.device, domain="", owner="")
+    loop = LendingLoop([brokered], broker=None, on_decisions=broken)
+    loop.start()
+    wait_for(lambda: rig.device.gave_back)
+    loop.close()
+    rig.close()
+
+
+def test_voter(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+    voter = Voter(SimpleNamespace(close=closed.set), lambda left: left, quantum=1, poll_ms=1)
+    monkeypatch.setattr(voter, "_run", broken)
+    voter.start()
+    assert closed.wait(WAIT_S)
+
+
+# ---- the threads of schedulers and workers -------------------------------------------------------
+
+
+def test_session() -> None:
+    def requests():
+        yield broken()
+
+    worker = SimpleNamespace(number=1, kind=WorkerKind.BORROWED)
+    one = Session(
+        worker,
+        requests(),
+        on_event=broken,
+        cancel=broken,
+        clock=BootClock(),
+        limits=ServerLimits(),
+    )
+    frames = one.frames()
+    next(frames)
+    one.start()
+    with pytest.raises(InternalError, match="a bug of rose"):
+        list(frames)
+    assert one.is_over
+
+
+@pytest.mark.parametrize("work", ["_receive", "_deliver_until_lost"])
+def test_remote_worker(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    monkeypatch.setattr(RemoteWorker, work, broken)
+    events: list[object] = []
+    worker = RemoteWorker("127.0.0.1:1", "token", 3, WorkerKind.BORROWED, events.append)
+    wait_for(lambda: events)
+    worker.close()
+    (lost,) = events
+    assert isinstance(lost, WorkerLost)
+    assert "a bug of rose" in lost.reason
+
+
+def test_background() -> None:
+    class Work(Background):
+        def _work(self) -> None:
+            broken()
+
+    one = Work("rose-test")
+    one.start()
+    wait_for(lambda: one.has_died)
+    assert "a bug of rose" in str(one.error)
+
+
+def test_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervisor, "_pause_s", broken)
+    deaths: list[Death] = []
+    one = Supervisor(lambda _: ["false"], broken, deaths.append)
+    wait_for(lambda: deaths)
+    one.stop()
+    assert [(death.incarnation, death.is_final) for death in deaths] == [(0, True)]
+    assert "a bug of rose" in deaths[0].reason
+
+
+def test_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Child, "_listen", broken)
+    ends: list[str] = []
+    Child(["sleep", "1000"], broken, on_end=ends.append, ready_within_s=WAIT_S)
+    wait_for(lambda: ends)
+
+
+# ---- the threads of weights ----------------------------------------------------------------------
+
+
+def test_replica_host_and_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplicaHost, "_run", broken)
+    with ReplicaHost(1, 5) as host:
+        wait_for(lambda: host.failure)
+        assert host.failure == "a bug of rose"
+
+
+def test_replica_server_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplicaServer, "_accept", broken)
+    broken_off = threading.Event()
+    monkeypatch.setattr(ReplicaServer, "_break_off", lambda _: broken_off.set())
+    with ReplicaHost(1, 5) as host, ReplicaServer(host, "127.0.0.1:0", TOKEN):
+        assert broken_off.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("work", ["_run", "_look"])
+def test_replica_link(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    monkeypatch.setattr(ReplicaLink, work, broken)
+    member = SimpleNamespace(look=lambda: None)
+    with ReplicaLink(member, lambda: "127.0.0.1:1", TOKEN, rank=0, incarnation=1) as link:
+        assert link._stop.wait(WAIT_S)
+
+
+def test_rounds() -> None:
+    stop = threading.Event()
+    with Rounds(broken, who="follower", name="rose-test", stop=stop) as rounds:
+        rounds.start()
+        wait_for(lambda: rounds.failure)
+        assert rounds.failure == "the follower has ended: a bug of rose"
+
+
+def test_span_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpanMaker, "_run", broken)
+    with SpanMaker(VersionLog(), Signing(b"key")) as maker:
+        wait_for(lambda: maker.failure)
+        assert maker.failure == "no more spans are made: a bug of rose"
+
+
+def test_chunk_server_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def answer(_: ChunkServer) -> None:
+        begun.append(1)
+        broken()
+
+    monkeypatch.setattr(ChunkServer, "_answer", answer)
+    server = ChunkServer(SimpleNamespace(), TOKEN, "127.0.0.1")
+    wait_for(lambda: len(begun) > 2 * ANSWERERS)
+    server.close()
+    assert server._threads == []
+
+
+def test_nothing_rests_on_a_thread_that_tells_its_end_itself() -> None:
+    assert thread_module.nothing_rests_on_it(Broken()) is None
