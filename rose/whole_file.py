@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and locks on them."""
+"""Files and folders that appear whole or not at all, locks on them."""
 
 import errno
 import fcntl
@@ -7,9 +7,11 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from rose.errors import InvalidArgument
 
 # What a file system says that has no such thing as a folder's sync; the first is of fsync(2).
 _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
@@ -54,6 +56,40 @@ def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
     """
     with beside(path) as place, place.open("wb") as file:
         file.writelines(pieces)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write what a user asked for: whole or not at all where `path` is a regular file or none.
+
+    Links are followed and stay. A pipe or a device is written to, and so is whatever this process
+    has as its standard output or error: a rename would cut it off from what was printed before.
+
+    Raises:
+        InvalidArgument: it cannot be written; of a regular file the old content is still there.
+    """
+    try:
+        standard = _standard_stream(path)
+        if standard is not None:
+            with os.fdopen(os.dup(standard), "wb") as file:
+                file.write(content)
+        elif path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                file.write(content)
+        else:
+            write_whole(Path(os.path.realpath(path)), content)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write {path}: {error.strerror or error}; "
+            f"name a file in a directory that can be written"
+        ) from None
+
+
+def _standard_stream(path: Path) -> int | None:
+    for descriptor in (1, 2):
+        with suppress(OSError):  # There is nothing at `path`, or the stream is closed.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+    return None
 
 
 def sweep(path: Path) -> None:

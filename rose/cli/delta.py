@@ -17,7 +17,7 @@ from rose.checkpoints.make import make_delta_file
 from rose.cli.delta_progress import progress
 from rose.cli.delta_report import as_json, density, print_inspection, printable, size_text
 from rose.errors import InvalidArgument, Unavailable
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 EXIT_NEITHER: Final = 1
 _PATH: Final = click.Path(path_type=Path)
@@ -59,9 +59,9 @@ def inspect_checkpoints(
         inspection = inspect(one, other, advance=advance)
     # Written before anything is said: a failure leaves one sentence and no half of a result.
     if json_path is not None:
-        _write(json_path, as_json(inspection, old, new))
+        write_output(json_path, as_json(inspection, old, new))
     if html_path is not None:
-        _write(html_path, _render(inspection, old, new))
+        write_output(html_path, _render(inspection, old, new))
     console = Console(highlight=False)
     print_inspection(console, inspection, most=tensors)
     for name, path in (("numbers", json_path), ("page", html_path)):
@@ -189,16 +189,6 @@ def _render(inspection: Inspection, old: Path, new: Path) -> bytes:
             f"--html away"
         ) from None
     return render_page(inspection, old, new)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write {path}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
-        ) from None
 
 
 def _say(sentence: str) -> None:

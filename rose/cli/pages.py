@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 
 def write_pages(
@@ -35,14 +35,14 @@ def write_pages(
     """
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(report, ensure_ascii=False, allow_nan=False)
-        write_whole(out_dir / f"{name}.json", f"{text}\n".encode())
-        write_whole(out_dir / f"{name}.html", render(report).encode(errors="replace"))
     except OSError as error:
         raise InvalidArgument(
             f"cannot write the {what} to {out_dir}: {error.strerror or error}; "
             f"name a folder that can be written"
         ) from None
+    text = json.dumps(report, allow_nan=False)
+    write_output(out_dir / f"{name}.json", f"{text}\n".encode())
+    write_output(out_dir / f"{name}.html", render(report).encode(errors="replace"))
 
 
 def filled_page(name: str, values: Callable[[], Mapping[str, Any]]) -> str:

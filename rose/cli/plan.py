@@ -19,7 +19,7 @@ from rose.memory.model_shape import KVDtype
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model
 from rose.units import GIB
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 EXIT_DOES_NOT_FIT: Final = 1
 
@@ -145,7 +145,7 @@ def plan(
     made = make_plan(setting)
     sentences = advice(made)
     if out is not None:
-        _write(made, sentences, out)
+        write_output(out, f"{json.dumps(plan_record(made, sentences), indent=2)}\n".encode())
     _print(Console(highlight=False), made, sentences)
     if not made.fits:
         ctx.exit(EXIT_DOES_NOT_FIT)
@@ -168,13 +168,3 @@ def _print(console: Console, made: Plan, sentences: list[str]) -> None:
     console.print(table)
     for sentence in sentences:
         console.print(sentence, markup=False, soft_wrap=True)
-
-
-def _write(made: Plan, sentences: list[str], out: Path) -> None:
-    try:
-        write_whole(out, f"{json.dumps(plan_record(made, sentences), indent=2)}\n".encode())
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write the plan to {out}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
-        ) from None

@@ -11,7 +11,7 @@ from rich.table import Table
 from rose.errors import InvalidArgument, Unavailable
 from rose.traces import TraceFile, TraceStatistics, describe, read_trace_file
 from rose.traces.statistics import DISPERSION_BINS_S, RATE_BINS_S
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 _NO_NUMBER = "-"
 
@@ -51,14 +51,7 @@ def _draw(file: TraceFile, out: Path) -> None:
             f"a plot needs {error.name}, which is not installed; install rose-rl[demo], or leave "
             f"--out away"
         ) from None
-    data = draw_trace(file.trace, file.format)
-    try:
-        write_whole(out, data)
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write the plot to {out}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
-        ) from None
+    write_output(out, draw_trace(file.trace, file.format))
 
 
 def _print(console: Console, file: TraceFile, statistics: TraceStatistics) -> None:

@@ -23,7 +23,7 @@ from rose.transfer.plan import (
 )
 from rose.transfer.plan.ties import renamed
 from rose.transfer.tiles import TILE_ELEMENTS
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 if TYPE_CHECKING:
     from rose.transfer.plan.shard_file import ShardFile
@@ -103,9 +103,9 @@ def plan(
     moved = traffic(made, bytes_of_tile)
     planned = Planned(made, moved, given, held, density, bytes_per_change)
     if out is not None:
-        _write(out, f"{json.dumps(planned_record(planned), indent=2)}\n".encode())
+        write_output(out, f"{json.dumps(planned_record(planned), indent=2)}\n".encode())
     if plan_out is not None:
-        _write(plan_out, _content(made))
+        write_output(plan_out, _content(made))
     print_planned(Console(highlight=False), planned)
 
 
@@ -155,13 +155,3 @@ def _covered(path: Path, file: "ShardFile", *, is_source: bool = False) -> Cover
         )
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write to {path}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
-        ) from None

@@ -7,7 +7,7 @@ import click
 
 from rose.errors import InvalidArgument
 from rose.transfer.observing.timeline import FILE_BYTES_MAX, merged
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 _PATH: Final = click.Path(path_type=Path)
 
@@ -18,10 +18,7 @@ _PATH: Final = click.Path(path_type=Path)
 def timeline(files: tuple[Path, ...], out: Path) -> None:
     """Lay traces that `--timeline` of programs of one machine wrote side by side, for Perfetto."""
     content = merged([(str(path), _content(path)) for path in files])
-    try:
-        write_whole(out, content)
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {out}: {error.strerror or error}") from error
+    write_output(out, content)
     click.echo(f"{out}: {len(files)} processes; open it in ui.perfetto.dev or chrome://tracing")
 
 

@@ -18,7 +18,7 @@ from rose.transfer.manifest import Signing
 from rose.transfer.movers.kinds import MOVERS, PLANES, TCP
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.wire.security import Security, TlsFiles
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 PATH: Final = click.Path(path_type=Path)
 _SECRET_BYTES_MAX: Final = 4096
@@ -148,7 +148,7 @@ def observed(
             yield metrics.paused
     finally:
         if options.timeline is not None:
-            write_whole(options.timeline, timeline.as_json())
+            write_output(options.timeline, timeline.as_json())
 
 
 class Bell:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rose._core import LatencyModel, LatencyState
 from rose.errors import CorruptData, InvalidArgument
 from rose.slo.policy import Policy
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 _FORMAT: Final = "rose latency model"
 _VERSION: Final = 2
@@ -115,13 +115,7 @@ def save_latency_model(model: LatencyModel, path: Path, *, identity: str) -> Non
     Raises:
         InvalidArgument: `path` cannot be written.
     """
-    try:
-        write_whole(path, save_text(model, identity=identity).encode())
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write the latency model to {path}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
-        ) from None
+    write_output(path, save_text(model, identity=identity).encode())
 
 
 def load_latency_model(

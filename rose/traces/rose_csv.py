@@ -14,7 +14,7 @@ from rose.errors import InvalidArgument
 from rose.traces.requests import Requests, TraceFile
 from rose.traces.text_file import numbered_rows, quoted, whole_number
 from rose.traces.trace import Trace
-from rose.whole_file import write_whole
+from rose.whole_file import write_output
 
 FORMAT: Final = "rose trace"
 COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -60,13 +60,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     # Without a time in its header, the file depends on the trace alone.
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    try:
-        write_whole(path, data)
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot write the trace to {path}: {error.strerror or error}; "
-            f"name a file in a directory that can be written"
-        ) from None
+    write_output(path, data)
 
 
 def _seconds(path: Path, line: int, text: str) -> float:
