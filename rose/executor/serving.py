@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from types import TracebackType
 from typing import Final
 
@@ -39,6 +40,8 @@ from rose.units import NS_PER_MS
 
 # Waits that are kept for reports.
 _BLOCKED_KEPT: Final = 65_536
+# The most that the latency model takes; more tokens or blocks than any device holds.
+_COUNT_MAX: Final = 10**9
 # What a step that no request was announced for runs under: it closes the gate as one would.
 _STEP: Final = "rose: a step without a request"
 
@@ -124,7 +127,9 @@ class ServingStep:
 class ServingLane:
     """What a serving engine calls. Any thread may call any method.
 
-    When rose fails, every method turns into the answer of a device without borrowers.
+    When rose fails, every method turns into the answer of a device without borrowers. A count that
+    is no integer from 0 to 10^9 is a mistake of the engine: that call is refused, and lending goes
+    on.
     """
 
     def __init__(
@@ -183,9 +188,11 @@ class ServingLane:
 
         Args:
             request_id: unique among live requests.
-            prompt_tokens: length of its prompt.
+            prompt_tokens: length of its prompt; an impossible one counts as the longest prompt.
             prefilled: its KV comes from elsewhere, so it decodes at once.
         """
+        if not _is_count(prompt_tokens):
+            prompt_tokens = self.limits.request_tokens
         with self.safety:
             if self._closes_early:  # Before any lock that somebody else may hold.
                 self._gate.close(CloseReason.ARRIVAL)
@@ -288,7 +295,7 @@ class ServingLane:
     def _lend(self, batch: StepBatch | None) -> float:
         if self._creditor is None:
             return 0.0
-        if batch is None:
+        if batch is None or not _is_possible(batch):
             return self._creditor.before_step()
         slots = [self._live[one] for one in batch.requests if one in self._live]
         return self._creditor.before_step(_features(batch), slots)
@@ -312,6 +319,8 @@ class ServingLane:
 
     def end_step(self, batch: StepBatch, began: Beginning) -> None:
         """Feed the latency model and re-check serving's memory."""
+        if not _is_possible(batch):
+            return
         with self.safety:
             actual_ms = (self._clock.now_ns() - began.at_ns) / NS_PER_MS
             features = {
@@ -410,6 +419,8 @@ class ServingLane:
 
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, taking slabs back if need be; waits at most T_revoke."""
+        if not _is_count(blocks):
+            return False
         missing = blocks - self.kv.allocator.free_blocks
         if missing > 0:
             with self.safety:
@@ -423,13 +434,17 @@ class ServingLane:
         An engine that calls its allocator itself is watched too: then the keeper is rung inside
         the allocation, and asks for them.
         """
+        if not _is_count(blocks):
+            return None
         with self.safety:
             self._lender.foresee(blocks)
         return self.kv.allocator.alloc(blocks)
 
     def reserve(self, tokens: int) -> Ticket | Refusal:
         """Set blocks for `tokens` tokens aside, taking slabs back if need be."""
-        blocks = self.kv.geometry.blocks_for(max(tokens, 0))
+        if not _is_count(tokens):
+            return Refusal(Reason.POOL_EMPTY)
+        blocks = self.kv.geometry.blocks_for(tokens)
         if not self.ensure(blocks):
             return Refusal(Reason.POOL_EMPTY)
         with self.safety:
@@ -443,6 +458,15 @@ class ServingLane:
         """Offer slabs that serving does not need now; call it when blocks were freed."""
         with self.safety:
             self._lender.offer_surplus()
+
+
+def _is_count(value: object) -> bool:
+    # The engine's types are not checked: an integer of NumPy is one, too.
+    return isinstance(value, Integral) and 0 <= int(value) <= _COUNT_MAX
+
+
+def _is_possible(batch: StepBatch) -> bool:
+    return all(map(_is_count, _features(batch)))
 
 
 def _features(batch: StepBatch) -> tuple[float, float, float]:
