@@ -120,8 +120,10 @@ def check_path(path: str | Path) -> str:
     """Return `path` if a socket can have it as its name.
 
     Raises:
-        InvalidArgument: it is too long.
+        InvalidArgument: it is too long, or has a NUL.
     """
+    if "\0" in str(path):
+        raise InvalidArgument(f"the path {str(path)!r} has a NUL, which no path can have")
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise InvalidArgument(
             f"the path '{path}' is too long for a socket: {_PATH_BYTES_MAX} bytes are possible"

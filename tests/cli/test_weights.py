@@ -142,6 +142,14 @@ def test_two_receivers_of_one_checkpoint_are_refused(
                 assert receiver.end() == (0, "")
 
 
+def test_a_timeline_that_cannot_be_written_is_one_sentence(checkpoints: list[Path]) -> None:
+    with Program("publish", checkpoints[0], "--timeline", checkpoints[1]) as publisher:
+        publisher.wait_for("serving")
+        status, error = publisher.stop()
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith(f"rose: cannot write {checkpoints[1]}: Is a directory")
+
+
 @pytest.mark.parametrize("name", ["n" * 300, "file/it", "pipe"])
 def test_a_place_that_cannot_be_a_checkpoint_is_one_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_bytes(b"")
