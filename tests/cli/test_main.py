@@ -314,6 +314,50 @@ def test_damaged_log_is_no_success(capsys, tmp_path, data):
     assert "bad.log" in err
 
 
+READERS = {
+    "verify": ("verify", "{}"),
+    "trace": ("trace", "describe", "{}"),
+    "sim": ("sim", "{}"),
+    "plan": ("plan", "{}", "Qwen3-8B", "--device-gb", "80"),
+    "delta": ("delta", "inspect", "{}", "{}"),
+    "apply": ("delta", "apply", "{}", "{}"),
+    "transfer plan": ("transfer", "plan", "{}", "{}"),
+    "timeline": ("transfer", "timeline", "{}", "-o", "{}.out"),
+}
+
+
+@pytest.mark.parametrize("command", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_an_input_of_another_kind_or_size_is_refused_unread(tmp_path, command, kind):
+    """Nobody writes to the pipe, and the file is larger than the memory that a command may take."""
+    path = tmp_path / "it"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "sparse":
+            with path.open("wb") as file:
+                file.truncate(2 << 30)
+    program = (
+        "import resource, sys; from rose.cli.main import main; "
+        "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); status = main(sys.argv[1:]); "
+        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        "sys.exit(status if peak < 700_000 else f'{peak} KiB were taken')"
+    )
+    arguments = [one.format(path) for one in command]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("rose: ")
+    assert done.stderr.count("\n") == 1
+
+
 # A name that is too long, one that is no text, a place below a file, one that cannot be a file.
 PLACES = {"long": b"n" * 300, "no text": b"\xff", "below": b"file/it", "root": b"/", "empty": b""}
 WRITERS = {
