@@ -1,7 +1,8 @@
-"""Files and folders that appear whole or not at all, and locks on them."""
+"""Files and folders that appear whole or not at all, locks on them, and inputs."""
 
 import errno
 import fcntl
+import io
 import os
 import re
 import secrets
@@ -97,6 +98,31 @@ def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
         return
     with beside(path) as place, place.open("wb") as file:
         file.writelines(pieces)
+
+
+def open_input(path: Path) -> io.BufferedReader:
+    """Open a file that a user named, to read it.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe or a device, which may never end or begin.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Opening a folder fails by itself.
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path.open("rb")
+
+
+def read_input(path: Path, *, bytes_max: int) -> bytes:
+    """Return what is in a file that a user named.
+
+    Raises:
+        OSError: as of `open_input`, or there are more than `bytes_max` bytes.
+    """
+    with open_input(path) as file:
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise OSError(errno.EFBIG, f"it has more than {bytes_max >> 20} MiB", str(path))
+    return content
 
 
 def sweep(path: Path) -> None:

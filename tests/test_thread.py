@@ -10,7 +10,6 @@ import pytest
 
 from rose import thread as thread_module
 from rose.clock import BootClock
-from rose.compute.ranks import Voter
 from rose.errors import InternalError, Unavailable
 from rose.executor import CoServing
 from rose.executor.keeper import Keeper
@@ -26,8 +25,6 @@ from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread
 from rose.transfer import Signing, VersionLog
 from rose.transfer.publishing.spans import SpanMaker
-from rose.transfer.replicas.host import ReplicaHost
-from rose.transfer.replicas.link import ReplicaLink, ReplicaServer
 from rose.transfer.rounds import Rounds
 from rose.transfer.wire.chunk_server import ANSWERERS, ChunkServer
 from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig, wait_for
@@ -120,14 +117,6 @@ def test_lending_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.close()
 
 
-def test_voter(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = threading.Event()
-    voter = Voter(SimpleNamespace(close=closed.set), lambda left: left, quantum=1, poll_ms=1)
-    monkeypatch.setattr(voter, "_run", broken)
-    voter.start()
-    assert closed.wait(WAIT_S)
-
-
 # ---- the threads of schedulers and workers -------------------------------------------------------
 
 
@@ -193,29 +182,6 @@ def test_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- the threads of weights ----------------------------------------------------------------------
-
-
-def test_replica_host_and_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReplicaHost, "_run", broken)
-    with ReplicaHost(1, 5) as host:
-        wait_for(lambda: host.failure)
-        assert host.failure == "a bug of rose"
-
-
-def test_replica_server_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReplicaServer, "_accept", broken)
-    broken_off = threading.Event()
-    monkeypatch.setattr(ReplicaServer, "_break_off", lambda _: broken_off.set())
-    with ReplicaHost(1, 5) as host, ReplicaServer(host, "127.0.0.1:0", TOKEN):
-        assert broken_off.wait(WAIT_S)
-
-
-@pytest.mark.parametrize("work", ["_run", "_look"])
-def test_replica_link(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
-    monkeypatch.setattr(ReplicaLink, work, broken)
-    member = SimpleNamespace(look=lambda: None)
-    with ReplicaLink(member, lambda: "127.0.0.1:1", TOKEN, rank=0, incarnation=1) as link:
-        assert link._stop.wait(WAIT_S)
 
 
 def test_rounds() -> None:

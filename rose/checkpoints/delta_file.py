@@ -18,6 +18,7 @@ from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_check
+from rose.whole_file import open_input
 
 _INDEX_BYTES_MAX: Final = 1 << 28
 
@@ -36,7 +37,7 @@ class DeltaFile:
     def __init__(self, path: Path) -> None:
         self.path: Final = path
         try:
-            self._file = path.open("rb")
+            self._file = open_input(path)
         except OSError as error:
             raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
         is_sound = False

@@ -18,6 +18,7 @@ from rose.checkpoints.safetensors_header import (
     read_header,
 )
 from rose.errors import CorruptData, InvalidArgument
+from rose.whole_file import open_input
 
 Units = npt.NDArray[Any]
 """A row of uint8, uint16 or uint32."""
@@ -41,7 +42,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path: Final = path
         try:
-            with path.open("rb") as file:
+            with open_input(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < LENGTH_BYTES:
                     raise CorruptData(f"{path} has {size} bytes: too few to be a safetensors file")

@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from rich.console import Console
 from rose._core import CudaDriver
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
+from rose.cli.scratch import scratch_folder
 from rose.cli.traffic import load_trace, traffic_options
 from rose.clock import BootClock
 from rose.compute import device_ordinal
@@ -136,7 +136,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
         f"{sorted(bench.cores) or ''}; trace {trace.name}"
     )
-    with phases(console, clock) as shown, tempfile.TemporaryDirectory(prefix="rose-demo-") as tmp:
+    with phases(console, clock) as shown, scratch_folder("rose-demo-") as scratch:
         shown.begin("loading the models")
         policy_model = load_model(rollout_model, seed=seed, device=device)
         # On a GPU the borrower alone runs: the other worker has no device there.
@@ -145,7 +145,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             circle = circle_settings(
                 model=rollout_model,
                 seed=seed,
-                folder=Path(tmp),
+                folder=scratch,
                 cores=frozenset(os.sched_getaffinity(0)) - on_cores,
                 seats=bench.rollouts,
             )

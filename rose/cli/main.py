@@ -4,6 +4,7 @@ Status 0 is success, 1 a negative answer of the command, 2 a mistake that the us
 an interrupt.
 """
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -105,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the name of the program; those of the process if None.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Names of files may be no text.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = cli.main(
             args=None if arguments is None else list(arguments),
@@ -123,6 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _refuse(f"{error.filename}: {error.strerror}")
     return status if isinstance(status, int) else 0
 
 

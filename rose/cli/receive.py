@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import click
 
@@ -38,6 +38,7 @@ from rose.transfer.version import Version
 from rose.transfer.views import ShardViews
 from rose.transfer.wire.messages import HelloReply
 from rose.units import NS_PER_S
+from rose.whole_file import lock
 
 _POLL_S: Final = 0.2
 _NAMELESS: Final = Version("", 0, 0)
@@ -212,11 +213,24 @@ def parse_tiles(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def _locked(folder: Path) -> BinaryIO:
+    """Lock a checkpoint against other receivers; the folder is made if it is not there."""
+    try:
+        if folder.is_file():
+            return lock(folder.with_name(folder.name + ".lock"))
+        folder.mkdir(parents=True, exist_ok=True)
+        return lock(folder / ".lock")
+    except BlockingIOError:
+        raise InvalidArgument(
+            f"another process receives into {folder}: end it, or name another folder"
+        ) from None
+    except OSError as error:
+        raise InvalidArgument(f"cannot write to {folder}: {error.strerror or error}") from None
+
+
 def _open(folder: Path, hello: HelloReply, events: Events) -> Checkpoint:
     """Open what lies in the folder; where nothing does, make what the upstream has, of zeros."""
-    is_there = folder.exists() and (
-        folder.is_file() or any(one.suffix == ".safetensors" for one in folder.iterdir())
-    )
+    is_there = folder.is_file() or any(one.suffix == ".safetensors" for one in folder.iterdir())
     if not is_there:
         if not hello.tensors:
             raise InvalidArgument(
@@ -263,6 +277,7 @@ def receive(
     who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
     with (
         until_told(),
+        _locked(folder),
         open_addresses(upstreams, options.security, options.signing, options.events) as there,
     ):
         hello = there.wait_until_there()

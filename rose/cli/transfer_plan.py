@@ -24,6 +24,7 @@ from rose.transfer.plan import (
 )
 from rose.transfer.plan.ties import renamed
 from rose.transfer.tiles import TILE_ELEMENTS
+from rose.whole_file import open_input
 
 if TYPE_CHECKING:
     from rose.transfer.plan.shard_file import ShardFile
@@ -127,7 +128,7 @@ def _read(path: Path) -> "ShardFile":
             f"shard maps need {error.name}, which is not installed; install rose-rl[wire]"
         ) from None
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             content = file.read(FILE_BYTES_MAX + 1)  # one more, so that too many are noticed
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None

@@ -8,6 +8,7 @@ import click
 from rose.cli.outputs import write_output
 from rose.errors import InvalidArgument
 from rose.transfer.observing.timeline import FILE_BYTES_MAX, merged
+from rose.whole_file import open_input
 
 _PATH: Final = click.Path(path_type=Path)
 
@@ -24,7 +25,7 @@ def timeline(files: tuple[Path, ...], out: Path) -> None:
 
 def _content(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             return file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error

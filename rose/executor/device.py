@@ -62,6 +62,7 @@ _EXIT_LOOKS: Final = 100
 _EXIT_LOOK_S: Final = 0.01
 _SERVING: Final = 0
 _BORROWER: Final = 1  # its header slab
+_SLABS_MAX: Final = (1 << 31) - 1  # The core counts them in 32 bits.
 _TENANTS: Final = 2
 _OTHER_DESCRIPTORS: Final = 64  # sockets, bells and files that serving has besides its memory
 
@@ -201,6 +202,11 @@ class CoServing(Closing):
             raise InvalidArgument(
                 f"a pool of {self._pool_bytes // MIB} MiB has no room for {_TENANTS} headers and a "
                 f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
+            )
+        if slabs > _SLABS_MAX:
+            raise InvalidArgument(
+                f"a pool of {self._pool_bytes} bytes has {slabs} slabs, more than the "
+                f"{_SLABS_MAX} there may be: lower pool_bytes or raise slab_bytes"
             )
         if self._isolation == "mapped" and self._gpu is None:
             _check_descriptors(slabs + _TENANTS)

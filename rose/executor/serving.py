@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from types import TracebackType
 from typing import Final
 
@@ -194,7 +195,7 @@ class ServingLane:
         with self.safety:
             if self._closes_early:  # Before any lock that somebody else may hold.
                 self._gate.close(CloseReason.ARRIVAL)
-        if not 0 <= prompt_tokens <= _COUNT_MAX:
+        if not _is_count(prompt_tokens):
             self.bad_calls += 1
             prompt_tokens = self.limits.request_tokens
         with self.safety, self._lock:
@@ -300,7 +301,7 @@ class ServingLane:
         if batch is None:
             return None
         counts = (batch.decode_sequences, batch.context_tokens, batch.prefill_tokens)
-        if all(0 <= count <= _COUNT_MAX for count in counts):
+        if all(map(_is_count, counts)):
             return batch
         self.bad_calls += 1
         return None
@@ -457,14 +458,17 @@ class ServingLane:
 
     def _can_hold(self, blocks: int) -> bool:
         """Whether the pool has so many blocks, free or not."""
-        if 0 <= blocks <= self._lender.pool_blocks:
+        if _is_count(blocks) and blocks <= self._lender.pool_blocks:
             return True
         self.bad_calls += 1
         return False
 
     def reserve(self, tokens: int) -> Ticket | Refusal:
         """Set blocks for `tokens` tokens aside, taking slabs back if need be."""
-        blocks = self.kv.geometry.blocks_for(max(tokens, 0))
+        if not _is_count(tokens):
+            self.bad_calls += 1
+            return Refusal(Reason.POOL_EMPTY)
+        blocks = self.kv.geometry.blocks_for(tokens)
         if not self.ensure(blocks):
             return Refusal(Reason.POOL_EMPTY)
         with self.safety:
@@ -478,6 +482,11 @@ class ServingLane:
         """Offer slabs that serving does not need now; call it when blocks were freed."""
         with self.safety:
             self._lender.offer_surplus()
+
+
+def _is_count(value: object) -> bool:
+    # An integer of NumPy is one, too.
+    return isinstance(value, Integral) and 0 <= int(value) <= _COUNT_MAX
 
 
 def _features(batch: StepBatch) -> tuple[float, float, float]:

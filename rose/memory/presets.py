@@ -3,11 +3,15 @@
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rose.errors import InvalidArgument
 from rose.memory.model_config import read_shape
 from rose.memory.model_shape import ModelShape
+from rose.whole_file import read_input
+
+# A config.json has some KiB.
+_FILE_BYTES_MAX: Final = 1 << 20
 
 
 def preset_names() -> tuple[str, ...]:
@@ -46,7 +50,7 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(read_input(path, bytes_max=_FILE_BYTES_MAX))
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):

@@ -1,5 +1,6 @@
 """A program of rose as a process of its own: started, minded, and never left behind."""
 
+import fcntl
 import json
 import os
 import select
@@ -25,8 +26,8 @@ _LINES_KEPT: Final = 20
 class Child:
     """One run of a program that says on stdout, in one line of JSON, when it is ready.
 
-    The program ends when its stdin closes; since only this process holds the other end of the
-    pipe, it ends with this process, however that goes. It runs in a session of its own, so what
+    The program ends when its stdin closes; should this process die, however that goes, the kernel
+    kills the program, even one that reads nothing yet. It runs in a session of its own, so what
     the terminal signals to us does not reach it, and whatever it started is killed when it ends.
 
     A thread of this object reads what it says and calls `on_ready` and, last, `on_end`.
@@ -68,14 +69,24 @@ class Child:
         self._is_settled = False  # whether it is ready, or will never be
         # Guards stdin and the kill: a process is signalled only while its number is still its own.
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,  # What a dead program did not take is not written again as its pipe closes.
-            start_new_session=True,
-        )
+        # Nothing is written to it. Only this process holds this end, until the program has ended.
+        theirs, self._lifeline = os.pipe()
+        with ExitStack() as undo, os.fdopen(theirs):
+            undo.callback(os.close, self._lifeline)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,  # What a dead program did not take is not written again at the close.
+                pass_fds=(theirs,),
+                start_new_session=True,
+            )
+            # A parent-death signal would come when the thread that started it ends.
+            fcntl.fcntl(theirs, fcntl.F_SETOWN, -self._process.pid)
+            fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
+            undo.pop_all()
         if first_line is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):  # Dead already, which the thread will say.
                 self._process.stdin.write(first_line.encode() + b"\n")
@@ -163,6 +174,7 @@ class Child:
             self._signal(signal.SIGKILL)
             with self._lock:
                 code = self._process.wait()
+                os.close(self._lifeline)
                 for end in (self._process.stdin, self._process.stdout, self._process.stderr):
                     if end is not None:
                         end.close()

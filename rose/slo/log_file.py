@@ -19,6 +19,7 @@ from rose.slo.log_layout import (
     RECORD_BYTES,
     VERSION,
 )
+from rose.whole_file import open_input
 
 _MAGIC: Final = b"ROSELOG1"
 _NOTHING: Final = bytes(RECORD_BYTES)
@@ -53,11 +54,13 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[LogRecord]]:
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the file and its header, once that is known to be one."""
     try:
-        content = path.read_bytes()
+        with open_input(path) as file:
+            if file.read(len(_MAGIC)) != _MAGIC:  # Before the rest, which may be of any size.
+                raise InvalidArgument(f"{path} is not a certificate log of rose")
+            file.seek(0)
+            content = file.read()
     except OSError as error:
         raise InvalidArgument(f"cannot read the log {path}: {error.strerror}") from error
-    if content[: len(_MAGIC)] != _MAGIC:
-        raise InvalidArgument(f"{path} is not a certificate log of rose")
     if len(content) < RECORD_BYTES:
         raise CorruptData(f"{path}: the header is cut off at byte {len(content)}")
     if zlib.crc32(content[:CRC_AT]) != int.from_bytes(content[CRC_AT:RECORD_BYTES], "little"):

@@ -15,16 +15,19 @@ from typing import Final, TextIO
 
 from rose.errors import InvalidArgument
 from rose.traces.trace import TOKENS_MAX
+from rose.whole_file import open_input
 
 # As many digits as TOKENS_MAX has; int() of a very long run of them would raise.
 _DIGITS: Final = re.compile(r"\d{1,10}", re.ASCII)
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _QUOTED_CHARS: Final = 40
+# A line of Mooncake lists the blocks of a prompt: some KiB.
+_LINE_CHARS_MAX: Final = 1 << 20
 
 
 @contextmanager
-def opened(path: Path, expected: str) -> Iterator[TextIO]:
-    """Open as text, and turn every way in which reading can fail into one sentence.
+def opened(path: Path, expected: str) -> Iterator[Iterator[str]]:
+    """Give the lines of a text, and turn every way in which reading can fail into one sentence.
 
     Args:
         path: plain, or compressed when its name ends in `.gz`.
@@ -35,14 +38,14 @@ def opened(path: Path, expected: str) -> Iterator[TextIO]:
     """
     is_gzip = path.suffix == ".gz"
     try:
-        with gzip.open(path, "rb") if is_gzip else path.open("rb") as raw:
+        with open_input(path) as file, gzip.open(file) if is_gzip else file as raw:
             first = raw.peek(len(_GZIP_MAGIC))
             if first[: len(_GZIP_MAGIC)] == _GZIP_MAGIC:
                 raise InvalidArgument(
                     f"{path} is compressed {'twice' if is_gzip else 'by gzip'}; "
                     f"{'decompress it once' if is_gzip else 'rename it so that it ends in .gz'}"
                 )
-            yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+            yield _lines(path, io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
     except FileNotFoundError:
         raise InvalidArgument(f"{path} does not exist; check the path of the trace") from None
     except IsADirectoryError:
@@ -62,6 +65,17 @@ def opened(path: Path, expected: str) -> Iterator[TextIO]:
         raise InvalidArgument(
             f"{path} cannot be read: {error.strerror or error}; check the file and its permissions"
         ) from None
+
+
+def _lines(path: Path, text: TextIO) -> Iterator[str]:
+    number = 1
+    while line := text.readline(_LINE_CHARS_MAX):
+        if len(line) == _LINE_CHARS_MAX:
+            raise InvalidArgument(
+                f"{path} line {number} has {_LINE_CHARS_MAX} characters or more; check what it is"
+            )
+        yield line
+        number += 1
 
 
 def numbered_rows(

@@ -13,7 +13,10 @@ from rose.cli import doctor, verify
 from rose.cli import main as main_module
 from rose.cli.main import main
 from rose.errors import CorruptData, InternalError, InvalidArgument
+from tests.checkpoints.made import write_safetensors
 from tests.fake_driver import Fake, in_child
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(capsys, *arguments):
@@ -69,6 +72,14 @@ def test_usage_error_is_one_sentence_and_status_2(capsys, arguments, says):
     assert err.startswith("rose: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+def test_a_file_that_the_system_refuses_is_one_sentence(capsys, monkeypatch):
+    add_command(monkeypatch, raising(PermissionError(13, "Permission denied", "it")))
+    assert run(capsys, "probe") == (2, "", "rose: it: Permission denied\n")
+    add_command(monkeypatch, raising(OSError(12, "Cannot allocate memory")))
+    with pytest.raises(OSError, match="allocate"):
+        run(capsys, "probe")
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("load is 7;\n give less"), CorruptData("bad")])
@@ -301,3 +312,81 @@ def test_damaged_log_is_no_success(capsys, tmp_path, data):
     status, _, err = run(capsys, "verify", str(tmp_path / "bad.log"))
     assert status == 2
     assert "bad.log" in err
+
+
+READERS = {
+    "verify": ("verify", "{}"),
+    "trace": ("trace", "describe", "{}"),
+    "sim": ("sim", "{}"),
+    "plan": ("plan", "{}", "Qwen3-8B", "--device-gb", "80"),
+    "delta": ("delta", "inspect", "{}", "{}"),
+    "apply": ("delta", "apply", "{}", "{}"),
+    "transfer plan": ("transfer", "plan", "{}", "{}"),
+    "timeline": ("transfer", "timeline", "{}", "-o", "{}.out"),
+}
+
+
+@pytest.mark.parametrize("command", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_an_input_of_another_kind_or_size_is_refused_unread(tmp_path, command, kind):
+    """Nobody writes to the pipe, and the file is larger than the memory that a command may take."""
+    path = tmp_path / "it"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "sparse":
+            with path.open("wb") as file:
+                file.truncate(2 << 30)
+    program = (
+        "import resource, sys; from rose.cli.main import main; "
+        "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); status = main(sys.argv[1:]); "
+        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        "sys.exit(status if peak < 700_000 else f'{peak} KiB were taken')"
+    )
+    arguments = [one.format(path) for one in command]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("rose: ")
+    assert done.stderr.count("\n") == 1
+
+
+# A name that is too long, one that is no text, a place below a file, one that cannot be a file.
+PLACES = {"long": b"n" * 300, "no text": b"\xff", "below": b"file/it", "root": b"/", "empty": b""}
+WRITERS = {
+    "trace": ("trace", "describe", "trace.csv", "--out", "./{}.png"),
+    "plan": ("plan", "Qwen3-8B", "Qwen3-8B", "--device-gb", "80", "--json", "{}"),
+    "profile": ("profile", "--trace", "{}", "--out", "{}"),
+    "sim": ("sim", "{}", "--out", "{}"),
+    "verify": ("verify", "{}"),
+    "delta": ("delta", "inspect", "{}", "{}"),
+    "make": ("delta", "make", "old.safetensors", "old.safetensors", "-o", "{}"),
+    "timeline": ("transfer", "timeline", "{}", "-o", "{}"),
+    "publish": ("publish", "{}"),
+    "top": ("top", "--json", "{}"),
+}
+
+
+@pytest.mark.parametrize("command", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_name_that_is_none_is_no_traceback(tmp_path, command, place):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    write_safetensors(tmp_path / "old.safetensors", {})
+    arguments = [one.encode().replace(b"{}", place) for one in command]
+    done = subprocess.run(
+        [sys.executable, "-m", "rose.cli.main", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode in {0, 2}, done.stderr
+    assert b"Traceback" not in done.stderr

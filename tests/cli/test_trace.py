@@ -82,7 +82,11 @@ def test_one_request_can_be_described_and_drawn(capsys, tmp_path, text):
         ("a,b\n1,2\n", "plot.png", "line 1 is 'a,b'"),
         ("arrival_s,prompt_tokens,output_tokens\n0,1,x\n", "plot.png", "output_tokens is 'x'"),
         ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n", "plot.svg", "does not end in .png"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n", "no/plot.png", "cannot write the plot"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n0,1,1\n",
+            "no/plot.png",
+            "no/plot.png: No such file",
+        ),
         ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n", "dir.png", "Is a directory"),
     ],
 )

@@ -1,6 +1,7 @@
 """`rose publish` and `rose receive`: checkpoints that keep up, whatever is killed and when."""
 
 import json
+import os
 import signal
 import urllib.request
 from pathlib import Path
@@ -120,6 +121,44 @@ def test_receiver_that_is_killed_repairs_what_it_left(
             assert (committed["is_seed"], committed["tiles"]) == (True, 1)
             assert receiver.end() == (0, "")
         assert are_alike(out, checkpoints[0])
+
+
+def test_two_receivers_of_one_checkpoint_are_refused(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(checkpoints[3])
+    file = checkpoints[2] / "model.safetensors"
+    with Program("publish", checkpoints[0]) as publisher:
+        upstream = ["--upstream", publisher.wait_for("serving")["address"]]
+        for first, second in ((checkpoints[3], tmp_path / "link"), (file, file)):
+            with Program("receive", *upstream, "--to", first) as receiver:
+                receiver.wait_for("committed", n=1)
+                with Program("receive", *upstream, "--to", second, "--once") as other:
+                    status, error = other.end()
+                    assert (status, error.count("\n")) == (2, 1)
+                    assert error.startswith(f"rose: another process receives into {second}: ")
+                assert receiver.stop() == (0, "")
+            with Program("receive", *upstream, "--to", second, "--once") as receiver:
+                assert receiver.end() == (0, "")
+
+
+def test_a_timeline_that_cannot_be_written_is_one_sentence(checkpoints: list[Path]) -> None:
+    with Program("publish", checkpoints[0], "--timeline", checkpoints[1]) as publisher:
+        publisher.wait_for("serving")
+        status, error = publisher.stop()
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith(f"rose: cannot write {checkpoints[1]}: Is a directory")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "file/it", "pipe"])
+def test_a_place_that_cannot_be_a_checkpoint_is_one_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe")
+    where = ["--upstream", "127.0.0.1:1", "--to", tmp_path / name]
+    with Program("receive", *where) as receiver:
+        status, error = receiver.end()
+    assert (status, error.count("\n")) == (2, 1)
+    assert error.startswith("rose: cannot write to ")
 
 
 def test_receiver_of_some_tiles_changes_no_other(checkpoints: list[Path], tmp_path: Path) -> None:

@@ -425,6 +425,14 @@ def test_a_socket_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_path_with_a_nul_is_refused(tmp_path: Path) -> None:
+    made = Rig(tmp_path / "log", lends=False)
+    for use in (made.device.listen, CoServing.attach):
+        with pytest.raises(InvalidArgument, match="has a NUL"):
+            use(tmp_path / "device\0.sock")
+    made.close()
+
+
 def test_only_an_abandoned_socket_of_this_user_is_replaced(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").write_bytes(b"precious")
     (tmp_path / "folder").mkdir()

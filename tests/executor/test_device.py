@@ -165,6 +165,8 @@ def test_wrong_arguments_are_one_sentence_with_the_value_and_the_mend() -> None:
     says(lambda: open_device(pool_bytes=0), "0 bytes", "raise pool_bytes")
     says(lambda: CoServing.open("tpu:7", pool_bytes=1), "tpu:7", "use 'cpu'")
     says(lambda: add(open_device(pool_bytes=2 * SLAB)), "no room", "raise pool_bytes")
+    for pool_bytes in ((1 << 31) * SLAB + 2 * SLAB, 1 << 62, 1 << 70):
+        says(lambda: add(open_device(pool_bytes=pool_bytes)), "slabs", "lower pool_bytes")  # noqa: B023
     with open_device() as device:
         says(
             lambda: add(device, reserve_bytes=POOL_BYTES),

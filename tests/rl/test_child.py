@@ -250,9 +250,14 @@ PARENT = """
 """
 
 
-def test_children_end_when_their_parent_is_killed(repo) -> None:
-    """Nothing can be done by the parent any more: the closing of the pipe says it all."""
-    child = program(READY, UNTIL_STDIN_CLOSES)[-1]
+# A program that imports for long reads nothing, and what it started is in its group.
+DEAF = "__import__('subprocess').run(['sleep', '1000'])"
+
+
+@pytest.mark.parametrize("rest", [UNTIL_STDIN_CLOSES, DEAF])
+def test_children_end_when_their_parent_is_killed(repo, rest: str) -> None:
+    """Nothing can be done by the parent any more: the closing of a pipe says it all."""
+    child = program(READY, rest)[-1]
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT), child],
         stdout=subprocess.PIPE,

@@ -196,7 +196,7 @@ def test_a_damaged_file_is_named_with_what_helps(tmp_path: Path, content: bytes)
 
 def test_a_place_that_cannot_be_written_or_read_is_the_callers_to_mend(tmp_path: Path) -> None:
     model = new_latency_model(Policy(), step_tokens=512)
-    with pytest.raises(InvalidArgument, match="cannot write the latency model"):
+    with pytest.raises(InvalidArgument, match=r"cannot write .*latency\.json"):
         save_latency_model(model, tmp_path / "nowhere" / "latency.json", identity="")
     with pytest.raises(InvalidArgument, match="cannot read the latency model"):
         load_latency_model(tmp_path, Policy())

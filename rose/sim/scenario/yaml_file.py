@@ -8,6 +8,7 @@ import yaml
 from rose.errors import InvalidArgument
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.sweep import scenarios_from
+from rose.whole_file import read_input
 
 _FILE_BYTES_MAX: Final = 1 << 20
 
@@ -20,13 +21,9 @@ def read_scenarios(path: Path) -> tuple[Scenario, ...]:
             names the file and the field.
     """
     try:
-        content = path.read_bytes()
+        content = read_input(path, bytes_max=_FILE_BYTES_MAX)
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
-    if len(content) > _FILE_BYTES_MAX:
-        raise InvalidArgument(
-            f"{path} has more than {_FILE_BYTES_MAX >> 10} KiB; it is no scenario"
-        )
     try:
         return scenarios_from(parsed(content))
     except InvalidArgument as error:

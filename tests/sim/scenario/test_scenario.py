@@ -202,7 +202,7 @@ def test_a_file_is_named_with_its_field(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot read"):
         read_scenarios(tmp_path / "none.yaml")
     path.write_bytes(b"#" * (1 << 21))
-    with pytest.raises(InvalidArgument, match="KiB"):
+    with pytest.raises(InvalidArgument, match="more than 1 MiB"):
         read_scenarios(path)
 
 
