@@ -21,19 +21,19 @@ from rose.engines.transformers import (
     serving_engine,
     stock_engine,
 )
-from rose.environments import GridWorld, Tokenizer
+from rose.environments import GridWorld, Task
 from rose.errors import DeadlineExceeded, check
 from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
 from rose.rl.feed import receive
-from rose.rl.flight import Flight
 from rose.rl.history import History
 from rose.rl.intake import Intake
-from rose.rl.loop import LoopSettings, RolloutLoop
+from rose.rl.loop import LoopSettings
+from rose.rl.rollouts import RolloutThread
 from rose.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.rl.trajectory import Trajectory
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
-from rose.scheduler.events import Consumed, VersionPublished, WorkerJoined
+from rose.scheduler import Capabilities, PlacementPolicy, SchedulerSettings
+from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.worker import WorkerKind
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
@@ -84,7 +84,6 @@ class SmallCircle:
         self._seed = seed
         self._has_borrower = has_borrower
         self._clock = BootClock()
-        self._tokenizer = Tokenizer()
         self.history = History(self._clock)
         self._intake = Intake(group_size=GROUP, vocabulary=128, waiting_max=1 << 16)
         self._trainer = PolicyTrainer(
@@ -92,40 +91,39 @@ class SmallCircle:
         )
         self._log = VersionLog()
         self._publisher = RowPublisher(self._trainer.bits(), f"seed-{seed}", 1, 0, self._log)
-        self.loop = RolloutLoop(
-            SchedulerCore(
-                SchedulerSettings(
-                    max_staleness=STALENESS, batch_trajectories=BATCH, worker_lag_max=STALENESS
-                ),
-                PlacementPolicy.JOINT,
-            ),
-            make_flight=self._make_flight,
-            wait_s=lambda _trajectory, _turn: 0.0,
-            tokenizer=self._tokenizer,
-            on_finished=self._finished,
-            settings=LoopSettings(
+        self.loop = RolloutThread(
+            LoopSettings(
                 in_flight=BATCH,
                 group_size=GROUP,
                 turn_tokens_max=2,
                 context_tokens_max=640,
                 temperature=1.0,
             ),
+            scheduler=SchedulerSettings(
+                max_staleness=STALENESS, batch_trajectories=BATCH, worker_lag_max=STALENESS
+            ),
+            policy=PlacementPolicy.JOINT,
+            seed=seed,
+            wait_s=lambda _trajectory, _turn: 0.0,
+            on_finished=self._finished,
             clock=self._clock,
-            on_event=self.history.hear,
+            watches=(self.history,),
+            draw_task=self._draw_task,
         )
 
     def learn(self, versions: int) -> Learned:
         """Run until so many versions were published, and say how it went."""
         rewards: list[float] = []
         with ExitStack() as parts:
+            parts.callback(self.loop.stop)  # Also when an engine cannot be built.
+            self.loop.start()
             self._add_dedicated(parts)
             if self._has_borrower:
                 self._add_borrower(parts)
-            self.loop.start()
-            parts.callback(self.loop.stop)
+            parts.callback(self.loop.stop)  # Before the engines: no worker is lost at the end.
             while len(rewards) < versions:
                 rewards.append(self._learn_once())
-        check(self.loop.error is None and not self.loop.has_died, "the rollout loop has died")
+        check(self.loop.error is None and not self.loop.has_died, "the rollouts have died")
         counts = self.loop.counts()
         return Learned(
             rewards=tuple(rewards),
@@ -141,7 +139,7 @@ class SmallCircle:
         if not batch:
             raise DeadlineExceeded(
                 f"no batch came within {_TAKE_S:g} s: {self.loop.error}, {self.loop.counts()}, "
-                f"{self.loop.stats()}, {self.history.incidents}"
+                f"{self.history.incidents}"
             )
         published = self._publisher.version.n
         stats = self._trainer.step(batch, published=published)
@@ -153,33 +151,18 @@ class SmallCircle:
     def _finished(self, trajectory: Trajectory) -> None:
         self._intake.submit([trajectory], newest=self._publisher.version.n)
 
-    def _make_flight(self, number: int, group: int) -> Flight:
-        world = small_world()
-        flight = Flight(
-            number=number,
-            group=group,
-            seed=self._seed * TASKS + group % TASKS,
-            sampling_seed=self._seed * 1_000_003 + number,
-            environment=world,
-        )
-        flight.hear(self._tokenizer.prompt(world.reset(flight.seed)))
-        return flight
+    def _draw_task(self, group: int) -> Task:
+        return Task(group * GROUP, group, self._seed * TASKS + group % TASKS, small_world())
 
     def _join(self, worker: EngineWorker) -> None:
-        """Tell of a worker; its lease must not come first, so its engine does not run yet."""
-        self.loop.join(
-            worker,
-            WorkerJoined(
-                worker=worker.number,
-                kind=worker.kind,
-                domain=worker.number,
-                seats=SEATS,
-                prefill_tokens_per_s=20_000.0,
-                decode_step_ms=4.0,
-                decode_ms_per_sequence=0.1,
-                version=0,
-            ),
+        can = Capabilities(
+            seats=SEATS,
+            prefill_tokens_per_s=20_000.0,
+            decode_step_ms=4.0,
+            decode_ms_per_sequence=0.1,
+            domain=worker.number,
         )
+        self.loop.join(worker, can)
 
     def _follow(self, worker: EngineWorker, weights: LiveWeights, parts: ExitStack) -> None:
         receiver = receive(InProcessSource(self._log), weights, worker, version=0)
@@ -190,8 +173,7 @@ class SmallCircle:
         weights = LiveWeights(model)
         config = EngineConfig(prefix_cache=True, sampling=True, max_requests_per_batch=SEATS)
         engine = stock_engine(model, config, cache_blocks=1024)
-        self.history.name(1, WorkerKind.DEDICATED)
-        worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self.loop.tell, flush_ms=20.0)
+        worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self.loop.hear, flush_ms=20.0)
         self._join(worker)
         engine.start()
         parts.callback(engine.stop)
@@ -227,8 +209,7 @@ class SmallCircle:
         borrower_lane = device.rollout(kv[1], limit_bytes=_POOL_BYTES)
         serving = serving_engine(serving_model, lane, plain)
         borrower = rollout_engine(model, borrower_lane, sampling, layers_per_segment=1)
-        self.history.name(0, WorkerKind.BORROWED)
-        worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self.loop.tell, flush_ms=20.0)
+        worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self.loop.hear, flush_ms=20.0)
         self._join(worker)
         for engine in (serving, borrower):
             engine.start()

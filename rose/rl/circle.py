@@ -15,22 +15,20 @@ from typing import Any, Final
 
 from rose.clock import Clock
 from rose.engines.transformers import EngineWorker, LiveWeights
-from rose.environments import Tokenizer
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.rl.circle_settings import CircleSettings
 from rose.rl.client import TrainerClient
 from rose.rl.feed import receive
-from rose.rl.flight import new_flight
 from rose.rl.handoff import Handoff
 from rose.rl.history import History
-from rose.rl.loop import RolloutLoop
 from rose.rl.noted_source import NotedSource
 from rose.rl.relayed import RelayedBytes
+from rose.rl.rollouts import RolloutThread
 from rose.rl.supervisor import Death, Supervisor
 from rose.rl.training import unsaved_max
 from rose.rl.watch import TrainerWatch
-from rose.scheduler import SchedulerCore
-from rose.scheduler.events import Consumed, WorkerJoined
+from rose.scheduler import Capabilities
+from rose.scheduler.events import Consumed
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.digests import Digest
@@ -53,7 +51,7 @@ def _is_beyond_help(event: WorkerEvent) -> bool:
 
 
 class Circle:
-    """Owns the programs, the rollout loop and everything between them.
+    """Owns the programs, the rollouts and everything between them.
 
     Args:
         settings: what it is made of.
@@ -72,21 +70,15 @@ class Circle:
         self._settings = settings
         self._checkpoint = settings.folder / "trainer.checkpoint"
         self._clock = clock
-        tokenizer = Tokenizer()
-        self.loop = RolloutLoop(
-            SchedulerCore(settings.scheduler, settings.policy),
-            make_flight=partial(
-                new_flight,
-                group_size=settings.loop.group_size,
-                seed=settings.seed,
-                tokenizer=tokenizer,
-            ),
+        self.loop = RolloutThread(
+            settings.loop,
+            scheduler=settings.scheduler,
+            policy=settings.policy,
+            seed=settings.seed,
             wait_s=wait_s,
-            tokenizer=tokenizer,
             on_finished=self.handoff.put,
-            settings=settings.loop,
             clock=clock,
-            on_event=self.history.hear,
+            watches=(self.history,),
         )
         self.watch = TrainerWatch(self.loop.tell)
         self._token = secrets.token_hex(_TOKEN_BYTES)
@@ -105,12 +97,11 @@ class Circle:
         self._receiver: Receiver | None = None
         self._speed: dict[str, Any] = {}
         self._started = 0
-        self.history.name(BORROWED, WorkerKind.BORROWED)
 
     # ---- from outside ---------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the programs and wait until all are ready; then trajectories begin.
+        """Start the programs, and wait until all are ready; trajectories begin meanwhile.
 
         Raises:
             InvalidArgument: the folder has the checkpoint of another circle.
@@ -141,10 +132,11 @@ class Circle:
         )
         self._parts.callback(self._relay.stop)
         self._wait_for(self._relay_ready, "the relay")
-        self.watch.start()
         self._parts.callback(self.watch.stop)  # It looks once more when all was handed over.
-        self.handoff.start()
         self._parts.callback(self.handoff.stop)
+        self._parts.callback(self.loop.stop)
+        for part in (self.loop, self.handoff, self.watch):
+            part.start()
         self._worker = Supervisor(
             self._worker_command,
             self._worker_began,
@@ -156,8 +148,6 @@ class Circle:
         self._parts.callback(self._worker.stop)
         self._parts.callback(self._hang_up)
         self._wait_for(self._dedicated_ready, "the dedicated worker")
-        self.loop.start()
-        self._parts.callback(self.loop.stop)
 
     def add_borrowed(
         self, worker: EngineWorker, weights: LiveWeights, *, seats: int, share: float
@@ -177,21 +167,18 @@ class Circle:
         self._parts.callback(self._receiver.close)
         self._parts.callback(source.close)  # First: it breaks off what the receiver waits for.
         measured = self._speed
-        joined = WorkerJoined(
-            worker=BORROWED,
-            kind=WorkerKind.BORROWED,
-            domain=BORROWED,
+        can = Capabilities(
             seats=seats,
             prefill_tokens_per_s=measured["prefill_tokens_per_s"] * share,
             decode_step_ms=measured["decode_step_ms"] / share,
             decode_ms_per_sequence=measured["decode_ms_per_sequence"] / share,
-            version=0,
+            domain=BORROWED,
         )
-        self.loop.join(worker, joined)
+        self.loop.join(worker, can)
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take an event of a worker; it waits for no lock, so an engine may call it in a step."""
-        self.loop.tell(event)
+        """Take an event of a worker; never waits, so an engine may call it in a step."""
+        self.loop.hear(event)
 
     def lost(self) -> int:
         """Return the trajectories that nobody can account for; exact after `stop`.
@@ -319,23 +306,17 @@ class Circle:
             self.history.incident("dedicated worker is back")
         self._speed = ready
         number = _FIRST_DEDICATED + incarnation
-        self.history.name(number, WorkerKind.DEDICATED)
-        joined = WorkerJoined(
-            worker=number,
-            kind=WorkerKind.DEDICATED,
-            domain=number,
+        can = Capabilities(
             seats=ready["seats"],
             prefill_tokens_per_s=ready["prefill_tokens_per_s"],
             decode_step_ms=ready["decode_step_ms"],
             decode_ms_per_sequence=ready["decode_ms_per_sequence"],
             version=ready["version"],
+            domain=number,
         )
         before = self._dedicated
-        has_joined = threading.Event()
 
         def hear(event: WorkerEvent) -> None:
-            # Its first event may come at once, and must not overtake its joining.
-            has_joined.wait(timeout=_READY_S)
             self.hear(event)
             if _is_beyond_help(event) and self._started == incarnation:
                 self.kill_dedicated()  # Another incarnation takes its place.
@@ -343,8 +324,7 @@ class Circle:
         self._dedicated = RemoteWorker(
             ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear
         )
-        self.loop.join(self._dedicated, joined)
-        has_joined.set()
+        self.loop.join(self._dedicated, can)
         if before is not None:
             before.close()
         self._dedicated_ready.set()

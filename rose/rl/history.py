@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from rose.clock import Clock
+from rose.scheduler.front_events import Entry, Registered
+from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnOutput,
@@ -49,8 +51,8 @@ class SeenCommit:
     is_match: bool
 
 
-class History:
-    """Notes what workers and receivers report; any thread."""
+class History(FrontWatch):
+    """Notes what the scheduler hears of workers, and what receivers report; any thread."""
 
     def __init__(self, clock: Clock) -> None:
         """Start empty."""
@@ -68,31 +70,28 @@ class History:
         """Return the time on the clock of the history."""
         return self._clock.now_ns() / NS_PER_S
 
-    def name(self, worker: int, kind: WorkerKind) -> None:
-        """Say of which kind a worker is, before its first event."""
+    def heard(self, entry: Entry) -> None:
+        """Note a worker that registers, and the events of those that did."""
         with self._lock:
-            self._kinds[worker] = kind
+            match entry:
+                case Registered():
+                    self._kinds[entry.worker] = entry.kind
+                case TurnOutput() | VersionCommitted() | LeaseChanged() | WorkerLost():
+                    if (kind := self._kinds.get(entry.worker)) is not None:
+                        self._hear(entry, kind, self.now_s())
 
-    def hear(self, event: WorkerEvent) -> None:
-        """Note an event of a worker; one that was never named has said nothing."""
-        now_s = self.now_s()
-        with self._lock:
-            kind = self._kinds.get(event.worker)
-            if kind is None:
-                return  # Of a worker that nobody knows, and so nothing that counts.
-            match event:
-                case TurnOutput():
-                    self._tokens[kind] += len(event.tokens)
-                case VersionCommitted():
-                    self._commit(event, kind, now_s)
-                case LeaseChanged() if kind is WorkerKind.BORROWED:
-                    self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
-                case WorkerLost():
-                    if kind is WorkerKind.BORROWED:
-                        self._lease(is_live=False, now_s=now_s)
-                    self._incidents.append((now_s, f"{kind.value} worker lost: {event.reason}"))
-                case LeaseChanged():
-                    pass
+    def _hear(self, event: WorkerEvent, kind: WorkerKind, now_s: float) -> None:
+        match event:
+            case TurnOutput():
+                self._tokens[kind] += len(event.tokens)
+            case VersionCommitted():
+                self._commit(event, kind, now_s)
+            case LeaseChanged() if kind is WorkerKind.BORROWED:
+                self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
+            case WorkerLost():
+                if kind is WorkerKind.BORROWED:
+                    self._lease(is_live=False, now_s=now_s)
+                self._incidents.append((now_s, f"{kind.value} worker lost: {event.reason}"))
 
     def _commit(self, event: VersionCommitted, kind: WorkerKind, now_s: float) -> None:
         commit = SeenCommit(kind, now_s, event.version, event.pause_ms, event.is_match)

@@ -1,9 +1,13 @@
 """Which worker ran which part of which turn, and when: for reports."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rose.clock import Clock
+from rose.scheduler.rollouts import Gone, Outcome
+from rose.scheduler.turns import TurnResult
+from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
@@ -32,8 +36,8 @@ class Part:
     is_resumed: bool
 
 
-class Parts:
-    """Books of all parts. The loop's thread writes; `done` may be read by any."""
+class Parts(FrontWatch):
+    """Books of all parts. The scheduler's thread writes; `done` may be read by any."""
 
     def __init__(self, clock: Clock) -> None:
         """Start without any."""
@@ -45,7 +49,7 @@ class Parts:
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
         """Note that `worker` was asked; a part of the trajectory that is still open ends."""
-        self.close(request.trajectory)
+        self._put_away(request.trajectory)
         is_resumed = request.first_token > 0
         if is_resumed:
             self._resumed.add(request.trajectory)
@@ -76,8 +80,13 @@ class Parts:
         for trajectory in self._open:
             self.end(trajectory, worker)
 
-    def close(self, trajectory: int) -> None:
-        """Put the part away: nothing more will be said of it."""
+    def stepped(self, outcomes: Sequence[Outcome], seconds: float) -> None:  # noqa: ARG002
+        """Put the parts of turns away that are over: nothing more will be said of them."""
+        for outcome in outcomes:
+            if isinstance(outcome, TurnResult | Gone):
+                self._put_away(outcome.trajectory)
+
+    def _put_away(self, trajectory: int) -> None:
         part = self._open.pop(trajectory, None)
         if part is None:
             return

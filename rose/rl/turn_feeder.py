@@ -1,17 +1,14 @@
 """Turns of trajectories on one engine, placed by the scheduler; nobody learns from them."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from rose.clock import Clock
 from rose.engines.transformers import Engine, EngineWorker
-from rose.environments import Tokenizer
-from rose.rl.flight import new_flight
-from rose.rl.loop import LoopCounts, LoopSettings, RolloutLoop
+from rose.rl.loop import LoopCounts, LoopSettings
+from rose.rl.rollouts import RolloutThread
 from rose.rl.trajectory import Trajectory
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
-from rose.scheduler.events import WorkerJoined
+from rose.scheduler import Capabilities, PlacementPolicy, SchedulerSettings
 from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
 
 _WORKER: Final = 0
@@ -52,19 +49,16 @@ class TurnFeeder:
         seed: int,
         clock: Clock,
     ) -> None:
-        tokenizer = Tokenizer()
         self._engine = engine
         self._seats = seats
         self._tokens = 0
-        self._loop = RolloutLoop(
-            SchedulerCore(_SCHEDULER, PlacementPolicy.JOINT),
-            make_flight=partial(
-                new_flight, group_size=loop.group_size, seed=seed, tokenizer=tokenizer
-            ),
+        self._loop = RolloutThread(
+            loop,
+            scheduler=_SCHEDULER,
+            policy=PlacementPolicy.JOINT,
+            seed=seed,
             wait_s=wait_s,
-            tokenizer=tokenizer,
             on_finished=_let_go,
-            settings=loop,
             clock=clock,
         )
         self._worker = EngineWorker(
@@ -81,7 +75,7 @@ class TurnFeeder:
         """Why there are no more turns, if so."""
         found = [str(one) for one in (self._engine.error, self._loop.error) if one is not None]
         if self._loop.has_died:
-            found.append("the thread of the rollout loop has died")
+            found.append("the thread of the rollouts has died")
         if dropped := self._loop.counts().dropped:
             found.append(f"the scheduler gave {dropped} trajectories up")
         return found
@@ -93,17 +87,8 @@ class TurnFeeder:
     def start(self) -> None:
         """Start the loop and the engine; it stays paused until `resume`."""
         self._loop.start()
-        joined = WorkerJoined(
-            worker=_WORKER,
-            kind=self._worker.kind,
-            domain=_WORKER,
-            seats=self._seats,
-            prefill_tokens_per_s=_PREFILL_TOKENS_PER_S,
-            decode_step_ms=_DECODE_STEP_MS,
-            decode_ms_per_sequence=0.0,
-            version=0,
-        )
-        self._loop.join(self._worker, joined)
+        can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
+        self._loop.join(self._worker, can)
         self._engine.start()
         self._engine.pause()
         self._worker.grant()
@@ -126,7 +111,7 @@ class TurnFeeder:
         """Count what was said; in the engine's thread."""
         if isinstance(event, TurnOutput):
             self._tokens += len(event.tokens)
-        self._loop.tell(event)
+        self._loop.hear(event)
 
 
 def _let_go(_trajectory: Trajectory) -> None:

@@ -5,7 +5,7 @@ from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.events import SchedulerStats
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.turns import Capabilities, Sampling, TurnResult
+from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped, TurnResult
 
 __all__ = [
     "Capabilities",
@@ -16,5 +16,6 @@ __all__ = [
     "SchedulerCore",
     "SchedulerSettings",
     "SchedulerStats",
+    "TrajectoryDropped",
     "TurnResult",
 ]

@@ -1,7 +1,7 @@
 """Drives a core: what workers say becomes its events, and what it decides is carried out.
 
-The core counts tokens; whoever keeps them is a `Front`. Both the rollout loop of `rose.rl` and the
-asyncio front of this room are one, so that there is one place where tokens change hands.
+The core counts tokens; `Rollouts` keeps them, as its `Front`. Here is the one place where tokens
+change hands.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,13 +76,13 @@ class Core(Protocol):
 
 
 class Front(Protocol):
-    """Whoever keeps the tokens. What it returns, the core hears in its next step."""
+    """Whoever keeps the tokens."""
 
     def refused(self, news: TurnOutput | WorkerLost) -> None:
         """Hear that a worker would not queue a turn, or is broken; news for a later `advance`."""
         ...
 
-    def admitted(self, trajectory: int) -> Iterable[Event]:
+    def admitted(self, trajectory: int) -> None:
         """Let a trajectory start."""
         ...
 
@@ -109,10 +109,10 @@ class Front(Protocol):
         ...
 
     def turn_done(self, trajectory: int) -> Iterable[Event]:
-        """Take a turn as whole."""
+        """Take a turn as whole, and return what the core must hear of that in its next step."""
         ...
 
-    def dropped(self, trajectory: int, reason: DropReason) -> Iterable[Event]:
+    def dropped(self, trajectory: int, reason: DropReason) -> None:
         """Forget a trajectory."""
         ...
 
@@ -260,7 +260,7 @@ class CoreDriver:
         """Do what the core decided; return what it must hear of that in its next step."""
         match action:
             case Admit():
-                return self._front.admitted(action.trajectory)
+                self._front.admitted(action.trajectory)
             case Deliver():
                 self._deliver(action, outputs[action.event])
             case TurnDone():
@@ -272,7 +272,7 @@ class CoreDriver:
                 if worker is not None:
                     self.stop(worker, action.trajectory)
             case Drop():
-                return self._front.dropped(action.trajectory, action.reason)
+                self._front.dropped(action.trajectory, action.reason)
         return ()
 
     def _deliver(self, action: Deliver, output: TurnOutput) -> None:

@@ -254,7 +254,8 @@ class ElasticRolloutScheduler:
 
         Raises:
             InvalidArgument: the number was used before, or stands for another trajectory.
-            Unavailable: it was given up, or the scheduler was closed.
+            TrajectoryDropped: it was given up.
+            Unavailable: the scheduler was closed.
         """
         begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
 
@@ -290,7 +291,8 @@ class ElasticRolloutScheduler:
 
         Raises:
             InvalidArgument: it is not its turn, or it was asked for in other words.
-            Unavailable: the trajectory was dropped or given up, or the scheduler was closed.
+            TrajectoryDropped: the trajectory was dropped or given up.
+            Unavailable: the scheduler was closed.
         """
         number, place = whole("trajectory", trajectory), whole("turn", turn)
         ids = wholes("prompt", prompt)

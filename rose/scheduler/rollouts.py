@@ -415,12 +415,11 @@ class Rollouts:
         """Keep it for the next step: what is not written down must change nothing."""
         self._refusals.append(news)
 
-    def admitted(self, trajectory: int) -> Iterable[Event]:
+    def admitted(self, trajectory: int) -> None:
         """Let its environment have it."""
         course = self._known(trajectory)
         course.phase = Phase.THINKING
         self._outcomes.append(Admit(trajectory))
-        return ()
 
     def said(self, trajectory: int) -> list[int]:
         """Return the tokens of its present turn."""
@@ -459,7 +458,7 @@ class Rollouts:
         self._outcomes.append(result)
         return ()
 
-    def dropped(self, trajectory: int, reason: DropReason) -> Iterable[Event]:
+    def dropped(self, trajectory: int, reason: DropReason) -> None:
         """Forget it."""
         course = self._known(trajectory)
         self._forget(course)
@@ -468,7 +467,6 @@ class Rollouts:
         else:
             self.state.counts.dropped += 1
         self._outcomes.append(Gone(trajectory, reason, course.error))
-        return ()
 
     def _known(self, trajectory: int) -> Course:
         course = self.state.trajectories.get(trajectory)

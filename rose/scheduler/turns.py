@@ -4,13 +4,17 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler.coerce import COUNT_MAX, coerce, one_of, real, whole, wholes
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import WorkerKind
 
 # As in csrc/scheduler/batch_check.cpp: what is worked out of rates above it is finite.
 _RATE_MIN: Final = 1e-6
+
+
+class TrajectoryDropped(Unavailable):
+    """A trajectory was dropped or given up; the scheduler goes on with the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rose.errors import RoseError, Unavailable
+from rose.errors import RoseError
 from rose.scheduler.events import Admit
 from rose.scheduler.rollouts import Gone, Outcome
-from rose.scheduler.turns import TurnResult
+from rose.scheduler.turns import TrajectoryDropped, TurnResult
 
 # Stands for the turn of those who wait for a trajectory to be admitted.
 ADMISSION: Final = -1
@@ -45,7 +45,7 @@ class Waiters:
             case Gone():
                 error = "" if outcome.error is None else f" ({outcome.error})"
                 why = outcome.reason.value + error
-                said = Unavailable(f"trajectory {outcome.trajectory} was dropped: {why}")
+                said = TrajectoryDropped(f"trajectory {outcome.trajectory} was dropped: {why}")
                 turns = self._futures.pop(outcome.trajectory, {})
                 _refuse([one for waiting in turns.values() for one in waiting], said)
 

@@ -1,7 +1,7 @@
 """A policy that says the same everywhere, and what trajectories it makes when nothing happens.
 
 The token at a place of a context, its logprob and its version are functions of the trajectory's
-sampling seed and the place alone. `play` knows neither scheduler nor workers nor the loop.
+sampling seed and the place alone. `play` knows neither scheduler nor workers nor rollouts.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def version_at(seed: int, position: int) -> int:
 
 
 def sampling_seed(number: int) -> int:
-    return 7 * number + 1
+    return RUN_SEED * 1_000_003 + number
 
 
 def play(number: int, group: int, *, context_max: int = CONTEXT_MAX) -> Trajectory:

@@ -6,6 +6,8 @@ import pytest
 
 from rose.rl.history import History, SeenCommit, SeenVersion
 from rose.rl.noted_source import NotedSource
+from rose.scheduler.front_events import Registered
+from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -37,12 +39,15 @@ class Book:
     def __init__(self) -> None:
         self.clock = Clock()
         self.history = History(self.clock)
-        self.history.name(0, BORROWED)
-        self.history.name(1, DEDICATED)
+        self.register(0, BORROWED)
+        self.register(1, DEDICATED)
+
+    def register(self, worker: int, kind: WorkerKind) -> None:
+        self.history.heard(Registered(worker, kind, Capabilities(1, 1.0, 1.0)))
 
     def hear(self, at_s: float, event) -> None:
         self.clock.now_s = at_s
-        self.history.hear(event)
+        self.history.heard(event)
 
     def lease(self, at_s: float, kv_tokens: int, *, worker: int = 0) -> None:
         self.hear(at_s, LeaseChanged(worker, 1, kv_tokens, 100.0))
@@ -128,7 +133,7 @@ def test_a_worker_that_nobody_knows_has_said_nothing(book) -> None:
 
 
 def test_tokens_are_counted_by_kind(book) -> None:
-    book.history.name(2, DEDICATED)  # The next incarnation.
+    book.register(2, DEDICATED)  # The next incarnation.
     book.hear(1, output(0, 3))
     book.hear(1, output(1, 5))
     book.hear(1, output(2, 7))

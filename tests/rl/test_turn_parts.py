@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 from rose.rl.parts import Part, Parts
+from rose.scheduler.events import DropReason
+from rose.scheduler.rollouts import Gone
+from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
@@ -24,6 +27,10 @@ def request(trajectory: int, *, turn: int = 0, first_token: int = 0) -> TurnRequ
     return TurnRequest(trajectory, turn, 1, (2, 65, 3), first_token, 8, (1,), 1.0, 0)
 
 
+def end(parts: Parts, trajectory: int) -> None:
+    parts.stepped([TurnResult(trajectory, 0, (), (), (), (), is_cut=False)], 0.0)
+
+
 def test_a_turn_that_moves_has_two_parts_with_their_own_tokens() -> None:
     parts = Parts(TickingClock())
     parts.begin(request(7), 0, BORROWED)
@@ -33,7 +40,7 @@ def test_a_turn_that_moves_has_two_parts_with_their_own_tokens() -> None:
     parts.begin(request(7, first_token=3), 1, DEDICATED)
     parts.add(7, 4)
     parts.end(7, 1)
-    parts.close(7)
+    end(parts, 7)
     assert parts.done() == [
         Part(7, 0, 0, BORROWED, start_ns=1, end_ns=2, tokens=3, is_resumed=False),
         Part(7, 0, 1, DEDICATED, start_ns=3, end_ns=4, tokens=4, is_resumed=True),
@@ -59,7 +66,7 @@ def test_the_end_of_another_worker_ends_no_part() -> None:
     parts.end(7, 1)
     parts.end(7, 1)  # Nor a second time.
     parts.end(8, 1)  # Nor one that there is not.
-    parts.close(7)
+    end(parts, 7)
     first, second = parts.done()
     # The first was never said to end: it did when the next began.
     assert (first.end_ns, second.start_ns, second.end_ns) == (2, 3, 4)
@@ -73,13 +80,13 @@ def test_a_lost_worker_ends_its_parts_and_no_other() -> None:
     parts.end_all(0)
     clock.now = 100
     for trajectory in (1, 2, 3):
-        parts.close(trajectory)
+        end(parts, trajectory)
     assert [part.end_ns for part in parts.done()] == [4, 101, 5]
 
 
 def test_a_part_is_put_away_once() -> None:
     parts = Parts(TickingClock())
     parts.begin(request(7), 0, BORROWED)
-    parts.close(7)
-    parts.close(7)
+    end(parts, 7)
+    parts.stepped([Gone(7, DropReason.FAILED)], 0.0)
     assert len(parts.done()) == 1

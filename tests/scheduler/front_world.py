@@ -186,10 +186,19 @@ class DeadEpochs(FrontWatch):
 
 
 class FrontWorld:
-    def __init__(self, path: Path, seed: int, *, trajectories: int, faults: float = 1.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        seed: int,
+        *,
+        trajectories: int,
+        faults: float = 1.0,
+        policy: PlacementPolicy = PlacementPolicy.JOINT,
+    ) -> None:
         self.random = random.Random(seed)
         self.faults = faults
         self.path = path
+        self.policy = policy
         self.clock = ManualClock()
         self.callers = [
             Caller(number, prompt=first_prompt(number)) for number in range(trajectories)
@@ -214,7 +223,7 @@ class FrontWorld:
         self.store = MortalStore(self.path)
         self.durable = Durable(
             SETTINGS,
-            PlacementPolicy.JOINT,
+            self.policy,
             clock=self.clock,
             limits=LIMITS,
             store=self.store,

@@ -10,7 +10,7 @@ from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.node.server import WorkerServer
 from rose.node.session import ServerLimits
 from rose.scheduler.remote import RemoteLimits, RemoteWorker
-from rose.scheduler.turns import Capabilities, Sampling
+from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -195,7 +195,7 @@ def test_what_is_given_up_is_stopped_and_everybody_is_told() -> None:
             asked = ask(scheduler, 0)
             await until(lambda: worker.running)
             await scheduler.abort(0)  # in the middle of a turn
-            with pytest.raises(Unavailable, match="trajectory 0 was dropped: it was ended"):
+            with pytest.raises(TrajectoryDropped, match="trajectory 0 was dropped: it was ended"):
                 await asked
             assert worker.running == {}
             await waits  # One that is given up makes room for another.
@@ -207,7 +207,7 @@ def test_what_is_given_up_is_stopped_and_everybody_is_told() -> None:
             last = asyncio.create_task(scheduler.start(4))
             await until(lambda: len(scheduler.trajectories()) == 3)
             await scheduler.abort(4)  # before it was admitted
-            with pytest.raises(Unavailable, match="trajectory 4"):
+            with pytest.raises(TrajectoryDropped, match="trajectory 4"):
                 await last
             await scheduler.abort(0)  # Said again.
             counts = scheduler.counts()
@@ -226,7 +226,7 @@ def test_a_turn_that_ends_as_it_is_given_up_leaves_no_gap_in_the_books() -> None
             await until(lambda: worker.running)
             worker.say(3, 99)  # Its end, and what follows, are heard in one step.
             await scheduler.abort(3)
-            with pytest.raises(Unavailable, match="dropped"):
+            with pytest.raises(TrajectoryDropped, match="dropped"):
                 await asked
             await scheduler.start(4)
             assert scheduler.counts().given_up == 1
@@ -285,7 +285,7 @@ def test_a_turn_that_fails_everywhere_is_told_with_what_the_worker_said() -> Non
                     *(0, 0, 0, request.lease_epoch, 0, (), (), ()), TurnEnd.FAILED, "no memory"
                 )
             )
-            with pytest.raises(Unavailable, match=r"failed on every attempt.*no memory"):
+            with pytest.raises(TrajectoryDropped, match=r"failed on every attempt.*no memory"):
                 await asked
             assert scheduler.counts().dropped == 1
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rose.scheduler import copying
+from rose.scheduler import PlacementPolicy, copying
 from tests.scheduler import front_world
 from tests.scheduler.front_world import LIMITS, FrontWorld
 
@@ -25,9 +25,10 @@ def run(world: FrontWorld, kills) -> None:
         world.tick(kill_at)
 
 
+@pytest.mark.parametrize("policy", PlacementPolicy)
 @pytest.mark.parametrize("seed", range(3))
-def test_without_kills_every_turn_is_that_of_an_uninterrupted_run(tmp_path, seed) -> None:
-    world = FrontWorld(tmp_path / "scheduler", seed, trajectories=30)
+def test_without_kills_every_turn_is_that_of_an_uninterrupted_run(tmp_path, seed, policy) -> None:
+    world = FrontWorld(tmp_path / "scheduler", seed, trajectories=30, policy=policy)
     run(world, itertools.repeat(None))
     world.assert_accounted()
     assert world.durable.rollouts.counts().resumed > 3
