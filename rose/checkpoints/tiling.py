@@ -76,11 +76,7 @@ def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
     counts: list[int] = []
     widths: list[int] = []
     places: list[TilePlace] = []
-    layout = hashlib.sha256(_LAYOUT)
     for tensor in ordered:
-        for text in (tensor.name.encode(), tensor.dtype.encode()):
-            layout.update(struct.pack("<Q", len(text)) + text)
-        layout.update(struct.pack(f"<{len(tensor.shape) + 1}Q", len(tensor.shape), *tensor.shape))
         unit_bytes = tensor.stored.unit_bytes
         units = tensor.nbytes // unit_bytes
         for first in range(0, units, TILE_BYTES // unit_bytes):
@@ -88,7 +84,17 @@ def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
             counts.append(count)
             widths.append(8 * unit_bytes)
             places.append(TilePlace(tensor.name, (units,), Region((first,), (count,))))
-    return Tiling(Tiles(counts, widths, layout.hexdigest()), places)
+    return Tiling(Tiles(counts, widths, plain_layout(ordered)), places)
+
+
+def plain_layout(tensors: Iterable[StoredTensor]) -> str:
+    """Return the name of the cut that `plain_tiling` makes; nothing is cut, whatever the shapes."""
+    layout = hashlib.sha256(_LAYOUT)
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        for text in (tensor.name.encode(), tensor.dtype.encode()):
+            layout.update(struct.pack("<Q", len(text)) + text)
+        layout.update(struct.pack(f"<{len(tensor.shape) + 1}Q", len(tensor.shape), *tensor.shape))
+    return layout.hexdigest()
 
 
 def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:

@@ -1,5 +1,6 @@
 """`rose receive --to FOLDER`: a checkpoint on disk that is kept at the newest version."""
 
+import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +12,9 @@ import click
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.live import LiveCheckpoint, create_checkpoint
 from rose.checkpoints.make import hexadecimal
-from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
+from rose.checkpoints.safetensors_header import StoredTensor
+from rose.checkpoints.stored_dtypes import STORED_DTYPES
+from rose.checkpoints.tiling import Tiling, plain_layout, plain_tiling, planned_tiling
 from rose.cli.delta_progress import progress
 from rose.cli.publish import read_plan
 from rose.cli.weight_events import Events
@@ -24,7 +27,7 @@ from rose.cli.weight_options import (
     weight_options,
 )
 from rose.cli.weight_sources import open_addresses
-from rose.errors import InvalidArgument
+from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.observing.timed import TimedSource
@@ -36,7 +39,7 @@ from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.version import Version
 from rose.transfer.views import ShardViews
-from rose.transfer.wire.messages import HelloReply
+from rose.transfer.wire.messages import HelloReply, TensorEntry
 from rose.units import NS_PER_S
 from rose.whole_file import lock
 
@@ -228,17 +231,49 @@ def _locked(folder: Path) -> BinaryIO:
         raise InvalidArgument(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
-def _open(folder: Path, hello: HelloReply, events: Events) -> Checkpoint:
-    """Open what lies in the folder; where nothing does, make what the upstream has, of zeros."""
+def stored_tensors(entries: Sequence[TensorEntry]) -> list[StoredTensor]:
+    """Return the tensors of a checkpoint as a file of its own would each begin with them.
+
+    Raises:
+        CorruptData: a dtype is unknown.
+    """
+    stored = []
+    for one in entries:
+        if one.dtype not in STORED_DTYPES:
+            raise CorruptData(f"{one.name!r} has the dtype {one.dtype!r}, which rose does not know")
+        bits = math.prod(one.shape) * STORED_DTYPES[one.dtype].bits
+        stored.append(StoredTensor(one.name, one.dtype, one.shape, 0, bits // 8))
+    return stored
+
+
+def _open(
+    folder: Path, plan: Plan | None, hello: HelloReply, events: Events
+) -> tuple[Checkpoint, Tiling]:
+    """Open what lies in the folder; where nothing does, make what the upstream has, of zeros.
+
+    Nothing is made of tensors that are not cut as the upstream says: versions would never fit.
+    """
     is_there = folder.is_file() or any(one.suffix == ".safetensors" for one in folder.iterdir())
     if not is_there:
         if not hello.tensors:
             raise InvalidArgument(
                 f"{folder} has no checkpoint, and the upstream does not say what to make"
             )
+        stored = stored_tensors(hello.tensors)
+        layout = plain_layout(stored) if plan is None else planned_tiling(plan, stored).tiles.layout
+        _check_layout(layout, hello, "the upstream names other tensors")
         create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
         events.say("created", path=str(folder))
-    return open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder)
+    stored = [one.stored for one in checkpoint.tensors.values()]
+    tiling = plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
+    _check_layout(tiling.tiles.layout, hello, f"{folder} has other tensors")
+    return checkpoint, tiling
+
+
+def _check_layout(layout: str, hello: HelloReply, what: str) -> None:
+    if layout != hello.layout:
+        raise InvalidArgument(f"{what} than the upstream serves, or another plan cuts them")
 
 
 @click.command()
@@ -281,13 +316,7 @@ def receive(
         open_addresses(upstreams, options.security, options.signing, options.events) as there,
     ):
         hello = there.wait_until_there()
-        checkpoint = _open(folder, hello, options.events)
-        stored = [one.stored for one in checkpoint.tensors.values()]
-        tiling = plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
-        if hello.layout != tiling.tiles.layout:
-            raise InvalidArgument(
-                f"{folder} has other tensors than the upstream serves, or another plan cuts them"
-            )
+        checkpoint, tiling = _open(folder, plan, hello, options.events)
         wanted = _wanted(plan, replica, rank, tiles_text)
         there.subscribe(who, replica=replica, rank=rank or 0, tiles=wanted)
         target_n = there.newest_n() if once else None

@@ -1,5 +1,6 @@
 """`rose relay`: versions come into a cluster once, and all who are there get them from here."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from rose.checkpoints.safetensors_header import StoredTensor
-from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.checkpoints.tiling import plain_tiling
 from rose.cli.publish import read_plan
-from rose.cli.receive import parse_tiles
+from rose.cli.receive import parse_tiles, stored_tensors
+from rose.cli.weight_events import Events
 from rose.cli.weight_options import (
     PATH,
     Bell,
@@ -34,10 +34,17 @@ from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.tiles import Tiles
-from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry, decode, encode
+from rose.transfer.wire.messages import (
+    REPLY_BYTES_MAX,
+    HelloReply,
+    RelayPlace,
+    TensorEntry,
+    decode,
+    encode,
+)
 from rose.transfer.wire.peers import Peers
 from rose.units import GIB
-from rose.whole_file import write_whole
+from rose.whole_file import read_input, write_whole
 
 if TYPE_CHECKING:
     from rose.transfer.wire.server import WeightServer
@@ -45,6 +52,8 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.5
 _ASK_S: Final = 5.0
 _HELLO: Final = "hello"
+_MAGIC: Final = b"rose-relay-hello\n"
+_SHA_BYTES: Final = 32
 _UPDATES: Final = "updates"
 
 
@@ -58,6 +67,7 @@ class Introduction:
         landing: the tiles that land here; None for all.
         address: that receivers of the cluster reach this relay at.
         peers: where it is told.
+        events: says which file is damaged.
     """
 
     def __init__(
@@ -66,12 +76,13 @@ class Introduction:
         landing: Sequence[int] | None,
         address: str,
         peers: Peers,
+        events: Events,
     ) -> None:
         self._path = None if directory is None else directory / _HELLO
         self._landing, self._address, self._peers = landing, address, peers
         self._known: HelloReply | None = None
-        if self._path is not None and self._path.exists():
-            self._tell(decode(HelloReply, self._path.read_bytes()))
+        if (kept := _kept_hello(directory, events)) is not None:
+            self._tell(kept)
 
     @property
     def known(self) -> HelloReply | None:
@@ -88,7 +99,7 @@ class Introduction:
         if known is None or (known.layout, known.tensors) != (reply.layout, reply.tensors):
             self._tell(reply)
             if self._path is not None:
-                write_whole(self._path, encode(reply))
+                write_hello(self._path, reply)
 
     def _tell(self, reply: HelloReply) -> None:
         self._known = reply
@@ -97,20 +108,51 @@ class Introduction:
         self._peers.announce(reply.layout, tensors=reply.tensors, relays=[here])
 
 
+def read_hello(path: Path) -> HelloReply | None:
+    """Read what `write_hello` wrote; None where nothing was.
+
+    Raises:
+        CorruptData: it is not as it was written.
+        InvalidArgument: it cannot be read.
+    """
+    try:
+        content = read_input(path, bytes_max=REPLY_BYTES_MAX + len(_MAGIC) + _SHA_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
+    body, sha = content[len(_MAGIC) : -_SHA_BYTES], content[-_SHA_BYTES:]
+    if not content.startswith(_MAGIC) or hashlib.sha256(body).digest() != sha:
+        raise CorruptData(f"{path} is damaged")
+    return decode(HelloReply, body)
+
+
+def _kept_hello(directory: Path | None, events: Events) -> HelloReply | None:
+    """Return what upstream said in an earlier run; a damaged file is named and not used."""
+    try:
+        return None if directory is None else read_hello(directory / _HELLO)
+    except (CorruptData, InvalidArgument) as error:
+        events.trouble(f"{error}; it is written anew when upstream answers", about=_HELLO)
+        return None
+
+
+def write_hello(path: Path, reply: HelloReply) -> None:
+    """Write what upstream said, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    body = encode(reply)
+    write_whole(path, _MAGIC, body, hashlib.sha256(body).digest())
+
+
 def tiles_of(tensors: Sequence[TensorEntry]) -> Tiles:
     """Return how a checkpoint is cut that has these tensors.
 
     Raises:
         CorruptData: a dtype is unknown.
     """
-    stored = []
-    for one in tensors:
-        if one.dtype not in STORED_DTYPES:
-            raise CorruptData(f"{one.name!r} has the dtype {one.dtype!r}, which rose does not know")
-        entry = StoredTensor(one.name, one.dtype, one.shape, 0, 0)
-        nbytes = entry.elements * entry.stored.bits // 8
-        stored.append(StoredTensor(one.name, one.dtype, one.shape, 0, nbytes))
-    return plain_tiling(stored).tiles
+    return plain_tiling(stored_tensors(tensors)).tiles
 
 
 def landing_of(
@@ -170,7 +212,7 @@ def relay(
         open_addresses(*open_there) as reading,
         _opened(directory, limits.bytes_max) as store,
     ):
-        subscription = _subscription(landing, plan, there, peers, directory)
+        subscription = _subscription(landing, plan, there, directory, options.events)
         timeline = Timeline("relay")
         made = Relay(
             TimedSource(there.source(), timeline),
@@ -181,7 +223,7 @@ def relay(
         )
         known_n = made.newest_n
         with _served(made, listen, peers, options) as server, Follower(made) as follower:
-            introduction = Introduction(directory, landing, server.address, peers)
+            introduction = Introduction(directory, landing, server.address, peers, options.events)
             read = _Figures(made, peers)
             with observed(options, "relay", read, timeline):
                 _follow(made, follower, introduction, reading, options, newest_n=known_n)
@@ -211,15 +253,15 @@ def _subscription(
     landing: Sequence[int] | None,
     plan: Plan | None,
     there: Addresses,
-    peers: Peers,
     directory: Path | None,
+    events: Events,
 ) -> Subscription | None:
     """Return the tiles that land here, of the cut that the plan or upstream says."""
     if landing is None:
         return None
     if plan is not None:
         return Subscription(Tiles(plan.counts, plan.widths, plan.layout_id), landing)
-    known = Introduction(directory, landing, "", peers).known
+    known = _kept_hello(directory, events)
     hello = there.wait_until_there() if known is None else known
     if not hello.tensors:
         raise InvalidArgument("upstream serves no checkpoint, so --tiles needs a --plan")

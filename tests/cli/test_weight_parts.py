@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rose.checkpoints.tiling import plain_layout
 from rose.cli.publish import CheckpointPublisher, _Cut
 from rose.cli.publish_state import PublishState, entries, read_state, write_state
-from rose.cli.receive import parse_tiles
-from rose.cli.relay import landing_of, tiles_of
+from rose.cli.receive import _open, parse_tiles, stored_tensors
+from rose.cli.relay import Introduction, landing_of, read_hello, tiles_of, write_hello
 from rose.cli.weight_events import Events
 from rose.cli.weight_options import WeightOptions, _secret, observed
 from rose.errors import CorruptData, InvalidArgument, Unavailable
@@ -20,9 +23,13 @@ from rose.transfer.manifest import Signing
 from rose.transfer.observing.timed import TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.publishing.spans import SpanMaker
-from rose.transfer.wire.messages import TensorEntry
+from rose.transfer.wire.messages import HelloReply, TensorEntry, encode
+from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security
 from tests.cli.weight_programs import make_checkpoint
+
+if TYPE_CHECKING:
+    from rose.cli.weight_sources import Addresses
 
 STATE = PublishState("run", 3, 17, "steps/newest", ("steps/a", "steps/b"))
 
@@ -157,6 +164,63 @@ def test_relay_cuts_as_the_publisher_does() -> None:
         tiles_of([TensorEntry("w", "F99", (3,))])
     assert landing_of(None, "", "relay", None) is None
     assert landing_of(None, "", "relay", "1,3") == (1, 3)
+
+
+HELLO = HelloReply("v0", "publisher", 5, "ab" * 32, 7, (), (TensorEntry("w", "BF16", (3, 5)),))
+
+
+def test_every_damage_to_a_hello_that_a_relay_kept_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "hello"
+    assert read_hello(path) is None
+    write_hello(path, HELLO)
+    assert read_hello(path) == HELLO
+    whole = path.read_bytes()
+    damaged = [whole[:size] for size in range(len(whole))] + [whole + b"\0"]
+    damaged += [
+        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))
+    ]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(CorruptData, match="hello is damaged"):
+            read_hello(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InvalidArgument, match=r"cannot read .*hello"):
+        read_hello(path)
+
+
+def test_relay_names_a_damaged_hello_and_writes_it_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hello"
+    path.write_bytes(encode(HELLO))  # It decodes, but nothing vouches for it.
+    peers = Peers("relay", "relay")
+    introduction = Introduction(tmp_path, None, "here:1", peers, Events(is_json=False))
+    assert (introduction.known, peers.hello(1).layout) == (None, "")
+    assert f"{path} is damaged; it is written anew" in capsys.readouterr().out
+    there = SimpleNamespace(hellos=lambda: [None, HELLO])
+    introduction.update(cast("Addresses", there))
+    assert (introduction.known, peers.hello(1).layout) == (HELLO, HELLO.layout)
+    assert read_hello(path) == HELLO
+    again = Introduction(tmp_path, None, "here:1", peers, Events(is_json=False))
+    assert (again.known, capsys.readouterr().out) == (HELLO, "")
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (15,), (1 << 62, 1 << 62)])
+def test_receiver_makes_no_checkpoint_that_no_version_fits(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    folder, events = tmp_path / "out", Events(is_json=False)
+    folder.mkdir()
+    right = replace(HELLO, layout=plain_layout(stored_tensors(HELLO.tensors)))
+    wrong = replace(right, tensors=(TensorEntry("w", "BF16", shape),))
+    with pytest.raises(InvalidArgument, match="other tensors"):
+        _open(folder, None, wrong, events)
+    assert list(folder.iterdir()) == []
+    checkpoint, tiling = _open(folder, None, right, events)
+    assert (list(checkpoint.tensors), tiling.tiles.layout) == (["w"], right.layout)
+    with pytest.raises(InvalidArgument, match="other tensors"):
+        _open(folder, None, replace(right, layout=HELLO.layout), events)
 
 
 def test_number_of_a_version_that_may_have_been_published_is_never_used_again(

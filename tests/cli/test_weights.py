@@ -314,6 +314,23 @@ def test_relay_serves_a_cluster_and_each_byte_crosses_once(
                     assert heir.stop() == (0, "")
 
 
+def test_relay_with_a_damaged_hello_starts_and_serves(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    kept, out = tmp_path / "kept", tmp_path / "out"
+    kept.mkdir()
+    (kept / "hello").write_bytes(b"\xff" * 40)
+    with Program("publish", checkpoints[0]) as publisher:
+        above = publisher.wait_for("serving")["address"]
+        with Program("relay", "--upstream", above, "--directory", kept) as relay:
+            here = relay.wait_for("serving")["address"]
+            assert f"{kept / 'hello'} is damaged" in relay.wait_for("trouble")["reason"]
+            with Program("receive", "--upstream", here, "--to", out, "--once") as receiver:
+                assert receiver.end() == (0, "")
+            assert are_alike(out, checkpoints[0])
+            assert relay.stop() == (0, "")
+
+
 def test_relays_share_the_tiles_and_one_stands_in_for_the_other(
     checkpoints: list[Path], tmp_path: Path
 ) -> None:
