@@ -143,8 +143,9 @@ def test_two_receivers_of_one_checkpoint_are_refused(
 
 
 def test_a_timeline_that_cannot_be_written_is_one_sentence(checkpoints: list[Path]) -> None:
-    with Program("publish", checkpoints[0], "--timeline", checkpoints[1]) as publisher:
-        publisher.wait_for("serving")
+    options = ["--timeline", checkpoints[1], "--metrics", "127.0.0.1:0"]
+    with Program("publish", checkpoints[0], *options) as publisher:
+        publisher.wait_for("metrics")  # From here on the timeline is written when it ends.
         status, error = publisher.stop()
     assert (status, error.count("\n")) == (2, 1)
     assert error.startswith(f"rose: cannot write {checkpoints[1]}: Is a directory")
