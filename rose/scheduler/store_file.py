@@ -118,18 +118,19 @@ class FileStore:
     # ---- reading --------------------------------------------------------------------------------
 
     def load(self) -> tuple[Checkpoint, list[Step]] | None:
-        """Return the checkpoint and the steps since then; None if there is no checkpoint.
+        """Return the checkpoint and the steps since then; None if nothing was ever written here.
 
         Journals before it are removed: a life that was killed may have left some.
 
         Raises:
-            CorruptData: a file is not what was written.
+            CorruptData: a file is not what was written, or is gone.
             Unavailable: it cannot be read.
         """
         try:
+            if not self._path.exists():
+                self._check_never_saved()
+                return None
             data = self._path.read_bytes()
-        except FileNotFoundError:
-            return None
         except OSError as error:
             raise _unavailable(self._path, "read", error) from error
         checkpoint = self._checkpoint_of(data)
@@ -144,6 +145,24 @@ class FileStore:
             sync_folder(self._path.parent)  # Who saved it may not have come to that.
             self._forget_journals()
         return checkpoint, steps
+
+    def _check_never_saved(self) -> None:
+        """Raise when a journal shows that there was a checkpoint.
+
+        The first one without a step does not: it is written before the first checkpoint.
+        """
+        for number, journal in sorted(self._journals_there().items()):
+            if number > 1 or not _JOURNAL.startswith(journal.read_bytes().rstrip(b"\0")):
+                raise CorruptData(
+                    f"the checkpoint '{self._path}' is gone, and its journal '{journal}' is there: "
+                    f"bring the checkpoint back, or remove the journals to begin anew"
+                )
+
+    def _journals_there(self) -> dict[int, Path]:
+        """Return all journals by their numbers."""
+        pattern = re.compile(rf"{re.escape(self._path.name)}\.journal-([1-9][0-9]*)")
+        found = ((pattern.fullmatch(one.name), one) for one in self._path.parent.iterdir())
+        return {int(name[1]): one for name, one in found if name}
 
     def _journals_from(self, sequence: int) -> list[tuple[Path, bytes]]:
         """Return what the journals hold; those at the end that hold no step are begun again.
@@ -288,12 +307,10 @@ class FileStore:
 
     def _forget_journals(self) -> None:
         """Remove the journals before the newest checkpoint; one that stays is tried next time."""
-        pattern = re.compile(rf"{re.escape(self._path.name)}\.journal-([1-9][0-9]*)")
-        for file in self._path.parent.iterdir():
-            found = pattern.fullmatch(file.name)
-            if found and int(found[1]) < self._saved:
+        for number, journal in self._journals_there().items():
+            if number < self._saved:
                 with suppress(OSError):
-                    file.unlink(missing_ok=True)
+                    journal.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write nothing more, and let others write; a checkpoint on its way is waited for."""

@@ -89,6 +89,28 @@ def test_all_that_is_put_in_comes_back(tmp_path) -> None:
     assert loaded(tmp_path / "state") == (checkpoint(1), STEPS)
 
 
+@pytest.mark.parametrize("saves", [1, 2])
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_checkpoint_that_is_gone_is_refused(tmp_path, steps, saves) -> None:
+    path = tmp_path / "state"
+    store = FileStore(path)
+    for _ in range(saves):
+        store.save(checkpoint(store.rotate()))
+    for step in STEPS[:steps]:
+        store.append(step)
+    store.close()
+    whole = path.read_bytes()
+    path.unlink()
+    if steps == 0 and saves == 1:  # As of a first start that was killed: nothing had happened.
+        assert loaded(path) is None
+        return
+    for _ in range(2):
+        with pytest.raises(CorruptData, match=r"'.*/state' is gone, and its journal '.*-\d' is"):
+            loaded(path)
+    path.write_bytes(whole)
+    assert loaded(path) == (checkpoint(saves), STEPS[:steps])
+
+
 def test_steps_of_two_journals_come_back_when_the_checkpoint_between_was_never_saved(
     tmp_path,
 ) -> None:
