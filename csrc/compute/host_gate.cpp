@@ -16,6 +16,9 @@ namespace {
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
 // The parties of a gate are three, and each changes its state once meanwhile.
 constexpr int kCloseTries = 16;
+// From one look to the next when a machine is busy. In what was longer this process stood still, as
+// when it was stopped; that is counted against no segment.
+constexpr Nanoseconds kLookMaxNs = 5 * HostGate::kLookAgainNs;
 
 // Deadlines are real time, also where the measuring clock stands still.
 
@@ -203,14 +206,16 @@ void HostGate::close(CloseReason reason) noexcept {
 std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcept {
   if (!is_running()) return 0;
   const Nanoseconds from_ns = real_now_ns();
-  for (;;) {
+  Nanoseconds looked_ns = from_ns;
+  for (Nanoseconds left_ns = timeout_ns;;) {
     std::uint32_t seen = GateWord::kRuns;
     word_->running.compare_exchange_strong(seen, GateWord::kRunsWithWaiter);
-    const Nanoseconds waited_ns = real_now_ns() - from_ns;
-    if (seen == GateWord::kIdle) return waited_ns;
-    if (waited_ns >= timeout_ns) return std::nullopt;
-    futex_wait(word_->running, GateWord::kRunsWithWaiter,
-               std::min(timeout_ns - waited_ns, kLookAgainNs));
+    const Nanoseconds now_ns = real_now_ns();
+    if (seen == GateWord::kIdle) return now_ns - from_ns;
+    left_ns -= std::min(now_ns - looked_ns, kLookMaxNs);
+    if (left_ns <= 0) return std::nullopt;
+    looked_ns = now_ns;
+    futex_wait(word_->running, GateWord::kRunsWithWaiter, std::min(left_ns, kLookAgainNs));
   }
 }
 

@@ -246,6 +246,10 @@ class Arbiter final : private SlabWatcher {
   Result<bool> is_short(PartitionId partition, std::int64_t taking) const noexcept;
   // Sleeps until the bell has rung since it had rung `heard` times, or for `timeout_ns` of real
   // time. Returns how often it has rung.
+  //
+  // Whoever listens again and again shows that this process runs: time in which it did not, because
+  // it was stopped or the machine slept, is counted against no tenant (see note_standstill()). Who
+  // listens for the last time does so with a `timeout_ns` of 0.
   std::uint32_t listen(std::uint32_t heard, Nanoseconds timeout_ns) noexcept;
   void ring() noexcept;
 
@@ -312,7 +316,9 @@ class Arbiter final : private SlabWatcher {
   // Holds the mutex; on the way out the ledger shows what has changed, and tenants hear of it.
   class Turn {
    public:
-    explicit Turn(Arbiter& arbiter) noexcept : arbiter_{arbiter}, lock_{arbiter.books_} {}
+    explicit Turn(Arbiter& arbiter) noexcept : arbiter_{arbiter}, lock_{arbiter.books_} {
+      arbiter_.note_standstill();
+    }
     ~Turn() { arbiter_.show(); }
 
    private:
@@ -337,6 +343,9 @@ class Arbiter final : private SlabWatcher {
   std::int64_t low_water(std::int32_t unowned) const noexcept {
     return watch_.demand_blocks - std::int64_t{unowned} * watch_.blocks_per_slab;
   }
+  // While somebody listens, a turn comes every few milliseconds. When none came for much longer,
+  // this process stood still, and deadlines and TTLs move on by that time.
+  void note_standstill() noexcept;
   bool is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept;
   void show() noexcept;
   void note_news() noexcept;
@@ -412,6 +421,9 @@ class Arbiter final : private SlabWatcher {
   bool has_news_{false};                  // blocks or pins came or went; nothing changed hands
   Nanoseconds changed_ns_{0};             // when something did
   Watch watch_;
+  bool is_listened_to_{false};
+  Nanoseconds turn_ns_{0};       // when the last turn began, on the clock
+  Nanoseconds turn_real_ns_{0};  // the same in real time
   LeaseId next_lease_{1};
   RevocationId next_revocation_{1};
   std::int32_t waiters_{0};

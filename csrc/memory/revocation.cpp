@@ -14,6 +14,10 @@ namespace {
 constexpr std::int32_t kUnranked = std::numeric_limits<std::int32_t>::max();
 // A deadline on a clock that stands still must not turn wait() into a spin.
 constexpr Nanoseconds kNapMin = 20'000;
+// Whoever waits takes turns as often as the keeper, which may not get the interpreter meanwhile.
+constexpr Nanoseconds kNapMax = 20'000'000;
+// The keeper listens for 20 ms at a time; a busy machine wakes it some tens of milliseconds late.
+constexpr Nanoseconds kStandstillNs = 100'000'000;
 
 }  // namespace
 
@@ -254,12 +258,29 @@ Result<RevocationProgress> Arbiter::wait(RevocationId revocation, Nanoseconds ti
       const Nanoseconds left_ns = end_ns - real.now_ns();
       if (!progress.ok() || progress.value().pending == 0 || left_ns <= 0) return progress;
       const Nanoseconds deadline_ns = revocations_.at(revocation).deadline_ns;
-      nap_ns = std::min(left_ns, std::max(deadline_ns - clock_->now_ns(), kNapMin));
+      nap_ns = std::min(left_ns, std::clamp(deadline_ns - clock_->now_ns(), kNapMin, kNapMax));
       ++waiters_;
       is_waiter = true;
     }
     futex_wait(changes_, seen, nap_ns);
   }
+}
+
+// On a clock of its own, as in virtual time, no more than passed on both has passed.
+void Arbiter::note_standstill() noexcept {
+  const Nanoseconds now_ns = clock_->now_ns();
+  const Nanoseconds real_ns = real_now_ns();
+  const Nanoseconds since_ns = std::min(now_ns - turn_ns_, real_ns - turn_real_ns_);
+  turn_ns_ = now_ns;
+  turn_real_ns_ = real_ns;
+  if (!is_listened_to_ || since_ns < kStandstillNs) return;
+  const auto later = [since_ns](Nanoseconds at) {
+    return at < kTimeoutMax ? at + since_ns : at;  // "for ever" stays that
+  };
+  for (auto& [id, revocation] : revocations_)
+    revocation.deadline_ns = later(revocation.deadline_ns);
+  for (auto& [id, lease] : leases_) lease.expires_ns = later(lease.expires_ns);
+  has_changed_ = true;
 }
 
 void Arbiter::forget_revocations() noexcept {

@@ -66,12 +66,17 @@ void Arbiter::ring() noexcept {
 std::uint32_t Arbiter::listen(std::uint32_t heard, Nanoseconds timeout_ns) noexcept {
   const BootClock real;
   const Nanoseconds end_ns = real.now_ns() + std::min(timeout_ns, kTimeoutMax);
+  {
+    const Turn turn{*this};
+    is_listened_to_ = timeout_ns > 0;
+  }
   listeners_.fetch_add(1);
   for (Nanoseconds left_ns = timeout_ns; rung_.load() == heard && left_ns > 0;
        left_ns = end_ns - real.now_ns()) {
     futex_wait(rung_, heard, left_ns);
   }
   listeners_.fetch_sub(1);
+  const Turn turn{*this};
   return rung_.load();
 }
 

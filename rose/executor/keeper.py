@@ -13,7 +13,10 @@ class Bell(Protocol):
     """What wakes the keeper before its time: the arbiter rings it when serving is short."""
 
     def listen(self, heard: int, *, timeout_ns: int) -> int:
-        """Sleep until it has rung since `heard`; return how often it has."""
+        """Sleep until it has rung since `heard`; return how often it has.
+
+        Who listens again and again shows that the process runs; 0 ns is for the last time.
+        """
         ...
 
     def ring(self) -> None:
@@ -52,10 +55,13 @@ class Keeper:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self._heard = self._bell.listen(self._heard, timeout_ns=self._every_ns)
-            if not self._stop.is_set():
-                self._tend()
+        try:
+            while not self._stop.is_set():
+                self._heard = self._bell.listen(self._heard, timeout_ns=self._every_ns)
+                if not self._stop.is_set():
+                    self._tend()
+        finally:
+            self._bell.listen(self._heard, timeout_ns=0)  # Nobody does any more.
 
     def stop(self) -> None:
         """Stop and join the thread."""

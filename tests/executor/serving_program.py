@@ -1,14 +1,31 @@
 """Serving without an engine, in a process of its own that may be stopped and killed.
 
-It listens at a socket until its stdin ends: a borrower attaches there.
+It listens at a socket until its stdin ends: a borrower attaches there. Each line of its stdin is a
+number of slabs to take back, and it stops itself when they are asked for, before it goes on.
 """
 
 import json
+import os
+import signal
 import sys
+from dataclasses import replace
 
-from rose.executor import SLO, CoServing, Policy
+from rose.executor import SLO, CoServing, Policy, Revocation
 from tests.executor.conftest import HEADERS, SERVING_KV, SLAB, SLABS
 from tests.known_model import confirm
+
+
+def take_back_and_stop(device: CoServing, slabs: int) -> None:
+    lender = device.lender
+    borrower = lender._borrower
+
+    def on_revoke(revocation: Revocation) -> None:
+        borrower.on_revoke(revocation)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    lender._borrower = replace(borrower, on_revoke=on_revoke)
+    lender.take_back(slabs)
+    lender._borrower = borrower
 
 
 def main() -> None:
@@ -32,7 +49,8 @@ def main() -> None:
         device.listen(path)
         sys.stdout.write('"ready"\n')
         sys.stdout.flush()
-        sys.stdin.read()
+        for line in sys.stdin:
+            take_back_and_stop(device, int(line))
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ SERVING, BORROWER = 0, 1
 class Serving:
     """The program of `serving_program.py` at a socket; the sockets of the dead are replaced."""
 
-    def __init__(self, path: str, isolation: str) -> None:
+    def __init__(self, path: str, isolation: str, **knobs) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.executor.serving_program", path),
-                json.dumps({**CALM, "isolation": isolation}),
+                json.dumps({**CALM, "isolation": isolation, **knobs}),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -88,6 +88,63 @@ TEST(wait_fences_at_the_deadline) {
   CHECK_EQ(device.arbiter->snapshot().quarantined, 1);
 }
 
+// A keeper listens again and again, so a long gap means that the process stood still.
+TEST(time_in_which_the_process_stood_still_is_not_counted) {
+  constexpr Nanoseconds kWithin = kSecond / 10;
+  const auto stop = [] { std::this_thread::sleep_for(std::chrono::milliseconds{400}); };
+  for (const bool is_listened_to : {true, false}) {
+    Device device;
+    std::vector<BlockId> ids(8);
+    device.grant(2);
+    CHECK(device.blocks->alloc(ids));
+    const auto lent =
+        device.arbiter->grant(device.rollout, 1, 2 * kWithin, device.arbiter->epoch());
+    device.arbiter->listen(0, is_listened_to ? 1 : 0);
+    const RevocationId id = device.revoke(2, kWithin);
+    stop();
+    const RevocationProgress progress = device.arbiter->poll(id).take();
+    CHECK_EQ(progress.fenced, is_listened_to ? 0 : 2);
+    CHECK_EQ(progress.pending, is_listened_to ? 2 : 0);
+    CHECK_EQ(device.arbiter->expire(0).take().size(), is_listened_to ? 0u : 1u);
+    if (!is_listened_to) continue;
+    // What was left of both is left now, and passes while somebody looks.
+    CHECK(device.blocks->free(std::span{ids}.first(4)).ok());
+    CHECK_EQ(device.arbiter->wait(id, kSecond).take().returned, 1);
+    CHECK_EQ(device.arbiter->poll(id).take().fenced, 1);
+    std::size_t expired = 0;
+    while (expired == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+      expired = device.arbiter->expire(0).take().size();
+    }
+    CHECK_EQ(expired, 1u);
+    CHECK(device.arbiter->check_invariants().ok());
+  }
+}
+
+TEST(who_waits_shows_that_the_process_runs) {
+  Device device;
+  device.grant(1);
+  std::vector<BlockId> ids(1);
+  CHECK(device.blocks->alloc(ids));
+  device.arbiter->listen(0, 1);  // The keeper does not come back: somebody has its interpreter.
+  const RevocationId id = device.revoke(1, kSecond / 2);
+  const Nanoseconds from_ns = device.clock->now_ns();
+  CHECK_EQ(device.arbiter->wait(id, 60 * kSecond).take().fenced, 1);
+  CHECK(device.clock->now_ns() - from_ns < 20 * kSecond);
+}
+
+TEST(the_end_of_time_stays_where_it_is) {
+  Device device;
+  device.grant(1);
+  std::vector<BlockId> ids(1);
+  CHECK(device.blocks->alloc(ids));
+  const RevocationId id =
+      device.arbiter->revoke(device.rollout, 1, INT64_MAX, device.serving, {}).take();
+  device.arbiter->listen(0, 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds{150});
+  CHECK_EQ(device.arbiter->poll(id).take().pending, 1);
+}
+
 // The engine allocates, pins, frees and unpins; serving grants, revokes, waits and gives back; a
 // third thread reads the ledger and the numbers. The books must balance at every look.
 TEST(books_balance_under_three_threads) {
