@@ -24,7 +24,8 @@ class LiveCheckpoint(Closing):
     """The files of a checkpoint, mapped for writing until it is closed.
 
     A machine that stops while a tile is written leaves a tile of neither version, which its digest
-    tells; nothing else is touched.
+    tells; nothing else is touched. `units` are views of the mapping: who reads there behind the end
+    of a file that another process cut is ended by the system, which `LiveTiles` is not.
 
     Args:
         checkpoint: whose files have no other names.
@@ -36,11 +37,13 @@ class LiveCheckpoint(Closing):
     def __init__(self, checkpoint: Checkpoint) -> None:
         check_links(checkpoint)
         self._path = checkpoint.path
+        self._tensors = checkpoint.tensors
+        self._descriptors: dict[SafetensorsFile, int] = {}
         self._stack = ExitStack()
         self._maps: dict[SafetensorsFile, mmap.mmap] = {}
         try:
             for file in checkpoint.files:
-                self._maps[file] = self._mapped(file.path)
+                self._maps[file] = self._mapped(file)
         except OSError as error:
             self._stack.close()
             raise InvalidArgument(
@@ -49,6 +52,37 @@ class LiveCheckpoint(Closing):
         self.units: Mapping[str, Any] = {
             name: self._row(one.file, one.stored) for name, one in checkpoint.tensors.items()
         }
+
+    def unit(self, tensor: str) -> Any:
+        """Return what the codec takes the elements of a tensor for."""
+        return np.dtype(self._tensors[tensor].stored.unit)
+
+    def path(self, tensor: str) -> Path:
+        """Return the file that a tensor is in."""
+        return self._tensors[tensor].file.path
+
+    def fileno(self, tensor: str) -> int:
+        """Return the descriptor of the file that a tensor is in."""
+        return self._descriptors[self._tensors[tensor].file]
+
+    def offset(self, tensor: str) -> int:
+        """Return where in its file a tensor begins."""
+        one = self._tensors[tensor]
+        return one.file.offset(one.stored, 0)
+
+    def cut(self, tensor: str) -> str:
+        """Return the sentence that says that a tensor's file was cut."""
+        return _cut(self.path(tensor))
+
+    def check(self) -> None:
+        """Look whether the files are as long as they were.
+
+        Raises:
+            Unavailable: another process cut one.
+        """
+        for file, descriptor in self._descriptors.items():
+            if os.fstat(descriptor).st_size < len(self._maps[file]):
+                raise Unavailable(_cut(file.path))
 
     def flush(self) -> None:
         """Wait until the disk has what was changed.
@@ -70,9 +104,10 @@ class LiveCheckpoint(Closing):
         self._maps.clear()
         self._stack.close()
 
-    def _mapped(self, path: Path) -> mmap.mmap:
-        file = self._stack.enter_context(path.open("r+b"))
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE)
+    def _mapped(self, file: SafetensorsFile) -> mmap.mmap:
+        opened = self._stack.enter_context(file.path.open("r+b"))
+        self._descriptors[file] = opened.fileno()
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_WRITE)
 
     def _row(self, file: SafetensorsFile, tensor: StoredTensor) -> Any:
         unit, at = np.dtype(tensor.unit), file.offset(tensor, 0)
@@ -82,6 +117,13 @@ class LiveCheckpoint(Closing):
                 f"changed in place; write the file anew"
             )
         return np.frombuffer(self._maps[file], unit, count_units(tensor), at)
+
+
+def _cut(path: Path) -> str:
+    return (
+        f"{path} was cut by another process: remove it and start again, "
+        f"and all of it is fetched anew"
+    )
 
 
 def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> Path:

@@ -45,6 +45,10 @@ class Tiling:
         self.tiles = tiles
         self._places = tuple(places)
 
+    def place(self, tile: int) -> TilePlace:
+        """Return where a tile is."""
+        return self._places[tile]
+
     def views(self, units: Mapping[str, Any], wanted: Iterable[int] | None = None) -> ShardViews:
         """Return tiles as views of tensors.
 

@@ -11,6 +11,7 @@ import click
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.live import LiveCheckpoint, create_checkpoint
+from rose.checkpoints.live_tiles import LiveTiles
 from rose.checkpoints.make import hexadecimal
 from rose.checkpoints.safetensors_header import StoredTensor
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
@@ -38,7 +39,6 @@ from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.version import Version
-from rose.transfer.views import ShardViews
 from rose.transfer.wire.messages import HelloReply, TensorEntry
 from rose.units import NS_PER_S
 from rose.whole_file import lock
@@ -79,7 +79,7 @@ class CheckpointReceiver:
         self._options, self._timeline, self._events = options, timeline, options.events
         self.source = TimedSource(upstream, timeline)
         self._subscription = Subscription(tiling.tiles, wanted)
-        self._target = tiling.views(live.units, wanted)
+        self._target = LiveTiles(live, tiling)
         self.bell = Bell()
         self.counts = {"committed": 0, "rolled_back": 0, "quarantined": 0, "staged": 0}
         self.receiver = self._receiver()
@@ -105,7 +105,12 @@ class CheckpointReceiver:
         self.bell.ring()
 
     def step(self, paused: Callable[[float], None]) -> None:
-        """Commit the version that lies ready, if one does; say what came of it."""
+        """Commit the version that lies ready, if one does; say what came of it.
+
+        Raises:
+            Unavailable: another process cut a file.
+        """
+        self._live.check()
         self._events.trouble(self.receiver.failure, about="receiving")
         staged = self.receiver.take_staged()
         if staged is None:
@@ -182,7 +187,7 @@ class CheckpointReceiver:
         self._live.flush()
 
 
-def _read(target: ShardViews, tiling: Tiling, wanted: Sequence[int]) -> TileDigests:
+def _read(target: LiveTiles, tiling: Tiling, wanted: Sequence[int]) -> TileDigests:
     found = {}
     with progress("reading", sum(_nbytes(tiling, tile) for tile in wanted)) as advance:
         for tile in wanted:

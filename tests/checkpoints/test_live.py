@@ -1,6 +1,7 @@
 """Checkpoints as tiles, and as weights that are changed where they lie."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,17 @@ from hypothesis import strategies as st
 
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.live import create_checkpoint, open_live
+from rose.checkpoints.live_tiles import LiveTiles
 from rose.checkpoints.safetensors_header import LENGTH_BYTES, read_header, written_header
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.checkpoints.tiling import plain_tiling, planned_tiling
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
+from rose.transfer.codec.operations import delta_pack
 from rose.transfer.plan import Source, make_plan
 from rose.transfer.plan.members import Replica
 from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSpec
 from rose.transfer.tiles import TILE_BYTES
+from rose.transfer.views import ShardViews
 
 SHAPES = {
     "norm": ("F32", (5,)),
@@ -108,6 +112,58 @@ def test_what_is_changed_in_a_view_is_in_the_file(tmp_path: Path) -> None:
     assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
 
 
+def check_alike(tiles: LiveTiles, views: ShardViews, count: int) -> None:
+    """Calls and views read the same, and what one changes the other reads."""
+    for tile in range(count):
+        before = tiles.bits(tile)
+        assert before.dtype == views.bits(tile).dtype
+        assert np.array_equal(before, views.bits(tile))
+        shadow = before.copy()
+        fresh = before.copy()
+        fresh.reshape(-1)[-1] ^= 1
+        delta = delta_pack(fresh, shadow)
+        tiles.apply(tile, delta, undo=False)
+        assert np.array_equal(fresh, views.bits(tile))
+        assert tiles.digest(tile) == views.digest(tile)
+        views.apply(tile, delta, undo=True)
+        assert np.array_equal(before, tiles.bits(tile))
+
+
+def test_tiles_are_read_and_written_by_calls_as_in_views(tmp_path: Path) -> None:
+    checkpoint, live = open_live(made(tmp_path))
+    with live:
+        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
+        check_alike(LiveTiles(live, tiling), tiling.views(live.units), len(tiling.tiles))
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3, 0.999])
+def test_a_file_that_is_cut_is_a_sentence(tmp_path: Path, left: float) -> None:
+    path = made(tmp_path)
+    checkpoint, live = open_live(path)
+    with live:
+        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
+        tiles = LiveTiles(live, tiling)
+        live.check()
+        delta = delta_pack(*(np.array([one], np.uint16) for one in (1, 2)))
+        os.truncate(path, int(left * path.stat().st_size))
+        with pytest.raises(Unavailable, match="was cut by another process"):
+            live.check()
+        size, cut = path.stat().st_size, 0
+        for tile in range(len(tiling.tiles)):
+            place = tiling.place(tile)
+            (first,), (count,) = place.region.offset, place.region.shape
+            end = live.offset(place.tensor) + (first + count) * live.unit(place.tensor).itemsize
+            if end <= size:
+                assert tiles.bits(tile).size == count
+                continue
+            cut += 1
+            for call in (tiles.bits, tiles.digest, partial(tiles.apply, delta=delta, undo=False)):
+                with pytest.raises(Unavailable, match="was cut by another process"):
+                    call(tile)
+        assert cut > 0
+        assert path.stat().st_size == size  # nothing was written behind its end
+
+
 def test_links_and_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     path = made(tmp_path / "one")
     (tmp_path / "two").mkdir()
@@ -143,6 +199,7 @@ def test_checkpoint_is_cut_as_a_plan_says(tmp_path: Path) -> None:
     tiling = planned_tiling(plan, stored)
     assert tiling.tiles.layout == plan.layout_id
     with live:
+        check_alike(LiveTiles(live, tiling), tiling.views(live.units), len(tiling.tiles))
         matrix = live.units["w"].reshape(8, 6)
         views = tiling.views(live.units, plan.tiles_for("engine", 1))
         assert set(views.tiles) == set(plan.tiles_for("engine", 1)) < set(range(len(tiling.tiles)))

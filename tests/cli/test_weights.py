@@ -123,6 +123,33 @@ def test_receiver_that_is_killed_repairs_what_it_left(
         assert are_alike(out, checkpoints[0])
 
 
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_receiver_whose_file_is_cut_ends_with_a_sentence(
+    checkpoints: list[Path], tmp_path: Path, is_idle: bool
+) -> None:
+    out = tmp_path / "out"
+    file = out / "model.safetensors"
+    with Program("publish", checkpoints[0], "--watch", tmp_path / "watched") as publisher:
+        upstream = ["--upstream", publisher.wait_for("serving")["address"]]
+        with Program("receive", *upstream, "--to", out) as receiver:
+            receiver.wait_for("committed", n=1)
+            if is_idle:
+                os.truncate(file, file.stat().st_size // 2)
+            else:
+                receiver.send(signal.SIGSTOP)
+                os.truncate(file, file.stat().st_size // 2)
+                move_in(checkpoints[1], tmp_path)
+                publisher.wait_for("published", n=2)
+                receiver.send(signal.SIGCONT)
+            status, error = receiver.end()
+            assert (status, error.count("\n")) == (2, 1)
+            assert error.startswith(f"rose: {file} was cut by another process: ")
+        file.unlink()
+        with Program("receive", *upstream, "--to", out, "--once") as receiver:
+            assert receiver.end() == (0, "")
+    assert are_alike(out, checkpoints[0] if is_idle else tmp_path / "watched/v1")
+
+
 def test_two_receivers_of_one_checkpoint_are_refused(
     checkpoints: list[Path], tmp_path: Path
 ) -> None:

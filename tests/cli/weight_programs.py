@@ -91,9 +91,13 @@ class Program:
             if said["event"] == event and fields.items() <= said.items():
                 return said
 
+    def send(self, number: int) -> None:
+        """Signal it."""
+        self._process.send_signal(number)
+
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Signal it; return its status and what it wrote on stderr."""
-        self._process.send_signal(number)
+        self.send(number)
         return self.end()
 
     def end(self) -> tuple[int, str]:
