@@ -366,6 +366,7 @@ class CoServing(Closing):
                 on_revoke=lambda revocation: lane.on_revoke(revocation),  # noqa: PLW0108
                 on_room=lambda: lane.on_room(),  # noqa: PLW0108
                 is_alive=lambda: not self._gate.is_in_step(),
+                is_done=self._is_borrower_done,
             )
         )
         self._begin_lending()
@@ -429,6 +430,9 @@ class CoServing(Closing):
         )
         self._lender.lend_to(tenancy.borrower(hello.geometry))
         return tenancy
+
+    def _is_borrower_done(self) -> bool:
+        return not self._gate.is_in_step() and (self._gpu is None or self._gpu.rollout.is_idle())
 
     def _describe(self) -> "Ledger":
         """Say what whoever looks at the ledger cannot read there."""

@@ -23,13 +23,14 @@ from rose._core import (
     admission_certificate,
     largest_grant,
 )
+from rose.errors import DeadlineExceeded
 from rose.events import Reason, Refusal
 from rose.executor.aborts import AbortRation
 from rose.executor.demand import Demand
 from rose.executor.revocation import Cause, Notice, Revocation
 from rose.memory import KVGeometry, KVSpace
 from rose.slo import Policy
-from rose.units import NS_PER_MS, ceil_div
+from rose.units import NS_PER_MS, NS_PER_S, ceil_div
 
 # A grant that was overtaken is computed again; so often, then the answer is "later".
 _TRIES: Final = 4
@@ -37,6 +38,9 @@ _TRIES: Final = 4
 _HISTORY: Final = 4096
 # So often serving waits in vain for a segment of one borrower of another process; then it is ended.
 _PARK_TIMEOUTS_MAX: Final = 2
+# A time-out that is older counts no more: a slow segment now and then is no broken borrower, and
+# costs serving one `park_wait_ms` in so long at most.
+_PARK_MEMORY_NS: Final = 600 * NS_PER_S
 # Revocations by serving's need that a reading tells of; more between two readings are a storm.
 _EBBS: Final = 64
 
@@ -84,6 +88,7 @@ class Borrower:
         on_room: called when slabs came free.
         is_alive: whether its loans are renewed although it does not ask at a gate.
         evict: ends its process, without waiting; None for a borrower of this process.
+        is_done: whether none of its work is under way; asked of a borrower of this process.
     """
 
     partition: int
@@ -93,6 +98,7 @@ class Borrower:
     on_room: Callable[[], None]
     is_alive: Callable[[], bool]
     evict: Callable[[], None] | None = None
+    is_done: Callable[[], bool] = lambda: False
 
 
 class Lender:
@@ -152,6 +158,10 @@ class Lender:
         self._ebbs: deque[tuple[int, int]] = deque(maxlen=_EBBS)
         self._is_closed = False
         self._park_timeouts = 0  # Of this borrower; serving's own count.
+        self._park_timed_out_ns = 0
+        # The keeper's: since when a borrower of this process is late, and whether it is taken out.
+        self._late_since_ns: int | None = None
+        self._is_taken_out = False
         self.history: deque[Revocation] = deque(maxlen=_HISTORY)
 
     @property
@@ -262,8 +272,11 @@ class Lender:
         borrower = self._borrower
         if borrower is None or borrower.evict is None:
             return
+        now_ns = self._clock.now_ns()
         with self._lock:
-            self._park_timeouts += 1
+            is_old = now_ns - self._park_timed_out_ns > _PARK_MEMORY_NS
+            self._park_timeouts = 1 if is_old else self._park_timeouts + 1
+            self._park_timed_out_ns = now_ns
         if self.is_evicted:
             borrower.evict()
 
@@ -574,6 +587,33 @@ class Lender:
         self.recheck()
         if borrower is not None:
             self._keep_to_cap(borrower)
+            if borrower.evict is None:
+                self._mind_late(borrower)
+
+    def _mind_late(self, borrower: Borrower) -> None:
+        """Take out a borrower of this process that keeps slabs for a TTL past their deadline.
+
+        A thread cannot be killed, so lending ends. Its late slabs are usable again when none of its
+        work is under way: no step of its starts any more.
+
+        Raises:
+            DeadlineExceeded: it is to be taken out.
+        """
+        late = self._arbiter.snapshot().partitions[borrower.partition].quarantined
+        if late > 0 and self._is_taken_out and borrower.is_done():
+            self._arbiter.prove_completion(borrower.partition)
+        if late == 0 or self._is_taken_out:
+            self._late_since_ns = None
+            return
+        now_ns = self._clock.now_ns()
+        if self._late_since_ns is None:
+            self._late_since_ns = now_ns
+        if now_ns - self._late_since_ns > self._policy.lease_ttl_ms * NS_PER_MS:
+            self._is_taken_out = True
+            raise DeadlineExceeded(
+                f"the borrower has kept {late} slabs {self._policy.lease_ttl_ms:g} ms past their "
+                f"deadline and was taken out: its on_revoke must free the blocks of leaving slabs"
+            )
 
     def _collect(self) -> None:
         """Move settled revocations into the history; past their deadline they settle by fencing."""

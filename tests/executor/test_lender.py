@@ -1,6 +1,8 @@
 """Slabs between serving and the borrower: certified when they go, in time when they come back."""
 
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose._core import ManualClock
+from rose.errors import InvalidArgument
 from rose.executor import Lease, Reason, Refusal, StepBatch
 from rose.executor import lender as lender_module
 from rose.slo.verify import verify_log
-from tests.executor.conftest import LONG_S, ParkedStep, Rig, wait_for
+from rose.units import NS_PER_S
+from tests.executor.conftest import LONG_S, SLABS, ParkedStep, Rig, wait_for
 
 # What serving can take within T before any step was measured: a whole request and one block of
 # another (see `Policy.burst_requests`); each running request may grow by what it decodes in T.
@@ -606,3 +610,71 @@ def test_history_of_many_revocations_can_be_read(open_rig) -> None:
     history = rig.device.lender.history
     assert len(history) == 1200
     assert all(one.slabs_returned >= 1 and one.slabs_fenced == 0 for one in history)
+
+
+# ---- a borrower that is late ---------------------------------------------------------------------
+
+
+def test_slow_segments_hours_apart_end_no_borrower(open_rig) -> None:
+    clock = ManualClock()
+    rig = open_rig(clock=clock)
+    rig.stop_keeper()
+    lender, ended = rig.device.lender, []
+    lender._borrower = replace(lender._borrower, evict=lambda: ended.append(True))
+    for _ in range(5):
+        lender.park_timed_out()
+        assert not lender.is_evicted
+        clock.advance(3600 * NS_PER_S)
+    lender.park_timed_out()
+    clock.advance(60 * NS_PER_S)
+    lender.park_timed_out()
+    assert lender.is_evicted
+    assert ended == [True]
+    clock.advance(3600 * NS_PER_S)
+    assert lender.is_evicted
+
+
+def test_a_borrower_that_frees_nothing_is_taken_out_and_serving_has_its_memory(open_rig) -> None:
+    rig = open_rig(revoke_ms=20.0, lease_ttl_ms=300.0)
+    rig.rollout.on_revoke = lambda revocation: revocation.begin(())
+    rig.held = rig.borrow(80)
+    pin = rig.rollout.pin(rig.held[:8])
+    assert not rig.serving.ensure(SLABS * 4)
+    assert rig.device.gave_back is None
+    wait_for(lambda: rig.serving.ensure(SLABS * 4))
+    assert rig.counts() == (SLABS, 0, 0, 0)
+    said = rig.device.gave_back
+    assert said.startswith("DeadlineExceeded: the borrower has kept 10 slabs 300 ms past their")
+    assert rig.rollout.try_step().reason is Reason.CLOSED
+    with pytest.raises(InvalidArgument):  # It may come too late, and hits nobody.
+        rig.rollout.kv.allocator.free(rig.held)
+    with suppress(InvalidArgument):
+        rig.rollout.unpin(pin)
+    assert rig.counts() == (SLABS, 0, 0, 0)
+
+
+def test_a_borrower_that_is_late_for_less_than_a_ttl_is_not_taken_out(open_rig) -> None:
+    rig = open_rig(revoke_ms=20.0, lease_ttl_ms=1000.0, regrow_after_ms=0.0)
+    for _ in range(4):  # Together it is late for longer than a TTL.
+        rig.rollout.on_revoke = lambda revocation: revocation.begin(())
+        rig.held = rig.borrow(80)
+        assert not rig.serving.ensure(SLABS * 4)
+        threading.Event().wait(0.3)
+        rig.evacuate()
+        wait_for(lambda: rig.serving.ensure(SLABS * 4))
+        rig.serving.settle()
+        rig.rollout.on_revoke = rig.on_revoke
+    assert rig.device.gave_back is None
+
+
+def test_slabs_of_a_step_that_never_ends_stay_out_of_use(open_rig) -> None:
+    rig = open_rig(revoke_ms=20.0, lease_ttl_ms=300.0, park_wait_ms=20.0)
+    step = ParkedStep(rig, rig.borrow(80))
+    assert not rig.serving.ensure(SLABS * 4)
+    wait_for(lambda: rig.device.gave_back)
+    assert not rig.serving.ensure(SLABS * 4)
+    late = rig.counts()[3]
+    assert late > 0  # It may still write there.
+    step.may_go_on.set()
+    wait_for(lambda: step.outcome in {"aborted", "closed"})
+    wait_for(lambda: rig.serving.ensure(SLABS * 4))

@@ -95,10 +95,12 @@ TEST(time_in_which_the_process_stood_still_is_not_counted) {
   for (const bool is_listened_to : {true, false}) {
     Device device;
     std::vector<BlockId> ids(8);
+    std::vector<BlockId> others(4);
     device.grant(2);
     CHECK(device.blocks->alloc(ids));
-    const auto lent =
-        device.arbiter->grant(device.rollout, 1, 2 * kWithin, device.arbiter->epoch());
+    const std::uint64_t epoch = device.arbiter->epoch();
+    CHECK(!device.arbiter->grant(device.rollout, 1, 2 * kWithin, epoch).take().refusal.has_value());
+    CHECK(device.blocks->alloc(others));
     device.arbiter->listen(0, is_listened_to ? 1 : 0);
     const RevocationId id = device.revoke(2, kWithin);
     stop();
