@@ -9,6 +9,7 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -29,8 +30,10 @@ from rose.executor.tenancy import Tenancy
 from rose.thread import Thread
 from rose.whole_file import lock
 
-# Whoever connects has its question ready.
+# What can be read is a whole message, so this is never waited for.
 _PATIENCE_S: Final = 2.0
+# Connections that have said nothing yet; of more the oldest are closed.
+_SILENT_MAX: Final = 64
 # Between the order to kill a process and the kernel's word that it is gone.
 _PARTING_MS: Final = 1000.0
 _BREATH_S: Final = 0.1
@@ -115,6 +118,7 @@ class Listener:
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
         self._parting: Tenancy | None = None  # has hung up, and may still have slabs
+        self._silent: dict[Channel, None] = {}  # the oldest first
         self._server, self._lock = _listen(Path(self.path))
         self._wake, self._stop = os.pipe()
         self._selector = selectors.DefaultSelector()
@@ -138,6 +142,8 @@ class Listener:
     def _broke(self, failure: BaseException) -> None:
         """Turn away whoever comes from now on, at once, and report why."""
         self._server.close()
+        for channel in list(self._silent):
+            self._hang_up(channel)
         self._on_failure(failure)
 
     # ---- whoever comes --------------------------------------------------------------------------
@@ -149,6 +155,23 @@ class Listener:
             select.select([self._wake], [], [], _BREATH_S)
             return
         channel = Channel(end)
+        self._silent[channel] = None
+        self._selector.register(channel, selectors.EVENT_READ, partial(self._greet, channel))
+        if len(self._silent) > _SILENT_MAX:
+            self._hang_up(next(iter(self._silent)))
+
+    def _hang_up(self, channel: Channel) -> None:
+        self._listen_no_more(channel)
+        channel.close()
+
+    def _listen_no_more(self, channel: Channel) -> None:
+        del self._silent[channel]
+        self._selector.unregister(channel)
+
+    def _greet(self, channel: Channel) -> None:
+        if channel not in self._silent:  # It was closed for another one in this very round.
+            return
+        self._listen_no_more(channel)
         try:
             if not self._is_kept(channel):
                 channel.close()
@@ -253,6 +276,8 @@ class Listener:
         self._stop = -1
         if self._thread is not threading.current_thread():
             self._thread.join()
+        for channel in list(self._silent):
+            self._hang_up(channel)
         self._part()
         if self._parting is not None:  # It was killed, and takes its time to die.
             self._parting.let_go()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from rose._core import HostGate, Process
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import CoServing
 from rose.executor.channel import Channel
-from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, encode
+from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, decode, encode
 from rose.whole_file import lock
 from tests.executor.conftest import (
     LONG_S,
@@ -307,6 +307,26 @@ def test_a_geometry_that_wastes_slabs_is_refused_over_there_too(rig: RemoteRig) 
     with CoServing.attach(rig.path) as other, pytest.raises(InvalidArgument, match="waste"):
         other.rollout(wasteful, limit_bytes=SLAB)
     assert rig.listener.tenancy is None
+
+
+def test_silent_connections_hold_nobody_up(rig: RemoteRig) -> None:
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            for _ in range(120)
+        ]
+        for one in silent:
+            one.settimeout(LONG_S)
+            one.connect(rig.path)
+        began = time.monotonic()
+        with CoServing.attach(rig.path) as other:
+            assert isinstance(other.rollout(ROLLOUT_KV, limit_bytes=SLAB).kv.blocks_per_slab, int)
+            assert time.monotonic() - began < 20  # Each used to take two seconds.
+        assert silent[0].recv(1) == b""  # The oldest are closed,
+        silent[-1].send(encode(AskLedger()))  # and the others answered whenever they ask.
+        assert isinstance(decode(silent[-1].recv(1 << 16)), Ledger)
+        wait_for(lambda: rig.listener.tenancy is None)
+    wait_for(lambda: not rig.listener._silent)
 
 
 NOISE = (

@@ -291,4 +291,50 @@ TEST(a_renewed_gate_holds_nobody_up_and_the_next_borrower_starts_afresh) {
   CHECK_EQ(next.value()->pass(1), Verdict::kPassed);
 }
 
+// A page changes under serving's thread, the creditor's, and whoever reads: none of them waits for
+// a borrower that is gone, and no opening by what was read in an old page survives.
+TEST(a_gate_is_renewed_under_those_who_use_it) {
+  const auto gate = make_gate();
+  std::atomic<bool> is_over{false};
+  std::thread serving{[&] {
+    while (!is_over.load()) {
+      gate->close(CloseReason::kArrival);
+      CHECK(gate->wait_parked(kLongNs).has_value());
+      gate->abort_step();
+    }
+  }};
+  std::thread creditor{[&] {
+    while (!is_over.load()) {
+      const std::scoped_lock one_decides{gate->granting()};
+      const std::uint32_t epoch = gate->close_epoch();
+      if (gate->set_credit(gate->passed() + 1)) gate->open(epoch);
+    }
+  }};
+  std::thread reader{[&] {
+    while (!is_over.load()) {
+      CHECK(gate->stats().segments.count <= 1);
+      CHECK(gate->drain_segments().size() <= 1);
+      CHECK(gate->recent_segment_ns(0.5) >= 0);
+    }
+  }};
+  std::uint32_t passed = 0;
+  for (int round = 0; round < 300; ++round) {
+    auto borrower = HostGate::attach(gate->fd(), std::make_shared<BootClock>());
+    borrower.value()->begin_step();
+    // It dies in a segment, or in the middle of nothing.
+    if (borrower.value()->pass(100'000) == Verdict::kPassed) ++passed;
+    CHECK(gate->renew().ok());
+    CHECK(!gate->is_in_step());
+    CHECK_EQ(gate->passed(), passed);
+  }
+  is_over.store(true);
+  serving.join();
+  creditor.join();
+  reader.join();
+  gate->shut_down();
+  CHECK(gate->renew().ok());
+  CHECK(gate->is_shut_down());
+  CHECK(!gate->open(gate->close_epoch()));
+}
+
 TEST_MAIN()
