@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,8 @@ from rich.console import Console
 
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
+from rose.cli.outputs import try_folder
+from rose.cli.scratch import scratch_folder
 from rose.cli.traffic import load_trace, traffic_options
 from rose.clock import BootClock
 from rose.demo.progress import Phases, phases
@@ -132,8 +133,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     The exit status is 0, or 130 after an interrupt: what was measured until then is reported.
     """
     out = Path(out_dir)
-    if out.exists() and not out.is_dir():
-        raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
+    try_folder(out)
     if seconds is None:
         seconds = 120.0 if virtual else 24.0
     if not seconds > 0:
@@ -175,15 +175,15 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     console.print(f"trace {trace.name}; {len(schemes)} schemes", markup=False)
     with (
         phases(console, BootClock()) as shown,
-        tempfile.TemporaryDirectory(prefix="rose-compare-") as tmp,
+        scratch_folder("rose-compare-") as scratch,
         ends_interrupt(),
     ):
         if virtual:
             device = DeviceModel(noise=_NOISE if noise is None else noise)
             experiment = VirtualExperiment(plan, trace, seconds, slo, device)
-            record = run_virtual(experiment, Path(tmp), shown.begin)
+            record = run_virtual(experiment, scratch, shown.begin)
         else:
-            record = _on_engines(plan, trace, seconds, (ttft_ms, tpot_ms), Path(tmp), shown)
+            record = _on_engines(plan, trace, seconds, (ttft_ms, tpot_ms), scratch, shown)
     report = summarise_loads(record)
     write_comparison(report, out)
     print_loads(report, console)

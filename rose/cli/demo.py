@@ -13,6 +13,7 @@ from rich.console import Console
 from rose._core import CudaDriver
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
+from rose.cli.outputs import try_folder
 from rose.cli.scratch import scratch_folder
 from rose.cli.traffic import load_trace, traffic_options
 from rose.clock import BootClock
@@ -106,8 +107,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     # Refuses what is no target at all.
     SLO(ttft_ms=1.0 if ttft_ms is None else ttft_ms, tpot_ms=1.0 if tpot_ms is None else tpot_ms)
     out = Path(out_dir)
-    if out.exists() and not out.is_dir():
-        raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
+    try_folder(out)
     console, clock = Console(), BootClock()
     ordinal = device_ordinal(device)
     if ordinal is not None:

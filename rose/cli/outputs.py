@@ -1,5 +1,7 @@
 """Where commands write the files that a user names."""
 
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from rose.errors import InvalidArgument
@@ -24,3 +26,28 @@ def write_output(path: Path, content: bytes, *, what: str) -> None:
             f"cannot write {what} to {path}: {error.strerror or error}; "
             f"name a file in a directory that can be written"
         ) from None
+
+
+def try_folder(folder: Path) -> None:
+    """Try, before a long run, whether the folder of `--out` can be written to; leave nothing.
+
+    Raises:
+        InvalidArgument: they cannot.
+    """
+    if folder.is_file():
+        raise InvalidArgument(f"--out {folder} is a file: name a folder")
+    missing: list[Path] = []
+    try:
+        missing += [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write to --out {folder}: {error.strerror or error}; "
+            f"name a folder that can be written"
+        ) from None
+    finally:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()

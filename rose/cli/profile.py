@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rose.cli.interrupts import ends_interrupt
 from rose.cli.machine import machine_card
+from rose.cli.outputs import try_folder
 from rose.cli.profile_device import device_of
 from rose.cli.profile_measured import Measured, Pool
 from rose.cli.profile_page import write_profile
@@ -118,8 +119,7 @@ def profile(
     then is reported.
     """
     out = Path(out_dir)
-    if out.exists() and not out.is_dir():
-        raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
+    try_folder(out)
     is_url = "://" in source
     options = _Options(
         seconds=_seconds(seconds, every_s, standard=_ENGINE_S if is_url else _TRACE_S),

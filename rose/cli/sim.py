@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from rose.cli.machine import machine_card
+from rose.cli.outputs import try_folder
 from rose.cli.scenario_inputs import read_inputs
 from rose.cli.sim_page import write_study
 from rose.cli.sim_report import summarise_study, summarise_validation
@@ -62,8 +63,7 @@ def sim(
     reported.
     """
     out = Path(out_dir)
-    if out.exists() and not out.is_dir():
-        raise InvalidArgument(f"--out {out_dir} is a file: name a folder")
+    try_folder(out)
     scenarios = [_chosen(one, arm_names, seed_count) for one in _read(scenario_path)]
     known = [one for path in validated for one in _read(path)]
     beside = scenario_path.parent if traces is None else traces

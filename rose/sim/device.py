@@ -11,6 +11,7 @@ from rose.errors import InvalidArgument
 from rose.units import NS_PER_MS
 
 _NOISE_BLOCK: Final = 4096
+_NOISE_MAX: Final = 3.0
 _MAY_BE_ZERO: Final = frozenset(
     {"sequence_ms", "context_ms", "prefill_ms", "pair_ms", "noise", "commits_batch"}
     | {"gate_ms", "signal_ms", "host_lead_ms"}
@@ -57,7 +58,7 @@ class DeviceModel:
         context_ms: 128 KiB of KV per token of context.
         prefill_ms: 16 GFLOP per prompt token.
         pair_ms: 4 x 4096 x 32 FLOP for each pair of a prompt token and one it attends to.
-        noise: standard deviation of the logarithm of a step's time; 0 for none.
+        noise: standard deviation of the logarithm of a step's time; 0 for none, at most 3.
         layers: of a rollout step.
         layer_ms: 512 prefill tokens through an 8B model take 12 ms; 36 layers share them.
         layers_per_segment: layers between two gates.
@@ -106,6 +107,11 @@ class DeviceModel:
         Raises:
             InvalidArgument: a value is out of its range; the sentence names it.
         """
+        if self.noise > _NOISE_MAX:
+            raise InvalidArgument(
+                f"a noise of {self.noise:g} is no device's: at most {_NOISE_MAX:g}, which makes "
+                f"one step in forty 400 times as long as another"
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             is_sound = math.isfinite(value) and value >= 0

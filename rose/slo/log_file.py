@@ -4,6 +4,7 @@ The layout as tables: `docs/protocol.md`; what certificates mean: `docs/certific
 """
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,29 +42,35 @@ class LogRecord:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], list[LogRecord]]:
-    """Return the header's fields and all records.
+    """Return the header's fields and all records; raises as `stream_log` and its records."""
+    header, records = stream_log(path)
+    return header, list(records)
+
+
+def stream_log(path: Path) -> tuple[dict[str, Any], Iterator[LogRecord]]:
+    """Return the header's fields, and the records one at a time: a log may be larger than memory.
 
     Raises:
         InvalidArgument: there is no such file, or it is not a log of this version.
-        CorruptData: the bytes are not those that were written; the sentence names the record.
+        CorruptData: the bytes are not those that were written; the sentence names the record. Here
+            for the header, and for each record when its turn comes.
     """
-    content, header = _read(path)
+    try:
+        with open_input(path) as file:
+            content = file.read(RECORD_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    header = _header(path, content)
     return header, _records(path, content)
 
 
-def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return the file and its header, once that is known to be one."""
-    try:
-        with open_input(path) as file:
-            if file.read(len(_MAGIC)) != _MAGIC:  # Before the rest, which may be of any size.
-                raise InvalidArgument(f"{path} is not a certificate log of rose")
-            file.seek(0)
-            content = file.read()
-    except OSError as error:
-        raise InvalidArgument(f"cannot read the log {path}: {error.strerror}") from error
+def _header(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the fields of a header, once that is known to be one."""
+    if not content.startswith(_MAGIC):
+        raise InvalidArgument(f"{path} is not a certificate log of rose")
     if len(content) < RECORD_BYTES:
         raise CorruptData(f"{path}: the header is cut off at byte {len(content)}")
-    if zlib.crc32(content[:CRC_AT]) != int.from_bytes(content[CRC_AT:RECORD_BYTES], "little"):
+    if zlib.crc32(content[:CRC_AT]) != int.from_bytes(content[CRC_AT:], "little"):
         raise CorruptData(f"{path}: the checksum of the header, at byte {CRC_AT}, differs")
     prefix = PREFIX.read(content, 0)
     version, record_bytes = prefix["version"], prefix["record_bytes"]
@@ -72,16 +79,26 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
             f"{path} has version {version} with records of {record_bytes} bytes; "
             f"this rose reads version {VERSION} with {RECORD_BYTES}"
         )
-    return content, prefix | HEADER.read(content, PREFIX.form.size)
+    return prefix | HEADER.read(content, PREFIX.form.size)
 
 
-def _records(path: Path, content: bytes) -> list[LogRecord]:
-    """Return every record, after the checks that find damage."""
-    out = []
-    chain = int.from_bytes(content[CRC_AT:RECORD_BYTES], "little")
+def _rows(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of each record; only the last one may be too short."""
+    try:
+        with open_input(path) as file:
+            file.seek(RECORD_BYTES)
+            while row := file.read(RECORD_BYTES):
+                yield row
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _records(path: Path, header: bytes) -> Iterator[LogRecord]:
+    """Yield every record, after the checks that find damage."""
+    chain = int.from_bytes(header[CRC_AT:], "little")
     time_ns = 0
-    for start in range(RECORD_BYTES, len(content), RECORD_BYTES):
-        row = content[start : start + RECORD_BYTES]
+    for number, row in enumerate(_rows(path), start=1):
+        start = number * RECORD_BYTES
         if len(row) < RECORD_BYTES:
             raise _damage(path, start, f"is cut off after {len(row)} bytes")
         chain = zlib.crc32(row[:CRC_AT], chain)
@@ -90,7 +107,7 @@ def _records(path: Path, content: bytes) -> list[LogRecord]:
         kind, zero, sequence, stamp = RECORD.form.unpack_from(row)
         if not 1 <= kind <= len(KINDS):
             raise _damage(path, start, f"has the unknown kind {kind}")
-        if sequence != start // RECORD_BYTES:
+        if sequence != number:
             raise _damage(path, start, f"has the sequence number {sequence}")
         if stamp < time_ns:
             raise _damage(path, start, "is earlier than the record before it")
@@ -99,8 +116,11 @@ def _records(path: Path, content: bytes) -> list[LogRecord]:
         used = PAYLOAD_AT + layout.form.size
         if zero or row[used:CRC_AT] != _NOTHING[used:CRC_AT]:
             raise _damage(path, start, "has bytes other than 0 where nothing is stored")
-        out.append(LogRecord(name, stamp, layout.read(row, PAYLOAD_AT)))
-    return out
+        yield LogRecord(name, stamp, layout.read(row, PAYLOAD_AT))
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"cannot read the log {path}: {error.strerror}")
 
 
 def _damage(path: Path, start: int, what: str) -> CorruptData:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from rose.errors import CorruptData
-from rose.slo.log_file import LogRecord, read_log
+from rose.slo.log_file import LogRecord, stream_log
 from rose.slo.verify_claims import broken
 from rose.slo.verify_compute import ComputeReplay, switched_off
 from rose.slo.verify_memory import MemoryReplay
 from rose.slo.verify_requests import Requests
 
 _CERTIFICATES: Final = frozenset({"QUANTUM", "ADMISSION"})
+_MARKS: Final = frozenset({"START", "END"})
 # Of the header; what tpot_ms may be is a rule of its own.
 _TIMES: Final = ("ttft_ms", "signal_ms", "blocking_ms", "heartbeat_ttl_ns", "revoke_ms")
 _Rules: TypeAlias = dict[str, Callable[[LogRecord], list[str]]]
@@ -66,9 +67,9 @@ def _rules(memory: MemoryReplay, compute: ComputeReplay) -> _Rules:
     }
 
 
-def _header(header: dict[str, Any], records: list[LogRecord]) -> list[str]:
+def _header(header: dict[str, Any], first: LogRecord | None) -> list[str]:
     """Refuse times and a share that no user can have asked for."""
-    began_ns = records[0].time_ns if records else header["started_ns"]
+    began_ns = header["started_ns"] if first is None else first.time_ns
     return [
         *(
             f"{name} is {header[name]}"
@@ -85,15 +86,21 @@ def _header(header: dict[str, Any], records: list[LogRecord]) -> list[str]:
     ]
 
 
-def _frame(names: list[str]) -> list[str]:
-    """Return what is wrong with where START and END are."""
+def _frame(first: LogRecord | None, marks: list[tuple[int, str]], count: int) -> list[str]:
+    """Return what is wrong with where START and END are.
+
+    Args:
+        first: record of the log.
+        marks: number and kind of each START and END.
+        count: of all records.
+    """
     wrong = []
-    if names[:1] != ["START"]:
+    if first is None or first.kind != "START":
         wrong.append("record 1: the log does not begin with START")
     wrong += [
         f"record {number}: {name} in the middle of the log"
-        for number, name in enumerate(names, start=1)
-        if (name == "START" and number > 1) or (name == "END" and number < len(names))
+        for number, name in marks
+        if (name == "START" and number > 1) or (name == "END" and number < count)
     ]
     return wrong
 
@@ -119,38 +126,45 @@ def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
         CorruptData: the bytes are not those that were written; the sentence names the record.
     """
     path = Path(path)
-    header, records = read_log(path)
-    names = [record.kind for record in records]
-    is_complete = names[-1:] == ["END"]
-    if not is_complete and not allow_open:
-        raise CorruptData(
-            f"{path} stops after record {len(records)} without END: "
-            "it was cut off, or its writer was killed"
-        )
+    header, records = stream_log(path)
     requests = Requests()
     compute = ComputeReplay(header, requests)
     rules = _rules(MemoryReplay(header, requests), compute)
-    violations = [f"header: {one}" for one in (*_header(header, records), *compute.header())]
-    violations += _frame(names)
-    granted = verified = 0
+    first: LogRecord | None = None
+    last: LogRecord | None = None
+    kinds: Counter[str] = Counter()
+    marks: list[tuple[int, str]] = []
+    wrong_records: list[str] = []
+    granted = verified = number = 0
     for number, record in enumerate(records, start=1):
+        first, last = first or record, record
+        kinds[record.kind] += 1
+        if record.kind in _MARKS:
+            marks.append((number, record.kind))
         rule = rules.get(record.kind)
         wrong = [] if rule is None else rule(record)
-        violations += [f"record {number}: {record.kind}: {one}" for one in wrong]
+        wrong_records += [f"record {number}: {record.kind}: {one}" for one in wrong]
         if record.kind in _CERTIFICATES:
             granted += 1
             verified += not wrong
-    kinds = Counter(names)
-    if is_complete:
-        violations += _counts(records[-1], kinds, len(records))
+    end = last if last is not None and last.kind == "END" else None
+    if end is None and not allow_open:
+        raise CorruptData(
+            f"{path} stops after record {number} without END: "
+            "it was cut off, or its writer was killed"
+        )
+    violations = [f"header: {one}" for one in (*_header(header, first), *compute.header())]
+    violations += _frame(first, marks, number) + wrong_records
+    if end is not None:
+        violations += _counts(end, kinds, number)
     return Verification(
-        records=len(records),
+        records=number,
         granted=granted,
         verified=verified,
         violations=violations,
         kinds=dict(kinds),
         coverage=compute.steps_within / compute.steps if compute.steps else None,
         epsilon=header["epsilon"],
-        is_complete=is_complete,
+        is_complete=end is not None,
         without=switched_off(header),
     )

@@ -149,11 +149,16 @@ _BAD: Final = (
     (("--length-scale", "0"), "length scale is 0"),
     (("--seed", "-1"), "seed is -1"),
     (("--out", "file"), "--out file is a file: name a folder"),
+    (("--out", "file/below"), "cannot write to --out file/below: Not a directory; name a folder"),
+    (("--out", "o" * 300), "File name too long"),
 )
 _BAD_VIRTUAL: Final = (
     (("--seconds", "1e9"), "lower --seconds or --load"),
     (("--schemes", "alone_again"), "--schemes alone_again"),
     (("--noise", "-1"), "noise=-1.0"),
+    (("--noise", "1e308"), "a noise of 1e+308 is no device's: at most 3"),
+    (("--noise", "inf"), "a noise of inf is no device's"),
+    (("--noise", "nan"), "noise=nan"),
 )
 _BAD_REAL: Final = (
     (("--noise", "-1"), "--noise is of virtual time"),

@@ -1,6 +1,7 @@
 """Logs as bytes: the core and an independent writer say the same, and old logs stay readable."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,20 @@ def test_a_log_that_was_written_once_stays_verifiable(tmp_path):
     header, _ = read_log(path)
     assert (header["version"], header["ttft_ms"], header["revoke_ms"]) == (4, 500.0, 50.0)
     assert header["modes"] == 0b11
+
+
+def test_a_log_is_not_read_into_memory_to_be_verified(tmp_path, core, clock):
+    state = ServingState(core)
+    for _ in range(20_000):
+        slot = state.arrived(tokens=1)
+        clock.advance(MS)
+        state.finished(slot)
+    core.close()
+    path = tmp_path / "core"
+    tracemalloc.start()
+    verification = verify_log(path)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert verification.violations == []
+    assert verification.records > 40_000
+    assert peak_bytes < path.stat().st_size // 8
