@@ -68,7 +68,8 @@ class Policy:
         aborts_per_s: steps that may be aborted for their slabs, on average; as many in a second
             cost nothing. Each one more holds new loans off until it is made up for: what is taken
             back never waits. Five leave a step of 100 ms half of its time.
-        lease_ttl_ms: a loan that is not renewed for so long is taken back.
+        lease_ttl_ms: a loan that is not renewed for so long is taken back; a borrower in serving's
+            process that is late for so long is taken out.
         burst_requests: requests that are taken to arrive within T besides the largest one, at
             least; as many as have come within T are, when that is more.
         arrival_memory_ms: the most requests that came within T count for so long. Shorter lends

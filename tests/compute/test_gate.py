@@ -1,15 +1,22 @@
 """The gate as Python sees it: two threads, two processes, and the GIL."""
 
 import multiprocessing
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from rose._core import CloseReason, HostGate, Verdict
 from rose.errors import InvalidArgument
 
+ROOT = Path(__file__).resolve().parents[2]
 LONG_MS = 200_000.0  # bounds a hang, no more
 
 
@@ -157,3 +164,41 @@ def test_a_descriptor_that_is_no_gate_is_refused(tmp_path) -> None:
         HostGate.attach(10_000)
     with pytest.raises(InvalidArgument, match="timeout_ms"):
         HostGate().pass_(timeout_ms=-1)
+
+
+STOPPED: Final = """
+import threading, time
+from rose._core import CloseReason, HostGate
+gate = HostGate()
+gate.grant(1)
+assert gate.open(gate.close_epoch)
+has_begun = threading.Event()
+
+def segment():
+    gate.pass_(timeout_ms=1000)
+    has_begun.set()
+    for _ in range(20):  # so much of this process's own time
+        time.sleep(0.01)
+    gate.leave()
+
+one = threading.Thread(target=segment)
+one.start()
+has_begun.wait()
+gate.close(CloseReason.ARRIVAL)
+print("waiting", flush=True)
+print(gate.wait_parked(timeout_ms=1000) is not None, flush=True)
+one.join()
+"""
+
+
+def test_a_wait_for_a_segment_does_not_count_what_the_process_was_stopped_for() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == "True\n"
