@@ -437,8 +437,10 @@ class ServingLane:
 
     def ensure(self, blocks: int) -> bool:
         """Have `blocks` free blocks, taking slabs back if need be; waits at most T_revoke."""
+        if not self._can_hold(blocks):
+            return False
         missing = blocks - self.kv.allocator.free_blocks
-        if missing > 0 and self._can_hold(blocks):
+        if missing > 0:
             with self.safety:
                 self._lender.reclaim(missing)
         return bool(self.kv.allocator.free_blocks >= blocks)

@@ -147,7 +147,7 @@ def test_a_timeline_that_cannot_be_written_is_one_sentence(checkpoints: list[Pat
         publisher.wait_for("serving")
         status, error = publisher.stop()
     assert (status, error.count("\n")) == (2, 1)
-    assert error.startswith(f"rose: cannot write {checkpoints[1]}: Is a directory")
+    assert error.startswith(f"rose: cannot write the timeline to {checkpoints[1]}: Is a directory")
 
 
 @pytest.mark.parametrize("name", ["n" * 300, "file/it", "pipe"])
