@@ -341,7 +341,15 @@ class BuildWithNinja(build_ext):
                 )
             target = Path(self.get_ext_fullpath(ext.name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            self.copy_file(str(BUILD / made), str(target))
+            # Renamed when it is whole: a full disk leaves no half of it, and a process that has
+            # the old one mapped keeps that.
+            part = target.with_suffix(".part")
+            try:
+                shutil.copy2(BUILD / made, part)
+                part.replace(target)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                raise SystemExit(f"rose: cannot write {target}: {error.strerror}") from error
 
 
 if __name__ == "__main__":  # the tests import this file
