@@ -341,15 +341,21 @@ class BuildWithNinja(build_ext):
                 )
             target = Path(self.get_ext_fullpath(ext.name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            # Renamed when it is whole: a full disk leaves no half of it, and a process that has
-            # the old one mapped keeps that.
-            part = target.with_suffix(".part")
-            try:
-                shutil.copy2(BUILD / made, part)
-                part.replace(target)
-            except OSError as error:
-                part.unlink(missing_ok=True)
-                raise SystemExit(f"rose: cannot write {target}: {error.strerror}") from error
+            self.copy_file(str(BUILD / made), str(target))
+
+    def copy_file(self, infile: str, outfile: str, **_: object) -> tuple[str, bool]:
+        """Write `outfile` whole or not at all; setuptools would take a half of it for current.
+
+        It is renamed into its place, so a process that has the old one mapped keeps that.
+        """
+        part = Path(f"{outfile}.part")
+        try:
+            shutil.copy2(infile, part)
+            part.replace(outfile)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise SystemExit(f"rose: cannot write {outfile}: {error.strerror}") from error
+        return outfile, True
 
 
 if __name__ == "__main__":  # the tests import this file

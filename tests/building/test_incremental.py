@@ -75,9 +75,10 @@ def test_a_full_disk_keeps_the_old_extension_whole(project: Path) -> None:
     limit = f"ulimit -f {size // 2048}; exec {sys.executable} setup.py -q build_ext --inplace"
     done = run("sh", "-c", limit, cwd=project, ROSE_CUDA="on" if NVCC else "off")
     said = done.stderr.strip().splitlines()[-1]
-    assert said == f"rose: cannot write {old.relative_to(project)}: File too large"
+    assert said.startswith("rose: cannot write ")
+    assert said.endswith(f"{old.relative_to(project)}: File too large")
     assert (old.stat().st_size, old.stat().st_ino) == (size, inode)
-    assert list(old.parent.glob("*.part")) == []
+    assert list(project.rglob("*.part")) == []
 
 
 @pytest.mark.parametrize(
