@@ -9,7 +9,7 @@ SUITE ?= memory
 JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUITE).json)
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build messages demo test test-slow lint lint-style lint-types lint-layout format
+.PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
 .PHONY: mutants bench gpu clean
 
 install: $(STAMP)
@@ -26,6 +26,14 @@ $(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirement
 # FAST=1 compiles each source by itself, which pays while one edits: the next build costs one source.
 build: install
 	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
+
+# Into dist/, for this Python. auditwheel names the wheel after the oldest glibc that it runs on.
+wheel: build
+	@rm -rf build/lib.* build/wheel
+	@$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
+	@PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w dist build/wheel/*.whl \
+	  >build/wheel.log 2>&1 || { cat build/wheel.log >&2; exit 2; }
+	@ls dist/*.whl
 
 # What protoc makes is kept, so that building rose needs no protoc.
 messages: install

@@ -343,6 +343,20 @@ class BuildWithNinja(build_ext):
             target.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(BUILD / made), str(target))
 
+    def copy_file(self, infile: str, outfile: str, **_: object) -> tuple[str, bool]:
+        """Write `outfile` whole or not at all; setuptools would take a half of it for current.
+
+        It is renamed into its place, so a process that has the old one mapped keeps that.
+        """
+        part = Path(f"{outfile}.part")
+        try:
+            shutil.copy2(infile, part)
+            part.replace(outfile)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise SystemExit(f"rose: cannot write {outfile}: {error.strerror}") from error
+        return outfile, True
+
 
 if __name__ == "__main__":  # the tests import this file
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.cpp"))

@@ -105,7 +105,25 @@ def test_command_may_handle_its_interrupt(capsys, monkeypatch):
     assert run(capsys, "probe") == (0, "what there is\n", "")
 
 
-@pytest.mark.parametrize("error", [InternalError("two owners"), EOFError("pipe"), KeyError("k")])
+@pytest.mark.parametrize(
+    ("name", "extra"), [("transformers", "demo"), ("google", "wire"), ("grpc.aio", "wire")]
+)
+def test_a_missing_package_is_one_sentence_that_names_its_extra(capsys, monkeypatch, name, extra):
+    add_command(monkeypatch, raising(ModuleNotFoundError(f"No module named '{name}'", name=name)))
+    package = name.partition(".")[0]
+    said = f"rose: {package} is not installed; install rose-rl[{extra}]\n"
+    assert run(capsys, "probe") == (2, "", said)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InternalError("two owners"),
+        EOFError("pipe"),
+        KeyError("k"),
+        ModuleNotFoundError(name="rose"),
+    ],
+)
 def test_bug_keeps_its_traceback(monkeypatch, error):
     add_command(monkeypatch, raising(error))
     with pytest.raises(type(error)):
