@@ -101,6 +101,6 @@ def test_every_name_is_that_of_tests(repo: Path) -> None:
     files = (
         "tests/rl/test_circle.py::test_a",
         "tests/sim/test_core.py::test_b",
-        "tests/cpp/test_cpp.py::test_c[memory/pool_test-asan]",
+        "tests/cpp/memory/pool_test.cpp::test_c[asan]",
     )
     assert [place(one) for one in files] == [2, 1, 0]
