@@ -12,6 +12,7 @@ from tests.building.project import (
     NVCC,
     SETUP,
     build,
+    extension,
     needs_nvcc,
     steps,
     unit_of,
@@ -62,6 +63,12 @@ def test_nothing_is_done_twice(built: Path) -> None:
 def test_a_copy_is_up_to_date(project: Path) -> None:
     # Every test here stands on this: what a copy does not change, it need not build.
     assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
+
+
+def test_extension_of_another_mode_is_replaced_though_it_is_newer(project: Path) -> None:
+    extension(project).write_bytes(b"made by ROSE_FAST=1")
+    assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
+    assert extension(project).read_bytes() == (project / BUILD / SETUP.TARGET).read_bytes()
 
 
 @pytest.mark.parametrize(
