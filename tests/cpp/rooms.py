@@ -26,7 +26,6 @@ FLAGS: Final = {
     "asan": "-Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer",
     "tsan": "-O1 -fsanitize=thread",
 }
-# The build of the extension warns of what g++ sees at -O2; with sanitizers it sees what is not so.
 COMMON: Final = "-std=c++20 -g1 -pthread -Wall -Wextra -Wconversion -Werror"
 _INCLUDE: Final = re.compile(r"^#include .*$", re.MULTILINE)
 _ROOM: Final = re.compile(r'^#include "(\w+)/', re.MULTILINE)
