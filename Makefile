@@ -10,7 +10,7 @@ JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUI
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
-.PHONY: mutants bench gpu clean
+.PHONY: check mutants bench gpu clean
 
 install: $(STAMP)
 
@@ -46,6 +46,14 @@ demo: build
 
 test: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# One room, in Python and in C++. The name is looked at before anything is built.
+ROOM_TESTS = $(if $(ROOM),$(patsubst %/.,%,$(wildcard tests/$(ROOM)/. tests/cpp/$(ROOM)/.)))
+check:
+	@test "$(words $(ROOM)) $(if $(ROOM_TESTS),1)" = "1 1" || \
+	  { echo "rose: ROOM='$(ROOM)' must name a folder of tests, as in: make check ROOM=memory" >&2; exit 2; }
+	@$(MAKE) --no-print-directory build
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ROOM_TESTS) $(ARGS)
 
 # What takes minutes more: ThreadSanitizer, wheel and sdist, every property with 300 examples.
 test-slow: build

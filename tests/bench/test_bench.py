@@ -33,6 +33,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 # ---- the command
 
 
+@pytest.mark.slow
 def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
     path = tmp_path / "compute.json"
     done = bench(repo, "--suite", "compute", "--json", path, "--quick")

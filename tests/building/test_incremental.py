@@ -81,6 +81,12 @@ def test_a_full_disk_keeps_the_old_extension_whole(project: Path) -> None:
     assert list(project.rglob("*.part")) == []
 
 
+def test_extension_of_another_mode_is_replaced_though_it_is_newer(project: Path) -> None:
+    extension(project).write_bytes(b"made by ROSE_FAST=1")
+    assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
+    assert extension(project).read_bytes() == (project / BUILD / SETUP.TARGET).read_bytes()
+
+
 @pytest.mark.parametrize(
     "header",
     ["csrc/base/status.h", "csrc/driver/kernel_library.h", "kernels/planted_params.h"],

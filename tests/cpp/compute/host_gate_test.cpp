@@ -290,5 +290,3 @@ TEST(a_renewed_gate_holds_nobody_up_and_the_next_borrower_starts_afresh) {
   CHECK(!gate->is_shut_down());
   CHECK_EQ(next.value()->pass(1), Verdict::kPassed);
 }
-
-TEST_MAIN()
