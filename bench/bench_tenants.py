@@ -87,7 +87,7 @@ def test_revoke_1gib_idle_over_futex_roundtrip(report: Report, tmp_path: Path) -
         "revoke_1gib_idle_over_futex_roundtrip",
         paired,
         peer=Peer("futex round trip between two threads, p99", paired.peer * 1e-3, "us"),
-        bar=Bar(at_most=10.0),
+        bar=Bar(at_most=3.0),
     )
     report.add("revoke_1gib_idle_us_p99", quantile(samples, 0.99) * 1e-3, "us")
     report.add("revoke_1gib_idle_us_p50", quantile(samples, 0.50) * 1e-3, "us")
@@ -136,7 +136,7 @@ def test_kill_to_usable_over_pidfd(report: Report) -> None:
         "kill_to_usable_over_pidfd",
         paired,
         peer=Peer("SIGKILL to a readable pidfd, p99", paired.peer * 1e-3, "us"),
-        bar=Bar(at_most=10.0),
+        bar=Bar(at_most=2.0),
     )
     report.add("kill_to_usable_us_p99", paired.subject * 1e-3, "us")
 
