@@ -1,5 +1,6 @@
 """The scheduler's core: what a decision takes, and a burst of revocations."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,15 @@ def test_decision_in_the_core(report: Report, tmp_path: Path, workers: int) -> N
     report.add(f"decision_{workers}_workers_us", quantile(samples, 0.5) / 1000, "us", bar=bar)
 
 
+@pytest.fixture(scope="module")
+def burst_ms(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[float, int]]:
+    return build_bursts(tmp_path_factory.mktemp("burst"))  # compiles for half a minute
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
-def test_correlated_revocation_in_the_core(report: Report, tmp_path: Path, is_mixed: bool) -> None:
-    burst_ms = build_bursts(tmp_path)
+def test_correlated_revocation_in_the_core(
+    report: Report, burst_ms: Callable[..., tuple[float, int]], is_mixed: bool
+) -> None:
     samples: list[float] = []
     moved = 0
 

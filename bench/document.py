@@ -20,6 +20,7 @@ class Document:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._head: dict[str, Any] = {} if path is None else json.loads(path.read_text("utf-8"))
+        self._head.pop("unmeasured", None)
         self._rows: list[dict[str, Any]] = []
         self._unmeasured: dict[str, str] = {}
 
