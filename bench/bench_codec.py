@@ -8,7 +8,7 @@ are of the same arrays. A speed is bytes of weights (two for each element) over 
 import importlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from bench.entropy import class_entropy_bytes, iid_entropy_bytes
 from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
 from bench.trained.settings import Point, Settings
-from bench.trained.store import TrainedSteps, trained_steps
+from bench.trained.store import FOLDER, TrainedSteps, trained_steps
 from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
 from rose.transfer import (
@@ -44,10 +44,23 @@ MI = 1 << 20
 # ---- bytes, on steps of a trained model
 
 
+EVERYTHING = Settings()
+BRIEF = replace(EVERYTHING, runs=EVERYTHING.runs[:1], points=EVERYTHING.points[:2])
+POINTS = [
+    pytest.param(point, marks=() if point in BRIEF.points else pytest.mark.slow, id=point.name)
+    for point in EVERYTHING.points
+]
+
+
 @pytest.fixture(scope="module")
-def trained() -> TrainedSteps:
-    """Return versions of a trained model; where none are kept, this takes minutes."""
-    return trained_steps()
+def trained(request: pytest.FixtureRequest) -> TrainedSteps:
+    """Return versions of a trained model; where none are kept, it is trained for minutes.
+
+    Each run starts from the same weights, so what fewer of them leave is the same.
+    """
+    if request.config.getoption("--full"):
+        return trained_steps()
+    return trained_steps(BRIEF, folder=FOLDER.with_name("trained-steps-brief"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,7 @@ def sizes_of(new: Bits, old: Bits) -> Sizes:
     )
 
 
-@pytest.mark.parametrize("point", Settings().points, ids=lambda point: point.name)
+@pytest.mark.parametrize("point", POINTS)
 def test_bytes_per_change(report: Report, trained: TrainedSteps, point: Point) -> None:
     new, old = (np.ascontiguousarray(version) for version in trained.pair(point))
     measured: list[Sizes] = []
