@@ -13,6 +13,7 @@ from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer
 from rose.errors import check
 
 _SECONDS: Final = 30  # of traffic for each scheme
+_BRIEF_SECONDS: Final = 18
 _QUICK_SECONDS: Final = 1
 # A model of this size takes 10 ms a step on a core, so targets are wider than a GPU's.
 _TARGETS: Final = ("--tpot-ms", "50", "--ttft-ms", "500")
@@ -35,7 +36,7 @@ def compare(folder: Path, *, seconds: int) -> dict[str, Any]:
 
 
 def test_arms(report: Report, tmp_path: Path) -> None:
-    seconds = report.count(_SECONDS, at_least=_QUICK_SECONDS)
+    seconds = report.count(_SECONDS, at_least=_QUICK_SECONDS, brief=_BRIEF_SECONDS)
     loads: list[dict[str, Any]] = []
     report.once(lambda: loads.append(compare(tmp_path / "compare", seconds=seconds)))
     arms, ratios = loads[0]["arms"], loads[0]["ratios"]
