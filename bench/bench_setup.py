@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +96,12 @@ def ran_in_a_clone(folder: Path, *command: str, cuda: str) -> Iterator[Ran]:
     clone = folder / "rose"
     output("git", "clone", "-q", ROOT, clone, cwd=folder)
     try:
-        yield _run(clone, command, cuda)
+        yield run_in(clone, command, cuda=cuda)
     finally:
         shutil.rmtree(clone)  # 2 GiB
 
 
-def _run(clone: Path, command: tuple[str, ...], cuda: str) -> Ran:
+def run_in(clone: Path, command: Sequence[str], *, cuda: str) -> Ran:
     # Of the make that may run this: its variables are not for the clone.
     ours = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
