@@ -38,9 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    if items:
-        names = [item.nodeid for item in items]
-        items[0].config.stash[_DOCUMENT].leave_out(names, "only FULL=1 measures it")
+    for item in items:
+        is_late = item.get_closest_marker("slow") and not item.config.getoption("--full")
+        reason = "only FULL=1 measures it" if is_late else "it was not asked for"
+        item.config.stash[_DOCUMENT].leave_out([item.nodeid], reason)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -254,13 +254,13 @@ def test_a_computed_row_says_from_what() -> None:
     assert "terms" not in SOUND
 
 
-def measured(folder: Path, program: str) -> tuple[dict[str, Any], str]:
+def measured(folder: Path, program: str, *chosen: str) -> tuple[dict[str, Any], str]:
     """Run benchmarks; return the document they leave, and what they print."""
     suite, document = folder / "bench_some.py", folder / "some.json"
     suite.write_text(textwrap.dedent(program))
     document.write_text(json.dumps(document_of()))
     command = [sys.executable, "-m", "pytest", str(suite), "-p", "bench.conftest", "-v", "-s"]
-    command += ["-p", "no:cacheprovider", f"--document={document}", "-c", "/dev/null"]
+    command += ["-p", "no:cacheprovider", f"--document={document}", "-c", "/dev/null", *chosen]
     done = run(command, Path(__file__).resolve().parents[2])
     return json.loads(document.read_text()), done.stdout + done.stderr
 
@@ -280,10 +280,15 @@ def test_what_cannot_be_measured_here_is_written_with_its_reason(tmp_path: Path)
 
     def test_failed(report):
         assert False
+
+    @pytest.mark.slow
+    def test_long(report):
+        report.add("w", 1.0, "s")
     """
-    document, said = measured(tmp_path, program)
+    document, said = measured(tmp_path, program, "-m", "not slow")
     assert [one["name"] for one in document["rows"]] == ["x"], said
     assert [(one["name"].rpartition("::")[2], one["reason"]) for one in document["unmeasured"]] == [
+        ("test_long", "only FULL=1 measures it"),
         ("test_skipped", "there is no peer"),
         ("test_failed", "it failed in its call"),
         ("y", "there is no wire"),
