@@ -54,7 +54,14 @@ def measure(suite: str, document: Path, further: Sequence[str]) -> bool:
     command = [
         *(sys.executable, "-m", "pytest", *files_of(suite), "-v", "-s", "--no-header"),
         *("-p", "no:cacheprovider", "-o", "timeout=0", "--durations=5"),
-        *("--benchmark-quiet", "--benchmark-disable-gc", f"--document={document}", *further),
+        *(
+            "-W",
+            "ignore:Benchmark fixture was not used",
+            "--benchmark-quiet",
+            "--benchmark-disable-gc",
+        ),
+        f"--document={document}",
+        *further,
     ]
     # The table alone goes to stdout.
     return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode == 0
