@@ -8,7 +8,7 @@ are of the same arrays. A speed is bytes of weights (two for each element) over 
 import importlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from bench.conftest import Report
 from bench.entropy import class_entropy_bytes, iid_entropy_bytes
 from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
+from bench.trained.record import Recording, record
 from bench.trained.settings import Point, Settings
-from bench.trained.store import FOLDER, TrainedSteps, trained_steps
+from bench.trained.store import TrainedSteps, trained_steps
 from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
 from rose.transfer import (
@@ -44,23 +45,14 @@ MI = 1 << 20
 # ---- bytes, on steps of a trained model
 
 
-EVERYTHING = Settings()
-BRIEF = replace(EVERYTHING, runs=EVERYTHING.runs[:1], points=EVERYTHING.points[:2])
-POINTS = [
-    pytest.param(point, marks=() if point in BRIEF.points else pytest.mark.slow, id=point.name)
-    for point in EVERYTHING.points
-]
+def not_now(_settings: Settings) -> Recording:
+    pytest.skip("no trained versions are kept: FULL=1 trains the model for minutes, once")
 
 
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest) -> TrainedSteps:
-    """Return versions of a trained model; where none are kept, it is trained for minutes.
-
-    Each run starts from the same weights, so what fewer of them leave is the same.
-    """
-    if request.config.getoption("--full"):
-        return trained_steps()
-    return trained_steps(BRIEF, folder=FOLDER.with_name("trained-steps-brief"))
+    """Return versions of a trained model; only --full trains it where none are kept."""
+    return trained_steps(make=record if request.config.getoption("--full") else not_now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ def sizes_of(new: Bits, old: Bits) -> Sizes:
     )
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", Settings().points, ids=lambda point: point.name)
 def test_bytes_per_change(report: Report, trained: TrainedSteps, point: Point) -> None:
     new, old = (np.ascontiguousarray(version) for version in trained.pair(point))
     measured: list[Sizes] = []
