@@ -84,9 +84,10 @@ N ?= 30
 mutants: build
 	$(BIN)/python -m tests.mutants --count $(N)
 
+# Up to six minutes on two cores; FULL=1 measures all of a suite, ONLY=name a part of it.
 bench: build
 	@mkdir -p $(dir $(JSON))
-	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON)
+	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON) $(if $(FULL),--full) $(if $(ONLY),--only "$(ONLY)")
 
 # With the interpreter as it is: no environment is made, nothing is downloaded.
 gpu:
