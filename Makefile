@@ -9,8 +9,8 @@ SUITE ?= memory
 JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUITE).json)
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: install build messages demo test test-slow lint lint-style lint-types lint-layout format
-.PHONY: mutants bench gpu clean
+.PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
+.PHONY: check mutants bench gpu clean
 
 install: $(STAMP)
 
@@ -27,6 +27,14 @@ $(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirement
 build: install
 	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
 
+# Into dist/, for this Python. auditwheel names the wheel after the oldest glibc that it runs on.
+wheel: build
+	@rm -rf build/lib.* build/wheel
+	@$(BIN)/pip wheel -q --no-deps --no-build-isolation -w build/wheel .
+	@PATH="$(abspath $(BIN)):$$PATH" auditwheel repair -w dist build/wheel/*.whl \
+	  >build/wheel.log 2>&1 || { cat build/wheel.log >&2; exit 2; }
+	@ls dist/*.whl
+
 # What protoc makes is kept, so that building rose needs no protoc.
 messages: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find rose -name '*.proto')
@@ -38,6 +46,14 @@ demo: build
 
 test: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# One room, in Python and in C++. The name is looked at before anything is built.
+ROOM_TESTS = $(if $(ROOM),$(patsubst %/.,%,$(wildcard tests/$(ROOM)/. tests/cpp/$(ROOM)/.)))
+check:
+	@test "$(words $(ROOM)) $(if $(ROOM_TESTS),1)" = "1 1" || \
+	  { echo "rose: ROOM='$(ROOM)' must name a folder of tests, as in: make check ROOM=memory" >&2; exit 2; }
+	@$(MAKE) --no-print-directory build
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ROOM_TESTS) $(ARGS)
 
 # What takes minutes more: ThreadSanitizer, wheel and sdist, every property with 300 examples.
 test-slow: build
@@ -68,9 +84,10 @@ N ?= 30
 mutants: build
 	$(BIN)/python -m tests.mutants --count $(N)
 
+# Up to six minutes on two cores; FULL=1 measures all of a suite, ONLY=name a part of it.
 bench: build
 	@mkdir -p $(dir $(JSON))
-	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON)
+	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON) $(if $(FULL),--full) $(if $(ONLY),--only "$(ONLY)")
 
 # With the interpreter as it is: no environment is made, nothing is downloaded.
 gpu:

@@ -21,6 +21,7 @@ side, so a change of mode rebuilds nothing that is current. ccache is used where
 """
 
 import fcntl
+import filecmp
 import logging
 import os
 import shlex
@@ -341,7 +342,24 @@ class BuildWithNinja(build_ext):
                 )
             target = Path(self.get_ext_fullpath(ext.name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            self.copy_file(str(BUILD / made), str(target))
+            # setuptools keeps a target that is newer, which a build of the other mode may be.
+            if not (target.exists() and filecmp.cmp(BUILD / made, target)):
+                self.force = True
+                self.copy_file(str(BUILD / made), str(target))
+
+    def copy_file(self, infile: str, outfile: str, **_: object) -> tuple[str, bool]:
+        """Write `outfile` whole or not at all; setuptools would take a half of it for current.
+
+        It is renamed into its place, so a process that has the old one mapped keeps that.
+        """
+        part = Path(f"{outfile}.part")
+        try:
+            shutil.copy2(infile, part)
+            part.replace(outfile)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise SystemExit(f"rose: cannot write {outfile}: {error.strerror}") from error
+        return outfile, True
 
 
 if __name__ == "__main__":  # the tests import this file

@@ -1,7 +1,7 @@
 """Does a policy learn the same with and without borrowed time? Minutes for each seed.
 
-`make bench SUITE=circle`. The circle is that of the demo, within one process, over a policy that is
-small enough to learn while one watches.
+`make bench SUITE=circle`: fewer seeds and versions without FULL=1. The circle is that of the demo,
+within one process, over a policy that is small enough to learn while one watches.
 """
 
 import statistics
@@ -14,6 +14,7 @@ from bench.warm_policy import save_warm_policy
 
 SEEDS = (0, 1, 2)
 VERSIONS = 60
+BRIEF_SEEDS, BRIEF_VERSIONS = 2, 24
 # The reward of a run is the mean over this part of its steps, the last ones.
 TAIL = 0.25
 # And what it began with, over the first ones.
@@ -31,8 +32,8 @@ def head_mean(learned: Learned) -> float:
 
 
 def test_reward_with_and_without_borrowing(report: Report, tmp_path: Path) -> None:
-    versions = report.count(VERSIONS)
-    seeds = SEEDS[: report.count(len(SEEDS), at_least=2)]
+    versions = report.count(VERSIONS, brief=BRIEF_VERSIONS)
+    seeds = SEEDS[: report.count(len(SEEDS), at_least=2, brief=BRIEF_SEEDS)]
     runs: dict[bool, list[Learned]] = {False: [], True: []}
 
     def every_seed() -> None:
@@ -43,6 +44,8 @@ def test_reward_with_and_without_borrowing(report: Report, tmp_path: Path) -> No
                     save_warm_policy(folder, model="micro-policy", seed=seed, world=small_world())
                 circle = SmallCircle(str(folder), seed=seed, has_borrower=has_borrower)
                 runs[has_borrower].append(circle.learn(versions))
+                reward = tail_mean(runs[has_borrower][-1])
+                report.say(f"seed {seed}, {has_borrower=}: reward {reward:.3f}")
 
     report.once(every_seed)
     rewards = {has: [tail_mean(run) for run in learned] for has, learned in runs.items()}

@@ -25,7 +25,6 @@ from rose.executor import (
     Revocation,
     RolloutLane,
     ServingLane,
-    StepBatch,
 )
 from rose.units import MIB, NS_PER_MS
 
@@ -33,7 +32,6 @@ KV = KVGeometry(layers=4, block_tokens=16, bytes_per_token=1024)
 POOL_BYTES, RESERVE_BYTES, LIMIT_BYTES = 64 * MIB, 4 * MIB, 40 * MIB
 SEGMENT_MS = 1.3
 SEGMENTS_PER_STEP = 8
-BATCH = StepBatch(decode_sequences=8, context_tokens=4096, prefill_tokens=0)
 PATIENCE_S = 20.0
 PROBE_S = 0.001  # of a step before the first request
 
@@ -252,50 +250,6 @@ def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
 
 
 # ---- what rose's own calls cost serving
-
-
-def rest() -> None:
-    """Let the log be written: these loops call more often than any engine does."""
-    time.sleep(0.01)
-
-
-def test_arrived_us(report: Report, tmp_path: Path) -> None:
-    with Pair.open(tmp_path) as pair:
-        samples = report.each(
-            lambda: pair.serving.arrived("request", prompt_tokens=16),
-            50,
-            undo=lambda: pair.serving.finished("request"),
-            rest=rest,
-        )
-    report.add("arrived_us", quantile(samples, 0.5) * 1e-3, "us")
-    report.add("arrived_us_p99", quantile(samples, 0.99) * 1e-3, "us")
-
-
-def test_step_overhead_us(report: Report, tmp_path: Path) -> None:
-    with Pair.open(tmp_path) as pair:
-        check(pair.rollout.ensure(1), "a loan, so that the re-check has something to check")
-
-        def steps(count: int) -> None:
-            step = pair.serving.step
-            for _ in range(count):
-                with step(BATCH):
-                    pass
-
-        overhead_ns = report.loop(steps, rounds=100, calls=200, undo=rest)
-    report.add("step_overhead_us", overhead_ns * 1e-3, "us")
-
-
-def test_recheck_us(report: Report, tmp_path: Path) -> None:
-    with Pair.open(tmp_path) as pair:
-        check(pair.rollout.ensure(1), "a loan, so that the re-check has something to check")
-
-        def rechecks(count: int) -> None:
-            recheck = pair.device.lender.recheck
-            for _ in range(count):
-                recheck()
-
-        recheck_ns = report.loop(rechecks, rounds=100, calls=200)
-    report.add("recheck_us", recheck_ns * 1e-3, "us")
 
 
 # ---- what is harvested

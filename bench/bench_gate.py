@@ -19,7 +19,6 @@ from rose._core import CloseReason, HostGate, Verdict
 from rose.errors import check
 
 LONG_MS: Final = 60_000.0
-GATES: Final = 256
 CREDIT_MAX: Final = 1 << 30
 SEGMENTS_PER_STEP: Final = 4
 LENGTHS_MS: Final = (0.05, 0.3, 1.3)
@@ -34,34 +33,6 @@ def open_with(gate: HostGate, segments: int) -> None:
 
 
 # ---- its own calls
-
-
-def test_gate_pass_open_ns(report: Report) -> None:
-    gate = HostGate()
-    open_with(gate, CREDIT_MAX)
-
-    def passes(count: int) -> None:
-        pass_ = gate.pass_
-        for _ in range(count):
-            pass_(timeout_ms=LONG_MS)
-
-    report.add("gate_pass_open_ns", report.loop(passes, rounds=200, calls=5000), "ns")
-
-
-def test_close_ns(report: Report) -> None:
-    gates = [HostGate() for _ in range(GATES)]
-
-    def open_all() -> None:
-        for gate in gates:
-            open_with(gate, 1)
-
-    def close_all(_count: int) -> None:
-        for gate in gates:
-            gate.close(CloseReason.ARRIVAL)
-
-    open_all()
-    close_ns = report.loop(close_all, rounds=200, calls=GATES, undo=open_all)
-    report.add("close_ns", close_ns, "ns")
 
 
 def test_gate_open_overhead_percent(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""What rollouts harvest in virtual time, and whom it harms: rose, its ablations, other schemes.
+"""What rollouts harvest in virtual time, and whom it harms: rose and a clairvoyant.
 
 A bursty trace with the lengths of the Azure chat trace, stretched until serving alone is 87.5 %
 busy. A request is missed when its first token is late or its longest gap is over the target; an
@@ -29,7 +29,6 @@ from rose.sim import (
 )
 from rose.sim import simulate as simulate_one
 from rose.slo import SLO, Policy
-from rose.slo.policy import MECHANISMS
 from rose.traces import generate
 
 SECONDS, SECONDS_QUICK = 60, 10
@@ -40,7 +39,6 @@ PROMPT_MAX: Final = 4096  # of the Azure trace's prompts 99 % are shorter
 TTFT_MS: Final = 500.0
 TPOTS_MS: Final = (25.0, 50.0)
 HARVESTS: Final = {25.0: Bar(at_least=0.40), 50.0: Bar(at_least=0.60)}
-BASELINES: Final = ("share_all", "priority", "host_window", "rose_paper", "valve", "static_split")
 DEVICE: Final = DeviceModel()
 NOISY: Final = replace(DEVICE, noise=0.1)
 
@@ -166,7 +164,7 @@ def test_harvest(report: Report, traffic: Traffic) -> None:
         name = f"tpot{tpot_ms:.0f}"
         report.add(f"harvest_{name}", rose.harvest, "share", peer=peer, bar=bar)
         ratio = rose.over(clairvoyant)
-        report.add(f"harvest_over_clairvoyant_{name}", ratio, "ratio", bar=Bar(at_least=0.80))
+        report.add(f"harvest_over_clairvoyant_{name}", ratio, "ratio", bar=Bar(at_least=0.90))
         report.add(f"excess_slo_misses_clairvoyant_{name}", clairvoyant.excess, "requests")
         excess += rose.excess
     report.add("excess_slo_misses", excess, "requests", bar=Bar(at_most=0))
@@ -211,47 +209,3 @@ def test_idle_mode(report: Report, traffic: Traffic) -> None:
     idle = statistics.median(one.harvest / (1 - alone.busy) for one, alone in pairs)
     report.add("idle_harvested", idle, "share", bar=Bar(at_least=0.90))
     report.add("idle_excess_slo_misses", rose.excess, "requests", bar=Bar(at_most=0))
-
-
-@pytest.mark.parametrize("scheme", [*BASELINES, "rose_spatial"])
-def test_other_schemes(report: Report, traffic: Traffic, scheme: str) -> None:
-    report.once(lambda: [traffic.arms(scheme, tpot_ms=tpot_ms) for tpot_ms in TPOTS_MS])
-    for tpot_ms in TPOTS_MS:
-        arms = traffic.arms(scheme, tpot_ms=tpot_ms)
-        report.add(f"harvest_{scheme}_tpot{tpot_ms:.0f}", arms.harvest, "share")
-        report.add(f"excess_slo_misses_{scheme}_tpot{tpot_ms:.0f}", arms.excess, "requests")
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_without_one_mechanism(report: Report, traffic: Traffic, mechanism: str) -> None:
-    """Each where it shows: on noisy steps, a next request where it can join the step planned."""
-    scheme = "rose_spatial" if mechanism == "confinement" else "rose_slack"
-    tpot_ms = 50.0 if mechanism == "confinement" else 25.0
-    device = replace(NOISY, commits_batch=mechanism != "hypothetical")
-    policy = replace(default_policy(NOISY), without=frozenset({mechanism}))
-
-    def run() -> tuple[Arms, Arms]:
-        with_all = traffic.arms(scheme, tpot_ms=tpot_ms, device=device)
-        return with_all, traffic.arms(scheme, tpot_ms=tpot_ms, device=device, policy=policy)
-
-    report.once(run)
-    with_all, without = run()
-    harvest = Peer("with_all_mechanisms", with_all.harvest, "share")
-    report.add(f"harvest_without_{mechanism}", without.harvest, "share", peer=harvest)
-    misses = Peer("with_all_mechanisms", with_all.excess, "requests")
-    report.add(f"excess_slo_misses_without_{mechanism}", without.excess, "requests", peer=misses)
-    blocked = Peer("with_all_mechanisms", _blocked_max_ms(with_all), "ms")
-    report.add(f"blocked_without_{mechanism}_max_ms", _blocked_max_ms(without), "ms", peer=blocked)
-
-
-def _blocked_max_ms(arms: Arms) -> float:
-    return max(max(one.blocked_ms) for one in arms.outcomes)
-
-
-@pytest.mark.parametrize("layers", [36, 12, 4, 1])
-def test_length_of_a_segment(report: Report, traffic: Traffic, layers: int) -> None:
-    device = replace(DEVICE, layers_per_segment=layers)
-    report.once(lambda: traffic.arms("rose_slack", tpot_ms=25.0, device=device))
-    arms = traffic.arms("rose_slack", tpot_ms=25.0, device=device)
-    report.add(f"harvest_segment_{layers}_layers_tpot25", arms.harvest, "share")
-    report.add(f"excess_slo_misses_segment_{layers}_layers", arms.excess, "requests")

@@ -1,14 +1,12 @@
 """The upper estimate of a step: whether it keeps its promise, how wide it is, what it costs."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from bench.conftest import Report
-from bench.forecast import build_forecasts
 from bench.noisy_steps import SCENARIOS, Steps, steps_of
 from bench.rows import Bar, Peer
 from rose._core import SlowdownBound
@@ -18,7 +16,6 @@ from rose.slo.latency_file import new_latency_model
 STEPS = 40_000
 EPSILONS = (0.01, 0.05)
 WIDER_MAX = 1.1  # than a bound that knows everything but the future
-FORECAST_NS_MAX = 150  # a certificate asks for two
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +102,3 @@ def test_conformal_coverage(report: Report, scenario: str, epsilon: float) -> No
         peer=Peer("a clairvoyant bound", clairvoyant, "upper / actual"),
         bar=Bar(at_most=WIDER_MAX * clairvoyant),
     )
-
-
-def test_latency_calls_ns(report: Report, tmp_path: Path) -> None:
-    calls_ns = build_forecasts(tmp_path)
-    samples: list[tuple[float, float]] = []
-    report.repeat(lambda: samples.append(calls_ns(report.count(2000))), 5)
-    forecast_ns, observe_ns = np.median(samples, axis=0)
-    report.add("latency_forecast_ns", float(forecast_ns), "ns", bar=Bar(at_most=FORECAST_NS_MAX))
-    report.add("latency_observe_ns", float(observe_ns), "ns")

@@ -1,22 +1,25 @@
-"""Set-up from nothing: a clone, `make install` without and with nvcc, and what it makes.
+"""Set-up from nothing: a clone, `make install` without and with nvcc, and all of `.ci/run`.
 
-Everything happens in a temporary folder. pip keeps its own cache of downloads, so the first run
-on a machine may measure the network.
+One install of each kind; with FULL=1 three, and `.ci/run` once, which takes a quarter of an hour:
+installs are medians of three, tests are a single run. Everything happens in a temporary folder. pip
+keeps its own cache of downloads, so the first run on a machine may measure the network.
 """
 
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from bench.conftest import Report
 from bench.rows import Bar, Term
@@ -27,19 +30,35 @@ IMPORTS = 11
 SAMPLE_S = 0.1
 WITHOUT_NVCC_S_MAX = 200.0
 WITH_NVCC_S_MAX = 240.0
+TEST_S_MAX = 12 * 60.0
+CI_S_MAX = 17 * 60.0
 BUILD_GIB_MAX = 4.0  # with two jobs
 WHEEL_MIB_MAX = 3.25  # ADR 0028
 IMPORT_S_MAX = 0.1
-IMPORT = "import time; t = time.perf_counter(); import rose; print(time.perf_counter() - t)"
+IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+# What `make install` and pytest print of their times.
+PHASE = re.compile(r"^rose: (.+): (\d+) s$", re.MULTILINE)
+TESTS = re.compile(r"^=+ .*\bpassed\b.* in ([\d.]+)s", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
-    """One set-up: the clone, how long `make install` took, and the most memory it held."""
+class Ran:
+    """A command in a fresh clone.
+
+    Args:
+        clone: where it ran.
+        took_s: how long.
+        peak_gib: the most memory that it and all it started held at once.
+        log: what it printed.
+    """
 
     clone: Path
-    install_s: float
+    took_s: float
     peak_gib: float
+    log: str
+
+    def phases(self) -> list[Term]:
+        return [Term(name, float(seconds), "s") for name, seconds in PHASE.findall(self.log)]
 
 
 def output(*command: str | Path, cwd: Path) -> str:
@@ -68,52 +87,56 @@ class PeakMemory(threading.Thread):
                 time.sleep(SAMPLE_S)
 
 
-def set_up(folder: Path, *, cuda: str) -> Installed:
-    """Clone this repository's commit into an empty folder and install it there."""
+@contextmanager
+def ran_in_a_clone(folder: Path, *command: str, cuda: str) -> Iterator[Ran]:
+    """Run a command in a clone of this repository's commit, which is there until the block ends.
+
+    What it prints is passed on line by line.
+    """
     clone = folder / "rose"
     output("git", "clone", "-q", ROOT, clone, cwd=folder)
-    # Of the make that may run this: its variables are not for the clone.
-    ours = ("MAKEFLAGS", "MAKEOVERRIDES", "PYTHONPATH", "VIRTUAL_ENV")
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
-    python = Path(sys.base_prefix, "bin", "python3")
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        ["make", "install", f"PYTHON={python}"],
-        cwd=clone,
-        env={**environment, "ROSE_CUDA": cuda},
-        stdout=sys.stderr,
-    )
-    memory = PeakMemory(process.pid)
-    memory.start()
-    status = process.wait()
-    took_s = time.perf_counter() - started
-    memory.join()
-    assert status == 0, f"make install ended with status {status}; see its output above"
-    return Installed(clone, took_s, memory.peak_bytes / 2**30)
-
-
-@contextmanager
-def one_set_up(tmp_path: Path, *, cuda: str) -> Iterator[Installed]:
-    folder = tmp_path / "set-up"
-    folder.mkdir()
     try:
-        yield set_up(folder, cuda=cuda)
+        yield run_in(clone, command, cuda=cuda)
     finally:
-        shutil.rmtree(folder)  # 2 GiB
+        shutil.rmtree(clone)  # 2 GiB
 
 
-def seconds_row(report: Report, name: str, runs: list[Installed], at_most_s: float) -> None:
-    runs_s = [run.install_s for run in runs]
-    terms = [Term(f"run_{at + 1}", run_s, "s") for at, run_s in enumerate(runs_s)]
-    bar = Bar(at_most=at_most_s)
-    report.add(name, statistics.median(runs_s), "s", bar=bar, terms=terms)
+def run_in(clone: Path, command: Sequence[str], *, cuda: str) -> Ran:
+    # Of the make that may run this: its variables are not for the clone.
+    ours = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "PYTHONPATH", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    python = str(Path(sys.base_prefix, "bin", "python3"))
+    log = []
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command,
+        cwd=clone,
+        env={**environment, "ROSE_CUDA": cuda, "PYTHON": python},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        memory = PeakMemory(process.pid)
+        memory.start()
+        for line in process.stdout or ():
+            log.append(line)
+            print(line, end="", file=sys.stderr, flush=True)
+        # Not before: the sampler ends at a zombie, which a process is until it is waited for.
+        memory.join()
+    took_s = time.perf_counter() - started
+    named = " ".join(command)
+    assert process.returncode == 0, f"{named} ended with status {process.returncode}, see above"
+    return Ran(clone, took_s, memory.peak_bytes / 2**30, "".join(log))
 
 
 def add_import(report: Report, clone: Path) -> None:
     python = clone / ".venv" / "bin" / "python"
-    imports_s = [float(output(python, "-c", IMPORT, cwd=clone)) for _ in range(IMPORTS)]
-    bar = Bar(at_most=IMPORT_S_MAX)
-    report.add("import_rose_s_p50", statistics.median(imports_s), "s", bar=bar)
+    # `rose` itself is nearly empty: what an engine imports is shown beside it.
+    for module, bar in (("rose", Bar(at_most=IMPORT_S_MAX)), ("rose.executor", None)):
+        program = IMPORT.format(module)
+        imports_s = [float(output(python, "-c", program, cwd=clone)) for _ in range(IMPORTS)]
+        name = f"import_{module.replace('.', '_')}_s_p50"
+        report.add(name, statistics.median(imports_s), "s", bar=bar)
 
 
 def add_wheel(report: Report, clone: Path) -> None:
@@ -124,35 +147,62 @@ def add_wheel(report: Report, clone: Path) -> None:
     report.add("wheel_mib", size_mib, "MiB", bar=Bar(at_most=WHEEL_MIB_MAX))
 
 
-def test_set_up_without_nvcc(report: Report, tmp_path: Path) -> None:
-    runs = measured(report, tmp_path, cuda="off", product=add_import)
-    seconds_row(report, "install_without_nvcc_s_p50", runs, WITHOUT_NVCC_S_MAX)
+def add_installs(
+    report: Report,
+    folder: Path,
+    *,
+    kind: str,
+    cuda: str,
+    at_most_s: float,
+    product: Callable[[Report, Path], None],
+) -> None:
+    """Install in one clone after the other; report on the product of the last."""
+    count = report.count(RUNS, at_least=1, brief=1)
+    runs: list[Ran] = []
+    for number in range(1, count + 1):
+        report.say(f"install {kind}, {number} of {count}")
+        with ran_in_a_clone(folder, "make", "install", cuda=cuda) as one:
+            runs.append(one)
+            report.add(f"install_{kind}_run_{number}_s", one.took_s, "s", terms=one.phases())
+            if number == count:
+                product(report, one.clone)
+    median_s = statistics.median(one.took_s for one in runs)
+    report.add(f"install_{kind}_s_p50", median_s, "s", bar=Bar(at_most=at_most_s))
+    peak_gib = max(one.peak_gib for one in runs)
+    report.add(f"install_{kind}_gib_max", peak_gib, "GiB", bar=Bar(at_most=BUILD_GIB_MAX))
 
 
-def test_set_up_with_nvcc(report: Report, tmp_path: Path) -> None:
-    name = "install_with_nvcc_s_p50"
+def test_install_without_nvcc(report: Report, tmp_path: Path) -> None:
+    add_installs(
+        report,
+        tmp_path,
+        kind="without_nvcc",
+        cuda="off",
+        at_most_s=WITHOUT_NVCC_S_MAX,
+        product=add_import,
+    )
+
+
+def test_install_with_nvcc(report: Report, tmp_path: Path) -> None:
     if shutil.which("nvcc") is None:
-        report.leave_out([name, "install_gib_max", "wheel_mib"], "there is no nvcc on the path")
+        names = ("install_with_nvcc_s_p50", "install_with_nvcc_gib_max", "wheel_mib")
+        report.leave_out(names, "there is no nvcc on the path")
         return
-    runs = measured(report, tmp_path, cuda="on", product=add_wheel)
-    seconds_row(report, name, runs, WITH_NVCC_S_MAX)
-    peak_gib = max(run.peak_gib for run in runs)
-    report.add("install_gib_max", peak_gib, "GiB", bar=Bar(at_most=BUILD_GIB_MAX))
+    add_installs(
+        report,
+        tmp_path,
+        kind="with_nvcc",
+        cuda="on",
+        at_most_s=WITH_NVCC_S_MAX,
+        product=add_wheel,
+    )
 
 
-def measured(
-    report: Report, tmp_path: Path, *, cuda: str, product: Callable[[Report, Path], None]
-) -> list[Installed]:
-    """Set up several times; report on the product of the last."""
-    runs: list[Installed] = []
-
-    def measure() -> None:
-        count = report.count(RUNS, at_least=1)
-        while len(runs) < count:
-            with one_set_up(tmp_path, cuda=cuda) as installed:
-                runs.append(installed)
-                if len(runs) == count:
-                    product(report, installed.clone)
-
-    report.once(measure)
-    return runs
+@pytest.mark.slow
+def test_ci(report: Report, tmp_path: Path) -> None:
+    """Install, lint and test in one run: `make test` is not run a second time for its own row."""
+    with ran_in_a_clone(tmp_path, ".ci/run", cuda="auto") as one:
+        tests_s = TESTS.findall(one.log)
+    assert tests_s, "pytest did not print how long it took"
+    report.add("make_test_s", float(tests_s[-1]), "s", bar=Bar(at_most=TEST_S_MAX))
+    report.add("ci_run_s", one.took_s, "s", bar=Bar(at_most=CI_S_MAX), terms=one.phases())

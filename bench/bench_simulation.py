@@ -1,4 +1,6 @@
-"""The scheduler in simulated clusters: the drawn scenarios, the papers' set-ups, and a burst.
+"""The scheduler in simulated clusters: the drawn scenarios, a burst, and serving's promise.
+
+Without FULL=1 the first drawn scenarios alone are judged, and serving's promise on one scenario.
 
 What was simulated of the drawn scenarios by the same code before is not simulated again:
 `python -m bench.drawn` can be run beforehand, in parts.
@@ -10,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bench.conftest import Report
 from bench.drawn import KEPT
@@ -24,17 +27,14 @@ from rose.sim.scenario.traffic import Inputs
 from rose.sim.scenario.yaml_file import read_scenarios
 from rose.sim.study.burst import Burst, burst_of
 from rose.sim.study.figures import ArmFigures
-from rose.sim.study.paired import by_seed, rollout_time_under, throughput_over
-from rose.sim.study.published import PUBLISHED
+from rose.sim.study.paired import by_seed
 from rose.sim.study.run import study
-from rose.sim.study.validation import ERROR_MAX, validations
 
 SCENARIOS = Path(__file__).resolve().parent / "scenarios"
 ROSE = Arm.ROSE.value
 NONE = Bar(at_most=0.0)
 PROCESSES = 2
-PAPERS = ("paper_8b", "paper_8b_dapo", "paper_32b", "paper_32b_dapo")
-VALIDATED = ("pearl_scaling", "pearl_scaling_prompts", "paper_table1_8b", "paper_table1_32b")
+DRAWN_BRIEF = 8
 
 
 def read(name: str) -> tuple[Scenario, ...]:
@@ -48,11 +48,12 @@ def word(name: str) -> str:
 
 def test_drawn_scenarios(report: Report) -> None:
     figures: list[ArmFigures] = []
-    seeds = drawn_seeds(report.count(len(drawn_seeds(None))))
+    seeds = drawn_seeds(report.count(len(drawn_seeds(None)), brief=DRAWN_BRIEF))
 
     def run() -> None:
-        for done in simulated(Trial(seeds, None, {}, PROCESSES), Kept(KEPT)):
+        for number, done in enumerate(simulated(Trial(seeds, None, {}, PROCESSES), Kept(KEPT)), 1):
             figures.extend(done)
+            report.say(f"{number} of {len(seeds)}: seed {done[0].seed}")
 
     report.once(run)
     verdict = verdict_of(figures)
@@ -82,34 +83,6 @@ def add_kept_promises(report: Report, mine: Sequence[ArmFigures]) -> None:
     report.add("stale_fraction_mean", float(np.mean([one.stale for one in mine])), "ratio")
     biases = [abs(one.length_bias) for one in mine if one.length_bias is not None]
     report.add("length_bias_mean_ratio", float(np.mean(biases)) if biases else 0.0, "ratio")
-
-
-def test_set_ups_of_the_paper(report: Report) -> None:
-    """A hundred GPUs are simulated in seconds; these are means of all seeds of a scenario."""
-    figures: dict[str, list[ArmFigures]] = {}
-
-    def run() -> None:
-        for name in PAPERS:
-            (scenario,) = read(name)
-            seeds = scenario.seeds[: report.count(len(scenario.seeds), at_least=1)]
-            runs = study(replace(scenario, seeds=seeds), Inputs())
-            figures[scenario.name] = [one.figures for one in runs]
-
-    report.once(run)
-    for name, runs in figures.items():
-        kinds = (
-            ("throughput", throughput_over, PUBLISHED[name].throughput_over),
-            ("rollout_time", rollout_time_under, PUBLISHED[name].rollout_time_under),
-        )
-        for kind, factor_of, published in kinds:
-            for arm in dict.fromkeys(one.arm for one in runs if one.arm != ROSE):
-                factor = factor_of(runs, ROSE, arm)
-                if factor is None:
-                    continue
-                papers = published.get(arm)
-                peer = None if papers is None else Peer("the paper's own system", papers, "ratio")
-                row = f"{word(name)}_{kind}_vs_{word(arm)}_ratio"
-                report.add(row, factor.factor, "ratio", peer=peer)
 
 
 def test_a_correlated_burst(report: Report) -> None:
@@ -158,7 +131,7 @@ def test_serving_keeps_its_promise(report: Report) -> None:
         scenario,
         resolution=Resolution.EXACT,
         seeds=scenario.seeds[:1],
-        borrowed=(replace(scenario.borrowed[0], count=report.count(8, at_least=4)),),
+        borrowed=(replace(scenario.borrowed[0], count=report.count(8, at_least=4, brief=4)),),
         horizon_s=600,
         arms=(Arm.ROSE, Arm.PUBLISHED, Arm.SHARE_ALL),
     )
@@ -169,6 +142,7 @@ def test_serving_keeps_its_promise(report: Report) -> None:
         report.add(f"excess_slo_misses_{word(arm.value)}_count", excess[arm], "requests", bar=bar)
 
 
+@pytest.mark.slow
 def test_serving_keeps_its_promise_in_trouble(report: Report) -> None:
     scenarios = read("stress_exact")
     excess: Counter[Arm] = Counter()
@@ -180,27 +154,3 @@ def test_serving_keeps_its_promise_in_trouble(report: Report) -> None:
 
     report.once(run)
     report.add("excess_slo_misses_in_trouble_sum", excess[Arm.ROSE], "requests", bar=NONE)
-
-
-def test_against_what_others_measured(report: Report) -> None:
-    figures: dict[str, list[ArmFigures]] = {}
-
-    def run() -> None:
-        for name in VALIDATED:
-            for scenario in read(name):
-                seeds = scenario.seeds[: report.count(len(scenario.seeds), at_least=1)]
-                chosen = tuple(arm for arm in scenario.arms if arm is not Arm.TRAINING_GPUS)
-                runs = study(replace(scenario, seeds=seeds, arms=chosen), Inputs())
-                figures[scenario.name] = [one.figures for one in runs]
-
-    report.once(run)
-    for number, one in enumerate(validations(figures)):
-        report.add(
-            f"validation_{number}_{word(one.scenario)}_{one.unit}",
-            one.predicted,
-            one.unit,
-            peer=Peer(one.name, one.published, one.unit),
-            bar=Bar(
-                at_least=one.published * (1 - ERROR_MAX), at_most=one.published * (1 + ERROR_MAX)
-            ),
-        )

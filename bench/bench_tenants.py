@@ -12,7 +12,7 @@ from bench.futex import build_round_trips
 from bench.paired import Measure, quantile, timed
 from bench.rows import Bar, Peer
 from rose._core import Arbiter, Grant
-from rose.errors import check
+from rose.errors import DeadlineExceeded, check
 from rose.units import GIB, MIB, NS_PER_MS
 
 SLAB_BYTES = 2 * MIB
@@ -87,7 +87,7 @@ def test_revoke_1gib_idle_over_futex_roundtrip(report: Report, tmp_path: Path) -
         "revoke_1gib_idle_over_futex_roundtrip",
         paired,
         peer=Peer("futex round trip between two threads, p99", paired.peer * 1e-3, "us"),
-        bar=Bar(at_most=10.0),
+        bar=Bar(at_most=3.0),
     )
     report.add("revoke_1gib_idle_us_p99", quantile(samples, 0.99) * 1e-3, "us")
     report.add("revoke_1gib_idle_us_p50", quantile(samples, 0.50) * 1e-3, "us")
@@ -136,7 +136,7 @@ def test_kill_to_usable_over_pidfd(report: Report) -> None:
         "kill_to_usable_over_pidfd",
         paired,
         peer=Peer("SIGKILL to a readable pidfd, p99", paired.peer * 1e-3, "us"),
-        bar=Bar(at_most=10.0),
+        bar=Bar(at_most=2.0),
     )
     report.add("kill_to_usable_us_p99", paired.subject * 1e-3, "us")
 
@@ -162,6 +162,8 @@ class LoadedLoan(Loan):
             progress = self.arbiter.wait(revocation, timeout_ns=10**10)
             window.append(float(time.perf_counter_ns() - began_ns))
             self.missed += progress.fenced
+            if progress.fenced:
+                raise DeadlineExceeded(f"a revocation took more than {LOAD_DEADLINE_MS} ms")
             self.take_home()
             self.lend()
         self.samples.extend(window)
@@ -183,13 +185,19 @@ class LoadedLoan(Loan):
 def test_revoke_under_load_over_segment(report: Report) -> None:
     loan = LoadedLoan()
     count = report.count(100)
-    paired = report.pairs(lambda: loan.measure_ns(count), loan.segment_ns, rounds=15)
-    loan.borrower.end()
+    name = "revoke_under_load_over_segment"
+    try:
+        paired = report.pairs(lambda: loan.measure_ns(count), loan.segment_ns, rounds=15)
+    except DeadlineExceeded as late:
+        report.leave_out([name, "revoke_under_load_us_p99"], str(late))
+        return
+    finally:
+        loan.borrower.end()
+        report.add("revoke_under_load_missed", loan.missed, "slabs", bar=Bar(at_most=0.0))
     report.add_ratio(
-        "revoke_under_load_over_segment",
+        name,
         paired,
         peer=Peer("the borrower's segment, p99", paired.peer * 1e-3, "us"),
         bar=Bar(at_most=1.2),
     )
     report.add("revoke_under_load_us_p99", quantile(loan.samples, 0.99) * 1e-3, "us")
-    report.add("revoke_under_load_missed", loan.missed, "slabs", bar=Bar(at_most=0.0))

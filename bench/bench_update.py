@@ -73,7 +73,13 @@ WIRE_BYTES: Final = {1 * GBIT: 64 * MIB, 10 * GBIT: 256 * MIB}
 WIRE_ROUNDS: Final = 11
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize(
+    "wire",
+    [
+        pytest.param(wire, id=wire.name, marks=pytest.mark.slow if wire.bits_per_s > GBIT else ())
+        for wire in WIRES
+    ],
+)
 def test_paced_link(report: Report, wire: Wire) -> None:
     """Frames through rose's data plane, over what the same link gives to a bare TCP sender.
 
@@ -141,8 +147,19 @@ def to_and_fro(update: Callable[[int], object]) -> Measure:
     return measure
 
 
-@pytest.mark.parametrize("peer", REFIT_PEERS, ids=lambda peer: peer.name)
-@pytest.mark.parametrize("gbit", REFIT_RATES)
+@pytest.mark.parametrize(
+    ("gbit", "peer"),
+    [
+        pytest.param(
+            gbit,
+            peer,
+            id=f"{gbit}-{peer.name}",
+            marks=() if gbit == 1 and peer.name in JUDGED else pytest.mark.slow,
+        )
+        for gbit in REFIT_RATES
+        for peer in REFIT_PEERS
+    ],
+)
 def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None:
     """Pack, link and apply on every rank of an engine in two ranks; all end bit for bit alike."""
     name = f"speedup_vs_{peer.name}_{gbit}gbit"
@@ -188,13 +205,14 @@ def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None
 
 # ---- a large model, from end to end
 
-LARGE_ELEMENTS: Final = 60 * PATTERN  # just above a thousand million
+LARGE_PATTERNS: Final = 60  # just above a thousand million elements
+BRIEF_PATTERNS: Final = 20
 LARGE_ROUNDS: Final = 5
 
 
 def test_large_update(report: Report) -> None:
-    """A model of 1 B parameters at 1 % over loopback, between two processes."""
-    patterns = report.count(LARGE_ELEMENTS // PATTERN)
+    """A model at 1 %, between two processes over loopback: 1 B parameters with --full."""
+    patterns = report.count(LARGE_PATTERNS, brief=BRIEF_PATTERNS)
     updates: list[Update] = []
 
     def pause() -> float:
@@ -338,6 +356,7 @@ def served() -> Iterator[ServedEngine]:
         yield engine
 
 
+@pytest.mark.slow
 def test_serving_during_updates(report: Report, served: ServedEngine) -> None:
     """P99 of windows with updates over those of windows without, on a real engine of one thread."""
     seconds = WINDOW_S if report.count(WINDOW_ROUNDS, at_least=1) > 1 else WINDOW_S / 3

@@ -1,36 +1,95 @@
-"""How a suite measures and reports: one fixture on top of pytest-benchmark's."""
+"""How a suite measures and reports: one fixture on top of pytest-benchmark's.
 
-import statistics
+Each row is printed and written as soon as it is known (`--document`). Without `--full`, rounds of a
+benchmark end when its share of the suite's time is over; the interval beside a ratio says what that
+costs.
+"""
+
+import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from bench.document import NOT_REACHED, Document
 from bench.paired import Measure, PairedRatio, Pairs
-from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row
+from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row, said_of
 
-_QUICK = 20  # --quick does so much less
+_QUICK: Final = 20  # --quick does so much less
+# Seconds of rounds in a suite without --full. As much again is left for what is not rounds: inputs,
+# processes, warm-up, and benchmarks of five slow rounds.
+_SUITE_S: Final = 180.0
+_ROUNDS_MIN: Final = 5
+_DOCUMENT: Final = pytest.StashKey[Document]()
+_ROUNDS_S: Final = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="few rounds: try the suite, not rose")
+    parser.addoption("--full", action="store_true", help="all rounds, however long they take")
+    parser.addoption("--document", type=Path, help="JSON with the head, for rows as they come")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_DOCUMENT] = Document(config.getoption("--document"))
+    config.stash[_ROUNDS_S] = math.inf
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        is_late = item.get_closest_marker("slow") and not item.config.getoption("--full")
+        reason = "only FULL=1 measures it" if is_late else "it was not asked for"
+        item.config.stash[_DOCUMENT].leave_out([item.nodeid], reason)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    config = session.config
+    config.stash[_DOCUMENT].leave_out([item.nodeid for item in session.items], NOT_REACHED)
+    if not config.getoption("--full"):
+        config.stash[_ROUNDS_S] = _SUITE_S / max(1, len(session.items))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Cross a benchmark off the list, or say why it has no rows."""
+    report: pytest.TestReport = yield
+    document = item.config.stash[_DOCUMENT]
+    if report.skipped and isinstance(report.longrepr, tuple):
+        document.leave_out([item.nodeid], report.longrepr[2].removeprefix("Skipped: "))
+    elif report.failed:
+        document.leave_out([item.nodeid], f"it failed in its {report.when}")
+    elif report.when == "call":
+        document.finished(item.nodeid)
+    return report
 
 
 class Report:
-    """Runs the rounds of one benchmark and hands its rows to whoever writes the JSON."""
+    """Runs the rounds of one benchmark and hands its rows on, one by one."""
 
-    def __init__(self, benchmark: Any, *, is_quick: bool) -> None:
+    def __init__(self, benchmark: Any, config: pytest.Config) -> None:
         self._benchmark = benchmark
-        self._is_quick = is_quick
-        self._rows: list[dict[str, Any]] = []
-        self._unmeasured: list[dict[str, str]] = []
-        benchmark.extra_info["rows"] = self._rows
-        benchmark.extra_info["unmeasured"] = self._unmeasured
+        self._is_quick = bool(config.getoption("--quick"))
+        self.is_full = bool(config.getoption("--full"))
+        self._rounds_s = config.stash[_ROUNDS_S]
+        self._document = config.stash[_DOCUMENT]
+        self._terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
 
-    def count(self, full: int, *, at_least: int = 3) -> int:
-        """Return how many of something to do."""
-        return max(at_least, full // _QUICK) if self._is_quick else full
+    def _add(self, one: dict[str, Any]) -> None:
+        self._document.add(one)
+        self.say(said_of(one))
+
+    def say(self, line: str) -> None:
+        """Print a line of progress."""
+        self._terminal.ensure_newline()
+        self._terminal.write_line(f"  {line}")
+
+    def count(self, full: int, *, at_least: int = 3, brief: int | None = None) -> int:
+        """Return how many of something to do; without --full, `brief` of what takes minutes."""
+        if self._is_quick:
+            return max(at_least, full // _QUICK)
+        return full if self.is_full or brief is None else brief
 
     def add(
         self,
@@ -47,69 +106,33 @@ class Report:
 
         One that was computed from others names them as its `terms`.
         """
-        one = row(name, value, unit, peer=peer, bar=bar, is_void=is_void, terms=terms)
-        self._rows.append(one)
+        self._add(row(name, value, unit, peer=peer, bar=bar, is_void=is_void, terms=terms))
 
-    def leave_out(self, names: Sequence[str], reason: str) -> None:
-        """Say which rows cannot be measured here, and why; nothing else may be measured then."""
-        self._unmeasured += [{"name": name, "reason": reason} for name in names]
-        self.once(lambda: None)  # what measures nothing at all is not written down
+    def leave_out(self, names: Iterable[str], reason: str) -> None:
+        """Say which rows cannot be measured here, and why."""
+        self._document.leave_out(names, reason)
 
     def repeat(self, function: Callable[[], object], rounds: int) -> None:
-        """Run `rounds` rounds of a function that keeps its own samples, after one to warm up."""
-        self._benchmark.pedantic(function, rounds=self.count(rounds), warmup_rounds=1)
+        """Run rounds of a function that keeps its own samples, after one to warm up.
+
+        Args:
+            function: one round.
+            rounds: how many; without --full only as many as there is time for, and at least five.
+        """
+
+        def all_rounds() -> None:
+            function()
+            end_s = time.monotonic() + self._rounds_s
+            for number in range(self.count(rounds)):
+                if number >= _ROUNDS_MIN and time.monotonic() > end_s:
+                    break
+                function()
+
+        self.once(all_rounds)
 
     def once(self, function: Callable[[], object]) -> None:
         """Run a function that keeps its own samples a single time: one that takes minutes."""
         self._benchmark.pedantic(function, rounds=1)
-
-    def each(
-        self,
-        function: Callable[[], object],
-        rounds: int,
-        *,
-        undo: Callable[[], object],
-        rest: Callable[[], object] = lambda: None,
-    ) -> list[int]:
-        """Return how long each call took, in nanoseconds, a hundred in a round.
-
-        `undo` runs after each call and `rest` after each round, unmeasured.
-        """
-        samples: list[int] = []
-
-        def one_round() -> None:
-            for _ in range(100):
-                began_ns = time.perf_counter_ns()
-                function()
-                samples.append(time.perf_counter_ns() - began_ns)
-                undo()
-            rest()
-
-        self.repeat(one_round, rounds)
-        return samples
-
-    def loop(
-        self,
-        function: Callable[[int], object],
-        *,
-        rounds: int,
-        calls: int,
-        undo: Callable[[], object] = lambda: None,
-    ) -> float:
-        """Return the median nanoseconds of a call; `function(n)` does it n times in its own loop.
-
-        `undo` runs after each round, unmeasured.
-        """
-        samples: list[float] = []
-
-        def one_round() -> None:
-            began_ns = time.perf_counter_ns()
-            function(calls)
-            samples.append((time.perf_counter_ns() - began_ns) / calls)
-            undo()
-
-        self.repeat(one_round, rounds)
-        return statistics.median(samples)
 
     def pairs(self, subject: Measure, peer: Measure, *, rounds: int) -> PairedRatio:
         """Return the paired ratio of two measures."""
@@ -121,13 +144,22 @@ class Report:
         self, name: str, paired: PairedRatio, *, peer: Peer, bar: Bar | None = None
     ) -> None:
         """Report a paired ratio and its control."""
-        self._rows += [
-            row(name, paired.ratio, "ratio", peer=peer, bar=bar, is_void=paired.is_void),
-            row(CONTROL + name, paired.control, "ratio", bar=CONTROL_BAR),
-        ]
+        control = row(CONTROL + name, paired.control, "ratio", bar=CONTROL_BAR)
+        self._add(control)  # first: a ratio without its control says nothing
+        self._add(
+            row(
+                name,
+                paired.ratio,
+                "ratio",
+                peer=peer,
+                bar=bar,
+                is_void=paired.is_void,
+                interval=paired.interval,
+            )
+        )
 
 
 @pytest.fixture
 def report(benchmark: Any, request: pytest.FixtureRequest) -> Report:
     """Return what a benchmark measures with."""
-    return Report(benchmark, is_quick=bool(request.config.getoption("--quick")))
+    return Report(benchmark, request.config)

@@ -17,7 +17,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from rich.console import Console
 
@@ -25,6 +25,7 @@ from bench.drawn_json import drawn_json
 from bench.drawn_kept import Kept
 from bench.drawn_runs import Trial, drawn_seeds, simulated
 from bench.drawn_table import print_drawn
+from bench.usage import EXIT_MENDABLE, Parser
 from rose.errors import RoseError
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.drawn import ARMS
@@ -32,16 +33,8 @@ from rose.sim.study.figures import ArmFigures
 from rose.whole_file import write_whole
 
 KEPT: Final = Path(__file__).resolve().parent.parent / "build" / "drawn.jsonl"
-_EXIT_MENDABLE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
 _LOG_WIDTH: Final = 180
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(_EXIT_MENDABLE, f"bench.drawn: {message}\n")
 
 
 def main(arguments: list[str]) -> int:
@@ -66,7 +59,7 @@ def main(arguments: list[str]) -> int:
         status = _EXIT_INTERRUPTED
     except RoseError as error:
         print(f"bench.drawn: {error}", file=sys.stderr)
-        return _EXIT_MENDABLE
+        return EXIT_MENDABLE
     print_drawn(figures, console, lost_below=options.below)
     if options.json and not status:
         write_whole(options.json, drawn_json(figures, command=_command(options)).encode())
@@ -74,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python -m bench.drawn", description=__doc__)
+    parser = Parser("bench.drawn", prog="python -m bench.drawn", description=__doc__)
     parser.add_argument("--count", type=int, help="so many seeds, the first; all of them")
     parser.add_argument("--seeds", type=_seeds, help="these, separated by commas")
     parser.add_argument("--arms", type=_arms, help="only these are simulated by the code as it is")

@@ -28,6 +28,22 @@ def quantile(samples: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """Return two samples that the true median lies between with 95 %, however they are spread.
+
+    Of fewer than six samples it is their range, which says less: 94 % of five.
+    """
+    ordered = sorted(samples)
+    count, below, outside = len(ordered), 0, 1
+    # So many of the 2^count ways to fall left or right of the median leave `below` samples or fewer
+    # on one side.
+    while 40 * outside <= 2**count:
+        below += 1
+        outside += math.comb(count, below)
+    first = max(0, below - 1)
+    return ordered[first], ordered[count - 1 - first]
+
+
 @dataclass(frozen=True, slots=True)
 class PairedRatio:
     """Medians over the rounds of one run.
@@ -37,12 +53,14 @@ class PairedRatio:
         control: subject over itself; it says how much of `ratio` is the machine.
         subject: the subject's own figure.
         peer: the peer's.
+        interval: of `ratio`, as `median_interval` gives it.
     """
 
     ratio: float
     control: float
     subject: float
     peer: float
+    interval: tuple[float, float] | None = None
 
     @property
     def is_void(self) -> bool:
@@ -64,8 +82,10 @@ class Pairs:
         self._rounds.append((first, peer, last) if is_forwards else (last, peer, first))
 
     def result(self) -> PairedRatio:
+        ratios = [subject / peer for subject, peer, _ in self._rounds]
         return PairedRatio(
-            ratio=statistics.median(subject / peer for subject, peer, _ in self._rounds),
+            ratio=statistics.median(ratios),
+            interval=median_interval(ratios),
             control=statistics.median(subject / control for subject, _, control in self._rounds),
             subject=statistics.median(subject for subject, _, _ in self._rounds),
             peer=statistics.median(peer for _, peer, _ in self._rounds),

@@ -2,7 +2,8 @@
 
 A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when not all could
 be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
-has exactly these keys, and one that was not measured but computed has `terms` besides:
+has exactly these keys; one that was not measured but computed has `terms` besides, and a median of
+paired ratios may have an `interval`:
 
     name    what was measured; the statistic and the unit are its last words
     value   a finite number
@@ -11,6 +12,7 @@ has exactly these keys, and one that was not measured but computed has `terms` b
     bar     {"at_most": x}, {"at_least": x}, or both; null without one
     ok      whether the value meets the bar; null without a bar, and null for a row that is void
     terms   what the value was computed from, in order: {"name", "value", "unit"} each
+    interval  [low, high]: the median lies between them with 95 % (bench/paired.py)
 
 A ratio `name` travels with its A/A control `aa_name`, the subject over itself. When the control is
 out of its bar, the machine was not quiet enough and the ratio is void. `ok` null beside a bar
@@ -29,6 +31,7 @@ _UNMEASURED_KEYS: Final = {"name", "reason"}
 _ROW_KEYS: Final = {"name", "value", "unit", "peer", "bar", "ok"}
 _PEER_KEYS: Final = {"name", "value", "unit"}
 _TERMS: Final = "terms"  # each with the keys of a peer
+_INTERVAL: Final = "interval"
 _DIRECTIONS: Final = ("at_least", "at_most")
 
 
@@ -90,9 +93,12 @@ def row(
     bar: Bar | None = None,
     is_void: bool = False,
     terms: Sequence[Term] = (),
+    interval: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Return a row as JSON has it."""
-    computed = {_TERMS: [term.as_json() for term in terms]} if terms else {}
+    computed: dict[str, Any] = {_TERMS: [term.as_json() for term in terms]} if terms else {}
+    if interval is not None:
+        computed[_INTERVAL] = [rounded(end) for end in interval]
     return {
         "name": name,
         "value": rounded(value),
@@ -103,6 +109,25 @@ def row(
         "ok": None if bar is None or is_void else bar.is_met(rounded(value)),
         **computed,
     }
+
+
+def bar_of(one: Mapping[str, Any]) -> str:
+    """Return a row's bar in words; nothing without one."""
+    bar = one["bar"] or {}
+    return ", ".join(f"{side.replace('_', ' ')} {value:.4g}" for side, value in bar.items())
+
+
+def figure_of(one: Mapping[str, Any]) -> str:
+    """Return a row's figure, with its unit and its interval."""
+    spread = "" if _INTERVAL not in one else " [{:.4g}, {:.4g}]".format(*one[_INTERVAL])
+    return f"{one['value']:.4g}{spread} {one['unit']}"
+
+
+def said_of(one: Mapping[str, Any]) -> str:
+    """Return a row in one line."""
+    verdict = {True: "holds", False: "does not hold", None: "void"}[one["ok"]]
+    judged = f"; {bar_of(one)}: {verdict}" if one["bar"] else ""
+    return f"{one['name']}: {figure_of(one)}{judged}"
 
 
 def void_reason(one: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -138,12 +163,14 @@ def _unmeasured_faults(one: Any, names: Sequence[Any]) -> list[str]:
 
 
 def _row_faults(one: Mapping[str, Any]) -> list[str]:
-    if set(one) - {_TERMS} != _ROW_KEYS:
+    if set(one) - {_TERMS, _INTERVAL} != _ROW_KEYS:
         return [f"row {one.get('name')} has the keys {sorted(one)}, not {sorted(_ROW_KEYS)}"]
     name, bar, peer = one["name"], one["bar"], one["peer"]
     if not _is_number(one["value"]):
         return [f"{name}: {one['value']} is not a finite number"]
     wrong = [f"{name}: {term} is no term" for term in one.get(_TERMS, []) if not _is_figure(term)]
+    if _INTERVAL in one and not _is_interval(one[_INTERVAL]):
+        wrong.append(f"{name}: {one[_INTERVAL]} is no interval")
     if not one["unit"]:
         wrong.append(f"{name} has no unit")
     if peer is not None and not _is_figure(peer):
@@ -164,6 +191,15 @@ def _row_faults(one: Mapping[str, Any]) -> list[str]:
 
 def _is_figure(one: Any) -> bool:
     return isinstance(one, dict) and set(one) == _PEER_KEYS and _is_number(one["value"])
+
+
+def _is_interval(ends: Any) -> bool:
+    return (
+        isinstance(ends, list)
+        and len(ends) == 2
+        and all(map(_is_number, ends))
+        and ends[0] <= ends[1]
+    )
 
 
 def _is_number(value: Any) -> bool:

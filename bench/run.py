@@ -1,17 +1,17 @@
-"""Run one benchmark suite: a table for people, a JSON document for everything else.
+"""Run one benchmark suite: a JSON document with each row as it comes, and a table of the bars.
 
-Status 0 also when a bar is missed (1 with --strict), 1 when a benchmark fails, 2 for a mistake
-that the user can mend.
+Rows and progress go to stderr, the table to stdout. Status 0 also when a bar is missed (1 with
+--strict), 1 when a benchmark fails, 2 for a mistake that the user can mend. The rows that were
+finished stay in the document, whatever ends the run.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 # In the place of this folder, whose file names mean nothing to the outside.
@@ -20,10 +20,12 @@ sys.path[0] = str(ROOT)
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from bench.rows import faults, void_reason  # noqa: E402
+from bench.document import NOT_REACHED  # noqa: E402
+from bench.rows import CONTROL, bar_of, faults, figure_of, void_reason  # noqa: E402
 from bench.suites import files_of, suites  # noqa: E402
 from bench.usage import Parser  # noqa: E402
 from rose.cli.machine import commit, machine_card  # noqa: E402
+from rose.whole_file import write_whole  # noqa: E402
 
 LOG_WIDTH: Final = 140
 
@@ -36,6 +38,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--suite", required=True, help=", ".join(suites()))
     parser.add_argument("--json", required=True, type=Path, help="where the document goes")
     parser.add_argument("--quick", action="store_true", help="few rounds: the figures mean little")
+    parser.add_argument("--full", action="store_true", help="all rounds and all benchmarks")
+    parser.add_argument("--only", help="of the benchmarks, what pytest's -k chooses by this")
     parser.add_argument("--strict", action="store_true", help="status 1 when a bar is missed")
     options = parser.parse_args(arguments)
     if options.suite not in suites():
@@ -45,38 +49,40 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def measure(suite: str, *, is_quick: bool) -> list[dict[str, Any]] | None:
-    """Return what the benchmarks of a suite have to say, or None when one failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder) / "benchmark.json"
-        command = [
-            *(sys.executable, "-m", "pytest", *files_of(suite), "-q", "-m", "not gpu"),
-            *("-p", "no:cacheprovider", "-o", "timeout=0"),
-            *("--benchmark-quiet", "--benchmark-disable-gc", f"--benchmark-json={raw}"),
-            *(["--quick"] if is_quick else []),
-        ]
-        # The table alone goes to stdout.
-        if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode != 0:
-            return None
-        benchmarks = json.loads(raw.read_text(encoding="utf-8"))["benchmarks"]
-    return [benchmark["extra_info"] for benchmark in benchmarks]
+def measure(suite: str, document: Path, further: Sequence[str]) -> bool:
+    """Run the benchmarks of a suite, which write the document; return whether none failed."""
+    command = [
+        *(sys.executable, "-m", "pytest", *files_of(suite), "-v", "-s", "--no-header"),
+        *("-p", "no:cacheprovider", "-o", "timeout=0", "--durations=5"),
+        *(
+            "-W",
+            "ignore:Benchmark fixture was not used",
+            "--benchmark-quiet",
+            "--benchmark-disable-gc",
+        ),
+        f"--document={document}",
+        *further,
+    ]
+    # The table alone goes to stdout.
+    return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode == 0
 
 
 def table_of(document: dict[str, Any]) -> Table:
+    """Return the bars: all others were printed as they came."""
     machine = document["machine"]
-    title = f"{document['suite']} at {document['commit'] or 'no commit'}"
+    title = f"bars of {document['suite']} at {document['commit'] or 'no commit'}"
     caption = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
     table = Table(title=title, caption=caption)
-    for name in ("name", "value", "unit", "bar", "peer", "ok"):
-        side: Literal["left", "right"] = "right" if name == "value" else "left"
-        table.add_column(name, justify=side, overflow="fold")
+    for name in ("bar", "figure", "limit", "peer", "holds"):
+        table.add_column(name, overflow="fold")
     for row in document["rows"]:
-        peer, bar = row["peer"], row["bar"] or {}
+        if row["bar"] is None or row["name"].startswith(CONTROL):
+            continue
+        peer = row["peer"]
         table.add_row(
             row["name"],
-            f"{row['value']:.4g}",
-            row["unit"],
-            ", ".join(f"{side.replace('_', ' ')} {value:.4g}" for side, value in bar.items()),
+            figure_of(row),
+            bar_of(row),
             f"{peer['name']}: {peer['value']:.4g} {peer['unit']}" if peer else "",
             void_reason(row, document["rows"]) or judged(row["ok"]),
         )
@@ -84,38 +90,56 @@ def table_of(document: dict[str, Any]) -> Table:
 
 
 def judged(ok: bool | None) -> str:
-    return "" if ok is None else "[green]yes[/]" if ok else "[red]no[/]"
+    return "void" if ok is None else "[green]yes[/]" if ok else "[red]no[/]"
 
 
-def document_from(suite: str, said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the document of what the benchmarks said."""
-    document = {
+def summary_of(document: dict[str, Any]) -> list[str]:
+    """Return what came of the bars, and what was not measured, a line for each reason."""
+    bars = [row for row in document["rows"] if row["bar"] and not row["name"].startswith(CONTROL)]
+    missed = [row["name"] for row in bars if row["ok"] is False]
+    void = [row["name"] for row in bars if row["ok"] is None]
+    holding = len(bars) - len(missed) - len(void)
+    lines = [
+        f"{holding} of {len(bars)} bars hold"
+        + (f"; missed: {', '.join(missed)}" if missed else "")
+        + (f"; void: {', '.join(void)}" if void else "")
+    ]
+    reasons: dict[str, list[str]] = {}
+    for one in document.get("unmeasured", []):
+        reasons.setdefault(one["reason"], []).append(one["name"].rpartition("::")[2])
+    return lines + [f"unmeasured, {why}: {', '.join(names)}" for why, names in reasons.items()]
+
+
+def begin(suite: str) -> dict[str, Any]:
+    """Return the document before anything is measured."""
+    missing = [{"name": file, "reason": NOT_REACHED} for file in files_of(suite)]
+    return {
         "machine": machine_card(),
         "commit": commit(),
         "suite": suite,
-        "rows": [row for one in said for row in one["rows"]],
+        "rows": [],
+        "unmeasured": missing,
     }
-    if unmeasured := [missing for one in said for missing in one["unmeasured"]]:
-        document["unmeasured"] = unmeasured
-    return document
 
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    said = measure(options.suite, is_quick=options.quick)
-    if said is None:
-        print(f"bench: suite '{options.suite}' failed, nothing was written", file=sys.stderr)
-        return EXIT_FAILED
-    document = document_from(options.suite, said)
-    if wrong := faults(document):
-        print(f"bench: {wrong[0]}, nothing was written", file=sys.stderr)
-        return EXIT_FAILED
-    options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path = options.json.absolute()
+    write_whole(path, json.dumps(begin(options.suite), indent=1).encode() + b"\n")
+    further = [f"--{name}" for name in ("quick", "full") if getattr(options, name)]
+    kinds = "not gpu" if options.full else "not gpu and not slow"
+    chosen = ["-k", options.only] if options.only else []
+    is_whole = measure(options.suite, path, ["-m", kinds, *further, *chosen])
+    document = json.loads(path.read_text(encoding="utf-8"))
     # A log has no width of its own.
-    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, highlight=False)
     console.print(table_of(document))
-    for missing in document.get("unmeasured", []):
-        console.print(f"{missing['name']} is unmeasured: {missing['reason']}")
+    for line in summary_of(document):
+        console.print(line, markup=False)
+    if not is_whole or (wrong := faults(document)):
+        why = f"suite '{options.suite}' failed" if not is_whole else wrong[0]
+        print(f"bench: {why}; the rows that were measured are in {options.json}", file=sys.stderr)
+        return EXIT_FAILED
     is_missed = any(row["ok"] is False for row in document["rows"])
     return EXIT_FAILED if options.strict and is_missed else 0
 

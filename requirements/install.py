@@ -56,10 +56,13 @@ class Phase:
         return self._process.poll() is not None
 
     def settle(self) -> None:
-        """Print how long the command took, or raise Failure."""
+        """Print how long the command took and what it says of rose, or raise Failure."""
         if self._process.returncode:
             raise Failure(self)
         print(f"rose: {self.title}: {time.monotonic() - self._started:.0f} s", flush=True)
+        for line in (ROOT / self.log).read_text(errors="replace").splitlines():
+            if line.startswith("rose: "):
+                print(line, flush=True)
 
     def stop(self) -> None:
         """End the command and whatever it started."""
@@ -110,7 +113,9 @@ def run(*phases: Phase) -> None:
 def install(environment: Path) -> None:
     """Create the environment, then build the core and install the packages."""
     python = str(environment / "bin" / "python")
-    if not Path(python).exists():
+    forget_half_installed(environment)
+    # venv writes pip last: an environment without it is one that an earlier try did not finish.
+    if not (environment / "bin" / "pip").exists():
         free_bytes = shutil.disk_usage(environment.parent).free
         if free_bytes < FREE_BYTES_MIN:
             stop(
@@ -122,10 +127,20 @@ def install(environment: Path) -> None:
     pip = [python, "-m", "pip", "install", "--no-compile", "-c", "requirements/constraints.txt"]
     run(Phase("build tools", "tools", [*pip, "setuptools", "pybind11", "ninja"]))
     print("rose: compiling the core while pip installs packages, some minutes", flush=True)
-    core = Phase("C++ core", "core", [python, "setup.py", "-q", "build_ext", "--inplace"])
+    core = Phase("C++ core", "core", [python, "setup.py", "build_ext", "--inplace"])
     # No build isolation: a pybind11 at a new path would rebuild every object.
     packages = [*pip, "--no-build-isolation", "-e", EXTRAS]
     run(core, Phase("packages", "packages", packages, ROSE_CORE="elsewhere"))
+
+
+def forget_half_installed(environment: Path) -> None:
+    """Delete the metadata of packages that pip was stopped in the middle of.
+
+    pip takes a package with metadata for installed, and would leave out the rest of it.
+    """
+    for metadata in environment.glob("lib/python*/site-packages/*.dist-info"):
+        if not (metadata / "INSTALLER").exists():  # pip writes it after the files and the scripts
+            shutil.rmtree(metadata)
 
 
 def stop(reason: str) -> NoReturn:

@@ -6,8 +6,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-# They build with a process for each core: the others fill in what is left of the time.
-FIRST: Final = ("tests/cpp/", "tests/test_packaging.py", "tests/building/")
+# Files that take longest, the longest first: the others fill in what is left of the time. The C++
+# tests build with a process for each core.
+FIRST: Final = (
+    "tests/cpp/",
+    "tests/building/",
+    "tests/test_packaging.py",
+    "tests/rl/test_trainer.py",
+    "tests/engines/test_chaos.py",
+    "tests/engines/test_chaos_commits.py",
+    "tests/engines/test_borrowed.py",
+    "tests/transfer/test_fault_runs.py",
+    "tests/engines/test_inflight.py",
+    "tests/engines/test_probes.py",
+    "tests/engines/test_shut_out.py",
+    "tests/engines/test_moves.py",
+    "tests/transfer/test_device_codec.py",
+    "tests/rl/test_program",
+    "tests/engines/test_engine.py",
+)
 # A clock judges what they look at (targets of a service, a program that counts as dead when it is
 # silent), or they look at what is there once for the machine. Most tests need not be here: they
 # wait for what must happen, however long it takes.
@@ -26,8 +43,10 @@ def is_alone(nodeid: str) -> bool:
 
 
 def place(nodeid: str) -> int:
-    """Return what tests are sorted by: what takes all cores, all others, what runs alone."""
-    return 0 if nodeid.startswith(FIRST) else 2 if is_alone(nodeid) else 1
+    """Return what tests are sorted by: the longest files, all others, what runs alone."""
+    if is_alone(nodeid):
+        return len(FIRST) + 1
+    return next((at for at, name in enumerate(FIRST) if nodeid.startswith(name)), len(FIRST))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ one of them, and the files of `tests/alone.py` while the others wait.
 """
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Generator
@@ -18,6 +19,9 @@ from tests.alone import is_alone, place, turn
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STARTED: Final = time.monotonic()
+# Test processes share the cores already: threads of torch would only wait for each other, and spin.
+# Set before torch is imported, and passed on to the programs that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadline, and none for finding examples: the machine is shared, and time is judged by
 # benchmarks, as ratios.

@@ -3,8 +3,9 @@
 A mutant is one change of one line range: a statement that is removed, or a condition that is
 negated. Python is read by `ast`. Of C++ and CUDA a line counts that is one whole statement, or the
 head of one `if`. The draw is seeded by the commit, so nobody chooses the mutants. Each is made in a
-copy of the tree, built there, and given to the default tests of its room. A mutant that does not
-build is drawn again.
+copy of the tree, built there, and given to the default tests of its room. A C++ mutant is built
+into the sanitised program of its room first, and into the extension only if that program's tests
+pass. A mutant that does not build is drawn again.
 """
 
 import argparse
@@ -36,6 +37,11 @@ TESTS_OF: Final = {
     "kernels": ("tests/kernels", "tests/transfer"),
 }
 _TIMEOUT_S: Final = 1800
+_BUILD_ROOM: Final = """
+import sys
+from tests.cpp.rooms import build
+sys.exit(build(sys.argv[1:], "asan").returncode)
+"""
 _STATEMENT: Final = re.compile(
     r"^\s+(?!return|using|case|default|break|static_assert|template)[^/#{}]+;$"
 )
@@ -43,6 +49,7 @@ _STATEMENT: Final = re.compile(
 _BEFORE: Final = re.compile(r"(^|[;{}:]|//.*)$")
 _DECLARES: Final = re.compile(r"^\s+(const |constexpr |auto |[\w:<>,\s*&]+ \w+(\{|;| = ))")
 _CONDITION: Final = re.compile(r"^(\s*(?:\} else )?if )\((.+)\) (\{|return.*;|continue;|break;)$")
+_PYTEST: Final = ("-m", "pytest", "-q", "-x")
 Outcome = Literal["killed", "survived"]
 
 
@@ -149,14 +156,17 @@ def judge(root: Path, mutant: Mutant) -> Outcome | None:
     original = (root / mutant.path).read_bytes()
     mutant.apply(root)
     try:
-        is_python = mutant.path.endswith(".py")
-        if not is_python and run(root, "setup.py", "-q", "build_ext", "--inplace"):
-            return None
-        programs = [] if is_python else [["tests/cpp", "-k", f"{mutant.room}/"]]
-        for selected in (*programs, [*TESTS_OF[mutant.room]]):
-            # Status 5: nothing was collected, so nothing was noticed.
-            if run(root, "-m", "pytest", "-q", "-x", *selected) not in {0, 5}:
-                return "killed"
+        # Status 5: nothing was collected, so nothing was noticed.
+        if not mutant.path.endswith(".py"):
+            if (root / "tests/cpp" / mutant.room).is_dir():
+                if run(root, "-c", _BUILD_ROOM, mutant.room):
+                    return None
+                if run(root, *_PYTEST, f"tests/cpp/{mutant.room}") not in {0, 5}:
+                    return "killed"
+            if run(root, "setup.py", "-q", "build_ext", "--inplace"):
+                return None
+        if run(root, *_PYTEST, *TESTS_OF[mutant.room]) not in {0, 5}:
+            return "killed"
         return "survived"
     finally:
         (root / mutant.path).write_bytes(original)

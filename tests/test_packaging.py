@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import zipfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
 from tests.building.project import BUILD
+from tests.checkpoints.made import write_safetensors
+from tests.slo.conftest import write_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,18 +37,15 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
     )
 
 
-def build(kind: str, source: Path, into: Path) -> Path:
-    # No isolation: the build requirements are those of this environment, nothing is downloaded.
-    command = ["-m", "build", f"--{kind}", "--no-isolation", "--outdir"]
-    done = run(sys.executable, *command, into, source, cwd=into)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = (path for path in into.iterdir() if path.suffix in {".gz", ".whl"})
-    return made
-
-
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+    folder = tmp_path_factory.mktemp("sdist")
+    # No isolation: the build requirements are those of this environment, nothing is downloaded.
+    command = ["-m", "build", "--sdist", "--no-isolation", "--outdir", folder, ROOT]
+    done = run(sys.executable, *command, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = folder.iterdir()
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +60,18 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel that the sdist builds, which is what pip makes of an sdist.
+def wheel(unpacked: Path) -> Path:
+    """Return the wheel that `make wheel` builds of an sdist.
 
     It gets the objects of this build, as the sources of an sdist keep their times: to compile them
     once more takes minutes. A source or a header that the sdist lacks stops ninja all the same.
     """
     shutil.copytree(ROOT / BUILD, unpacked / BUILD)
-    return build("wheel", unpacked, tmp_path_factory.mktemp("wheel"))
+    # `-o build`: this environment is not one that make set up for the sdist.
+    done = run("make", "-o", "build", "wheel", f"VENV={sys.prefix}", cwd=unpacked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = (unpacked / "dist").iterdir()
+    return made
 
 
 def in_repository(*patterns: str) -> set[str]:
@@ -172,6 +177,50 @@ def test_command_line_needs_the_base_requirements_only(elsewhere: Path, tmp_path
     done = run(elsewhere / "rose", "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def glibc_of(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def test_wheel_runs_on_the_glibc_of_its_name(wheel: Path, tmp_path: Path) -> None:
+    (tag,) = re.findall(r"-manylinux_(\d+)_(\d+)_", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if ".so" in name)
+        library = archive.extract(name, tmp_path)
+    wanted = re.findall(r"@GLIBC_([\d.]+)", run("readelf", "-sW", library, cwd=tmp_path).stdout)
+    assert wanted
+    assert max(map(glibc_of, wanted)) <= tuple(map(int, tag))
+
+
+def test_commands_need_the_base_requirements_only(elsewhere: Path, tmp_path: Path) -> None:
+    old = np.arange(1000, dtype=np.uint16)
+    for name, bits in (("old", old), ("new", old ^ (old % 100 == 0))):
+        write_safetensors(tmp_path / f"{name}.safetensors", {"w": ("BF16", bits)})
+    write_log(tmp_path / "log")
+    for command in (
+        "doctor",
+        "delta inspect old.safetensors new.safetensors",
+        "delta make old.safetensors new.safetensors -o changed",
+        "delta apply old.safetensors changed -o made.safetensors",
+        "verify log",
+    ):
+        done = run(elsewhere / "rose", *command.split(), cwd=tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    made, new = (tmp_path / f"{name}.safetensors" for name in ("made", "new"))
+    assert made.read_bytes() == new.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("demo", "demo"), ("receive --help", "wire"), ("top", "wire")]
+)
+def test_a_command_names_the_extra_that_it_needs(
+    elsewhere: Path, tmp_path: Path, command: str, extra: str
+) -> None:
+    done = run(elsewhere / "rose", *command.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f" is not installed; install rose-rl[{extra}]\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_sdist_installs_with_an_isolated_build(sdist: Path, tmp_path: Path) -> None:

@@ -92,8 +92,6 @@ void bind_compute(py::module_& module) {
                              &quantile_ms<&GateStats::pause_latency, &Quantiles::p50_ns>)
       .def_property_readonly("pause_ms_p99",
                              &quantile_ms<&GateStats::pause_latency, &Quantiles::p99_ns>)
-      .def_property_readonly("pause_ms_max",
-                             &quantile_ms<&GateStats::pause_latency, &Quantiles::max_ns>)
       .def_readonly("pauses", &GateStats::pauses)
       .def_readonly("aborts", &GateStats::aborts)
       .def_readonly("forced_opens", &GateStats::forced_opens)

@@ -159,7 +159,6 @@ void bind_stream_gate(py::module_& module) {
           [](const StreamGate& gate) { return std::bit_cast<std::uintptr_t>(gate.stream()); })
       .def("make_abortable", &make_abortable, py::arg("segments"))
       .def("launch", &launch_graph, py::arg("graph"), py::kw_only(), py::arg("timeout_ms"))
-      .def("is_drained", &StreamGate::is_drained, gil_released())
       .def_property_readonly_static("LAUNCH_QUEUE",
                                     [](const py::object&) { return StreamGate::kLaunchQueue; })
       .def_property_readonly_static("GATE_LAUNCHES",
@@ -167,7 +166,6 @@ void bind_stream_gate(py::module_& module) {
       .def_property_readonly("kind", &StreamGate::kind)
       .def_property_readonly("enqueued", &StreamGate::enqueued)
       .def_property_readonly("in_flight", &StreamGate::in_flight)
-      .def_property_readonly("drain_timeouts", &StreamGate::drain_timeouts)
       .def_property_readonly("overdue",
                              [](const StreamGate& gate) { return gate.gate().overdue(); });
 

@@ -124,7 +124,9 @@ def _package(name: str) -> Finding:
     supported = supported_range(name)
     mend = f"install {_DISTRIBUTION}[transformers]"
     if find_spec(name) is None:
-        return Finding(name, State.ABSENT, f"not installed; for the demo {mend}")
+        return Finding(
+            name, State.ABSENT, f"not installed; for the demo install {_DISTRIBUTION}[demo]"
+        )
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -60,6 +60,12 @@ _COMMANDS: Final = {
     ),
     "verify": ("rose.cli.verify:verify", "Check every certificate of a log again."),
 }
+# Packages beyond the base requirements, by the name they are imported by, and their extra.
+_EXTRAS: Final = {
+    **dict.fromkeys(("jinja2", "matplotlib", "psutil", "torch", "transformers"), "demo"),
+    **dict.fromkeys(("google", "grpc", "msgspec"), "wire"),
+    "prometheus_client": "metrics",
+}
 
 
 class LazyGroup(click.Group):
@@ -126,6 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        return _refuse(f"{package} is not installed; install rose-rl[{_EXTRAS[package]}]")
     except OSError as error:
         if error.filename is None:
             raise

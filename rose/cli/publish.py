@@ -328,8 +328,8 @@ def publish(
         )
         with (
             closing(made),
-            _served(made, log, listen, options),
             observed(options, "publisher", partial(_figures, log, made), timeline),
+            _served(made, log, listen, options),
         ):
             bell = Bell()
             while True:

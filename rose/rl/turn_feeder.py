@@ -86,11 +86,11 @@ class TurnFeeder:
 
     def start(self) -> None:
         """Start the loop and the engine; it stays paused until `resume`."""
-        self._loop.start()
+        self._loop.start()  # First: the engine's first step reports its lease.
+        self._engine.start()
+        self._engine.pause()  # Before any turn can come.
         can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
         self._loop.join(self._worker, can)
-        self._engine.start()
-        self._engine.pause()
         self._worker.grant()
 
     def resume(self) -> None:

@@ -1,11 +1,12 @@
 """The parts of the update suite that can be tried in seconds; no figure is judged."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
 from bench import bench_update
 from bench.bench_update import EXTRAPOLATED, PartsRun, to_and_fro
-from bench.conftest import Report
 from bench.large_update import flip, large_trainer
 from bench.serving_updates import _Request, felt
 from bench.versions import PATTERN
@@ -13,45 +14,37 @@ from rose.errors import CorruptData, InvalidArgument
 
 
 class Silent:
-    """What a report needs of pytest-benchmark."""
+    """A report of which nothing is measured."""
 
     def __init__(self) -> None:
-        self.extra_info: dict[str, list[dict[str, object]]] = {}
+        self.missing: dict[str, str] = {}
 
-    def pedantic(self, function, rounds, warmup_rounds=0) -> None:
-        for _ in range(rounds + warmup_rounds):
-            function()
-
-
-@pytest.fixture
-def silent() -> Silent:
-    return Silent()
+    def leave_out(self, names: Iterable[str], reason: str) -> None:
+        self.missing |= dict.fromkeys(names, reason)
 
 
 def test_rows_that_need_a_link_are_left_out_with_the_reason_where_there_is_none(
-    silent: Silent, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bench_update, "without_links", lambda: "only root may")
-    report = Report(silent, is_quick=True)
+    report = Silent()
     bench_update.test_paced_link(report, bench_update.WIRES[0])
     bench_update.test_refit(report, None, bench_update.REFIT_PEERS[0], 1)
     bench_update.test_extrapolation(report)
-    assert silent.extra_info["rows"] == []
-    missing = {one["name"] for one in silent.extra_info["unmeasured"]}
-    assert {"paced_link_fraction_1gbit_0.2ms", "speedup_vs_dense_broadcast_1gbit"} <= missing
-    assert set(EXTRAPOLATED) <= missing
-    assert {one["reason"] for one in silent.extra_info["unmeasured"]} == {"only root may"}
+    missing = {"paced_link_fraction_1gbit_0.2ms", "speedup_vs_dense_broadcast_1gbit", *EXTRAPOLATED}
+    assert missing <= report.missing.keys()
+    assert set(report.missing.values()) == {"only root may"}
 
 
 def test_a_peer_without_its_library_is_left_out(
-    silent: Silent, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bench_update, "without_links", lambda: None)
     monkeypatch.setattr(bench_update, "find_spec", lambda _name: None)
     verl = next(peer for peer in bench_update.REFIT_PEERS if peer.name == "verl_like")
-    bench_update.test_refit(Report(silent, is_quick=True), None, verl, 10)
-    missing = {one["name"]: one["reason"] for one in silent.extra_info["unmeasured"]}
-    assert missing["speedup_vs_verl_like_10gbit"] == "torch is not installed"
+    report = Silent()
+    bench_update.test_refit(report, None, verl, 10)
+    assert report.missing["speedup_vs_verl_like_10gbit"] == "torch is not installed"
 
 
 def test_wires_are_named_by_rate_and_delay() -> None:

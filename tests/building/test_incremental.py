@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from tests.building.project import (
     NVCC,
     SETUP,
     build,
+    extension,
     needs_nvcc,
+    run,
     steps,
     unit_of,
     would_do,
@@ -62,6 +65,26 @@ def test_nothing_is_done_twice(built: Path) -> None:
 def test_a_copy_is_up_to_date(project: Path) -> None:
     # Every test here stands on this: what a copy does not change, it need not build.
     assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
+
+
+def test_a_full_disk_keeps_the_old_extension_whole(project: Path) -> None:
+    old = extension(project)
+    old.unlink(missing_ok=True)
+    assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
+    size, inode = old.stat().st_size, old.stat().st_ino
+    limit = f"ulimit -f {size // 2048}; exec {sys.executable} setup.py -q build_ext --inplace"
+    done = run("sh", "-c", limit, cwd=project, ROSE_CUDA="on" if NVCC else "off")
+    said = done.stderr.strip().splitlines()[-1]
+    assert said.startswith("rose: cannot write ")
+    assert said.endswith(f"{old.relative_to(project)}: File too large")
+    assert (old.stat().st_size, old.stat().st_ino) == (size, inode)
+    assert list(project.rglob("*.part")) == []
+
+
+def test_extension_of_another_mode_is_replaced_though_it_is_newer(project: Path) -> None:
+    extension(project).write_bytes(b"made by ROSE_FAST=1")
+    assert steps(build(project, ROSE_CUDA="on" if NVCC else "off")) == set()
+    assert extension(project).read_bytes() == (project / BUILD / SETUP.TARGET).read_bytes()
 
 
 @pytest.mark.parametrize(

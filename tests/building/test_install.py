@@ -1,7 +1,9 @@
 """`make install` ends in one sentence that names a log, and leaves nothing running."""
 
 import importlib.util
+import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,32 @@ import ninja
 import pytest
 
 from tests.building.project import ROOT
+
+# In a mount namespace of its own: $1 becomes a disk of $2, and Python runs the program on stdin.
+SMALL_DISK = """
+mount -t tmpfs -o "size=$2" tmpfs "$1" && cd "$3" &&
+cp -r Makefile setup.py pyproject.toml requirements "$1" && cd "$1" && exec "$4" -
+"""
+TWO_TRIES = """
+import subprocess, sys
+from pathlib import Path
+sys.path.insert(0, "requirements")
+import install
+install.FREE_BYTES_MIN = 0  # the disk fills up later
+environment = Path(".venv").absolute()
+Path("build").mkdir()
+for _ in range(2):
+    try:
+        install.install(environment)
+    except install.Failure as failure:
+        print(failure)
+    subprocess.run(["mount", "-o", "remount,size=256m", "."], check=True)
+subprocess.run([".venv/bin/pip", "--version"], check=True)
+"""
+MAKE = """
+import os, subprocess
+print(subprocess.run(["make", "install"]).returncode, os.path.exists(".venv"), flush=True)
+"""
 
 FULL = [sys.executable, "-c", "with open('/dev/full', 'w') as file: file.write('much')"]
 
@@ -80,6 +108,53 @@ def test_a_disk_with_little_room_is_refused_before_anything_is_made(
     assert not (tmp_path / ".venv").exists()
 
 
+def on_a_small_disk(folder: Path, size: str, program: str) -> subprocess.CompletedProcess[str]:
+    own = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*own, "true"]).returncode:
+        pytest.skip("this process may not mount a disk of its own")
+    python = Path(sys.base_prefix, "bin", "python3")
+    command = [*own, "sh", "-c", SMALL_DISK, "sh", folder, size, ROOT, python]
+    ours = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL"}  # of the make that runs the tests
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(
+        [str(part) for part in command],
+        input=program,
+        env={**environment, "PIP_NO_INDEX": "1", "PYTHON": str(python)},
+        text=True,
+        capture_output=True,
+    )
+
+
+def test_make_refuses_a_small_disk(tmp_path: Path) -> None:
+    done = on_a_small_disk(tmp_path, "8m", MAKE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2 False"
+    said = f"rose: set-up needs 3 GiB of disk, and 0.0 GiB are free at {tmp_path}"
+    assert said in done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_leaves_nothing_that_breaks_the_next_try(tmp_path: Path) -> None:
+    done = on_a_small_disk(tmp_path, "8m", TWO_TRIES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, second, version = done.stdout.splitlines()
+    assert first.startswith("the disk is full: environment stopped ")
+    # pip is whole: it gets as far as it does without a network.
+    assert second.startswith("build tools failed: ")
+    assert version.startswith("pip ")
+
+
+def test_what_pip_was_stopped_in_is_installed_again(install: ModuleType, tmp_path: Path) -> None:
+    site = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    half, whole = site / "half-1.dist-info", site / "whole-1.dist-info"
+    for metadata in (half, whole):
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").touch()
+    (whole / "INSTALLER").touch()
+    install.forget_half_installed(tmp_path / ".venv")
+    assert list(site.iterdir()) == [whole]
+
+
 def test_without_a_compiler_the_core_says_so(install: ModuleType) -> None:
     command = [sys.executable, str(ROOT / "setup.py"), "-q", "build_ext"]
     core = install.Phase("C++ core", "core", command, CXX="/nonexistent/g++")
@@ -88,8 +163,9 @@ def test_without_a_compiler_the_core_says_so(install: ModuleType) -> None:
     assert said.endswith(" (log: build/install-core.log)")
 
 
-def test_each_phase_says_how_long_it_took(
+def test_a_phase_says_how_long_it_took_and_what_concerns_rose(
     install: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install.run(install.Phase("build tools", "tools", ["true"]))
-    assert capsys.readouterr().out == "rose: build tools: 0 s\n"
+    says = ["printf", "running build_ext\\nrose: built without device code\\n"]
+    install.run(install.Phase("C++ core", "core", says))
+    assert capsys.readouterr().out == "rose: C++ core: 0 s\nrose: built without device code\n"

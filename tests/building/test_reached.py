@@ -28,8 +28,7 @@ AWAITING: Final[Mapping[str, str]] = {
         (
             f"rose.scheduler.{name}"
             for name in """
-            copying core_time course durable early elastic elastic_limits front_events inbox metrics
-            numbers rollouts seen_leases spans store store_file turns waiters watching
+            metrics seen_leases spans store_file
             """.split()
         ),
         "rollout service",

@@ -74,6 +74,7 @@ extern "C" __global__ void keeps_a_stack_kernel(int* values, int at) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "text", "spills"),
     [("spills_kernel", SPILLS, True), ("keeps_a_stack_kernel", KEEPS_A_STACK, False)],

@@ -124,7 +124,7 @@ def test_statistics_say_what_happened() -> None:
     assert stats.pauses == 1
     assert stats.caught == 1
     assert 0 < stats.segment_ms_p50 <= stats.segment_ms_p99 <= stats.segment_ms_max
-    assert 0 <= stats.pause_ms_p50 <= stats.pause_ms_p99 <= stats.pause_ms_max
+    assert 0 <= stats.pause_ms_p50 <= stats.pause_ms_p99
     assert stats.blocked_ms > 0
     durations = gate.drain_segments_ms()
     assert len(durations) == 5

@@ -1,8 +1,8 @@
-// A test program in three words: TEST(name) { CHECK(cond); CHECK_EQ(got, want); } and, once per
-// program, TEST_MAIN(). A failed check prints where and what, and ends the program with status 1.
+// A test is TEST(name) { CHECK(cond); CHECK_EQ(got, want); }. A failed check prints where and what,
+// and ends the program with status 1. `rooms.py` makes one program of all test files of a room:
+// each file has a namespace of its own there, and the program's arguments select the tests to run.
 #pragma once
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -16,19 +16,20 @@
 namespace rose::test {
 
 struct Case {
+  std::string_view file;
   std::string_view name;
   std::function<void()> body;
 };
 
-// Filled before main by TEST, in the order of the file.
+// Filled before main by TEST, in the order of each file.
 inline std::vector<Case>& cases() {
   static std::vector<Case> all;
   return all;
 }
 
 struct Registration {
-  Registration(std::string_view name, std::function<void()> body) {
-    cases().push_back({name, std::move(body)});
+  Registration(std::string_view file, std::string_view name, std::function<void()> body) {
+    cases().push_back({file, name, std::move(body)});
   }
 };
 
@@ -64,23 +65,26 @@ bool equal(const Got& got, const Want& want) {
   }
 }
 
-inline int run_all() {
+// Runs the tests whose file ends in the first argument and whose name is the second; an argument
+// that is not there selects all. Returns 1 if there is no such test.
+inline int run(int count, char** arguments) {
+  int found = 0;
   for (const Case& one : cases()) {
+    if (count > 1 && !one.file.ends_with(arguments[1])) continue;
+    if (count > 2 && one.name != arguments[2]) continue;
     std::fprintf(stderr, "%.*s\n", static_cast<int>(one.name.size()), one.name.data());
     one.body();
+    ++found;
   }
-  return cases().empty() ? 1 : 0;
+  return found == 0 ? 1 : 0;
 }
 
 }  // namespace rose::test
 
-#define TEST(name)                                                               \
-  static void test_##name();                                                     \
-  static const rose::test::Registration registration_##name{#name, test_##name}; \
+#define TEST(name)                                                                         \
+  static void test_##name();                                                               \
+  static const rose::test::Registration registration_##name{__FILE__, #name, test_##name}; \
   static void test_##name()
-
-#define TEST_MAIN() \
-  int main() { return rose::test::run_all(); }
 
 #define CHECK(condition)                          \
   do {                                            \
@@ -100,12 +104,3 @@ inline int run_all() {
       rose::test::fail(__FILE__, __LINE__);          \
     }                                                \
   } while (false)
-
-#ifdef ROSE_TEST_ONE_THREAD
-// In the place of the library's: a program that nobody says has threads is not run under
-// ThreadSanitizer, so it must have none.
-extern "C" int pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) noexcept {
-  std::fputs("a thread: say so in a comment, and ThreadSanitizer sees this program\n", stderr);
-  rose::test::fail(__FILE__, __LINE__);
-}
-#endif

@@ -24,6 +24,7 @@ SCRIPT = (
 COMMAND = (sys.executable, "-P", "-c", SCRIPT)
 
 
+@pytest.mark.slow
 def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path) -> None:
     out = tmp_path / "report"
     done = subprocess.run(

@@ -9,20 +9,21 @@ from rose.engines.transformers import Model
 from tests.engines.conftest import POISON
 from tests.engines.pair import Client, Pair
 
-_SECONDS = 4.0  # at least so long, and until enough has happened
 _SECONDS_MAX = 250.0
-_SLABS_RETURNED = 20
 _STEPS_ABORTED = 3
 
 
-def _has_seen_enough(pair: Pair) -> bool:
+def _has_seen_enough(pair: Pair, slabs: int) -> bool:
     returned = sum(one.slabs_returned for one in list(pair.device.lender.history))
     aborted = pair.rollout.processor.aborted_steps
-    return returned >= _SLABS_RETURNED and aborted >= _STEPS_ABORTED
+    return returned >= slabs and aborted >= _STEPS_ABORTED
 
 
-def _chaos(pair: Pair, *, seed: int) -> tuple[Client, Client]:
-    """Serve, roll out, revoke, pause and abort at random for a while; wait for every answer."""
+def _chaos(pair: Pair, *, seed: int, seconds: float, slabs: int) -> tuple[Client, Client]:
+    """Serve, roll out, revoke, pause and abort at random for a while; wait for every answer.
+
+    The while lasts `seconds` at least, and until so many slabs have come back.
+    """
     rng = random.Random(seed)
     serving = Client(pair.serving, "serving", seed)
     rollout = Client(pair.rollout, "rollout", seed + 1)
@@ -54,7 +55,7 @@ def _chaos(pair: Pair, *, seed: int) -> tuple[Client, Client]:
     for _ in range(6):
         roll_out()
     began = time.monotonic()
-    while (since := time.monotonic() - began) < _SECONDS or not _has_seen_enough(pair):
+    while (since := time.monotonic() - began) < seconds or not _has_seen_enough(pair, slabs):
         assert since < _SECONDS_MAX, "too little has happened"
         rng.choice(actions)()
         time.sleep(rng.uniform(0.0, 0.08))
@@ -66,9 +67,15 @@ def _chaos(pair: Pair, *, seed: int) -> tuple[Client, Client]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("poisoned_on_hand_out")
-def test_outputs_are_right_while_slabs_change_hands(models: tuple[Model, Model]) -> None:
+@pytest.mark.parametrize(
+    ("seed", "seconds", "slabs"),
+    [(7, 1.5, 8), *(pytest.param(seed, 4.0, 20, marks=pytest.mark.slow) for seed in range(7, 10))],
+)
+def test_outputs_are_right_while_slabs_change_hands(
+    models: tuple[Model, Model], seed: int, seconds: float, slabs: int
+) -> None:
     with Pair(models) as pair:
-        serving, rollout = _chaos(pair, seed=7)
+        serving, rollout = _chaos(pair, seed=seed, seconds=seconds, slabs=slabs)
         gave_back = pair.device.gave_back
         pair.rollout.stop()
         pair.device.arbiter.check_invariants()

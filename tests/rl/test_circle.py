@@ -74,6 +74,7 @@ def test_trainer_that_is_killed_while_it_publishes_comes_back(rig: CircleRig) ->
     rig.wait(lambda: rig.circle.handoff.waiting == 0)
 
 
+@pytest.mark.slow
 def test_relay_that_is_killed_comes_back_and_workers_catch_up(rig: CircleRig) -> None:
     seen = len(rig.circle.history.versions)
     rig.wait(lambda: len(rig.circle.history.versions) > seen)
@@ -85,6 +86,7 @@ def test_relay_that_is_killed_comes_back_and_workers_catch_up(rig: CircleRig) ->
     rig.wait(lambda: min(rig.newest(kind) for kind in WorkerKind) > at_return)
 
 
+@pytest.mark.slow
 def test_change_crosses_to_the_relay_once_and_goes_from_there_to_each_worker(
     rig: CircleRig,
 ) -> None:
@@ -104,6 +106,7 @@ def test_dedicated_worker_that_is_killed_mid_turn_comes_back(rig: CircleRig) -> 
     rig.wait_for_more_tokens(WorkerKind.DEDICATED)
 
 
+@pytest.mark.slow
 def test_dedicated_worker_that_freezes_is_replaced(rig: CircleRig) -> None:
     back = rig.incidents("dedicated worker is back")
     os.kill(rig.circle.dedicated_pid(), signal.SIGSTOP)  # It lives, and says nothing.

@@ -382,4 +382,4 @@ def test_a_fault_of_something_else_is_seen_as_the_threads_death() -> None:
 
     with playing(draw_task=fail) as on:
         wait_for(lambda: on.rollouts.has_died)
-        assert on.rollouts.error is None
+        assert "'rose-rollouts' has ended" in str(on.rollouts.error)

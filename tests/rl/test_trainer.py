@@ -56,8 +56,15 @@ def plain_gradient(model, trajectories, settings) -> tuple[float, np.ndarray]:
     return loss, flat.astype(np.float64)
 
 
-@pytest.mark.parametrize("microbatch_tokens", [1, 16, 4096])
-@pytest.mark.parametrize("grad_norm_max", [1e-3, 1e9])
+@pytest.mark.parametrize(
+    ("microbatch_tokens", "grad_norm_max"),
+    [
+        *((1, 1e-3), (16, 1e9), (4096, 1e-3)),
+        pytest.param(1, 1e9, marks=pytest.mark.slow),
+        pytest.param(16, 1e-3, marks=pytest.mark.slow),
+        pytest.param(4096, 1e9, marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_is_the_references(microbatch_tokens: int, grad_norm_max: float) -> None:
     settings = replace(
         SETTINGS, microbatch_tokens=microbatch_tokens, grad_norm_max=grad_norm_max, weight_decay=0.1

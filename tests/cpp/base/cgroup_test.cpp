@@ -248,5 +248,3 @@ TEST(helpers_die_with_the_process_of_a_cgroup) {
   for (int tries = 0; tries < 1000 && !fs::remove(group, failure); ++tries) ::usleep(1000);
   CHECK(!fs::exists(group));
 }
-
-TEST_MAIN()

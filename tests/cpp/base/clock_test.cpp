@@ -19,5 +19,3 @@ TEST(manual_clock_stands_still_until_told) {
   clock.advance(5);
   CHECK_EQ(clock.now_ns(), start + 5);
 }
-
-TEST_MAIN()

@@ -6,7 +6,8 @@
 
 #include "check.h"
 
-namespace rose {
+using namespace rose;
+
 namespace {
 
 struct One {
@@ -42,6 +43,3 @@ TEST(they_are_references) {
 }
 
 }  // namespace
-}  // namespace rose
-
-TEST_MAIN()

@@ -42,5 +42,3 @@ TEST(a_wake_reaches_all_sleepers) {
   second.join();
   CHECK(clock.now_ns() - start < kLong / 2);
 }
-
-TEST_MAIN()

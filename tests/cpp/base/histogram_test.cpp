@@ -61,5 +61,3 @@ TEST(counts_are_of_all_durations_up_to_an_edge_and_what_lies_beyond_is_in_the_la
   CHECK_EQ(edge, std::numeric_limits<Nanoseconds>::max());
   CHECK_EQ(before, 5);
 }
-
-TEST_MAIN()

@@ -65,5 +65,3 @@ TEST(two_mappings_show_the_same_bytes) {
 TEST(mapping_of_nothing_is_a_failure) {
   CHECK(!Mapping::create(FileDescriptor{}, kBytes, Access::kRead).ok());
 }
-
-TEST_MAIN()

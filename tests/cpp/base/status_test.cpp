@@ -68,5 +68,3 @@ TEST(errno_gets_the_code_that_fits) {
   CHECK(rose::from_errno("call", EPERM).code() == Code::kUnavailable);
   CHECK(rose::from_errno("call", EPERM).message().starts_with("call: "));
 }
-
-TEST_MAIN()

@@ -267,5 +267,3 @@ TEST(nothing_is_left_when_the_nth_call_of_the_making_fails) {
   }
   CHECK(failures > 4 * kSegments);
 }
-
-TEST_MAIN()

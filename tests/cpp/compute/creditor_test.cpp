@@ -169,5 +169,3 @@ TEST(the_destructor_joins) {
   Scene scene{[](const CreditRequest&) { return 0U; }};
   CHECK(scene.creditor.start().ok());
 }
-
-TEST_MAIN()

@@ -43,5 +43,3 @@ TEST(a_drain_gives_each_duration_once_and_the_newest_when_there_are_too_many) {
   CHECK_EQ(got.back(), many - 1);
   CHECK(std::is_sorted(got.begin(), got.end()));
 }
-
-TEST_MAIN()

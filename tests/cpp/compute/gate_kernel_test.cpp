@@ -196,5 +196,3 @@ TEST(no_segment_starts_between_a_close_and_the_next_opening) {
   device.join();
   CHECK_EQ(gate->overdue(), 0);
 }
-
-TEST_MAIN()

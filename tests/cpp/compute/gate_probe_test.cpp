@@ -19,7 +19,7 @@ using rose::test::kCode;
 using rose::test::Running;
 
 // A gate that never wakes stays on the device, and so does its page.
-extern "C" const char* __lsan_default_suppressions() { return "leak:DeviceWord::create\n"; }
+// LeakSanitizer: leak:DeviceWord::create
 
 namespace {
 
@@ -305,5 +305,3 @@ TEST(failing_call_is_named_and_leaves_nothing) {
   }
   CHECK(refused > 50);
 }
-
-TEST_MAIN()

@@ -336,5 +336,3 @@ TEST(a_gate_is_renewed_under_those_who_use_it) {
   CHECK(gate->is_shut_down());
   CHECK(!gate->open(gate->close_epoch()));
 }
-
-TEST_MAIN()

@@ -112,5 +112,3 @@ TEST(credit_that_cannot_be_set_opens_nothing) {
   scene.gate->end_drain();
   CHECK(scene.lender->offer().has_value());
 }
-
-TEST_MAIN()

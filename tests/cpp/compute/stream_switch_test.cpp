@@ -175,5 +175,3 @@ TEST(window_that_the_launch_queue_cannot_take_is_refused) {
   CHECK(!create(64, 13).ok());
   CHECK(!create(64, 0xFFFFFFFFU).ok());
 }
-
-TEST_MAIN()

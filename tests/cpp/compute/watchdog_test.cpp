@@ -270,5 +270,3 @@ TEST(the_creditors_thread_ends_a_deadlock_of_serving_and_the_borrower) {
   CHECK_EQ(gate->stats().forced_opens, 6);
   CHECK(!gate->is_open());
 }
-
-TEST_MAIN()

@@ -143,5 +143,3 @@ TEST(older_driver_has_what_it_has) {
   }
   check_clean();
 }
-
-TEST_MAIN()

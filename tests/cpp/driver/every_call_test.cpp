@@ -310,5 +310,3 @@ TEST(every_entry_is_called) {
   }
   CHECK(uncalled.empty());
 }
-
-TEST_MAIN()

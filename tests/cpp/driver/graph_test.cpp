@@ -185,5 +185,3 @@ TEST(capture_restricts_no_other_thread) {
   }
   check_clean();
 }
-
-TEST_MAIN()

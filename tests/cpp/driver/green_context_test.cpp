@@ -53,5 +53,3 @@ TEST(older_driver_has_no_shares) {
   }
   check_clean();
 }
-
-TEST_MAIN()

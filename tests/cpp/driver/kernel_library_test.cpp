@@ -76,5 +76,3 @@ TEST(name_that_is_not_embedded_is_unavailable) {
   }
   check_clean();
 }
-
-TEST_MAIN()

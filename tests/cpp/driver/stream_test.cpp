@@ -180,5 +180,3 @@ TEST(failed_work_shows_in_every_question) {
   }
   check_clean();
 }
-
-TEST_MAIN()

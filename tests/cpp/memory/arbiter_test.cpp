@@ -456,5 +456,3 @@ TEST(finished_revocations_are_forgotten_in_the_end) {
   CHECK(!device.arbiter->poll(first).ok());
   CHECK_EQ(device.poll(pending).pending, 1);
 }
-
-TEST_MAIN()

@@ -78,5 +78,3 @@ TEST(books_balance_while_both_sides_are_at_work) {
   engine.join();
   CHECK(all.arbiter->check_invariants().ok());
 }
-
-TEST_MAIN()

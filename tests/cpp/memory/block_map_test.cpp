@@ -158,5 +158,3 @@ TEST(random_takes_and_gives_keep_the_counts) {
     if (round % 100 == 0) CHECK(map.audit().ok());
   }
 }
-
-TEST_MAIN()

@@ -295,5 +295,3 @@ TEST(rows_are_freed_all_or_none) {
   CHECK(lengths == std::vector<std::int32_t>({0, 0}));
   CHECK_EQ(tenant.blocks.used_blocks(), 0);
 }
-
-TEST_MAIN()

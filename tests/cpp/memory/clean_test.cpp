@@ -229,5 +229,3 @@ TEST(slab_that_its_tenant_may_use_is_not_scrubbed) {
   CHECK(all.arbiter->clean(all.rollout, 4).status().code() == Code::kInvalidArgument);
   CHECK(!all.arbiter->clean(all.rollout, 3).take());  // never granted
 }
-
-TEST_MAIN()

@@ -210,5 +210,3 @@ TEST(host_memory_is_no_device_pool) {
   }
   check_clean();
 }
-
-TEST_MAIN()

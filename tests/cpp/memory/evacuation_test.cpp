@@ -286,5 +286,3 @@ TEST(random_evacuations_lose_no_reference) {
     for (const auto& [block, references] : held) CHECK_EQ(tenant.references(block), references);
   }
 }
-
-TEST_MAIN()

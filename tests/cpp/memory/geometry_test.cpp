@@ -93,5 +93,3 @@ TEST(ids_of_more_than_32_bits_are_refused) {
   CHECK(BlockGrid::create({slab, 2, 0}, {1, 0, 8}).status().code() == Code::kInvalidArgument);
   CHECK(BlockGrid::create({slab, 2, 0}, {2, 0, 8}).ok());
 }
-
-TEST_MAIN()

@@ -197,5 +197,3 @@ TEST(reader_sees_one_moment_while_another_thread_writes) {
   writer.join();
   CHECK(view.audit().ok());
 }
-
-TEST_MAIN()

@@ -117,5 +117,3 @@ TEST(slab_never_has_two_users) {
   is_done.store(true);
   other.join();
 }
-
-TEST_MAIN()

@@ -226,5 +226,3 @@ TEST(many_loans_need_no_more_descriptors_than_one) {
   }
   CHECK_EQ(pool.share_slab(0).value().get(), before);
 }
-
-TEST_MAIN()

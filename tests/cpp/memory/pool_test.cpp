@@ -244,5 +244,3 @@ TEST(foreign_descriptors_are_refused) {
   CHECK_EQ(refusal(FileDescriptor{::open("/dev/zero", O_RDWR | O_CLOEXEC)}), unsealed);
   CHECK_EQ(refusal(FileDescriptor{}), unsealed);
 }
-
-TEST_MAIN()

@@ -151,5 +151,3 @@ TEST(random_calls_do_what_a_map_does) {
     if (round % 16 == 0) CHECK(cache.audit().ok());
   }
 }
-
-TEST_MAIN()

@@ -190,5 +190,3 @@ TEST(books_balance_under_three_threads) {
   reader.join();
   CHECK(device.arbiter->check_invariants().ok());
 }
-
-TEST_MAIN()

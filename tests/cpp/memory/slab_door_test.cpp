@@ -329,5 +329,3 @@ TEST(random_calls_against_a_busy_arbiter_keep_words_and_books_in_step) {
     CHECK(tenant.door.is(slab, Word::kIdle) || tenant.door.is(slab, Word::kAbsent));
   }
 }
-
-TEST_MAIN()

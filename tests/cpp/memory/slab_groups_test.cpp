@@ -165,5 +165,3 @@ TEST(groups_balance_while_both_sides_are_at_work) {
   one.join();
   other.join();
 }
-
-TEST_MAIN()

@@ -177,5 +177,3 @@ TEST(tenant_survives_the_arbiter_wherever_it_dies) {
 TEST(serving_survives_the_tenant_wherever_it_dies) {
   CHECK(explore(tenant_moves(), survive_tenant) > 100 || !kCanCrash);
 }
-
-TEST_MAIN()

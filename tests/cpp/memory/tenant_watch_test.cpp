@@ -100,5 +100,3 @@ TEST(watch_ends_while_the_tenant_lives) {
   one.watch.reset();
   CHECK_EQ(::kill(one.child.pid, 0), 0);
 }
-
-TEST_MAIN()

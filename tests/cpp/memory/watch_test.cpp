@@ -149,5 +149,3 @@ TEST(demands_without_a_meaning_are_invalid) {
   CHECK_EQ(device.arbiter->watch(7, 1, 4, 0).status().code(), Code::kInvalidArgument);
   CHECK_EQ(device.arbiter->is_short(-1, 0).status().code(), Code::kInvalidArgument);
 }
-
-TEST_MAIN()

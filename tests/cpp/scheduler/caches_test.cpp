@@ -7,7 +7,9 @@
 #include "check.h"
 #include "scheduler/image.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 TEST(the_least_lately_used_are_forgotten_first_and_no_more_than_must_be) {
@@ -68,6 +70,3 @@ TEST(an_image_that_contradicts_itself_is_not_sound) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

@@ -10,7 +10,9 @@
 #include "check.h"
 #include "scheduler/turn_queue.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 constexpr Nanoseconds kMs = 1'000'000;
@@ -277,6 +279,3 @@ TEST(whatever_workers_say_can_be_borne_and_two_cores_agree_on_it) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

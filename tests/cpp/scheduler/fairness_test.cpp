@@ -8,7 +8,9 @@
 
 #include "check.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 constexpr std::size_t kJobs = 3;
@@ -94,6 +96,3 @@ TEST(idleness_earns_nothing) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

@@ -10,25 +10,21 @@
 #include <vector>
 
 #include "check.h"
+#include "scheduler/events.h"
 
-namespace rose::scheduler {
-
-enum class Colour : std::uint8_t { kRed = 0, kBlue };
-template <>
-struct EnumSize<Colour> {
-  static constexpr std::size_t value = 2;
-};
+using namespace rose;
+using namespace rose::scheduler;
 
 namespace {
 
 struct Part {
   std::int64_t number{0};
-  Colour colour{Colour::kRed};
+  WorkerKind kind{WorkerKind::kDedicated};
 
   bool operator==(const Part&) const = default;
   template <typename Image>
   void image(Image& image) {
-    image(number, colour);
+    image(number, kind);
   }
 };
 
@@ -55,10 +51,10 @@ All some() {
           .real = -0.1,
           .pair = {std::numeric_limits<std::int64_t>::min(), 255},
           .array = {1, -2},
-          .parts = {{1, Colour::kBlue}, {2, Colour::kRed}},
+          .parts = {{1, WorkerKind::kBorrowed}, {2, WorkerKind::kDedicated}},
           .numbers = {3, 1, 2},
           .set = {5, -5},
-          .map = {{9, {4, Colour::kBlue}}},
+          .map = {{9, {4, WorkerKind::kBorrowed}}},
           .table = {}};
   for (std::int64_t i = 40; i > 0; --i) all.table[i * 977] = {static_cast<double>(i), 0.5};
   return all;
@@ -120,10 +116,10 @@ TEST(values_that_do_not_exist_are_refused) {
   std::vector<std::byte> bytes;
   std::uint8_t two = 2;
   ImageWriter{bytes}(two);
-  Colour colour{};
-  ImageReader reads_colour{bytes};
-  reads_colour(colour);
-  CHECK(!reads_colour.is_whole());
+  WorkerKind kind{};
+  ImageReader reads_kind{bytes};
+  reads_kind(kind);
+  CHECK(!reads_kind.is_whole());
   bool is_so = false;
   ImageReader reads_bool{bytes};
   reads_bool(is_so);
@@ -142,6 +138,3 @@ TEST(key_that_comes_twice_is_refused) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

@@ -5,7 +5,9 @@
 #include "check.h"
 #include "scheduler/events.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 constexpr std::int64_t kQuantum = 100;
@@ -51,6 +53,3 @@ TEST(rank_comes_before_level_and_level_before_time) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

@@ -13,7 +13,9 @@
 #include "scheduler/life_line.h"
 #include "scheduler/predictor.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 constexpr Nanoseconds kS = 1'000'000'000;
@@ -271,6 +273,3 @@ TEST(reservation_is_ahead_of_what_was_said_and_never_more_than_what_may_be_said)
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

@@ -7,7 +7,9 @@
 
 #include "check.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 constexpr Settings kSettings{.staleness_s_per_version = 0.5,
@@ -255,6 +257,3 @@ TEST(lineup_has_those_with_room_and_says_of_each_what_the_table_says) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

@@ -9,7 +9,9 @@
 #include "check.h"
 #include "scheduler/events.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 constexpr std::int64_t kMany = 1 << 20;
@@ -148,6 +150,3 @@ TEST(assumption_is_one_observation_with_the_mean_of_an_exponential) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

@@ -6,7 +6,9 @@
 
 #include "check.h"
 
-namespace rose::scheduler {
+using namespace rose;
+using namespace rose::scheduler;
+
 namespace {
 
 constexpr Nanoseconds kMs = 1'000'000;
@@ -117,6 +119,3 @@ TEST(urgent_turns_take_a_share_of_a_domain) {
 }
 
 }  // namespace
-}  // namespace rose::scheduler
-
-TEST_MAIN()

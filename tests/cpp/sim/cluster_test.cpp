@@ -6,7 +6,9 @@
 
 #include "check.h"
 
-namespace rose::sim {
+using namespace rose;
+using namespace rose::sim;
+
 namespace {
 
 constexpr Nanoseconds kMs = 1'000'000;
@@ -157,6 +159,3 @@ TEST(it_stops_when_it_is_told_to) {
 }
 
 }  // namespace
-}  // namespace rose::sim
-
-TEST_MAIN()

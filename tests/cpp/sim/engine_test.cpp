@@ -7,7 +7,9 @@
 
 #include "check.h"
 
-namespace rose::sim {
+using namespace rose;
+using namespace rose::sim;
+
 namespace {
 
 constexpr double kMs = 1e6;
@@ -285,6 +287,3 @@ TEST(jumps_agree_with_an_engine_that_takes_one_step_after_the_other) {
 }
 
 }  // namespace
-}  // namespace rose::sim
-
-TEST_MAIN()

@@ -2,7 +2,9 @@
 
 #include "check.h"
 
-namespace rose::sim {
+using namespace rose;
+using namespace rose::sim;
+
 namespace {
 
 TEST(who_takes_a_prefix_has_it_alone) {
@@ -48,6 +50,3 @@ TEST(nothing_is_kept_where_nothing_fits) {
 }
 
 }  // namespace
-}  // namespace rose::sim
-
-TEST_MAIN()

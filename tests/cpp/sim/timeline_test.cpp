@@ -2,7 +2,9 @@
 
 #include "check.h"
 
-namespace rose::sim {
+using namespace rose;
+using namespace rose::sim;
+
 namespace {
 
 TEST(what_happens_first_is_first_and_at_one_time_what_was_foreseen_first) {
@@ -21,6 +23,3 @@ TEST(what_happens_first_is_first_and_at_one_time_what_was_foreseen_first) {
 }
 
 }  // namespace
-}  // namespace rose::sim
-
-TEST_MAIN()

@@ -5,7 +5,9 @@
 
 #include "check.h"
 
-namespace rose::sim {
+using namespace rose;
+using namespace rose::sim;
+
 namespace {
 
 // Groups of two trajectories of one turn each.
@@ -149,6 +151,3 @@ TEST(a_job_is_over_when_nothing_is_left_to_learn_from) {
 }
 
 }  // namespace
-}  // namespace rose::sim
-
-TEST_MAIN()

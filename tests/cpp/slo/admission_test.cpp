@@ -134,5 +134,3 @@ TEST(terms_without_a_meaning_are_invalid) {
   terms.decode_tokens_per_s = nan;
   CHECK(!check(terms).ok());
 }
-
-TEST_MAIN()

@@ -148,5 +148,3 @@ TEST(a_log_without_a_path_counts) {
   CHECK(log->close().ok());
   CHECK(!log->append(Finished{}));
 }
-
-TEST_MAIN()

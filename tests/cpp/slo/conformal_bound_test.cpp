@@ -163,5 +163,3 @@ TEST(what_is_no_ratio_is_told_from_one) {
     CHECK(!ConformalBound::is_score(bad));
   }
 }
-
-TEST_MAIN()

@@ -278,5 +278,3 @@ TEST(one_thread_observes_while_another_asks) {
   serving.join();
   CHECK_EQ(model->observations(), 2000);
 }
-
-TEST_MAIN()

@@ -455,5 +455,3 @@ TEST(tokens_of_many_requests_are_recorded_in_runs) {
   CHECK_EQ(scene.serving->emitted(last), 1);
   CHECK_EQ(scene.log->count(Kind::kTokens), 3);
 }
-
-TEST_MAIN()

@@ -56,5 +56,3 @@ TEST(one_thread_observes_while_another_asks) {
   serving.join();
   CHECK_EQ(bound->observations(), 2000u);
 }
-
-TEST_MAIN()

@@ -380,5 +380,3 @@ TEST(what_cannot_be_fetched_is_refused_and_nothing_is_asked) {
   CHECK(ChunkClient::create(config, std::make_shared<BootClock>()).status().code() ==
         Code::kInvalidArgument);
 }
-
-TEST_MAIN()

@@ -102,5 +102,3 @@ TEST(a_burst_of_any_size_overflows_nothing) {
   pace.set(1, ~std::uint64_t{0}, 1 << 20);
   CHECK_EQ(pace.available(1 + kSecond), 1 << 20);
 }
-
-TEST_MAIN()

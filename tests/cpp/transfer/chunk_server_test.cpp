@@ -384,5 +384,3 @@ TEST(what_cannot_be_served_is_said) {
   CHECK(ChunkServer::create(config, clock).status().code() == Code::kInvalidArgument);
   CHECK(rig.server->start().code() == Code::kInvalidArgument);
 }
-
-TEST_MAIN()

@@ -112,5 +112,3 @@ TEST(a_wait_for_misses_ends_with_one_and_with_the_shelf) {
   closer.join();
   CHECK(shelf->look({2, 1, 5}, true).state == Shelved::kAbsent);
 }
-
-TEST_MAIN()

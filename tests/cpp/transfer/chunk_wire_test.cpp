@@ -111,5 +111,3 @@ TEST(tokens_are_the_same_in_every_bit_or_not_at_all) {
     CHECK(!is_same(token, other));
   }
 }
-
-TEST_MAIN()

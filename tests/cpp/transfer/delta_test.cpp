@@ -667,5 +667,3 @@ TEST(flushing_subnormals_changes_nothing) {
   _mm_setcsr(before);
 }
 #endif
-
-TEST_MAIN()

@@ -648,5 +648,3 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
   // Seven libraries, and eight kernels that are found and loaded; each under a context.
   CHECK_EQ(failures, 2 * 7 + 3 * 8);
 }
-
-TEST_MAIN()

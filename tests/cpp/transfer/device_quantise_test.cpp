@@ -180,5 +180,3 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     CHECK_EQ(std::string{fake().live()}, "");
   }
 }
-
-TEST_MAIN()

@@ -121,5 +121,3 @@ TEST(scales_that_no_weights_have_are_refused_before_anything_is_read) {
           .status(),
       "4 codes and 1 scales: 2 x 2 weights have 2 x 1 scales");
 }
-
-TEST_MAIN()

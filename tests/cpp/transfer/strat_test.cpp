@@ -520,5 +520,3 @@ TEST(what_cannot_be_recoded_is_refused) {
   CHECK_EQ(strat_unpack<std::uint16_t>(versions.view(), versions.old, options).status().code(),
            Code::kCorrupt);
 }
-
-TEST_MAIN()

@@ -1,0 +1,47 @@
+"""The document of a suite while it is measured: on the disk, and sound, after every row."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rose.whole_file import write_whole
+
+NOT_REACHED = "the run ended before it"
+
+
+class Document:
+    """Keeps the file as it is so far. A run that is killed leaves the rows that were finished.
+
+    Args:
+        path: of the file. It holds the head, without rows; None keeps nothing on the disk.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._head: dict[str, Any] = {} if path is None else json.loads(path.read_text("utf-8"))
+        self._head.pop("unmeasured", None)
+        self._rows: list[dict[str, Any]] = []
+        self._unmeasured: dict[str, str] = {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        self._write()
+
+    def leave_out(self, names: Iterable[str], reason: str) -> None:
+        """Note what has no rows: benchmarks that may still come, too."""
+        self._unmeasured |= dict.fromkeys(names, reason)
+        self._write()
+
+    def finished(self, benchmark: str) -> None:
+        """Note that a benchmark has said what it had to say."""
+        self._unmeasured.pop(benchmark, None)
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        missing = [{"name": name, "reason": why} for name, why in self._unmeasured.items()]
+        unmeasured = {"unmeasured": missing} if missing else {}
+        document = {**self._head, "rows": self._rows, **unmeasured}
+        write_whole(self._path, json.dumps(document, indent=1).encode() + b"\n")
