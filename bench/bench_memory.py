@@ -14,7 +14,8 @@ from bench.paired import quantile, timed
 from bench.rows import Peer
 from rose._core import Arbiter, BlockAllocator, Grant
 from rose.errors import check
-from rose.executor import SLO, CoServing, KVGeometry, Lease, Policy
+from rose.executor import SLO, CoServing, KVGeometry, Policy
+from rose.executor.lender import Lease
 from rose.units import GIB, KIB, MIB
 
 SLAB_BYTES = 2 * MIB

@@ -15,7 +15,8 @@ from bench.fluid_cluster import fluid_cluster
 from bench.paired import quantile, timed
 from bench.rows import Peer
 from rose.errors import check
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Action,
     Event,

@@ -18,23 +18,15 @@ from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
 from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
-from rose.transfer import (
-    Commit,
-    CommitState,
-    InProcessSource,
-    Row,
-    RowPublisher,
-    Version,
-    VersionLog,
-    delta_apply,
-    delta_pack,
-    digest,
-    topk_unpack,
-)
+from rose.transfer import Commit, InProcessSource, Version, VersionLog, delta_apply, delta_pack
+from rose.transfer.codec.operations import digest, topk_unpack
+from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.row import Row
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rose.executor import KVGeometry, Refusal, Revocation
+from rose.executor import KVGeometry, Refusal
+from rose.executor.revocation import Revocation
 
 README = Path(__file__).parent.parent / "README.md"
 

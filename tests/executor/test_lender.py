@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose._core import ManualClock
-from rose.executor import Lease, Reason, Refusal, StepBatch
+from rose.executor import Reason, Refusal, StepBatch
 from rose.executor import lender as lender_module
+from rose.executor.lender import Lease
 from rose.slo.verify import verify_log
 from tests.executor.conftest import LONG_S, ParkedStep, Rig, wait_for
 
