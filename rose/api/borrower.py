@@ -84,8 +84,8 @@ class Borrower:
             try:
                 yield step
             finally:
-                was_run = step.is_over
-                step.end(is_done=False)
+                was_run = step._is_over
+                step._end(is_done=False)
             if not was_run:
                 raise InvalidArgument("run each step in a `with step:` block")
 
@@ -119,13 +119,13 @@ class Borrower:
         refusal: Refusal | None = None
         is_ready = False
         for one in sequences:
-            missing = one.missing_blocks(one.tokens) if one.remaining else 0
+            missing = one._missing_blocks(one.tokens) if one.remaining else 0
             if missing > 0 and refusal is None:
                 refusal = self.lane.grow(missing)
                 ids = self.lane.alloc(missing) if refusal is None else None
                 if ids is not None:
                     one.blocks += ids
-            is_ready = is_ready or one.is_ready
+            is_ready = is_ready or one._is_ready
         if is_ready:
             return None
         return Refusal(Reason.POOL_EMPTY) if refusal is None else refusal
@@ -134,14 +134,14 @@ class Borrower:
         """Take the blocks of the least urgent sequence, so that those before it can go on."""
         holders = [one for one in sequences if one.blocks]
         if len(holders) > 1:
-            holders[-1].lose()
+            holders[-1]._lose()
 
     def _begin(self, quantum: Quantum, sequences: Collection["Sequence"]) -> "BorrowerStep | None":
         """Pin the blocks of all sequences that are ready; None if serving took them meanwhile."""
         pin: int | None = None
         try:
             with self._lock:
-                ready = tuple(one for one in sequences if one.is_ready)
+                ready = tuple(one for one in sequences if one._is_ready)
                 if ready:
                     pin = self.lane.pin(block for one in ready for block in one.blocks)
                     self._in_flight = frozenset(one.name for one in ready)
@@ -150,7 +150,7 @@ class Borrower:
                 quantum.__exit__(None, None, None)
         return None if pin is None else BorrowerStep(self, ready, quantum, pin)
 
-    def settle(self, step: "BorrowerStep", pin: int, *, is_done: bool) -> None:
+    def _settle(self, step: "BorrowerStep", pin: int, *, is_done: bool) -> None:
         """Unpin a step's blocks; called by the step."""
         with self._lock:
             self._in_flight = frozenset()
@@ -159,17 +159,17 @@ class Borrower:
                 if is_done:
                     one.computed, one.lost = step.tokens[one], False
                 if one.is_closed:
-                    one.free_blocks()
+                    one._free_blocks()
             self._empty(self.lane.leaving())
 
-    def forget(self, sequence: "Sequence") -> None:
+    def _forget(self, sequence: "Sequence") -> None:
         """Free a sequence's blocks, at the end of its step if it is in one; called by it."""
         with self._lock:
             if self._open.pop(sequence.name, None) is None:
                 return
             sequence.is_closed = True
             if sequence.name not in self._in_flight:
-                sequence.free_blocks()
+                sequence._free_blocks()
 
     # ---- memory goes back -----------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Borrower:
     def _cheapest_slabs(self) -> list[int]:
         users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
         for name, one in self._open.items():
-            for slab in one.slabs() & users.keys():
+            for slab in one._slabs() & users.keys():
                 users[slab].add(name)
         progress = {
             name: Progress(one.computed, -one.number, is_in_flight=name in self._in_flight)
@@ -197,8 +197,8 @@ class Borrower:
     def _empty(self, leaving: frozenset[int]) -> None:
         """Take the blocks of sequences outside the step in flight that lie in leaving slabs."""
         for name, one in self._open.items() if leaving else ():
-            if name not in self._in_flight and one.slabs() & leaving:
-                one.lose()
+            if name not in self._in_flight and one._slabs() & leaving:
+                one._lose()
 
 
 class Sequence(Tokens):
@@ -233,21 +233,21 @@ class Sequence(Tokens):
 
     def close(self) -> None:
         """Free its blocks; a step in flight keeps them until it ends."""
-        self._borrower.forget(self)
+        self._borrower._forget(self)
 
     @property
-    def is_ready(self) -> bool:
+    def _is_ready(self) -> bool:
         """Whether a step can compute its remaining tokens."""
-        return self.remaining > 0 and not self.missing_blocks(self.tokens)
+        return self.remaining > 0 and not self._missing_blocks(self.tokens)
 
-    def slabs(self) -> set[int]:
+    def _slabs(self) -> set[int]:
         """Return the slabs that its blocks lie in."""
         return {self._kv.allocator.slab_of(block) for block in self.blocks}
 
-    def lose(self) -> None:
+    def _lose(self) -> None:
         """Give up its blocks; called by the borrower."""
         if self.blocks:
-            self.free_blocks()
+            self._free_blocks()
             self.lost = True
 
 
@@ -266,7 +266,7 @@ class BorrowerStep:
         """Tokens of each sequence that are computed when it is done."""
         self.is_done = False
         """Whether it ran to its end; an aborted step has computed nothing."""
-        self.is_over = False
+        self._is_over = False
         self._borrower = borrower
         self._lane = borrower.lane
         self._quantum = quantum
@@ -315,19 +315,19 @@ class BorrowerStep:
         except StepAborted:
             is_aborted = True
         finally:
-            self.end(is_done=failure is None and self._is_finished)
+            self._end(is_done=failure is None and self._is_finished)
         return is_aborted
 
-    def end(self, *, is_done: bool) -> None:
+    def _end(self, *, is_done: bool) -> None:
         """Let go of the blocks and of the quantum, once nothing is left in the stream."""
-        if self.is_over:
+        if self._is_over:
             return
-        self.is_over = True
+        self._is_over = True
         try:
             if not self._is_finished and self._lane.stream is not None:
                 with suppress(RoseError):
                     self._lane.finish()
-            self._borrower.settle(self, self._pin, is_done=is_done)
+            self._borrower._settle(self, self._pin, is_done=is_done)
             self.is_done = is_done
         finally:
             self._quantum.__exit__(None, None, None)

@@ -106,21 +106,21 @@ class Request(Tokens):
 
     def evict(self) -> None:
         """Free its blocks, to make room for other requests; its tokens are computed again."""
-        self.free_blocks()
+        self._free_blocks()
 
     def close(self) -> None:
         """Finish: its blocks are free, and rollouts may run when no request is left."""
         if self.is_closed:
             return
         self.is_closed = True
-        self.free_blocks()
+        self._free_blocks()
         self._lane.finished(self.name)
         if not self._lane.has_requests:
             self._lane.settle()
 
     def take_blocks(self, tokens: int) -> bool:
         """Have the blocks of its first `tokens` tokens; False if the pool has no room for them."""
-        missing = self.missing_blocks(tokens)
+        missing = self._missing_blocks(tokens)
         if missing > 0:
             ids = self._lane.alloc(missing) if self._lane.ensure(missing) else None
             if ids is None:

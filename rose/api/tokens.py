@@ -31,11 +31,11 @@ class Tokens(Closing):
         """Tokens that the next step computes; none when it is closed."""
         return 0 if self.is_closed else self.tokens - self.computed
 
-    def missing_blocks(self, tokens: int) -> int:
+    def _missing_blocks(self, tokens: int) -> int:
         """Return the blocks that are missing for the first `tokens` tokens."""
         return max(0, self._kv.geometry.blocks_for(tokens) - len(self.blocks))
 
-    def free_blocks(self) -> None:
+    def _free_blocks(self) -> None:
         """Free all blocks; every token is to be computed again."""
         allocator: BlockAllocator = self._kv.allocator
         allocator.free(self.blocks)

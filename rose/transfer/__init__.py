@@ -6,7 +6,6 @@ crosses to other processes is in `rose.transfer.wire`, which needs the extra `wi
 
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
-from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.disk_store import DiskStore
@@ -25,7 +24,6 @@ __all__ = [
     "Commit",
     "Contributor",
     "Delta",
-    "Digest",
     "DiskStore",
     "InProcessSource",
     "Manifest",

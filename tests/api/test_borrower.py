@@ -63,7 +63,7 @@ def test_a_step_pins_the_blocks_of_its_sequences(rig) -> None:
     sequence = rig.sequence(8)
     for step in rig.borrower.steps([sequence]):
         with step:
-            slab = next(iter(sequence.slabs()))
+            slab = next(iter(sequence._slabs()))
             pins = [one.pins for one in rig.device.executor.arbiter.candidates(1)]
             assert pins == [1], slab
     assert [one.pins for one in rig.device.executor.arbiter.candidates(1)] == [0]
