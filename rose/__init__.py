@@ -4,6 +4,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # As type checkers read it; `typing` would load a library.
 if TYPE_CHECKING:
+    from rose.api.attach import Attached, attach
     from rose.api.borrower import Borrower, BorrowerStep, Sequence
     from rose.api.device import Device, open  # noqa: A004 (it is called rose.open)
     from rose.api.serving import Request, Serving, ServingStep
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "SLO",
+    "Attached",
     "Borrower",
     "BorrowerStep",
     "CorruptData",
@@ -38,11 +40,13 @@ __all__ = [
     "ServingStep",
     "StepAborted",
     "Unavailable",
+    "attach",
     "open",
 ]
 
 # A name is loaded when it is first used: `import rose` runs in every serving process.
 _MODULES = {
+    "rose.api.attach": ("Attached", "attach"),
     "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence"),
     "rose.api.device": ("Device", "open"),
     "rose.api.serving": ("Request", "Serving", "ServingStep"),
