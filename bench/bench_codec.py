@@ -25,17 +25,10 @@ from bench.trained.settings import Point, Settings
 from bench.trained.store import TrainedSteps, trained_steps
 from bench.versions import Versions, two_versions
 from rose.errors import InternalError, check
-from rose.transfer import (
-    Delta,
-    delta_apply,
-    delta_pack,
-    digest,
-    link_pack,
-    strat_pack,
-    strat_unpack,
-    topk_unpack,
-)
+from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.codec.class_rule import class_rule
+from rose.transfer.codec.operations import digest, topk_unpack
+from rose.transfer.codec.strat import link_pack, strat_pack, strat_unpack
 
 Bits = npt.NDArray[np.uint16]
 

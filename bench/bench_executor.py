@@ -22,10 +22,10 @@ from rose.executor import (
     KVGeometry,
     Policy,
     Quantum,
-    Revocation,
     RolloutLane,
     ServingLane,
 )
+from rose.executor.revocation import Revocation
 from rose.units import MIB, NS_PER_MS
 
 KV = KVGeometry(layers=4, block_tokens=16, bytes_per_token=1024)

@@ -7,7 +7,8 @@ from bench.conftest import Report
 from bench.paired import quantile, timed
 from bench.rows import Bar, Peer
 from rose.errors import check
-from rose.executor import SLO, CoServing, KVGeometry, Policy, WeightsLease, WeightsState
+from rose.executor import SLO, CoServing, KVGeometry, Policy, WeightsLease
+from rose.executor.weights import WeightsState
 from rose.units import KIB, MIB
 
 KV = KVGeometry(layers=16, block_tokens=16, bytes_per_token=32 * KIB)

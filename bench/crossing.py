@@ -25,13 +25,10 @@ from bench.versions import two_versions
 from rose.errors import CorruptData, DeadlineExceeded, InternalError, check
 from rose.transfer import (
     Commit,
-    CommitState,
     InProcessSource,
     Manifest,
     Publisher,
     Receiver,
-    Row,
-    Source,
     Tiles,
     Version,
     VersionLog,
@@ -43,10 +40,12 @@ from rose.transfer.plan import Relay as Landing
 from rose.transfer.plan import Source as Trainer
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.source import Frame
+from rose.transfer.receiving.commit import CommitState
+from rose.transfer.receiving.source import Frame, Source
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
+from rose.transfer.row import Row
 from rose.transfer.views import ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve

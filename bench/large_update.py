@@ -18,18 +18,12 @@ from bench.refit_peers import Bits
 from bench.refit_ranks import Rank
 from bench.versions import PATTERN, two_versions
 from rose.errors import CorruptData, InvalidArgument, check
-from rose.transfer import (
-    Commit,
-    CommitState,
-    Receiver,
-    Row,
-    RowPublisher,
-    Tiles,
-    Version,
-    VersionLog,
-)
+from rose.transfer import Commit, Receiver, Tiles, Version, VersionLog
 from rose.transfer.digests import TileDigests
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.row import Row
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bench.codecs import compress, decompress, gap_encode, read_gaps
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import digest
+from rose.transfer.codec.operations import digest
 
 Bits = npt.NDArray[np.uint16]
 Frame = bytes | memoryview

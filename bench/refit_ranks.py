@@ -23,7 +23,7 @@ import numpy as np
 from bench.netns import Link, enter, inside
 from bench.refit_peers import Bits, Frame, Layout, RefitPeer
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
-from rose.transfer import digest
+from rose.transfer.codec.operations import digest
 
 _CONTEXT: Final = multiprocessing.get_context("spawn")
 _HEAD: Final = struct.Struct("<IQ")  # tensor, bytes that follow

@@ -16,9 +16,10 @@ from bench.netns import Link, inside
 from bench.refit_peers import Bits, Layout
 from bench.refit_ranks import Place, Rank
 from rose.errors import CorruptData, check
-from rose.transfer import Commit, CommitState, Publisher, Receiver, Tiles, Version, VersionLog
+from rose.transfer import Commit, Publisher, Receiver, Tiles, Version, VersionLog
 from rose.transfer.digests import TileDigests, digest_sum
 from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.tiles import TILE_ELEMENTS
 from rose.transfer.views import ShardViews

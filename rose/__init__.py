@@ -1,3 +1,78 @@
 """Lend idle memory and compute of serving GPUs to RL rollouts, and take them back in time."""
 
+from importlib import import_module
+
+TYPE_CHECKING = False  # As type checkers read it; `typing` would load a library.
+if TYPE_CHECKING:
+    from rose.api.attach import Attached, attach
+    from rose.api.borrower import Borrower, BorrowerStep, Sequence
+    from rose.api.device import Device, open  # noqa: A004 (it is called rose.open)
+    from rose.api.serving import Request, Serving, ServingStep
+    from rose.errors import (
+        CorruptData,
+        DeadlineExceeded,
+        InternalError,
+        InvalidArgument,
+        OutOfMemory,
+        RoseError,
+        StepAborted,
+        Unavailable,
+    )
+    from rose.slo import SLO, Policy
+
 __version__ = "0.1.0"
+__all__ = [
+    "SLO",
+    "Attached",
+    "Borrower",
+    "BorrowerStep",
+    "CorruptData",
+    "DeadlineExceeded",
+    "Device",
+    "InternalError",
+    "InvalidArgument",
+    "OutOfMemory",
+    "Policy",
+    "Request",
+    "RoseError",
+    "Sequence",
+    "Serving",
+    "ServingStep",
+    "StepAborted",
+    "Unavailable",
+    "attach",
+    "open",
+]
+
+# A name is loaded when it is first used: `import rose` runs in every serving process.
+_MODULES = {
+    "rose.api.attach": ("Attached", "attach"),
+    "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence"),
+    "rose.api.device": ("Device", "open"),
+    "rose.api.serving": ("Request", "Serving", "ServingStep"),
+    "rose.errors": (
+        "CorruptData",
+        "DeadlineExceeded",
+        "InternalError",
+        "InvalidArgument",
+        "OutOfMemory",
+        "RoseError",
+        "StepAborted",
+        "Unavailable",
+    ),
+    "rose.slo": ("SLO", "Policy"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # Or type checkers would believe in every name.
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'rose' has no attribute '{name}'")
+        globals()[name] = value = getattr(import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+import rose
+
 # Prints what an import loaded, and what it left open or running.
 PROBE = """
 import json, os, sys, threading
@@ -25,6 +27,7 @@ print(json.dumps({{
 ROOMS = [
     "rose",
     "rose._core",
+    "rose.api.device",
     "rose.cli.main",
     "rose.engines",
     "rose.engines.vllm",
@@ -67,6 +70,14 @@ def test_import_rose_loads_no_room_and_no_library() -> None:
     seen = probe("import rose")
     assert seen["own"] == ["rose"]
     assert not seen["libraries"]
+
+
+def test_every_public_name_of_rose_is_loaded_at_its_first_use() -> None:
+    for name in rose.__all__:
+        assert getattr(rose, name).__name__.split(".")[-1] == name
+    assert set(rose.__all__) <= set(dir(rose))
+    with pytest.raises(AttributeError, match="nothing"):
+        rose.nothing  # noqa: B018
 
 
 def test_the_core_brings_itself_and_the_language_only() -> None:

@@ -1,12 +1,7 @@
 """What the README shows is what works."""
 
 import re
-import time
 from pathlib import Path
-
-import pytest
-
-from rose.executor import KVGeometry, Refusal, Revocation
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -15,33 +10,13 @@ def test_readme_fits_its_limit() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_example_is_that_of_lend_which_runs_in_a_test_of_its_own(repo: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    layers: list[int] = []
+    example = stripped((repo / "examples" / "lend.py").read_text(encoding="utf-8"))
+    for piece in block.strip().split("\n\n"):
+        lines = stripped(piece)
+        assert any(example[at : at + len(lines)] == lines for at in range(len(example))), piece
 
-    def free_slabs(revocation: Revocation) -> None:
-        revocation.begin(())
 
-    def run_layers(between) -> None:
-        for layer in range(4):
-            between()
-            layers.append(layer)
-
-    given = {
-        "serving_kv": KVGeometry(layers=4, block_tokens=16, bytes_per_token=4096),
-        "rollout_kv": KVGeometry(layers=6, block_tokens=32, bytes_per_token=6144),
-        "free_slabs": free_slabs,
-        "request_id": "a",
-        "n": 100,
-        "run": lambda: None,
-        "run_batch": lambda _batch: time.sleep(0.001),
-        "run_layers": run_layers,
-        "Refusal": Refusal,
-    }
-    exec(block, given)
-    device = given["device"]
-    assert layers == [0, 1, 2, 3]
-    assert device.gave_back is None
-    device.close()
-    assert (tmp_path / "certificates.log").exists()
+def stripped(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines()]

@@ -23,7 +23,8 @@ from rose.rl.supervisor import Death, Supervisor
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread
-from rose.transfer import Signing, VersionLog
+from rose.transfer import VersionLog
+from rose.transfer.manifest import Signing
 from rose.transfer.publishing.spans import SpanMaker
 from rose.transfer.rounds import Rounds
 from rose.transfer.wire.chunk_server import ANSWERERS, ChunkServer

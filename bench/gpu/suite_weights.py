@@ -54,7 +54,7 @@ class Leased:
 
     def activate(self) -> None:
         """Have the weights on the device: all copies are complete when this returns."""
-        from rose.executor import WeightsState
+        from rose.executor.weights import WeightsState
 
         self.lease.activate()
         check(self.lease.state is WeightsState.ACTIVE, "there is room for the weights")

@@ -14,7 +14,8 @@ from rose.demo.schemes import Scheme
 from rose.demo.settings import BenchSettings, Tenant
 from rose.engines.transformers import rollout_engine, serving_engine
 from rose.errors import DeadlineExceeded
-from rose.executor import Cause, CoServing
+from rose.executor import CoServing
+from rose.executor.revocation import Cause
 from rose.memory import choose_slab_bytes
 from rose.slo import SLO
 from rose.units import NS_PER_S

@@ -46,8 +46,10 @@ from rose.memory import (
     choose_slab_bytes,
     groups_of,
 )
+from rose.memory.geometry import WASTE_MAX
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import load_latency_model, new_latency_model, save_latency_model
+from rose.slo.policy import GATE_WINDOW
 from rose.slo.prior import ModelCost, prior_ms
 from rose.units import GIB, MIB, NS_PER_MS, ceil_div
 
@@ -339,7 +341,7 @@ class CoServing(Closing):
         groups = groups_of(geometry)
         for one in groups:
             self._check_geometry(one)
-        gate, self.gate_choice = tested_gate(self._gpu, self._gate, window=self._policy.gate_window)
+        gate, self.gate_choice = tested_gate(self._gpu, self._gate, window=GATE_WINDOW)
         partition = self._arbiter.add_partition(
             "rollout",
             reserve_slabs=0,
@@ -463,7 +465,7 @@ class CoServing(Closing):
         """Raise when the device's slabs do not suit a borrower's geometry."""
         slab_bytes = self._arbiter.slab_bytes
         suited = choose_slab_bytes(self._serving_kv.geometry, geometry)
-        if slab_bytes % suited and geometry.waste(slab_bytes) > self._policy.waste_max:
+        if slab_bytes % suited and geometry.waste(slab_bytes) > WASTE_MAX:
             raise InvalidArgument(
                 f"slabs of {slab_bytes / MIB:g} MiB waste {geometry.waste(slab_bytes):.0%} of the "
                 f"borrower's memory: open the device with slab_bytes={suited}"

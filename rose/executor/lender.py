@@ -30,6 +30,7 @@ from rose.executor.demand import Demand
 from rose.executor.revocation import Cause, Notice, Revocation
 from rose.memory import KVGeometry, KVSpace
 from rose.slo import Policy
+from rose.slo.policy import REVOKE_AHEAD_SLABS
 from rose.units import NS_PER_MS, NS_PER_S, ceil_div
 
 # A grant that was overtaken is computed again; so often, then the answer is "later".
@@ -306,7 +307,7 @@ class Lender:
         coming = lent.in_revocation * self._blocks_per_slab
         missing = taking - balance.slack_blocks - coming
         if missing > 0:
-            slabs = ceil_div(missing, self._blocks_per_slab) + self._policy.revoke_ahead_slabs
+            slabs = ceil_div(missing, self._blocks_per_slab) + REVOKE_AHEAD_SLABS
             self._take_for_serving(borrower, slabs, lent)
 
     def take_back(self, slabs: int) -> None:

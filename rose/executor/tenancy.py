@@ -13,6 +13,7 @@ from rose.executor.messages import DESCRIPTORS_MAX, Granted, Hello, Refused, Wel
 from rose.executor.revocation import Revocation
 from rose.memory import Isolation, KVGeometry, LentSlabs, MappedLoans
 from rose.slo import Policy
+from rose.slo.policy import GATE_WINDOW
 from rose.units import NS_PER_MS
 
 _NAME: Final = "rollout"
@@ -125,7 +126,7 @@ class Tenancy:
                     isolation=isolation,
                     object_bytes=object_bytes,
                     slabs_max=min(limit_slabs, lender.lendable_slabs()),
-                    gate_window=policy.gate_window,
+                    gate_window=GATE_WINDOW,
                     has_gates=policy.has_gates,
                     lease_ttl_ms=policy.lease_ttl_ms,
                     descriptors=tuple(name for name, _ in named),

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from rose.clock import BootClock, Clock, utc_minute_of_day
 from rose.closing import Closing
 from rose.errors import InvalidArgument, RoseError, sentence
-from rose.executor import CoServing, DeviceReading
-from rose.executor.reading import TokenCounts
+from rose.executor import CoServing
+from rose.executor.reading import DeviceReading, TokenCounts
 from rose.executor.safety import Safety
 from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unread
 from rose.scheduler.broker.engine_metrics import EngineMetrics

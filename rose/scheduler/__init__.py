@@ -1,21 +1,34 @@
 """The elastic rollout scheduler: which worker runs which turn of which trajectory."""
 
-from rose.scheduler.core import SchedulerCore
+from typing import TYPE_CHECKING
+
 from rose.scheduler.elastic import ElasticRolloutScheduler
-from rose.scheduler.elastic_limits import FrontLimits
-from rose.scheduler.events import SchedulerStats
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped, TurnResult
+from rose.scheduler.worker import TurnOutput, Worker
+
+if TYPE_CHECKING:
+    from rose.scheduler.store_file import FileStore
 
 __all__ = [
     "Capabilities",
     "ElasticRolloutScheduler",
-    "FrontLimits",
+    "FileStore",
     "PlacementPolicy",
     "Sampling",
-    "SchedulerCore",
     "SchedulerSettings",
-    "SchedulerStats",
     "TrajectoryDropped",
+    "TurnOutput",
     "TurnResult",
+    "Worker",
 ]
+
+if not TYPE_CHECKING:  # Or type checkers would believe in every name.
+
+    def __getattr__(name: str) -> object:
+        """Load `FileStore` when it is used first: it needs the extra `wire`."""
+        if name != "FileStore":
+            raise AttributeError(f"module 'rose.scheduler' has no attribute '{name}'")
+        from rose.scheduler.store_file import FileStore  # noqa: PLC0415 (an extra)
+
+        return FileStore

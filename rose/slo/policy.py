@@ -6,11 +6,16 @@ from typing import Any, Final
 
 from rose.errors import InvalidArgument
 
+# Segments that may wait in a GPU's stream. One would leave the GPU idle between two segments; each
+# more is one more to let run when a step is aborted.
+GATE_WINDOW: Final = 2
+# Slabs taken back beyond what is missing, so that the next request does not start another
+# revocation.
+REVOKE_AHEAD_SLABS: Final = 1
+
 # Zero means "none of it" for these; every other knob must be above 0.
-_MAY_BE_ZERO: Final = frozenset(
-    {"burst_requests", "burst_tokens", "revoke_ahead_slabs", "regrow_after_ms", "adaptation"}
-)
-_SHARES: Final = ("epsilon", "segment_share", "forgetting", "adaptation", "waste_max")
+_MAY_BE_ZERO: Final = frozenset({"burst_requests", "burst_tokens", "regrow_after_ms", "adaptation"})
+_SHARES: Final = ("epsilon", "segment_share", "forgetting", "adaptation")
 _MODES: Final = {"idle": 0b001, "slack": 0b011, "spatial": 0b101}
 
 MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
@@ -42,8 +47,6 @@ class Policy:
             whatever rollouts were granted. What comes beyond is serving's own queue.
         poll_ms: the creditor looks this often when nobody rings. A missed ring costs this much.
         retry_ms: how soon it asks again after a refusal; serving's becoming idle rings at once.
-        gate_window: segments that may wait in a GPU's stream. One would leave the GPU idle between
-            two segments; each more is one more to let run when a step is aborted.
         park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
             after it, whatever the borrower does.
         watchdog_ms: how long serving, in a call that it declared as blocking, and a parked step may
@@ -61,8 +64,6 @@ class Policy:
             quantiles do not exist.
         revoke_ms: T, the longest a revocation may take: an abort at the next gate, with room for a
             thread that lost its core.
-        revoke_ahead_slabs: slabs taken back beyond what is missing, so that the next request does
-            not start another revocation.
         regrow_after_ms: no new loan for so long after a revocation: slabs that come and go abort
             step after step.
         aborts_per_s: steps that may be aborted for their slabs, on average; as many in a second
@@ -74,7 +75,6 @@ class Policy:
             least; as many as have come within T are, when that is more.
         arrival_memory_ms: the most requests that came within T count for so long. Shorter lends
             again sooner after a storm, and is surprised by the next one.
-        waste_max: share of the borrower's slabs that may be lost to rounding.
         tend_every_ms: how often deadlines are looked after; well under lease and heartbeat TTL.
     """
 
@@ -91,7 +91,6 @@ class Policy:
     burst_tokens: int = 0
     poll_ms: float = 5.0
     retry_ms: float = 2.0
-    gate_window: int = 2
     park_wait_ms: float = 1000.0
     watchdog_ms: float = 50.0
 
@@ -102,13 +101,11 @@ class Policy:
     residual_window: int = 512
 
     revoke_ms: float = 50.0
-    revoke_ahead_slabs: int = 1
     regrow_after_ms: float = 100.0
     aborts_per_s: float = 5.0
     lease_ttl_ms: float = 2000.0
     burst_requests: int = 1
     arrival_memory_ms: float = 60_000.0
-    waste_max: float = 0.0625
     tend_every_ms: float = 20.0
 
     def __post_init__(self) -> None:

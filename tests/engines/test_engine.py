@@ -11,7 +11,9 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from rose.engines.transformers import Model
 from rose.errors import Unavailable
-from rose.executor import Lease, Reason, Refusal, Revocation
+from rose.executor import Reason, Refusal
+from rose.executor.lender import Lease
+from rose.executor.revocation import Revocation
 from tests.engines.pair import WAIT_S, Client, Pair, generate, would_say
 from tests.engines.stepper import Stepper, wait_for
 

@@ -12,7 +12,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rose.engines.transformers import LiveWeights, flat_bits, load_model
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import Delta, delta_pack, digest
+from rose.transfer import Delta, delta_pack
+from rose.transfer.codec.operations import digest
 
 TILE = 4096
 

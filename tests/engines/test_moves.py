@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from rose.engines.transformers import LeasedWeights, Model, load_model
-from rose.executor import WeightsState
+from rose.executor.weights import WeightsState
 from rose.memory import KVSpace
 from tests.engines.borrowed import LEASED_POOL_BYTES
 from tests.engines.pair import Pair

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.engines.transformers.victims import Progress, order_of_loss
+from rose.engines.victims import Progress, order_of_loss
 from tests.reference import victims as reference
 
 NAMES = "abcdef"

@@ -7,7 +7,7 @@ import pytest
 from rose.engines.torch_arena import ActivationArena, ArenaState
 from rose.engines.transformers import LeasedWeights, Model, load_model, warm_up
 from rose.errors import DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.executor import WeightsState
+from rose.executor.weights import WeightsState
 from tests.engines.borrowed import LEASED_POOL_BYTES
 from tests.engines.pair import WAIT_S, Client, Pair
 from tests.engines.test_torch_arena import Memory

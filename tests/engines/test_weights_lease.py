@@ -8,7 +8,8 @@ import torch
 
 from rose.engines.transformers import LeasedWeights, LiveWeights, Model, Sampling, load_model
 from rose.errors import InvalidArgument, Unavailable
-from rose.executor import Reason, Refusal, WeightsState
+from rose.executor import Reason, Refusal
+from rose.executor.weights import WeightsState
 from rose.scheduler.worker import TurnEnd
 from rose.transfer.receiving.commit import CommitState
 from rose.units import MIB

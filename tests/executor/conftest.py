@@ -10,7 +10,8 @@ import pytest
 
 from rose._core import Clock, LedgerView, SlabRecord
 from rose.errors import StepAborted, Unavailable
-from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason, Revocation
+from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Reason
+from rose.executor.revocation import Revocation
 from rose.memory import Isolation
 from rose.slo.verify import verify_log
 from tests.known_model import confirm

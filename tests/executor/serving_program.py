@@ -10,7 +10,8 @@ import signal
 import sys
 from dataclasses import replace
 
-from rose.executor import SLO, CoServing, Policy, Revocation
+from rose.executor import SLO, CoServing, Policy
+from rose.executor.revocation import Revocation
 from tests.executor.conftest import HEADERS, SERVING_KV, SLAB, SLABS
 from tests.known_model import confirm
 

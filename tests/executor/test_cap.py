@@ -7,7 +7,9 @@ import pytest
 
 from rose._core import ManualClock
 from rose.errors import InvalidArgument, Unavailable
-from rose.executor import Cause, CoServing, Lease, Reason, StepBatch
+from rose.executor import CoServing, Reason, StepBatch
+from rose.executor.lender import Lease
+from rose.executor.revocation import Cause
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig, wait_for
 from tests.executor.test_lender import overtake

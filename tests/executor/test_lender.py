@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from rose._core import ManualClock
 from rose.errors import InvalidArgument
-from rose.executor import Lease, Reason, Refusal, StepBatch
+from rose.executor import Reason, Refusal, StepBatch
 from rose.executor import lender as lender_module
+from rose.executor.lender import Lease
 from rose.slo.verify import verify_log
 from rose.units import NS_PER_S
 from tests.executor.conftest import LONG_S, SLABS, ParkedStep, Rig, wait_for

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rose.errors import StepAborted
-from rose.executor import Lease, Quantum, Refusal, StepBatch, Ticket
+from rose.executor import Quantum, Refusal, StepBatch, Ticket
+from rose.executor.lender import Lease
 from tests.executor.conftest import SLAB, SLABS, Rig
 
 RESERVE = 2

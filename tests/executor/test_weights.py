@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rose.errors import InternalError, InvalidArgument, StepAborted
-from rose.executor import Reason, Refusal, Revocation, WeightsLease, WeightsState
+from rose.executor import Reason, Refusal, WeightsLease
+from rose.executor.revocation import Revocation
 from rose.executor.weight_bins import HostUpload
+from rose.executor.weights import WeightsState
 from tests.executor.conftest import LONG_S, SLAB, Rig, wait_for
 
 # One tensor of two slabs, some that share one, one of nothing.

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from rose.executor import SLO, CoServing, KVGeometry, Policy, WeightsLease, WeightsState
+from rose.executor import SLO, CoServing, KVGeometry, Policy, WeightsLease
 from rose.executor.weight_bins import HostUpload, StreamUpload
+from rose.executor.weights import WeightsState
 from rose.memory import DeviceArray
 from rose.units import MIB
 from tests.fake_driver import Fake, in_child

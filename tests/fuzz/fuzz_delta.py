@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import Delta, delta_apply, delta_check, delta_merge, topk_unpack
+from rose.transfer import Delta, delta_apply
+from rose.transfer.codec.operations import delta_check, delta_merge, topk_unpack
 
 # The most elements that a tensor is made for; a delta of more is read and checked only.
 ELEMENTS_MAX = 1 << 18

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rose.errors import StepAborted
-from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Revocation
+from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum
+from rose.executor.revocation import Revocation
 from rose.slo.verify import verify_log
 from rose.units import MIB
 from tests.known_model import confirm

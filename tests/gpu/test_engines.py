@@ -105,7 +105,7 @@ def test_interrupted_rollouts_say_the_same(pair: Pair) -> None:
 
 
 def test_leased_weights_say_the_same_after_every_eviction(engines: Any) -> None:
-    from rose.executor import WeightsState
+    from rose.executor.weights import WeightsState
     from tests.engines.pair import Client
 
     pair = Pair(engines, pool_bytes=256 << 20, is_leased=True)

@@ -98,7 +98,7 @@ def test_millions_are_quantised_as_the_core_does(device: Any, rng: np.random.Gen
 
 def test_tensors_of_a_gpu_are_quantised_where_they_are(gpu: None, rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
-    from rose.transfer import quantise
+    from rose.transfer.codec.quantise import quantise
 
     weights = some_weights(rng, (300, 513))
     tensor = torch.from_numpy(weights.view(np.int16)).cuda().view(torch.bfloat16)

@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import (
-    Delta,
-    delta_apply,
-    delta_pack,
-    digest,
-    distinct,
-    topk_pack,
-    topk_unpack,
-)
+from rose.transfer import Delta, delta_apply, delta_pack
+from rose.transfer.codec.operations import digest, topk_pack, topk_unpack
+from rose.transfer.codec.tied import distinct
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,8 @@ import pytest
 
 from rose._core import ManualClock
 from rose.errors import InvalidArgument
-from rose.executor import CoServing, Lease, Reason
+from rose.executor import CoServing, Reason
+from rose.executor.lender import Lease
 from rose.node.lending import BrokeredDevice, LendingLoop
 from rose.scheduler.broker import Broker, BrokerSettings, DayCap, Decision, Move, OwnerRules
 from rose.units import NS_PER_MS

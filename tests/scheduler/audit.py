@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Action,
     Admit,

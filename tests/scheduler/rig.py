@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Action,
     Event,

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import Event, JobJoined, WorkerJoined
 from rose.scheduler.worker import TurnEnd, WorkerKind
 from tests.scheduler.rig import BORROWED, Rig

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Admit,
     Consumed,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from tests.scheduler.rig import SETTINGS, Rig
 from tests.scheduler.world import World
 

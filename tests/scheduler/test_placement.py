@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Admit,
     Event,

@@ -3,7 +3,8 @@
 import random
 from dataclasses import dataclass, field
 
-from rose.scheduler import PlacementPolicy, SchedulerCore, SchedulerSettings
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Admit,
     Event,

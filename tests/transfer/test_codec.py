@@ -13,15 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.transfer import (
-    delta_apply,
-    delta_merge,
-    delta_pack,
-    digest,
-    topk_pack,
-    topk_unpack,
-)
+from rose.transfer import delta_apply, delta_pack
 from rose.transfer.codec.backend import HostBackend
+from rose.transfer.codec.operations import delta_merge, digest, topk_pack, topk_unpack
 from tests.reference import delta as reference
 from tests.transfer.twins import (
     DENSE,
@@ -311,7 +305,7 @@ def test_what_was_not_sent_is_sent_later() -> None:
 FLUSHED = """
 import sys
 import numpy as np, torch
-from rose.transfer import topk_pack
+from rose.transfer.codec.operations import topk_pack
 rng = np.random.default_rng(17)
 signs = np.array([0, 0x8000], np.uint16)
 old = rng.integers(0, 0x0180, 4096, dtype=np.uint16) | rng.choice(signs, 4096)

@@ -11,15 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import (
-    ClassRule,
-    Delta,
-    delta_apply,
-    delta_check,
-    delta_merge,
-    delta_pack,
-    topk_unpack,
-)
+from rose.transfer import Delta, delta_apply, delta_pack
+from rose.transfer.codec.delta import ClassRule
+from rose.transfer.codec.operations import delta_check, delta_merge, topk_unpack
 from tests.transfer.twins import DENSE, WIDE, WIDTHS, Bits, same
 from tests.vectors.delta_v2 import changed
 

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import ClassRule, Delta, delta_check, delta_pack, topk_unpack
+from rose.transfer import Delta, delta_pack
+from rose.transfer.codec.delta import ClassRule
+from rose.transfer.codec.operations import delta_check, topk_unpack
 from rose.transfer.codec.strat import has_strat, strat_pack, strat_unpack
 from tests.reference import delta as reference
 from tests.reference import delta_reader

@@ -6,8 +6,9 @@ from random import Random
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.transfer import ReceiverState, Version
+from rose.transfer import Version
 from rose.transfer.publishing.store import MemoryStore
+from rose.transfer.receiving.receiver_state import ReceiverState
 from rose.transfer.relaying.relay import Relay
 from tests.transfer.faults.shards import EVERY, flip
 from tests.transfer.faults.world import World

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose import _core
-from rose.transfer import dequantise, quantise
+from rose.transfer.codec.quantise import dequantise, quantise
 from tests.reference import quantise as reference
 from tests.reference.quantise import Bits, Block
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.transfer import Quantised, delta_apply, delta_pack, digest, quantise, quantise_pack
+from rose.transfer import delta_apply, delta_pack
+from rose.transfer.codec.operations import digest
+from rose.transfer.codec.quantise import Quantised, quantise, quantise_pack
 from tests.reference import quantise as reference
 from tests.reference.quantise import Bits
 

@@ -9,7 +9,7 @@ import torch
 
 from rose import _core
 from rose.errors import InvalidArgument
-from rose.transfer import Quantised, dequantise, quantise
+from rose.transfer.codec.quantise import Quantised, dequantise, quantise
 from tests.reference import quantise as reference
 
 WEIGHTS = np.random.default_rng(2).integers(0, 0x4000, (130, 200), dtype=np.uint16)

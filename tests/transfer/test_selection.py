@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory
-from rose.transfer import Delta, Selection, ShardViews, delta_apply, topk_pack
+from rose.transfer import Delta, ShardViews, delta_apply
+from rose.transfer.codec.operations import topk_pack
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.publishing.selection import drift_of
+from rose.transfer.publishing.selection import Selection, drift_of
 from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.tiles import Tiles
 from tests.transfer.lr_law import bits_of_floats

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import ClassRule, Delta, delta_apply, delta_pack, digest
+from rose.transfer import Delta, delta_apply, delta_pack
+from rose.transfer.codec.delta import ClassRule
+from rose.transfer.codec.operations import digest
 from rose.transfer.codec.strat import has_strat, link_pack, strat_pack, strat_unpack
 from tests.reference import delta as reference
 from tests.reference import strat as strat_reference

@@ -7,8 +7,9 @@ import pytest
 
 from rose import _core
 from rose.errors import InvalidArgument
-from rose.transfer import delta_apply, delta_pack, digest, topk_pack, topk_unpack
+from rose.transfer import delta_apply, delta_pack
 from rose.transfer.codec.backend import ISAS, backend_of, lowered_isa
+from rose.transfer.codec.operations import digest, topk_pack, topk_unpack
 from rose.transfer.codec.tensor import bits_of, check_pair
 from tests.transfer.twins import same
 from tests.vectors.delta_v2 import changed

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.transfer import delta_apply, delta_pack, distinct
+from rose.transfer import delta_apply, delta_pack
 from rose.transfer.codec.box import Box
+from rose.transfer.codec.tied import distinct
 
 SHARES = "share memory and are not the same tensor"
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from rose import _core
-from rose.transfer import Delta, delta_merge
+from rose.transfer import Delta
 from rose.transfer.codec.backend import HostBackend
+from rose.transfer.codec.operations import delta_merge
 from tests.transfer.twins import ISAS, LAYOUTS, elements, unaligned
 from tests.vectors import delta_v2
 from tests.vectors.delta_v2 import from_hex, numbers

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import Delta, delta_apply, delta_pack, topk_pack
+from rose.transfer import Delta, delta_apply, delta_pack
+from rose.transfer.codec.operations import topk_pack
 from tests.reference import delta as reference
 from tests.transfer.twins import DENSE, LAYOUTS, WIDTHS, Bits, as_model, elements
 from tests.vectors.delta_v2 import changed

@@ -8,7 +8,8 @@ from torch import nn
 from rose.engines.torch import as_tensor
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.errors import InvalidArgument, check
-from rose.executor import RolloutLane, WeightsLease, WeightsState
+from rose.executor import RolloutLane, WeightsLease
+from rose.executor.weights import WeightsState
 
 
 class LeasedWeights:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from rose.errors import InvalidArgument
-from rose.transfer import Delta, delta_apply, topk_unpack
+from rose.transfer import Delta, delta_apply
+from rose.transfer.codec.operations import topk_unpack
 from rose.transfer.digests import TileDigests
 from rose.transfer.row import Row
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles

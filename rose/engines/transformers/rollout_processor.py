@@ -14,10 +14,11 @@ from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.engines.transformers.scheduler import PreemptingScheduler
 from rose.engines.transformers.shut_out import ShutOut
-from rose.engines.transformers.victims import Progress, order_of_loss
+from rose.engines.victims import Progress, order_of_loss
 from rose.errors import RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor import Notice, Quantum, RolloutLane, WeightsLease, WeightsState
+from rose.executor import Notice, Quantum, RolloutLane, WeightsLease
+from rose.executor.weights import WeightsState
 from rose.units import NS_PER_MS, NS_PER_S
 
 # How long the borrower sleeps at a closed gate before it looks for stop and pause requests.

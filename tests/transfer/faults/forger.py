@@ -9,18 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from rose.transfer import (
-    Chunk,
-    Delta,
-    Manifest,
-    Signing,
-    TileDigests,
-    Tiles,
-    Version,
-    delta_pack,
-    digest,
-)
-from rose.transfer.manifest import UpdateKey
+from rose.transfer import Delta, Manifest, Tiles, Version, delta_pack
+from rose.transfer.codec.operations import digest
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import Chunk, Signing, UpdateKey
 from rose.transfer.publishing.contributor import chunk_of
 from tests.transfer.faults.history import History
 from tests.transfer.faults.shards import EVERY, TILES, Bits, changed

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from rose.transfer import Delta, StagedVersion, Version, delta_apply, strat_unpack
+from rose.transfer import Delta, Version, delta_apply
+from rose.transfer.codec.strat import strat_unpack
+from rose.transfer.manifest import StagedVersion
 from tests.transfer.faults.shards import COUNTS, EVERY, WIDTHS, Bits
 
 

@@ -6,19 +6,13 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import (
-    Commit,
-    CommitState,
-    Outcome,
-    ReceiverState,
-    Signing,
-    StagedVersion,
-    Subscription,
-    Version,
-)
+from rose.transfer import Commit, Subscription, Version
 from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
+from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.receiver_state import ReceiverState
 from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.sweep import Sweep

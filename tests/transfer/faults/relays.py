@@ -5,12 +5,13 @@ from random import Random
 from typing import Final
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import Chunk, InProcessSource, Manifest, Source, UpdateKey
+from rose.transfer import InProcessSource, Manifest
 from rose.transfer.digests import Digest
+from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.retention import Limits
 from rose.transfer.publishing.store import MemoryStore, Store
-from rose.transfer.receiving.source import Frame
+from rose.transfer.receiving.source import Frame, Source
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk

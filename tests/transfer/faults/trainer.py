@@ -6,8 +6,8 @@ from random import Random
 from typing import Final
 
 from rose.errors import OutOfMemory, Unavailable
-from rose.transfer import Contributor, InProcessSource, Publisher, Signing, Version, VersionLog
-from rose.transfer.manifest import Manifest
+from rose.transfer import Contributor, InProcessSource, Publisher, Version, VersionLog
+from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.publishing.contributor import Link
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import Chunks

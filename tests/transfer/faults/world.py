@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from rose.transfer import Source
+from rose.transfer.receiving.source import Source
 from rose.transfer.relaying.relay_set import RelaySet
 from rose.transfer.relaying.standing import BACKOFF_MAX_S
 from rose.units import NS_PER_S

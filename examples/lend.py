@@ -1,0 +1,120 @@
+"""Two models on one device: serving answers requests, and rollouts run in what it leaves.
+
+Both are small language models in NumPy whose KV lies in rose's pool. Rollouts give way whenever a
+request is there: at gates between layers, and with their memory when serving is short of it. Yet
+every answer and every rollout is the one that its model gives alone. `python examples/lend.py`
+takes some seconds.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from threading import Thread
+
+import numpy as np
+
+import rose
+from rose.executor import StepBatch
+
+VOCAB, WIDTH, BLOCK = 64, 32, 16
+
+
+class Model:
+    """A decoder of `layers` layers, each with one head of attention."""
+
+    def __init__(self, layers: int) -> None:
+        draw = np.random.default_rng(layers)
+        self.embedding = draw.standard_normal((VOCAB, WIDTH), dtype=np.float32)
+        self.weights = draw.standard_normal((layers, WIDTH, WIDTH), dtype=np.float32) / WIDTH
+        self.config = {
+            "model_type": "llama",
+            "num_hidden_layers": layers,
+            "num_attention_heads": 1,
+            "hidden_size": WIDTH,
+            "intermediate_size": WIDTH,
+            "vocab_size": VOCAB,
+            "dtype": "float32",
+        }
+
+    def forward(
+        self,
+        engine: rose.Serving | rose.Borrower,
+        row: rose.Request | rose.Sequence,
+        ids: list[int],
+        between: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Compute the tokens of `row` whose KV is missing, and return the likeliest next one."""
+        at, blocks = np.arange(row.computed, len(ids)), np.array(row.blocks)
+        x = self.embedding[ids[row.computed :]]
+        for weight, view in zip(self.weights, engine.kv.views(np.float32), strict=True):
+            between()
+            kv = np.asarray(view).reshape(-1, BLOCK, 2, WIDTH)
+            kv[blocks[at // BLOCK], at % BLOCK] = np.stack((x @ weight, x), axis=1)
+            keys, values = kv[blocks].reshape(-1, 2, WIDTH)[: len(ids)].swapaxes(0, 1)
+            x = x + attention(x, keys, values, first=row.computed)
+        return int(np.argmax(self.embedding @ x[-1]))
+
+    def run(self, batch: StepBatch) -> None:
+        """Run a step of the shape that is to be measured."""
+        x = np.zeros((batch.decode_sequences + batch.prefill_tokens, WIDTH), np.float32)
+        kv = np.zeros((batch.context_tokens, WIDTH), np.float32)
+        for weight in self.weights:
+            attention(x @ weight, kv, kv, first=len(kv) - len(x))
+
+
+def attention(x: np.ndarray, keys: np.ndarray, values: np.ndarray, *, first: int) -> np.ndarray:
+    """Let each token look at those before it; the first of `x` is token `first`."""
+    later = np.arange(len(keys)) > np.arange(first, first + len(x))[:, None]
+    scores = np.where(later, -np.inf, x @ keys.T)
+    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    mixed: np.ndarray = (scores / scores.sum(axis=1, keepdims=True)) @ values
+    return mixed
+
+
+def answer(serving: rose.Serving, model: Model, prompt: list[int], tokens: int) -> list[int]:
+    """Serve one request: return its prompt and the tokens that follow."""
+    ids = list(prompt)
+    with serving.request(prompt_tokens=len(ids)) as request:  # from here on rollouts pause
+        for _ in range(tokens):
+            with serving.step(decode=[request]):  # waits for one rollout segment at most
+                ids.append(model.forward(serving, request, ids))
+    return ids
+
+
+def roll_out(borrower: rose.Borrower, model: Model, prompt: list[int], tokens: int) -> list[int]:
+    """Do the same as a rollout."""
+    ids = list(prompt)
+    with borrower.sequence() as sequence:
+        sequence.grow(len(ids))
+        for step in borrower.steps([sequence]):  # waits for memory, and for serving's leave
+            with step:  # a step that serving aborts is offered again
+                token = model.forward(borrower, sequence, ids, between=step.gate)
+            if step.is_done:
+                ids.append(token)
+                if len(ids) < len(prompt) + tokens:
+                    sequence.grow(1)
+    return ids
+
+
+def main() -> None:
+    """Answer requests until some rollouts are done."""
+    served, rolled_out = Model(layers=2), Model(layers=6)
+    with rose.open("cpu", slo=rose.SLO(ttft_ms=500, tpot_ms=50)) as device:  # or "cuda:0"
+        serving = device.serving(served.config, step_tokens=256, request_tokens=512)
+        borrower = device.borrower(rolled_out.config)
+        serving.warm_up(served.run)  # evidence before promises: how long its largest steps take
+
+        rollouts = Thread(
+            target=lambda: [roll_out(borrower, rolled_out, [seed], 100) for seed in range(10)]
+        )
+        rollouts.start()
+        draw, answers = random.Random(0), 0
+        while rollouts.is_alive():
+            answer(serving, served, draw.choices(range(VOCAB), k=draw.randrange(1, 200)), 8)
+            answers += 1
+            time.sleep(draw.expovariate(50))
+        print(f"10 rollouts beside {answers} answers; why rose gave back: {device.gave_back}")
+
+
+if __name__ == "__main__":
+    main()

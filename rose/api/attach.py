@@ -1,0 +1,126 @@
+"""`rose.attach`: an engine of transformers on one side of a device."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from rose.api.device import Device
+from rose.engines.transformers import Engine, EngineConfig, Model, Output
+from rose.engines.transformers.engine import kv_geometry, rollout_engine, serving_engine
+from rose.engines.transformers.outputs import OnOutput
+from rose.engines.transformers.sampling import Sampling
+from rose.errors import InvalidArgument, RoseError
+from rose.executor import ServingLane
+
+Role = Literal["serving", "borrower"]
+
+
+def attach(
+    model: Model,
+    *,
+    device: Device,
+    role: Role,
+    config: EngineConfig | None = None,
+    request_tokens: int = 32768,
+) -> "Attached":
+    """Build an engine of transformers' continuous batching on a device; serving comes first.
+
+    Args:
+        model: a causal language model of transformers.
+        device: the device that both engines share.
+        role: "serving", whose steps are protected and whose requests pause rollouts, or
+            "borrower", which has a gate before each layer and gives way to serving.
+        config: sizes of the engine's steps and cache; None for the defaults.
+        request_tokens: most tokens of one of serving's requests. Steps at that length are measured
+            at start-up.
+
+    Raises:
+        InvalidArgument: the role is unknown, the device has such an engine, or its pool is too
+            small for serving.
+        Unavailable: this version of transformers is not supported.
+    """
+    if role not in {"serving", "borrower"}:
+        raise InvalidArgument(f"role '{role}' is unknown: use 'serving' or 'borrower'")
+    config = config or EngineConfig()
+    geometry = kv_geometry(model, config)
+    if role == "borrower":
+        lane = device.borrower(geometry).lane
+        return Attached(rollout_engine(model, lane, config, layers_per_segment=1))
+    serving = device.serving(
+        geometry, step_tokens=config.max_batch_tokens, request_tokens=request_tokens
+    ).lane
+    return Attached(serving_engine(model, serving, config), serving)
+
+
+class Attached:
+    """An engine of transformers under rose; made by `attach`, and not started.
+
+    Its life: `start` → `submit`, … → `stop`. A started serving engine runs steps of its own while
+    it is idle, so that lending can begin.
+    """
+
+    def __init__(self, engine: Engine, lane: ServingLane | None = None) -> None:
+        """Announce requests to `lane`, if it is given."""
+        self.engine = engine
+        """The engine beneath."""
+        self._lane = lane
+
+    def start(self) -> None:
+        """Start the generation thread."""
+        self.engine.start()
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        *,
+        max_new_tokens: int,
+        on_output: OnOutput,
+        sampling: Sampling | None = None,
+        stop_tokens: Sequence[int] = (),
+    ) -> None:
+        """Queue a request, as `Engine.submit`; a serving engine announces it to rose.
+
+        Args:
+            request_id: unique among live requests.
+            prompt: token ids.
+            max_new_tokens: tokens to generate, > 0.
+            on_output: called in the generation thread, for every token, with the output so far.
+            sampling: how tokens are chosen; only for an engine built with `sampling`.
+            stop_tokens: ids that end the request.
+
+        Raises:
+            InvalidArgument: sampling was asked of an engine that always takes the likeliest token.
+            Unavailable: the generation thread is stopping or has died.
+        """
+        lane = self._lane
+
+        def announced(output: Output) -> None:
+            if lane is not None:
+                lane.emitted(request_id)
+                if output.is_finished():
+                    lane.finished(request_id)
+            on_output(output)
+
+        if lane is not None:
+            lane.arrived(request_id, prompt_tokens=len(prompt))
+        try:
+            self.engine.submit(
+                request_id,
+                prompt,
+                max_new_tokens=max_new_tokens,
+                on_output=announced,
+                sampling=sampling,
+                stop_tokens=stop_tokens,
+            )
+        except RoseError:
+            if lane is not None:
+                lane.finished(request_id)
+            raise
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request; its callback gets what was generated, marked failed."""
+        self.engine.cancel(request_id)
+
+    def stop(self) -> None:
+        """Stop at the next step boundary; requests that are left fail."""
+        self.engine.stop()

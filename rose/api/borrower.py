@@ -1,0 +1,333 @@
+"""The borrower's side of a device: sequences of rollouts, and steps that give way to serving."""
+
+import itertools
+import math
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Final
+
+from typing_extensions import Self
+
+from rose.api.tokens import Tokens
+from rose.clock import BootClock
+from rose.engines.victims import Progress, order_of_loss
+from rose.errors import InvalidArgument, RoseError, StepAborted, Unavailable
+from rose.events import Reason, Refusal
+from rose.executor.revocation import Notice
+from rose.executor.rollout import Quantum, RolloutLane
+from rose.memory import KVSpace
+from rose.units import MS_PER_S, NS_PER_MS
+
+# A wait is cut into pieces of this length: a revocation or a close is seen that soon.
+_LOOK_UP_MS: Final = 50.0
+# When no sequence can go on for so long, because each waits for the blocks of the others, the last
+# one gives up its own. Longer than growth is held off after a revocation (`Policy`).
+_STUCK_MS: Final = 500.0
+
+
+class Borrower:
+    """The engine that runs rollouts in what serving does not use; made by `Device.borrower`.
+
+    One thread runs its steps; the other methods are for any thread. When serving wants memory, rose
+    takes blocks of sequences that no step works on, those with the fewest tokens first. The step in
+    flight is aborted only when that is not enough.
+    """
+
+    def __init__(self, lane: RolloutLane) -> None:
+        self.lane = lane
+        self._clock = BootClock()
+        self._numbers = itertools.count()
+        self._room = threading.Event()
+        self._lock = threading.Lock()  # Guards all below, and the blocks of all sequences.
+        self._open: dict[str, Sequence] = {}
+        self._in_flight: frozenset[str] = frozenset()
+        lane.on_revoke = self._give_up
+        lane.on_room = self._room.set
+        self.tokens_max = lane.slabs_max() * self.kv.blocks_per_slab * self.kv.geometry.block_tokens
+        """The most tokens that one sequence can have."""
+
+    @property
+    def kv(self) -> KVSpace:
+        """Where its KV lies; `kv.views()` gives one array per layer, indexed by block id."""
+        return self.lane.kv
+
+    def sequence(self) -> "Sequence":
+        """Start a sequence without tokens."""
+        with self._lock:
+            sequence = Sequence(self, next(self._numbers))
+            self._open[sequence.name] = sequence
+        return sequence
+
+    def steps(
+        self, sequences: Collection["Sequence"], *, timeout_ms: float = math.inf
+    ) -> Iterator["BorrowerStep"]:
+        """Yield steps until no token of `sequences` remains to be computed.
+
+        Run each one as `with step: forward(between=step.gate)`. A step waits for memory and for
+        serving's leave, and pins the blocks of its sequences. An aborted step has computed nothing,
+        so its tokens come again with the next one. `sequences` may change between steps.
+
+        Args:
+            sequences: the sequences to compute, the most urgent first.
+            timeout_ms: how long to wait for one step; after that there are no more.
+
+        Raises:
+            Unavailable: the device lends no more.
+            InvalidArgument: a step was not run in a `with` block.
+        """
+        while any(one.remaining for one in sequences):
+            step = self._next_step(sequences, self._clock.now_ns() + timeout_ms * NS_PER_MS)
+            if step is None:
+                return
+            try:
+                yield step
+            finally:
+                was_run = step._is_over
+                step._end(is_done=False)
+            if not was_run:
+                raise InvalidArgument("run each step in a `with step:` block")
+
+    def _next_step(
+        self, sequences: Collection["Sequence"], deadline_ns: float
+    ) -> "BorrowerStep | None":
+        stuck_ns: float | None = None
+        while (now_ns := self._clock.now_ns()) <= deadline_ns:
+            left_ms = min(_LOOK_UP_MS, (deadline_ns - now_ns) / NS_PER_MS)
+            with self._lock:
+                self._empty(self.lane.leaving())
+                refusal = self._fill(sequences)
+                stuck_ns = None if refusal is None else stuck_ns or now_ns
+                if stuck_ns is not None and now_ns - stuck_ns > _STUCK_MS * NS_PER_MS:
+                    self._make_room(sequences)
+                    stuck_ns = None
+            answer = self.lane.try_step(timeout_ms=left_ms) if refusal is None else refusal
+            if isinstance(answer, Quantum):
+                step = self._begin(answer, sequences)
+                if step is not None:
+                    return step
+            elif answer.reason is Reason.CLOSED:
+                raise Unavailable("the device lends no more: it was closed, or rose gave back")
+            elif refusal is not None:
+                self._room.wait(min(left_ms, refusal.retry_after_ms or left_ms) / MS_PER_S)
+                self._room.clear()
+        return None
+
+    def _fill(self, sequences: Collection["Sequence"]) -> Refusal | None:
+        """Take blocks for remaining tokens; a refusal when no sequence has all of its own."""
+        refusal: Refusal | None = None
+        is_ready = False
+        for one in sequences:
+            missing = one._missing_blocks(one.tokens) if one.remaining else 0
+            if missing > 0 and refusal is None:
+                refusal = self.lane.grow(missing)
+                ids = self.lane.alloc(missing) if refusal is None else None
+                if ids is not None:
+                    one.blocks += ids
+            is_ready = is_ready or one._is_ready
+        if is_ready:
+            return None
+        return Refusal(Reason.POOL_EMPTY) if refusal is None else refusal
+
+    def _make_room(self, sequences: Collection["Sequence"]) -> None:
+        """Take the blocks of the least urgent sequence, so that those before it can go on."""
+        holders = [one for one in sequences if one.blocks]
+        if len(holders) > 1:
+            holders[-1]._lose()
+
+    def _begin(self, quantum: Quantum, sequences: Collection["Sequence"]) -> "BorrowerStep | None":
+        """Pin the blocks of all sequences that are ready; None if serving took them meanwhile."""
+        pin: int | None = None
+        try:
+            with self._lock:
+                ready = tuple(one for one in sequences if one._is_ready)
+                if ready:
+                    pin = self.lane.pin(block for one in ready for block in one.blocks)
+                    self._in_flight = frozenset(one.name for one in ready)
+        finally:
+            if pin is None:
+                quantum.__exit__(None, None, None)
+        return None if pin is None else BorrowerStep(self, ready, quantum, pin)
+
+    def _settle(self, step: "BorrowerStep", pin: int, *, is_done: bool) -> None:
+        """Unpin a step's blocks; called by the step."""
+        with self._lock:
+            self._in_flight = frozenset()
+            self.lane.unpin(pin)
+            for one in step.sequences:
+                if is_done:
+                    one.computed, one.lost = step.tokens[one], False
+                if one.is_closed:
+                    one._free_blocks()
+            self._empty(self.lane.leaving())
+
+    def _forget(self, sequence: "Sequence") -> None:
+        """Free a sequence's blocks, at the end of its step if it is in one; called by it."""
+        with self._lock:
+            if self._open.pop(sequence.name, None) is None:
+                return
+            sequence.is_closed = True
+            if sequence.name not in self._in_flight:
+                sequence._free_blocks()
+
+    # ---- memory goes back -----------------------------------------------------------------------
+
+    def _give_up(self, notice: Notice) -> None:
+        """Choose slabs and empty those that no step in flight needs; in serving's thread."""
+        if not self._lock.acquire(timeout=notice.remaining_s()):
+            return
+        try:
+            notice.begin(self._cheapest_slabs()[: notice.slabs])
+            self._empty(self.lane.leaving())
+        finally:
+            self._lock.release()
+
+    def _cheapest_slabs(self) -> list[int]:
+        users: dict[int, set[str]] = {slab: set() for slab in self.lane.slabs()}
+        for name, one in self._open.items():
+            for slab in one._slabs() & users.keys():
+                users[slab].add(name)
+        progress = {
+            name: Progress(one.computed, -one.number, is_in_flight=name in self._in_flight)
+            for name, one in self._open.items()
+        }
+        return order_of_loss(users, progress)
+
+    def _empty(self, leaving: frozenset[int]) -> None:
+        """Take the blocks of sequences outside the step in flight that lie in leaving slabs."""
+        for name, one in self._open.items() if leaving else ():
+            if name not in self._in_flight and one._slabs() & leaving:
+                one._lose()
+
+
+class Sequence(Tokens):
+    """The tokens of one rollout; made by `Borrower.sequence`.
+
+    rose owns its blocks: between two steps it may take them for serving, and other ones come with
+    the next step. A sequence that lost its blocks is `lost`, and its next step computes all of its
+    tokens again.
+    """
+
+    def __init__(self, borrower: Borrower, number: int) -> None:
+        super().__init__(borrower.kv, tokens=0)
+        self._borrower = borrower
+        self.number = number
+        self.name = f"sequence {number}"
+        self.lost = False
+        """Whether its blocks were taken since its last step; then `computed` is 0."""
+
+    def grow(self, tokens: int) -> None:
+        """Add tokens to be computed by the next step, which waits for their blocks.
+
+        Raises:
+            InvalidArgument: the sequence is closed, or the borrower could never hold so many.
+        """
+        wanted = self.tokens + tokens
+        if self.is_closed or tokens < 0 or wanted > self._borrower.tokens_max:
+            raise InvalidArgument(
+                f"{self.name} cannot grow by {tokens} to {wanted} tokens: it is closed, or more "
+                f"than the {self._borrower.tokens_max} that its borrower can hold"
+            )
+        self.tokens = wanted
+
+    def close(self) -> None:
+        """Free its blocks; a step in flight keeps them until it ends."""
+        self._borrower._forget(self)
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether a step can compute its remaining tokens."""
+        return self.remaining > 0 and not self._missing_blocks(self.tokens)
+
+    def _slabs(self) -> set[int]:
+        """Return the slabs that its blocks lie in."""
+        return {self._kv.allocator.slab_of(block) for block in self.blocks}
+
+    def _lose(self) -> None:
+        """Give up its blocks; called by the borrower."""
+        if self.blocks:
+            self._free_blocks()
+            self.lost = True
+
+
+class BorrowerStep:
+    """The right to run one step, segment by segment; yielded by `Borrower.steps`.
+
+    Its life: yielded → `with` → `gate`, `gate`, … → `finish` → the results are read → end.
+    """
+
+    def __init__(
+        self, borrower: Borrower, sequences: tuple[Sequence, ...], quantum: Quantum, pin: int
+    ) -> None:
+        self.sequences = sequences
+        """Sequences whose remaining tokens it computes: those that have all of their blocks."""
+        self.tokens = {one: one.tokens for one in sequences}
+        """Tokens of each sequence that are computed when it is done."""
+        self.is_done = False
+        """Whether it ran to its end; an aborted step has computed nothing."""
+        self._is_over = False
+        self._borrower = borrower
+        self._lane = borrower.lane
+        self._quantum = quantum
+        self._pin = pin
+        self._is_finished = False
+
+    @property
+    def stream(self) -> int | None:
+        """The CUDA stream of the segment that runs; None on a CPU. It may change at gates."""
+        return self._lane.stream
+
+    def gate(self) -> None:
+        """End a segment, and wait until the next one may start; call it between layers.
+
+        Raises:
+            StepAborted: serving takes the step's memory; let it pass out of the `with` block.
+            Unavailable: the device was closed.
+        """
+        self._lane.gate()
+
+    def finish(self) -> None:
+        """Wait until all segments are done; call it before results are read within the step.
+
+        Raises:
+            StepAborted: as `gate`.
+            Unavailable: as `gate`.
+        """
+        self._lane.finish()
+        self._is_finished = True
+
+    def __enter__(self) -> Self:
+        """Run the step."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        failure: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> bool:
+        """End the step, and swallow its abort: the next step computes the same tokens."""
+        is_aborted = isinstance(failure, StepAborted)
+        try:
+            if failure is None and not self._is_finished:
+                self.finish()
+        except StepAborted:
+            is_aborted = True
+        finally:
+            self._end(is_done=failure is None and self._is_finished)
+        return is_aborted
+
+    def _end(self, *, is_done: bool) -> None:
+        """Let go of the blocks and of the quantum, once nothing is left in the stream."""
+        if self._is_over:
+            return
+        self._is_over = True
+        try:
+            if not self._is_finished and self._lane.stream is not None:
+                with suppress(RoseError):
+                    self._lane.finish()
+            self._borrower._settle(self, self._pin, is_done=is_done)
+            self.is_done = is_done
+        finally:
+            self._quantum.__exit__(None, None, None)

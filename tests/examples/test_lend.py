@@ -1,0 +1,73 @@
+"""examples/lend.py runs, and what it claims holds."""
+
+import importlib.util
+import random
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import rose
+from tests.executor.conftest import CALM
+from tests.known_model import confirm
+
+
+@pytest.fixture(scope="module")
+def lend(repo):
+    spec = importlib.util.spec_from_file_location("lend", repo / "examples" / "lend.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def alone(lend, model, prompt: list[int], tokens: int) -> list[int]:
+    """Return what a model says with a KV cache of its own."""
+    blocks = -(-(len(prompt) + tokens) // lend.BLOCK)
+    kv = [np.zeros((blocks, lend.BLOCK * 2 * lend.WIDTH), np.float32) for _ in model.weights]
+    engine = SimpleNamespace(kv=SimpleNamespace(views=lambda _: kv))
+    row = SimpleNamespace(computed=0, blocks=list(range(blocks)))
+    ids = list(prompt)
+    for _ in range(tokens):
+        token = model.forward(engine, row, ids)
+        row.computed = len(ids)
+        ids.append(token)
+    return ids
+
+
+def test_example_runs(repo) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/lend.py"], cwd=repo, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("10 rollouts beside ")
+    assert done.stdout.endswith("gave back: None\n")
+
+
+def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:
+    served, rolled_out = lend.Model(layers=2), lend.Model(layers=6)
+    policy = rose.Policy(**{**CALM, "revoke_ms": 200.0, "regrow_after_ms": 1.0})
+    slo = rose.SLO(ttft_ms=20_000, tpot_ms=1000)
+    with rose.open("cpu", slo=slo, pool_bytes=256 << 20, policy=policy) as device:
+        serving = device.serving(served.config, step_tokens=256, request_tokens=512)
+        borrower = device.borrower(rolled_out.config)
+        confirm(device.executor._model, 256)
+        rollouts: list[list[int]] = []
+        thread = lend.Thread(
+            target=lambda: rollouts.extend(
+                lend.roll_out(borrower, rolled_out, [seed], 60) for seed in range(4)
+            )
+        )
+        thread.start()
+        draw = random.Random(1)
+        while thread.is_alive():
+            prompt = draw.choices(range(lend.VOCAB), k=draw.randrange(1, 200))
+            said = lend.answer(serving, served, prompt, 4)
+            assert said == alone(lend, served, prompt, 4)
+            # As when many requests have come: serving wants all that the borrower has.
+            device.executor.lender.take_back(8)
+            time.sleep(0.03)
+    assert rollouts == [alone(lend, rolled_out, [seed], 60) for seed in range(4)]
+    assert device.executor.lender.pressures[0] > 0
