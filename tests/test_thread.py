@@ -90,6 +90,7 @@ def test_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listener, "_is_kept", broken)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
         caller.connect(str(path))
+        caller.send(b"hello")
         wait_for(lambda: rig.device.gave_back)
     with pytest.raises(Unavailable, match="no device can be reached"):  # at once
         CoServing.attach(path)

@@ -1,4 +1,4 @@
-"""examples/lend.py runs, and what it claims holds."""
+"""The examples run, and what they claim holds."""
 
 import importlib.util
 import random
@@ -43,6 +43,19 @@ def test_example_runs(repo) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("10 rollouts beside ")
+    assert done.stdout.endswith("gave back: None\n")
+
+
+def test_example_of_attached_engines_runs(repo) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/attach.py"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("128 rollout tokens beside 10 answers;")
     assert done.stdout.endswith("gave back: None\n")
 
 
