@@ -112,7 +112,10 @@ def main() -> None:
         while rollouts.is_alive():
             answer(serving, served, draw.choices(range(VOCAB), k=draw.randrange(1, 200)), 8)
             answers += 1
-            time.sleep(draw.expovariate(50))
+            idle_until = time.monotonic() + draw.expovariate(50)
+            while time.monotonic() < idle_until:
+                serving.probe(served.run)  # keeps the evidence fresh while nobody waits
+                time.sleep(0.002)
         print(f"10 rollouts beside {answers} answers; why rose gave back: {device.gave_back}")
 
 

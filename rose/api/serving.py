@@ -55,6 +55,22 @@ class Serving:
         """
         self.lane.warm_up(run)
 
+    def probe(self, run: Callable[[StepBatch], None]) -> bool:
+        """Run one step only to measure it, if certificates lack evidence; say whether it ran.
+
+        Call it in the engine's idle loop, every few milliseconds. Without it lending stops for good
+        when steps become slower and none of the traffic is like those that certificates ask about.
+
+        Args:
+            run: as of `warm_up`.
+        """
+        batch = self.lane.probe_due()
+        if batch is None:
+            return False
+        with self.lane.step(batch):
+            run(batch)
+        return True
+
     def request(self, *, prompt_tokens: int) -> "Request":
         """Announce a request, as early as possible: no rollout segment starts from now on.
 

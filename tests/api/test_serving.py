@@ -161,3 +161,20 @@ def test_warm_up_is_what_lending_begins_with() -> None:
             with step:
                 pass
         assert sequence.computed == 10
+
+
+def test_probes_of_an_idle_engine_are_evidence_enough_and_stop_beside_a_request() -> None:
+    with rose.open("cpu", slo=SLO, pool_bytes=32 << 20) as device:
+        serving = device.serving(CONFIG, step_tokens=64, request_tokens=256)
+        borrower = device.borrower(CONFIG)
+        sequence = borrower.sequence()
+        sequence.grow(10)
+        until = time.monotonic() + LONG_MS / 1000
+        while not sequence.computed:
+            assert time.monotonic() < until
+            serving.probe(lambda _: time.sleep(0.0005))
+            for step in borrower.steps([sequence], timeout_ms=1):
+                with step:
+                    pass
+        with serving.request(prompt_tokens=4):
+            assert not any(serving.probe(lambda _: None) for _ in range(100))
