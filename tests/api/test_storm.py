@@ -54,9 +54,11 @@ def test_every_token_is_computed_once_its_blocks_are_its_own(open_rig) -> None:
                 running.remove(one)
                 one.close()
                 done.append(one)
-                if len(done) + len(running) < 150:
+                has_seen_all = len(done) + len(running) >= 150 and all(seen.values())
+                if not has_seen_all and time.monotonic() < until:
                     running.append(rig.sequence(draw.randrange(1, 200)))
 
+    until = time.monotonic() + 100.0
     thread = rig.start(roll_out)
     draw = random.Random(2)
     mine = rig.serving.kv.views(np.int32)
@@ -75,7 +77,7 @@ def test_every_token_is_computed_once_its_blocks_are_its_own(open_rig) -> None:
         for one in requests:
             one.close()
         time.sleep(draw.random() * 0.1)
-    assert len(done) == 150
+    assert len(done) >= 150
     assert rig.used() == (0, 0)
     assert seen["lost"] > 0
     assert seen["aborted"] > 0
