@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,11 +96,14 @@ def test_what_a_borrower_leaves_in_the_gate_is_not_there_for_the_next(rig: Scrib
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_scribblers_for_half_a_minute_cost_two_time_outs_each(rig: ScribbledRig) -> None:
+def test_scribblers_for_half_a_minute_cost_two_time_outs_each(
+    rig: ScribbledRig, tried: Callable[..., None]
+) -> None:
     end_s = time.monotonic() + 30.0
     seed = 100
     while time.monotonic() < end_s:
         seed += 1
+        tried("shared-page scribblers")
         with rig.scribbler(seed, write_s=LONG_S) as process:
             rig.serve_beside(process, serve_s=30.0)
     rig.check_next_borrower()
