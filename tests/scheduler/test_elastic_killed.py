@@ -44,11 +44,13 @@ def live(folder: Path, life: int, kill: tuple[int, float] | None) -> tuple[int |
     alarm.start()
     reported: list[Any] = []
     try:
-        with suppress(EOFError):
-            while kill is None or len(reported) < kill[0]:
+        with suppress(EOFError):  # It is dead, or has done all.
+            while True:
+                if kill is not None and len(reported) >= kill[0]:
+                    time.sleep(kill[1])
+                    process.kill()
+                    kill = None
                 reported.append(news.recv())
-            time.sleep(kill[1])
-            process.kill()
         process.join()
         return process.exitcode, reported
     finally:
