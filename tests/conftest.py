@@ -8,9 +8,9 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import hypothesis
 import pytest
@@ -38,20 +38,21 @@ hypothesis.settings.load_profile("rose")  # `make test-slow` says --hypothesis-p
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--summary", metavar="FILE", help="write what came out, as JSON, to FILE")
+    parser.addoption("--faults", metavar="FILE", help="update the campaigns that ran in JSON FILE")
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
+    stats = terminalreporter.stats
+    if path := config.getoption("--faults"):
+        ended = [one for kind in ("passed", "failed", "error") for one in stats.get(kind, ())]
+        write_faults(Path(path), ended)
     path = config.getoption("--summary")
     if path is None:
         return
-    stats = terminalreporter.stats
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True, check=False
-    )
     summary = {
-        "commit": commit.stdout.strip(),
+        "commit": head(),
         "selected": config.getoption("markexpr"),
         "exit_status": exitstatus,
         "seconds": round(time.monotonic() - STARTED),
@@ -61,6 +62,31 @@ def pytest_terminal_summary(
         ),
     }
     Path(path).write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def head() -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(
+        command, cwd=ROOT, text=True, capture_output=True, check=False
+    ).stdout.strip()
+
+
+def write_faults(path: Path, reports: list[pytest.TestReport]) -> None:
+    """Write the figures of each campaign that ran; those of others stay as they are.
+
+    A test ends at its first loss, so each failed test is one loss.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        for campaign, tries in dict(report.user_properties).get("tries", {}).items():
+            figures = found.setdefault(
+                campaign, {"tries": 0, "losses": 0, "seconds": 0.0, "commit": head()}
+            )
+            figures["tries"] += tries if report.when == "call" else 0
+            figures["losses"] += report.failed
+            figures["seconds"] = round(figures["seconds"] + report.duration, 1)
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(dict(sorted((kept | found).items())), indent=2) + "\n")
 
 
 def is_one_of_several(config: pytest.Config) -> bool:
@@ -85,3 +111,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def repo() -> Path:
     """Return the root of the repository."""
     return ROOT
+
+
+@pytest.fixture
+def tried(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Return what counts the tries of a fault campaign; `--faults` writes their sum."""
+    tries: dict[str, int] = {}
+    record_property("tries", tries)
+
+    def add(campaign: str, count: int = 1) -> None:
+        tries[campaign] = tries.get(campaign, 0) + count
+
+    return add

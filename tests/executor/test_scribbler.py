@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,13 +55,14 @@ class ScribbledRig(RemoteRig):
         self.serving.settle()
 
     def serve_beside(self, process: subprocess.Popen, *, serve_s: float) -> None:
-        """Serve until the borrower is dead, or for a time; it may have cost two time-outs."""
+        """Serve until the borrower is dead; it may have cost two time-outs."""
         self.serving.blocked_ms.clear()
         end_s = time.monotonic() + serve_s
         while process.poll() is None and time.monotonic() < end_s:
             self.serve_once()
         for _ in range(20):  # Its page is nobody's now.
             self.serve_once()
+        assert process.poll() is not None, "serving has not ended a borrower that never parks"
         assert list(self.serving.blocked_ms).count(PARK_MS) <= 2
         assert self.device.gave_back is None
 
@@ -84,7 +85,6 @@ def test_a_borrower_that_scribbles_costs_two_time_outs_and_the_next_attaches(
 ) -> None:
     with rig.scribbler(1, write_s=LONG_S) as process:
         rig.serve_beside(process, serve_s=20.0)
-        assert process.poll() is not None, "serving has not ended a borrower that never parks"
     rig.check_next_borrower()
 
 
@@ -96,11 +96,14 @@ def test_what_a_borrower_leaves_in_the_gate_is_not_there_for_the_next(rig: Scrib
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_scribblers_for_half_a_minute_cost_two_time_outs_each(rig: ScribbledRig) -> None:
+def test_scribblers_for_half_a_minute_cost_two_time_outs_each(
+    rig: ScribbledRig, tried: Callable[..., None]
+) -> None:
     end_s = time.monotonic() + 30.0
     seed = 100
     while time.monotonic() < end_s:
         seed += 1
+        tried("shared-page scribblers")
         with rig.scribbler(seed, write_s=LONG_S) as process:
             rig.serve_beside(process, serve_s=30.0)
     rig.check_next_borrower()

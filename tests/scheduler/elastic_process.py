@@ -1,15 +1,13 @@
 """A process that plays trajectories until all are over; it may be killed at any time.
 
-    python -m tests.scheduler.elastic_process FOLDER LIFE TRAJECTORIES
-
 Its workers die with it, and have other numbers in each life. Before a trajectory is finished, what
 it said is written to a file; a life that finds one unfinished says it again from its first turn.
 """
 
 import asyncio
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rose.errors import InvalidArgument
@@ -18,7 +16,9 @@ from tests.scheduler.elastic_rig import LIMITS, Voices, assert_true, bring, make
 from tests.scheduler.front_world import SAMPLING, first_prompt, next_prompt, turns_of
 
 
-async def play_on(scheduler: ElasticRolloutScheduler, trajectory: int, said: Path) -> None:
+async def play_on(
+    scheduler: ElasticRolloutScheduler, trajectory: int, said: Path, news: Connection
+) -> None:
     try:
         await scheduler.start(trajectory)
     except InvalidArgument:
@@ -28,24 +28,26 @@ async def play_on(scheduler: ElasticRolloutScheduler, trajectory: int, said: Pat
         result = await scheduler.generate(trajectory, turn=turn, prompt=prompt, sampling=SAMPLING)
         assert_true(result, prompt)
         prompt = next_prompt(prompt, result)
-        print("turn", flush=True)
+        news.send("turn")
     with said.open("a") as file:
         file.write(f"{trajectory} {prompt}\n")
     await scheduler.finish(trajectory)
 
 
-async def main(folder: Path, life: int, trajectories: int) -> None:
-    limits = replace(LIMITS, rejoin_s=0.2)  # Nobody of an earlier life will be back.
+async def play_all(folder: Path, life: int, trajectories: int, news: Connection) -> None:
+    # Nobody of an earlier life will be back; checkpoints are written while turns come home.
+    limits = replace(LIMITS, rejoin_s=0.05, checkpoint_s=0.02)
     async with make(folder / "scheduler", limits=limits) as scheduler:
         with ExitStack() as stack:
             workers = [await bring(scheduler, 10 * life + one) for one in range(2)]
             stack.enter_context(Voices(*workers, tokens=1))
+            said = folder / "said"
             await asyncio.gather(
-                *(play_on(scheduler, number, folder / "said") for number in range(trajectories))
+                *(play_on(scheduler, number, said, news) for number in range(trajectories))
             )
         counts, stats = scheduler.counts(), scheduler.stats()
-        print(f"over {counts.begun} {counts.finished} {counts.turns} {stats.tokens_delivered}")
+        news.send((counts.begun, counts.finished, counts.turns, stats.tokens_delivered))
 
 
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+def main(folder: Path, life: int, trajectories: int, news: Connection) -> None:
+    asyncio.run(play_all(folder, life, trajectories, news))

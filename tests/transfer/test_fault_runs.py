@@ -5,7 +5,7 @@ and lie, and receivers of different tiles that are killed, fail and drift. `docs
 what must be true at every moment, and what once all is quiet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -20,8 +20,9 @@ AT_ONCE = 25
 MUTANT_SEEDS = 400
 
 
-def run(first: int) -> None:
+def run(first: int, tried: Callable[..., None]) -> None:
     for seed in range(first, first + AT_ONCE):
+        tried("transfer faults", sum(event.is_fault for event in script_of(seed)))
         if (failure := failure_of(seed, script_of(seed))) is not None:
             pytest.fail(explained(seed, failure), pytrace=False)
 
@@ -33,15 +34,15 @@ def explained(seed: int, failure: str) -> str:
 
 
 @pytest.mark.parametrize("first", range(0, DEFAULT, AT_ONCE))
-def test_whatever_fails_weights_are_what_they_are_called_and_all_arrive(first: int) -> None:
-    run(first)
+def test_whatever_fails_weights_are_what_they_are_called_and_all_arrive(first: int, tried) -> None:
+    run(first, tried)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(DEFAULT, ALL, AT_ONCE))
-def test_whatever_fails_in_ten_thousand_runs(first: int) -> None:
-    run(first)
+def test_whatever_fails_in_ten_thousand_runs(first: int, tried) -> None:
+    run(first, tried)
 
 
 @pytest.mark.parametrize("guard", MUTANTS)

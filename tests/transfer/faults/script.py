@@ -65,6 +65,10 @@ class Event:
     number: int
     is_inside: bool
 
+    @property
+    def is_fault(self) -> bool:
+        return self.kind in _FAULTS
+
     def __str__(self) -> str:
         where = "  (inside) " if self.is_inside else ""
         return f"{where}{self.kind} {self.who} {self.number}"
