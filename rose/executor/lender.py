@@ -197,11 +197,6 @@ class Lender:
         )
 
     @property
-    def pool_blocks(self) -> int:
-        """All that the pool holds, in serving's blocks."""
-        return int(self._arbiter.slab_count * self._blocks_per_slab)
-
-    @property
     def demand_blocks(self) -> int:
         """D(T) now: what serving could need before a loan is back, in its blocks."""
         return self._demand.blocks(running=self._state.pending)

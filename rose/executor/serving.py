@@ -460,7 +460,8 @@ class ServingLane:
 
     def _can_hold(self, blocks: int) -> bool:
         """Whether the pool has so many blocks, free or not."""
-        if _is_count(blocks) and blocks <= self._lender.pool_blocks:
+        most = self.kv.lendable_bytes // self.kv.geometry.block_bytes
+        if _is_count(blocks) and blocks <= most:
             return True
         self.bad_calls += 1
         return False

@@ -265,7 +265,7 @@ def test_version_of_transformers_is_judged(monkeypatch, version, state):
 def test_missing_package_is_absent_with_the_mend(monkeypatch):
     packages(monkeypatch)
     assert findings()["torch"].state is doctor.State.ABSENT
-    assert "install rose-rl[transformers]" in findings()["torch"].why
+    assert "install rose-rl[demo]" in findings()["torch"].why
 
 
 @pytest.mark.parametrize(
