@@ -1,19 +1,18 @@
 """A checkpoint on disk that is changed where it lies, tile by tile, as live weights are."""
 
-import mmap
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from rose.checkpoints.atomic_file import beside
-from rose.checkpoints.checkpoint import Checkpoint, count_units, open_checkpoint
+from rose.checkpoints.checkpoint import Checkpoint
 from rose.checkpoints.in_place import check_links
 from rose.checkpoints.safetensors_file import SafetensorsFile
-from rose.checkpoints.safetensors_header import StoredTensor, written_header
+from rose.checkpoints.safetensors_header import written_header
 from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
 
@@ -21,37 +20,41 @@ NEW_FILE: Final = "model.safetensors"
 
 
 class LiveCheckpoint(Closing):
-    """The files of a checkpoint, mapped for writing until it is closed.
+    """The files of a checkpoint, open for reading and writing until it is closed.
 
     A machine that stops while a tile is written leaves a tile of neither version, which its digest
-    tells; nothing else is touched. `units` are views of the mapping: who reads there behind the end
-    of a file that another process cut is ended by the system, which `LiveTiles` is not.
+    tells; nothing else is touched.
 
     Args:
         checkpoint: whose files have no other names.
 
     Raises:
-        InvalidArgument: a file cannot be written to, or is a link.
+        InvalidArgument: a file cannot be written to, is a link, or has a tensor that is not at a
+            border of its elements.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         check_links(checkpoint)
         self._path = checkpoint.path
         self._tensors = checkpoint.tensors
-        self._descriptors: dict[SafetensorsFile, int] = {}
         self._stack = ExitStack()
-        self._maps: dict[SafetensorsFile, mmap.mmap] = {}
+        self._files: dict[SafetensorsFile, BinaryIO] = {}
         try:
             for file in checkpoint.files:
-                self._maps[file] = self._mapped(file)
+                self._files[file] = self._stack.enter_context(file.path.open("r+b"))
+            self._sizes = {one: os.fstat(one.fileno()).st_size for one in self._files.values()}
         except OSError as error:
             self._stack.close()
             raise InvalidArgument(
                 f"cannot write to {file.path}: {error.strerror or error}"
             ) from None
-        self.units: Mapping[str, Any] = {
-            name: self._row(one.file, one.stored) for name, one in checkpoint.tensors.items()
-        }
+        for name in self._tensors:
+            if self.offset(name) % self.unit(name).itemsize:
+                self._stack.close()
+                raise InvalidArgument(
+                    f"{name!r} of {self.path(name)} is not at a border of its elements, and cannot "
+                    f"be changed in place; write the file anew"
+                )
 
     def unit(self, tensor: str) -> Any:
         """Return what the codec takes the elements of a tensor for."""
@@ -63,7 +66,7 @@ class LiveCheckpoint(Closing):
 
     def fileno(self, tensor: str) -> int:
         """Return the descriptor of the file that a tensor is in."""
-        return self._descriptors[self._tensors[tensor].file]
+        return self._files[self._tensors[tensor].file].fileno()
 
     def offset(self, tensor: str) -> int:
         """Return where in its file a tensor begins."""
@@ -80,8 +83,8 @@ class LiveCheckpoint(Closing):
         Raises:
             Unavailable: another process cut one.
         """
-        for file, descriptor in self._descriptors.items():
-            if os.fstat(descriptor).st_size < len(self._maps[file]):
+        for file, opened in self._files.items():
+            if os.fstat(opened.fileno()).st_size < self._sizes[opened]:
                 raise Unavailable(_cut(file.path))
 
     def flush(self) -> None:
@@ -91,32 +94,17 @@ class LiveCheckpoint(Closing):
             Unavailable: it does not take it.
         """
         try:
-            for content in self._maps.values():
-                content.flush()
+            for opened in self._files.values():
+                os.fsync(opened.fileno())
         except OSError as error:
             raise Unavailable(
                 f"{self._path} cannot be written: {error.strerror or error}"
             ) from error
 
     def close(self) -> None:
-        """Forget the files; views of them stay valid as long as they live."""
-        self.units = {}
-        self._maps.clear()
+        """Close the files."""
+        self._files.clear()
         self._stack.close()
-
-    def _mapped(self, file: SafetensorsFile) -> mmap.mmap:
-        opened = self._stack.enter_context(file.path.open("r+b"))
-        self._descriptors[file] = opened.fileno()
-        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_WRITE)
-
-    def _row(self, file: SafetensorsFile, tensor: StoredTensor) -> Any:
-        unit, at = np.dtype(tensor.unit), file.offset(tensor, 0)
-        if at % unit.itemsize:
-            raise InvalidArgument(
-                f"{tensor.name!r} of {file.path} is not at a border of its elements, and cannot be "
-                f"changed in place; write the file anew"
-            )
-        return np.frombuffer(self._maps[file], unit, count_units(tensor), at)
 
 
 def _cut(path: Path) -> str:
@@ -147,9 +135,3 @@ def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, 
         file.flush()
         os.posix_fallocate(file.fileno(), 0, len(header) + data_bytes)
     return path
-
-
-def open_live(path: Path) -> tuple[Checkpoint, LiveCheckpoint]:
-    """Open a checkpoint for reading and for being changed."""
-    checkpoint = open_checkpoint(path)
-    return checkpoint, LiveCheckpoint(checkpoint)

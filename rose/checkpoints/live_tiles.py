@@ -17,10 +17,10 @@ from rose.transfer.plan.spec import Region
 
 
 class LiveTiles:
-    """A `Target` of commits. It touches no mapping of a file.
+    """A `Target` of commits.
 
-    Another process may cut a file at any time: behind its new end a mapping ends this process, and
-    a call says so.
+    Another process may cut a file at any time. Behind its new end an access of a mapping would end
+    this process; a call fails, and the failure is one sentence.
 
     Args:
         live: the files.
@@ -76,9 +76,10 @@ class LiveTiles:
         """
         place = self._tiling.place(tile)
         content = memoryview(row.reshape(-1).view(np.uint8))
-        size = len(content) // math.prod(_outer(place.region, place.shape))
+        outer = _outer(place.region, place.shape)
+        size = len(content) // math.prod(outer)
         begin = self._live.offset(place.tensor)
-        for at, first in enumerate(_firsts(place.region, place.shape)):
+        for at, first in enumerate(_firsts(place.region, place.shape, outer)):
             yield begin + first * row.itemsize, content[at * size : (at + 1) * size]
 
 
@@ -90,9 +91,8 @@ def _outer(region: Region, shape: tuple[int, ...]) -> tuple[int, ...]:
     return region.shape[: max(0, inner - 1)]
 
 
-def _firsts(region: Region, shape: tuple[int, ...]) -> Iterator[int]:
-    """Return the first unit of each run, counted in the tensor."""
-    outer = _outer(region, shape)
+def _firsts(region: Region, shape: tuple[int, ...], outer: tuple[int, ...]) -> Iterator[int]:
+    """Return the first unit of each run, counted in the tensor; `outer` is that of `_outer`."""
     for index in np.ndindex(*outer):
         inside = (*index, *(0 for _ in shape[len(outer) :]))
         first = 0

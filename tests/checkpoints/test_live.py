@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.checkpoints.checkpoint import open_checkpoint
-from rose.checkpoints.live import create_checkpoint, open_live
+from rose.checkpoints.live import LiveCheckpoint, create_checkpoint
 from rose.checkpoints.live_tiles import LiveTiles
 from rose.checkpoints.safetensors_header import LENGTH_BYTES, read_header, written_header
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
@@ -22,6 +22,7 @@ from rose.transfer.plan.members import Replica
 from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSpec
 from rose.transfer.tiles import TILE_BYTES
 from rose.transfer.views import ShardViews
+from tests.checkpoints.mapped import mapped
 
 SHAPES = {
     "norm": ("F32", (5,)),
@@ -35,12 +36,9 @@ SHAPES = {
 
 def made(folder: Path, shapes: dict[str, tuple[str, tuple[int, ...]]] = SHAPES) -> Path:
     path = create_checkpoint(folder, shapes)
-    _, live = open_live(path)
     rng = np.random.default_rng(7)
-    with live:
-        for row in live.units.values():
-            row[:] = rng.integers(0, np.iinfo(row.dtype).max, row.size, dtype=row.dtype)
-        live.flush()
+    for row in mapped(path).values():
+        row[:] = rng.integers(0, np.iinfo(row.dtype).max, row.size, dtype=row.dtype)
     return path
 
 
@@ -65,19 +63,19 @@ def test_header_that_is_written_is_read(shapes: dict[str, tuple[str, tuple[int, 
 
 
 def test_tiles_cover_every_unit_of_a_checkpoint_once(tmp_path: Path) -> None:
-    checkpoint, live = open_live(made(tmp_path))
-    with live:
-        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
-        for row in live.units.values():
-            row[:] = 0
-        views = tiling.views(live.units)
-        for tile in tiling.tiles:
-            view = views.bits(tile.index)
-            assert (view.size, 8 * view.itemsize) == (tile.count, tile.width)
-            assert tile.count * tile.width // 8 <= TILE_BYTES
-            view += 1
-        assert all((row == 1).all() for row in live.units.values())
-        assert tiling.tiles.nbytes == checkpoint.nbytes
+    path = made(tmp_path)
+    checkpoint, rows = open_checkpoint(path), mapped(path)
+    tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
+    for row in rows.values():
+        row[:] = 0
+    views = tiling.views(rows)
+    for tile in tiling.tiles:
+        view = views.bits(tile.index)
+        assert (view.size, 8 * view.itemsize) == (tile.count, tile.width)
+        assert tile.count * tile.width // 8 <= TILE_BYTES
+        view += 1
+    assert all((row == 1).all() for row in rows.values())
+    assert tiling.tiles.nbytes == checkpoint.nbytes
 
 
 def test_cut_is_of_names_dtypes_and_shapes_alone(tmp_path: Path) -> None:
@@ -98,14 +96,16 @@ def test_cut_is_of_names_dtypes_and_shapes_alone(tmp_path: Path) -> None:
         assert layout(f"{name}{other}", {**shapes, name: other}) != first
 
 
-def test_what_is_changed_in_a_view_is_in_the_file(tmp_path: Path) -> None:
+def test_what_is_changed_in_a_tile_is_in_the_file(tmp_path: Path) -> None:
     path = made(tmp_path)
     before = path.read_bytes()
-    checkpoint, live = open_live(path)
-    with live:
+    checkpoint = open_checkpoint(path)
+    with LiveCheckpoint(checkpoint) as live:
         tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
-        views = tiling.views(live.units)
-        views.bits(len(tiling.tiles) - 1)[0] ^= 1
+        tiles, last = LiveTiles(live, tiling), len(tiling.tiles) - 1
+        shadow, fresh = tiles.bits(last), tiles.bits(last)
+        fresh[0] ^= 1
+        tiles.apply(last, delta_pack(fresh, shadow), undo=False)
         live.flush()
     after = path.read_bytes()
     assert len(after) == len(before)
@@ -130,17 +130,18 @@ def check_alike(tiles: LiveTiles, views: ShardViews, count: int) -> None:
 
 
 def test_tiles_are_read_and_written_by_calls_as_in_views(tmp_path: Path) -> None:
-    checkpoint, live = open_live(made(tmp_path))
-    with live:
+    path = made(tmp_path)
+    checkpoint = open_checkpoint(path)
+    with LiveCheckpoint(checkpoint) as live:
         tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
-        check_alike(LiveTiles(live, tiling), tiling.views(live.units), len(tiling.tiles))
+        check_alike(LiveTiles(live, tiling), tiling.views(mapped(path)), len(tiling.tiles))
 
 
 @pytest.mark.parametrize("left", [0.0, 0.3, 0.999])
 def test_a_file_that_is_cut_is_a_sentence(tmp_path: Path, left: float) -> None:
     path = made(tmp_path)
-    checkpoint, live = open_live(path)
-    with live:
+    checkpoint = open_checkpoint(path)
+    with LiveCheckpoint(checkpoint) as live:
         tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
         tiles = LiveTiles(live, tiling)
         live.check()
@@ -169,7 +170,7 @@ def test_links_and_files_that_cannot_be_written_are_refused(tmp_path: Path) -> N
     (tmp_path / "two").mkdir()
     os.link(path, tmp_path / "two" / path.name)
     with pytest.raises(InvalidArgument, match="link"):
-        open_live(tmp_path / "two")
+        LiveCheckpoint(open_checkpoint(tmp_path / "two"))
     with pytest.raises(InvalidArgument, match="dtype"):
         create_checkpoint(tmp_path / "three", {"x": ("F99", (1,))})
     with pytest.raises(InvalidArgument, match="cannot make"):
@@ -194,14 +195,15 @@ def test_checkpoint_is_cut_as_a_plan_says(tmp_path: Path) -> None:
         Source("training", ShardMap(specs, whole(0), {})),
         [Replica("engine", "serving", ShardMap(specs, columns, {}))],
     )
-    checkpoint, live = open_live(made(tmp_path, shapes))
+    path = made(tmp_path, shapes)
+    checkpoint, rows = open_checkpoint(path), mapped(path)
     stored = [one.stored for one in checkpoint.tensors.values()]
     tiling = planned_tiling(plan, stored)
     assert tiling.tiles.layout == plan.layout_id
-    with live:
-        check_alike(LiveTiles(live, tiling), tiling.views(live.units), len(tiling.tiles))
-        matrix = live.units["w"].reshape(8, 6)
-        views = tiling.views(live.units, plan.tiles_for("engine", 1))
+    with LiveCheckpoint(checkpoint) as live:
+        check_alike(LiveTiles(live, tiling), tiling.views(rows), len(tiling.tiles))
+        matrix = rows["w"].reshape(8, 6)
+        views = tiling.views(rows, plan.tiles_for("engine", 1))
         assert set(views.tiles) == set(plan.tiles_for("engine", 1)) < set(range(len(tiling.tiles)))
         for index in views.tiles:
             if plan.tiles[index].tensor == "w":

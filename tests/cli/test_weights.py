@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rose.checkpoints.checkpoint import open_checkpoint
-from rose.checkpoints.live import open_live
 from rose.cli.main import main
+from tests.checkpoints.mapped import mapped
 from tests.cli.weight_programs import Program, are_alike, make_checkpoint
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 
@@ -112,10 +112,7 @@ def test_receiver_that_is_killed_repairs_what_it_left(
             receiver.wait_for("committed", n=1)
             assert receiver.end() == (0, "")
         # As a commit that was killed leaves it: one tile is of no version.
-        _, live = open_live(out)
-        with live:
-            live.units["layer.weight"][-1] ^= 1
-            live.flush()
+        mapped(out)["layer.weight"][-1] ^= 1
         with Program("receive", "--upstream", address, "--to", out, "--once") as receiver:
             committed = receiver.wait_for("committed", n=1)
             assert (committed["is_seed"], committed["tiles"]) == (True, 1)

@@ -15,7 +15,8 @@ import numpy as np
 from typing_extensions import Self
 
 from rose.checkpoints.checkpoint import open_checkpoint
-from rose.checkpoints.live import create_checkpoint, open_live
+from rose.checkpoints.live import create_checkpoint
+from tests.checkpoints.mapped import mapped
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 200.0
@@ -30,18 +31,15 @@ SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
 def make_checkpoint(folder: Path, seed: int, *, base: Path | None = None) -> Path:
     """Make a checkpoint: of noise, or what a base is with few of its elements changed."""
     create_checkpoint(folder, SHAPES)
-    _, live = open_live(folder)
     rng = np.random.default_rng(seed)
     before = None if base is None else open_checkpoint(base)
-    with live:
-        for name, row in live.units.items():
-            if before is None:
-                row[:] = rng.integers(0, 60_000, row.size)
-            else:
-                row[:] = before.tensors[name].units(0, row.size)
-                row[rng.random(row.size) < 0.01] += 1
-                row[0] += 1
-        live.flush()
+    for name, row in mapped(folder).items():
+        if before is None:
+            row[:] = rng.integers(0, 60_000, row.size)
+        else:
+            row[:] = before.tensors[name].units(0, row.size)
+            row[rng.random(row.size) < 0.01] += 1
+            row[0] += 1
     return folder
 
 
