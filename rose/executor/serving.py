@@ -151,6 +151,7 @@ class ServingLane:
     ) -> None:
         """Made by `CoServing.serving`; `stream` is what its GPU work must be put into."""
         self.kv = kv
+        self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # free or not
         self.stream = stream
         self.bad_calls = 0
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
@@ -460,8 +461,7 @@ class ServingLane:
 
     def _can_hold(self, blocks: int) -> bool:
         """Whether the pool has so many blocks, free or not."""
-        most = self.kv.lendable_bytes // self.kv.geometry.block_bytes
-        if _is_count(blocks) and blocks <= most:
+        if _is_count(blocks) and blocks <= self._blocks_max:
             return True
         self.bad_calls += 1
         return False
