@@ -32,7 +32,7 @@ def try_folder(folder: Path) -> None:
     """Try, before a long run, whether the folder of `--out` can be written to; leave nothing.
 
     Raises:
-        InvalidArgument: they cannot.
+        InvalidArgument: it cannot; the sentence says why.
     """
     if folder.is_file():
         raise InvalidArgument(f"--out {folder} is a file: name a folder")

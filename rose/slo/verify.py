@@ -90,7 +90,7 @@ def _frame(first: LogRecord | None, marks: list[tuple[int, str]], count: int) ->
     """Return what is wrong with where START and END are.
 
     Args:
-        first: record of the log.
+        first: the first record; None in a log without any.
         marks: number and kind of each START and END.
         count: of all records.
     """

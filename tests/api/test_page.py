@@ -1,16 +1,13 @@
 """docs/api.md is what the docstrings say, and the public names fit one page."""
 
-import importlib.util
-
 import pytest
+
+from tests.load import load
 
 
 @pytest.fixture(scope="module")
 def writer(repo):
-    spec = importlib.util.spec_from_file_location("write_api", repo / "docs" / "write_api.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(repo / "docs" / "write_api.py")
 
 
 def test_page_is_current(writer, repo) -> None:

@@ -1,6 +1,5 @@
 """What tests of the build share: `setup.py` as a module, the toolkit it finds, and copies."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -14,17 +13,14 @@ from typing import Final
 import ninja
 import pytest
 
+from tests.load import load
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def load_setup() -> ModuleType:
     """Return `setup.py` as a module; it builds only when it is run."""
-    spec = importlib.util.spec_from_file_location("rose_setup", ROOT / "setup.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(ROOT / "setup.py")
 
 
 SETUP: Final = load_setup()

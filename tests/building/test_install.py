@@ -1,6 +1,5 @@
 """`make install` ends in one sentence that names a log, and leaves nothing running."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import ninja
 import pytest
 
 from tests.building.project import ROOT
+from tests.load import load
 
 # In a mount namespace of its own: $1 becomes a disk of $2, and Python runs the program on stdin.
 SMALL_DISK = """
@@ -46,12 +46,7 @@ FULL = [sys.executable, "-c", "with open('/dev/full', 'w') as file: file.write('
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the script as a module that keeps its logs in a folder of this test."""
-    path = ROOT / "requirements" / "install.py"
-    spec = importlib.util.spec_from_file_location("rose_install", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load(ROOT / "requirements" / "install.py")
     (tmp_path / module.LOGS).mkdir()
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module

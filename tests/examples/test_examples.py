@@ -1,6 +1,5 @@
 """The examples run, and what they claim holds."""
 
-import importlib.util
 import random
 import subprocess
 import sys
@@ -13,14 +12,12 @@ import pytest
 import rose
 from tests.executor.conftest import CALM
 from tests.known_model import confirm
+from tests.load import load
 
 
 @pytest.fixture(scope="module")
 def lend(repo):
-    spec = importlib.util.spec_from_file_location("lend", repo / "examples" / "lend.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(repo / "examples" / "lend.py")
 
 
 def alone(lend, model, prompt: list[int], tokens: int) -> list[int]:
