@@ -59,7 +59,7 @@ check:
 test-slow: build
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m '(slow or hypothesis) and not gpu and not peer' --hypothesis-profile=slow \
-	  --summary bench/results/test-slow.json --faults bench/results/faults.json $(ARGS)
+	  --summary=bench/results/test-slow.json --faults=bench/results/faults.json $(ARGS)
 
 # Each of them takes one core: `make -j2 lint`.
 lint: lint-style lint-types lint-layout
