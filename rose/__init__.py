@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rose.api.borrower import Borrower, BorrowerStep, Sequence
     from rose.api.device import Device, open  # noqa: A004 (it is called rose.open)
     from rose.api.serving import Request, Serving, ServingStep
+    from rose.api.weights import WeightPublisher, WeightReceiver, publish, receive
     from rose.errors import (
         CorruptData,
         DeadlineExceeded,
@@ -40,8 +41,12 @@ __all__ = [
     "ServingStep",
     "StepAborted",
     "Unavailable",
+    "WeightPublisher",
+    "WeightReceiver",
     "attach",
     "open",
+    "publish",
+    "receive",
 ]
 
 # A name is loaded when it is first used: `import rose` runs in every serving process.
@@ -50,6 +55,7 @@ _MODULES = {
     "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence"),
     "rose.api.device": ("Device", "open"),
     "rose.api.serving": ("Request", "Serving", "ServingStep"),
+    "rose.api.weights": ("WeightPublisher", "WeightReceiver", "publish", "receive"),
     "rose.errors": (
         "CorruptData",
         "DeadlineExceeded",

@@ -1,12 +1,11 @@
 """A checkpoint cut into the tiles that weights are published and received in."""
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-
-import numpy as np
 
 from rose.checkpoints.safetensors_header import StoredTensor
 from rose.errors import InvalidArgument
@@ -64,7 +63,7 @@ class Tiling:
 
     def _view(self, units: Mapping[str, Any], place: TilePlace) -> Any:
         row = units.get(place.tensor)
-        if row is None or row.size != np.prod(place.shape, dtype=np.int64):
+        if row is None or math.prod(row.shape) != math.prod(place.shape):
             raise InvalidArgument(f"the checkpoint has no {place.tensor} of shape {place.shape}")
         box = zip(place.region.offset, place.region.shape, strict=True)
         return row.reshape(place.shape)[tuple(slice(at, at + size) for at, size in box)]

@@ -6,9 +6,8 @@ crosses to other processes is in `rose.transfer.wire`, which needs the extra `wi
 
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
-from rose.transfer.manifest import Manifest, Signing
+from rose.transfer.manifest import Signing
 from rose.transfer.publishing.contributor import Contributor
-from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
@@ -18,22 +17,19 @@ from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
-from rose.transfer.views import ShardViews, TileViews
+from rose.transfer.views import ShardViews
 
 __all__ = [
     "Commit",
     "Contributor",
     "Delta",
-    "DiskStore",
     "InProcessSource",
-    "Manifest",
     "Publisher",
     "Receiver",
     "Relay",
     "ShardViews",
     "Signing",
     "Subscription",
-    "TileViews",
     "Tiles",
     "Version",
     "VersionLog",

@@ -56,6 +56,22 @@ def test_example_of_attached_engines_runs(repo) -> None:
     assert done.stdout.endswith("gave back: None\n")
 
 
+def test_example_of_weights_runs(repo) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/weights.py"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        *(f"version {n}" for n in range(2, 7)),
+        "equal bit for bit",
+    ]
+    assert done.stdout.endswith("True\n")
+
+
 def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:
     served, rolled_out = lend.Model(layers=2), lend.Model(layers=6)
     policy = rose.Policy(**{**CALM, "revoke_ms": 200.0, "regrow_after_ms": 1.0})

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Final
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import Manifest, Subscription, Tiles, Version, manifest_bytes
+from rose.transfer import Subscription, Tiles, Version, manifest_bytes
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.puller import Puller

@@ -1,0 +1,381 @@
+"""`rose.publish` and `rose.receive`: weights of a training loop, in another process's tensors."""
+
+import math
+import secrets
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from rose.checkpoints.safetensors_header import StoredTensor
+from rose.checkpoints.tiling import plain_tiling
+from rose.clock import BootClock
+from rose.closing import Closing
+from rose.config import quiet_grpc
+from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
+from rose.transfer.codec.tensor import bits_of
+from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import Signing
+from rose.transfer.publishing.contributor import Contributor
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.receiving.commit import Commit, CommitState, Outcome
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.version import Version
+from rose.units import NS_PER_S
+
+Tensors = Mapping[str, Any]
+Tls = tuple[str | Path, str | Path, str | Path]
+
+_RUN: Final = "rose"
+_UNKNOWN: Final = Version("", 0, 0)
+# The name of each element type in a safetensors file, by its name in NumPy and torch.
+_STORED: Final = {
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+}
+
+
+def publish(
+    tensors: Tensors,
+    *,
+    listen: str = "127.0.0.1:0",
+    token: str | None = None,
+    tls: Tls | None = None,
+    manifest_key: bytes = b"",
+    first_version: int = 1,
+) -> "WeightPublisher":
+    """Serve weights, and what changes in them, to `rose.receive` and `rose receive`.
+
+    Args:
+        tensors: name → array of NumPy or tensor of torch, such as `model.state_dict()`; integers or
+            floats of 8, 16 or 32 bits. Tensors that share memory are published once, under the
+            first of their names. They are copied: rose keeps what receivers hold, on their device.
+        listen: host and port; port 0 takes a free one.
+        token: 64 hexadecimal digits that receivers present. None makes a new one.
+        tls: PEM files (certificate, key, authority), needed for receivers on other machines.
+        manifest_key: receivers with the same key accept versions of this publisher only, whatever
+            relays them. b"" signs nothing.
+        first_version: number of these weights. A training run that goes on after a restart passes
+            more than any number it had published.
+
+    Raises:
+        InvalidArgument: a tensor is of another type, or `listen` is not on this machine and there
+            is no `tls`.
+        Unavailable: the port is taken.
+    """
+    return WeightPublisher(
+        tensors,
+        listen=listen,
+        token=token,
+        tls=tls,
+        manifest_key=manifest_key,
+        first_version=first_version,
+    )
+
+
+def receive(
+    tensors: Tensors,
+    upstream: str,
+    *,
+    token: str,
+    tls: Tls | None = None,
+    manifest_key: bytes = b"",
+    name: str | None = None,
+) -> "WeightReceiver":
+    """Keep tensors at the newest version of a publisher, changed in place by `commit`.
+
+    Args:
+        tensors: name → array or tensor, with the names, types and shapes of the publisher's.
+            Whatever they hold, only tiles that differ are fetched. Nobody else may write to them.
+        upstream: address of `rose.publish`, `rose publish` or `rose relay`.
+        token: the publisher's.
+        tls: as for `publish`.
+        manifest_key: as for `publish`.
+        name: tells receivers of a publisher apart. None makes one.
+
+    Raises:
+        InvalidArgument: the tensors are not those of the publisher, or cannot be written in place.
+        Unavailable: nobody answers at `upstream`.
+    """
+    return WeightReceiver(
+        tensors, upstream, token=token, tls=tls, manifest_key=manifest_key, name=name
+    )
+
+
+class WeightPublisher(Closing):
+    """The weights of a training loop, version by version; made by `rose.publish`. One thread."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        *,
+        listen: str,
+        token: str | None,
+        tls: Tls | None,
+        manifest_key: bytes,
+        first_version: int,
+    ) -> None:
+        quiet_grpc()
+        # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
+        from rose.transfer.wire.messages import TensorEntry  # noqa: PLC0415
+        from rose.transfer.wire.peers import Peers  # noqa: PLC0415
+        from rose.transfer.wire.server import serve  # noqa: PLC0415
+
+        stored, units = _units_of(tensors)
+        self._tiling = plain_tiling(stored)
+        self._stored = stored
+        cut = self._tiling.tiles
+        shadow = Contributor(
+            self._tiling.views({name: _copied(row) for name, row in units.items()}), cut
+        )
+        self._log = VersionLog()
+        # The first number is above all before it, so it names an incarnation as well.
+        opening = Version(_RUN, first_version, first_version)
+        signing = Signing(manifest_key)
+        self._publisher = Publisher([shadow], cut, opening, self._log, signing=signing)
+        entries = [TensorEntry(one.name, one.dtype, one.shape) for one in stored]
+        with ExitStack() as undo:
+            undo.callback(self._log.close)
+            self._server = serve(
+                self._log,
+                listen,
+                token=token,
+                tls=_tls_files(tls),
+                peers=Peers(_RUN, layout=cut.layout, tensors=entries),
+            )
+            undo.pop_all()
+
+    @property
+    def address(self) -> str:
+        """Host and port where receivers find it."""
+        return self._server.address
+
+    @property
+    def token(self) -> str:
+        """The token that receivers present."""
+        return self._server.token
+
+    @property
+    def version(self) -> int:
+        """Number of the newest version."""
+        return self._publisher.version.n
+
+    def update(self, tensors: Tensors) -> int:
+        """Publish what changed as the next version, and return its number.
+
+        Args:
+            tensors: with the names, types and shapes of those published before; only read.
+
+        Raises:
+            InvalidArgument: they are other tensors.
+            OutOfMemory: there is no room for the change. After any error the version is as before.
+        """
+        stored, units = _units_of(tensors)
+        if stored != self._stored:
+            raise InvalidArgument(_difference(self._stored, stored, "those published before"))
+        return self._publisher.publish(self._tiling.views(units)).version.n
+
+    def close(self) -> None:
+        """Stop serving; receivers keep what they hold."""
+        self._server.close()
+        self._log.close()
+
+
+class WeightReceiver(Closing):
+    """Tensors that follow a publisher; made by `rose.receive`.
+
+    A thread of its own fetches and checks versions. The caller's thread changes the tensors, when
+    it calls `commit`, and at no other time.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        upstream: str,
+        *,
+        token: str,
+        tls: Tls | None,
+        manifest_key: bytes,
+        name: str | None,
+    ) -> None:
+        quiet_grpc()
+        # Here, because it needs the extra `wire`, and gRPC is told before its import to be quiet.
+        from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
+
+        stored, units = _units_of(tensors, is_written=True)
+        tiling = plain_tiling(stored)
+        self._target = tiling.views(units)
+        self._subscription = Subscription(tiling.tiles)
+        self._signing = Signing(manifest_key)
+        self._name = name if name is not None else f"rose-{secrets.token_hex(8)}"
+        self._staged = threading.Event()
+        self._clock = BootClock()
+        with ExitStack() as undo:
+            self._source = RemoteSource(upstream, token, tls=_tls_files(tls))
+            undo.callback(self._source.close)
+            hello = self._source.hello()
+            if not hello.layout:
+                raise Unavailable(f"{upstream} does not know yet which weights it serves")
+            if hello.layout != tiling.tiles.layout:
+                theirs = [_stored(one.name, one.dtype, one.shape) for one in hello.tensors]
+                raise InvalidArgument(_difference(theirs, stored, f"those of {upstream}"))
+            self._source.subscribe(self._name)
+            self._receiver = self._begun()
+            undo.pop_all()
+
+    def _begun(self) -> Receiver:
+        """Start to receive into the tensors as they are."""
+        digests = self._target.digests()
+        self._digests: TileDigests | None = digests
+        return Receiver(
+            self._source,
+            self._name,
+            _UNKNOWN,
+            digests.total,
+            self._subscription,
+            self._staged.set,
+            base=self._target.bits,
+            signing=self._signing,
+            digests=digests.copy(),
+        )
+
+    @property
+    def version(self) -> int | None:
+        """Number of the version that the tensors are; None before the first commit."""
+        held = self._receiver.held
+        return held.n if held.run else None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a newer version is ready to be committed.
+
+        Raises:
+            DeadlineExceeded: none came in time; the sentence says what hinders it, if anything.
+        """
+        deadline_s = self._clock.now_ns() / NS_PER_S + timeout_s
+        while self._receiver.staged_version is None:
+            left_s = deadline_s - self._clock.now_ns() / NS_PER_S
+            if left_s <= 0:
+                reason = self._receiver.failure
+                raise DeadlineExceeded(
+                    f"no new version was ready within {timeout_s:g} s"
+                    + (f": {reason}" if reason else "")
+                )
+            self._staged.wait(left_s)
+            self._staged.clear()
+
+    def commit(self) -> int | None:
+        """Make the version that is ready the weights; call it between two steps of the engine.
+
+        Returns:
+            Its number; None when none is ready, or while the next one is still being fetched.
+
+        Raises:
+            CorruptData: the tensors were changed by somebody else, or a digest differs. They hold
+                what they held before, or, if even that failed, no known version. In both cases
+                they are read anew, and a later `commit` repairs them.
+        """
+        staged = self._receiver.take_staged()
+        if staged is None:
+            return None
+        commit = Commit(staged, self._target, self._receiver.digest, digests=self._digests)
+        try:
+            while commit.step():
+                pass
+        finally:
+            if not commit.is_over:  # an interrupt: the tensors are a version when it ends
+                commit.abandon()
+        outcome = commit.outcome
+        if outcome.state is CommitState.COMMITTED:
+            self._digests = commit.digests
+            self._receiver.report(outcome)
+            return outcome.version.n
+        self._begin_again(outcome)
+        raise CorruptData(f"version {outcome.version.n} was not committed: {outcome.reason}")
+
+    def _begin_again(self, outcome: Outcome) -> None:
+        self._receiver.report(outcome)
+        self._receiver.close()
+        self._receiver = self._begun()
+
+    def close(self) -> None:
+        """Stop receiving; the tensors keep the version that they are."""
+        self._receiver.close()
+        self._source.close()
+
+
+def _units_of(
+    tensors: Tensors, *, is_written: bool = False
+) -> tuple[list[StoredTensor], dict[str, Any]]:
+    """Return what each tensor is, and its elements as a row; of those that share memory the first.
+
+    Raises:
+        InvalidArgument: there is none, or one has another type or cannot be written in place.
+    """
+    stored: list[StoredTensor] = []
+    units: dict[str, Any] = {}
+    seen: set[tuple[int, int]] = set()
+    for name, tensor in tensors.items():
+        found = bits_of(name, tensor, is_written=is_written)
+        row = found.bits.reshape(-1)
+        count = math.prod(found.shape)
+        place = _place(found.bits), count
+        if count and place in seen:
+            continue
+        if is_written and _place(row) != place[0]:
+            raise InvalidArgument(f"{name} is not contiguous: it cannot be changed in place")
+        seen.add(place)
+        units[name] = row
+        stored.append(_stored(name, _STORED[found.dtype], found.shape))
+    if not stored:
+        raise InvalidArgument("there are no tensors: pass at least one")
+    return sorted(stored, key=lambda one: one.name), units
+
+
+def _stored(name: str, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
+    one = StoredTensor(name, dtype, shape, 0, 0)
+    return StoredTensor(name, dtype, shape, 0, one.elements * one.stored.bits // 8)
+
+
+def _place(bits: Any) -> int:
+    """Return the address of the first element."""
+    return int(bits.data_ptr() if hasattr(bits, "data_ptr") else bits.ctypes.data)
+
+
+def _copied(row: Any) -> Any:
+    return row.clone() if hasattr(row, "clone") else row.copy()
+
+
+def _tls_files(tls: Tls | None) -> Any:
+    from rose.transfer.wire.security import TlsFiles  # noqa: PLC0415 (needs the extra `wire`)
+
+    return None if tls is None else TlsFiles(*map(Path, tls))
+
+
+def _difference(theirs: list[StoredTensor], ours: list[StoredTensor], what: str) -> str:
+    """Return a sentence that names the first tensor that differs."""
+    here = {one.name: one for one in ours}
+    for one in sorted(theirs, key=lambda one: one.name):
+        own = here.pop(one.name, None)
+        if own is None:
+            return f"the tensors must be {what}: {one.name} is missing"
+        if (own.dtype, own.shape) != (one.dtype, one.shape):
+            return (
+                f"the tensors must be {what}: {one.name} is {own.dtype} {own.shape}, "
+                f"not {one.dtype} {one.shape}"
+            )
+    extra = next(iter(here), None)
+    if extra is None:
+        return f"the tensors must be {what}, which are cut by a plan: use `rose receive --plan`"
+    return f"the tensors must be {what}: {extra} is not among them"

@@ -1,0 +1,220 @@
+"""`rose.publish` and `rose.receive`: tensors follow a training loop bit for bit, or say why not."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rose
+from rose.cli.main import main
+
+WAIT_S = 30.0
+
+
+def arrays(seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {
+        "bf16": draw.normal(size=(40, 33)).astype(ml_dtypes.bfloat16),
+        "f32": draw.normal(size=(7, 5)).astype(np.float32),
+        "f16": draw.normal(size=31).astype(np.float16),
+        "fp8": draw.normal(size=129).astype(ml_dtypes.float8_e4m3fn),
+        "bytes": draw.integers(0, 256, 17).astype(np.uint8),
+        "counts": draw.integers(-9, 9, (2, 2)).astype(np.int32),
+        "scalar": np.array(draw.normal(), np.float32),
+        "empty": np.empty((0, 3), np.float32),
+    }
+
+
+def equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def changed(before: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """Return tensors of which two have a few other elements."""
+    after = {name: one.copy() for name, one in before.items()}
+    draw = np.random.default_rng(seed)
+    for name in ("bf16", "f32"):
+        row = after[name].reshape(-1)
+        row[draw.choice(row.size, 3, replace=False)] = 1.0 + seed
+    return after
+
+
+def follow(receiver: rose.WeightReceiver, n: int) -> None:
+    while receiver.version != n:
+        receiver.wait(WAIT_S)
+        receiver.commit()
+
+
+@pytest.fixture
+def publisher():
+    with rose.publish(arrays(0)) as made:
+        yield made
+
+
+def received(publisher: rose.WeightPublisher, tensors, **options) -> rose.WeightReceiver:
+    return rose.receive(tensors, publisher.address, token=publisher.token, **options)
+
+
+def test_tensors_follow_every_version_bit_for_bit(publisher) -> None:
+    here, there = arrays(1), arrays(0)
+    with received(publisher, here) as receiver:
+        assert receiver.version is None
+        follow(receiver, 1)
+        assert equal(here, there)
+        for seed in range(3):
+            there = changed(there, seed)
+            n = publisher.update(there)
+            assert n == publisher.version == seed + 2
+            follow(receiver, n)
+            assert equal(here, there)
+        assert receiver.commit() is None
+
+
+def test_what_is_published_is_a_copy(publisher) -> None:
+    there = arrays(0)
+    publisher.update(there)
+    there["f32"][:] = 5.0
+    here = arrays(1)
+    with received(publisher, here) as receiver:
+        follow(receiver, 2)
+    assert equal(here, arrays(0))
+
+
+def test_tensors_of_torch_that_share_memory_count_once() -> None:
+    def tied(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(64, 8), "head": None})
+        model["head"] = torch.nn.Linear(8, 64, bias=False)
+        model["head"].weight = model["embed"].weight
+        return model.to(torch.bfloat16)
+
+    trained, rolled_out = tied(0), tied(1)
+    with (
+        rose.publish(trained.state_dict()) as publisher,
+        received(publisher, rolled_out.state_dict()) as receiver,
+    ):
+        with torch.no_grad():
+            trained["embed"].weight[3] += 1
+        follow(receiver, publisher.update(trained.state_dict()))
+    assert torch.equal(trained["head"].weight, rolled_out["head"].weight)
+
+
+def test_rows_with_strides_are_published(publisher) -> None:
+    there = arrays(0)
+    there["bf16"] = np.asfortranarray(there["bf16"])
+    there["f32"] = np.repeat(there["f32"], 2, axis=1)[:, ::2]
+    assert publisher.update(there) == 2
+    here = arrays(1)
+    with received(publisher, here) as receiver:
+        follow(receiver, 2)
+    assert equal(here, arrays(0))
+
+
+def test_tensors_that_somebody_else_changed_are_repaired(publisher) -> None:
+    here = arrays(1)
+    with received(publisher, here) as receiver:
+        follow(receiver, 1)
+        there = changed(arrays(0), 1)
+        here["f32"][0, 0] = 77.0
+        publisher.update(there)
+        receiver.wait(WAIT_S)
+        with pytest.raises(rose.CorruptData, match="version 2 was not committed"):
+            follow(receiver, 2)
+        follow(receiver, 2)
+        assert equal(here, there)
+
+
+def test_a_checkpoint_on_disk_follows_too(publisher, tmp_path, monkeypatch) -> None:
+    there = changed(arrays(0), 4)
+    publisher.update(there)
+    monkeypatch.setenv("ROSE_TOKEN", publisher.token)
+    command = ["receive", "--upstream", publisher.address, "--to", str(tmp_path), "--once"]
+    assert main(command) == 0
+    (file,) = tmp_path.glob("*.safetensors")
+    stored = load_file(file)
+    assert stored.keys() == there.keys()
+    for name, one in stored.items():
+        assert one.reshape(-1).view(torch.uint8).numpy().tobytes() == there[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda some: some.pop("f16"), "f16 is missing"),
+        (lambda some: some.update(more=np.zeros(3, np.float32)), "more is not among them"),
+        (
+            lambda some: some.update(f32=np.zeros((5, 7), np.float32)),
+            r"f32 is F32 \(5, 7\), not F32 \(7, 5\)",
+        ),
+        (
+            lambda some: some.update(f16=np.zeros(31, ml_dtypes.bfloat16)),
+            r"f16 is BF16 \(31,\), not F16 \(31,\)",
+        ),
+        (lambda some: some.update(f32=np.zeros((7, 5))), "f32 is of float64"),
+        (dict.clear, "there are no tensors"),
+    ],
+)
+def test_other_tensors_are_refused_by_name(publisher, change, sentence) -> None:
+    wrong = arrays(0)
+    change(wrong)
+    with pytest.raises(rose.InvalidArgument, match=sentence):
+        publisher.update(wrong)
+    assert publisher.version == 1
+    with pytest.raises(rose.InvalidArgument, match=sentence):
+        received(publisher, wrong)
+    assert publisher.update(arrays(1)) == 2
+
+
+def test_tensors_that_cannot_be_changed_in_place_are_refused(publisher) -> None:
+    here = arrays(1)
+    here["f32"] = np.asfortranarray(here["f32"])
+    with pytest.raises(rose.InvalidArgument, match="f32 is not contiguous"):
+        received(publisher, here)
+    here = arrays(1)
+    here["f32"].setflags(write=False)
+    with pytest.raises(rose.InvalidArgument, match="f32 is read-only"):
+        received(publisher, here)
+
+
+def test_no_news_in_time_is_an_error(publisher) -> None:
+    with received(publisher, arrays(0)) as receiver:
+        follow(receiver, 1)
+        with pytest.raises(rose.DeadlineExceeded, match=r"no new version was ready within 0\.05 s"):
+            receiver.wait(0.05)
+
+
+def test_versions_of_another_key_are_not_taken() -> None:
+    here = arrays(1)
+    with rose.publish(arrays(0), manifest_key=b"k" * 16) as publisher:
+        with (
+            received(publisher, here, manifest_key=b"x" * 16) as receiver,
+            pytest.raises(rose.DeadlineExceeded, match="signed"),
+        ):
+            receiver.wait(2.0)
+        assert equal(here, arrays(1))
+        with received(publisher, here, manifest_key=b"k" * 16) as receiver:
+            follow(receiver, 1)
+    assert equal(here, arrays(0))
+
+
+def test_a_publisher_that_starts_again_goes_on_with_higher_numbers() -> None:
+    here, there = arrays(1), changed(arrays(0), 2)
+    with rose.publish(arrays(0)) as publisher:
+        receiver = received(publisher, here)
+        follow(receiver, publisher.update(there))
+        address, token = publisher.address, publisher.token
+    with receiver, rose.publish(there, listen=address, token=token, first_version=10) as publisher:
+        there = changed(there, 3)
+        assert publisher.update(there) == 11
+        follow(receiver, 11)
+        assert equal(here, there)
+
+
+def test_nobody_at_the_address_is_said() -> None:
+    with rose.publish(arrays(0)) as publisher:
+        address, token = publisher.address, publisher.token
+        with pytest.raises(rose.Unavailable, match="wants another token"):
+            rose.receive(arrays(0), address, token="0" * 64)
+    with pytest.raises(rose.Unavailable, match="did not answer Hello"):
+        rose.receive(arrays(0), address, token=token)
