@@ -18,6 +18,7 @@ from rose.errors import check
 from rose.slo import Policy
 from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
+from rose.slo.policy import POLL_MS, RETRY_MS, SEGMENT_SHARE
 
 POLICY = Policy()
 LONG_MS = 60_000.0
@@ -66,9 +67,9 @@ class Certifier:
             largest_step=STEP,
             largest_chunk=CHUNK,
             segment_prior_ms=1.0,
-            segment_share=POLICY.segment_share,
-            poll_ms=POLICY.poll_ms,
-            retry_ms=POLICY.retry_ms,
+            segment_share=SEGMENT_SHARE,
+            poll_ms=POLL_MS,
+            retry_ms=RETRY_MS,
         )
 
         collect_evidence(self.model, (STEP, CHUNK), self._run)

@@ -12,6 +12,7 @@ from bench.rows import Bar, Peer
 from rose._core import SlowdownBound
 from rose.slo import Policy
 from rose.slo.latency_file import new_latency_model
+from rose.slo.policy import ADAPTATION, RESIDUAL_WINDOW
 
 STEPS = 40_000
 EPSILONS = (0.01, 0.05)
@@ -59,8 +60,8 @@ def with_one_margin(run_: Run, policy: Policy) -> Run:
     bound = SlowdownBound(
         prior=policy.slowdown,
         epsilon=policy.epsilon,
-        adaptation=policy.adaptation,
-        window=policy.residual_window,
+        adaptation=ADAPTATION,
+        window=RESIDUAL_WINDOW,
     )
     margins = []
     for ratio in (run_.steps.actual_ms / run_.predicted_ms).tolist():

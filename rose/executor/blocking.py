@@ -11,7 +11,7 @@ class Blocking:
 
     A free, a capture, the first launch of a kernel, a synchronise. The borrower's step is on the
     device too, and stops at its gates as long as serving is busy: neither would ever end. While
-    such a call is declared, a parked step is let go on, one segment for each `Policy.watchdog_ms`
+    such a call is declared, a parked step is let go on, one segment for each `WATCHDOG_MS`
     in which nothing moved. Elsewhere never. Any thread; declarations may overlap.
     """
 

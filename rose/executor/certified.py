@@ -13,6 +13,7 @@ from rose._core import (
 )
 from rose.slo import SLO, Policy
 from rose.slo.evidence import Shape
+from rose.slo.policy import POLL_MS, RETRY_MS, SEGMENT_SHARE
 
 
 def certificate_log(
@@ -41,7 +42,6 @@ def certificate_log(
         max_segments=policy.max_segments,
         modes=policy.mode_bits,
         without=policy.without_bits,
-        burst_tokens=policy.burst_tokens,
         clock=clock,
         **memory,
     )
@@ -92,9 +92,9 @@ def certified_creditor(
         largest_step=largest_step,
         largest_chunk=largest_chunk,
         segment_prior_ms=policy.segment_prior_ms,
-        segment_share=policy.segment_share,
-        poll_ms=policy.poll_ms,
-        retry_ms=policy.retry_ms,
+        segment_share=SEGMENT_SHARE,
+        poll_ms=POLL_MS,
+        retry_ms=RETRY_MS,
         slowdown=policy.slowdown,
         watchdog=watchdog,
         clock=clock,

@@ -9,6 +9,7 @@ from rose._core import AdmissionTerms, Clock, Forecast, LatencyModel, admission_
 from rose.memory import KVGeometry
 from rose.slo import Policy
 from rose.slo.arrivals import ArrivalEnvelope
+from rose.slo.policy import RESIDUAL_WINDOW
 from rose.slo.rates import ServingRates
 from rose.units import NS_PER_MS
 
@@ -61,13 +62,13 @@ class Demand:
         self._clock = clock
         self._lock = threading.Lock()  # Guards what was measured.
         self._rates = ServingRates(
-            epsilon=policy.epsilon, window=policy.residual_window, cold_margin=_COLD_MARGIN
+            epsilon=policy.epsilon, window=RESIDUAL_WINDOW, cold_margin=_COLD_MARGIN
         )
         self._arrivals = ArrivalEnvelope(
             horizon_ns=int(policy.revoke_ms * NS_PER_MS),
             remember_ns=int(policy.arrival_memory_ms * NS_PER_MS),
             epsilon=policy.epsilon,
-            window=policy.residual_window,
+            window=RESIDUAL_WINDOW,
         )
 
     def arrived(self, *, prompt_tokens: int) -> None:

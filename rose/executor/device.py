@@ -49,7 +49,7 @@ from rose.memory import (
 from rose.memory.geometry import WASTE_MAX
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import load_latency_model, new_latency_model, save_latency_model
-from rose.slo.policy import GATE_WINDOW
+from rose.slo.policy import GATE_WINDOW, WATCHDOG_MS
 from rose.slo.prior import ModelCost, prior_ms
 from rose.units import GIB, MIB, NS_PER_MS, ceil_div
 
@@ -270,9 +270,7 @@ class CoServing(Closing):
             arbiter.take(partition, reserve_slabs)
             self._gate = HostGate(clock=self._clock)
             self._state = ServingState(log, gate=self._gate)
-            self._watchdog = Watchdog(
-                self._gate, log=log, after_ms=policy.watchdog_ms, clock=self._clock
-            )
+            self._watchdog = Watchdog(self._gate, log=log, after_ms=WATCHDOG_MS, clock=self._clock)
             self._model, self._limits, self._slo = model, limits, slo
             self._lender = Lender(
                 arbiter=arbiter,

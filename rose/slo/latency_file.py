@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rose._core import LatencyModel, LatencyState
 from rose.errors import CorruptData, InvalidArgument
-from rose.slo.policy import Policy
+from rose.slo.policy import ADAPTATION, FORGETTING, RESIDUAL_WINDOW, Policy
 from rose.whole_file import write_whole
 
 _FORMAT: Final = "rose latency model"
@@ -41,9 +41,9 @@ def new_latency_model(
     return LatencyModel(
         prior_ms=policy.latency_prior_ms if prior_ms is None else prior_ms,
         epsilon=policy.epsilon,
-        forgetting=policy.forgetting,
-        adaptation=policy.adaptation,
-        window=policy.residual_window,
+        forgetting=FORGETTING,
+        adaptation=ADAPTATION,
+        window=RESIDUAL_WINDOW,
         step_tokens=step_tokens,
     )
 
@@ -103,9 +103,9 @@ def load_text(text: str, policy: Policy, *, identity: str | None = None) -> Late
         state,
         prior_ms=policy.latency_prior_ms,
         epsilon=policy.epsilon,
-        forgetting=policy.forgetting,
-        adaptation=policy.adaptation,
-        window=policy.residual_window,
+        forgetting=FORGETTING,
+        adaptation=ADAPTATION,
+        window=RESIDUAL_WINDOW,
     )
 
 

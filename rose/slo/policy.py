@@ -12,10 +12,25 @@ GATE_WINDOW: Final = 2
 # Slabs taken back beyond what is missing, so that the next request does not start another
 # revocation.
 REVOKE_AHEAD_SLABS: Final = 1
+# The estimate of a segment's time is what this share of recent segments did not exceed.
+SEGMENT_SHARE: Final = 0.99
+# The creditor looks this often when no event wakes it. A missed event costs this much.
+POLL_MS: Final = 5.0
+# How soon the creditor asks again after a refusal; it is woken at once when serving becomes idle.
+RETRY_MS: Final = 2.0
+# How long a parked step and a serving call declared as blocking may wait for each other before one
+# segment is let through. Longer than such a call takes by itself.
+WATCHDOG_MS: Final = 50.0
+# Weight of a measured step after one more: a memory of 500 steps, seconds of serving.
+FORGETTING: Final = 0.998
+# How far one miss moves the level of an upper estimate. A larger share follows drift faster and is
+# noisier.
+ADAPTATION: Final = 0.005
+# Residuals, speeds and prompts kept. Quantiles need at least 1 / epsilon of them.
+RESIDUAL_WINDOW: Final = 512
 
 # Zero means "none of it" for these; every other knob must be above 0.
-_MAY_BE_ZERO: Final = frozenset({"burst_requests", "burst_tokens", "regrow_after_ms", "adaptation"})
-_SHARES: Final = ("epsilon", "segment_share", "forgetting", "adaptation")
+_MAY_BE_ZERO: Final = frozenset({"burst_requests", "regrow_after_ms"})
 _MODES: Final = {"idle": 0b001, "slack": 0b011, "spatial": 0b101}
 
 MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
@@ -41,27 +56,13 @@ class Policy:
             a thread that lost its core for a moment.
         blocking_ms: the most a whole quantum may delay serving, should a close go unseen.
         segment_prior_ms: what a segment takes before any was measured.
-        segment_share: the estimate of a segment is what this share of recent ones did not exceed.
         slowdown: how much longer a serving step takes beside rollouts, at most; mode "spatial".
-        burst_tokens: prompt tokens that may arrive at once and must still meet the TTFT target,
-            whatever rollouts were granted. What comes beyond is serving's own queue.
-        poll_ms: the creditor looks this often when nobody rings. A missed ring costs this much.
-        retry_ms: how soon it asks again after a refusal; serving's becoming idle rings at once.
         park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
             after it, whatever the borrower does.
-        watchdog_ms: how long serving, in a call that it declared as blocking, and a parked step may
-            wait for each other before one segment is let through. Longer than such a call takes by
-            itself: each segment that it waits for is one more of these.
         epsilon: share of serving steps that may exceed the upper estimate of their time, or of
             their speed, and of prompts that may be longer than certificates reckon with.
         latency_prior_ms: milliseconds per step, per decoding sequence, per context token, per
             prefill token, and per prefill token times context token, before any was measured.
-        forgetting: weight of a measured step after one more; 0.998 is a memory of 500 steps,
-            seconds of serving.
-        adaptation: how far one miss moves the level of the upper estimate. Larger follows drift
-            faster and is noisier.
-        residual_window: residuals, speeds and prompts kept; at least 1 / epsilon, or their
-            quantiles do not exist.
         revoke_ms: T, the longest a revocation may take: an abort at the next gate, with room for a
             thread that lost its core.
         regrow_after_ms: no new loan for so long after a revocation: slabs that come and go abort
@@ -86,19 +87,11 @@ class Policy:
     signal_ms: float = 1.0
     blocking_ms: float = 100.0
     segment_prior_ms: float = 5.0
-    segment_share: float = 0.99
     slowdown: float = 2.0
-    burst_tokens: int = 0
-    poll_ms: float = 5.0
-    retry_ms: float = 2.0
     park_wait_ms: float = 1000.0
-    watchdog_ms: float = 50.0
 
     epsilon: float = 0.01
     latency_prior_ms: tuple[float, float, float, float, float] = (5.0, 0.1, 0.0, 0.05, 0.0)
-    forgetting: float = 0.998
-    adaptation: float = 0.005
-    residual_window: int = 512
 
     revoke_ms: float = 50.0
     regrow_after_ms: float = 100.0
@@ -146,6 +139,6 @@ def _is_in_range(name: str, value: Any) -> bool:
         return len(value) == 5 and all(math.isfinite(one) and one >= 0 for one in value)
     if name == "slowdown":
         return math.isfinite(value) and value >= 1
-    if not math.isfinite(value) or (name in _SHARES and value > 1):
+    if not math.isfinite(value) or (name == "epsilon" and value > 1):
         return False
     return bool(value >= 0 if name in _MAY_BE_ZERO else value > 0)

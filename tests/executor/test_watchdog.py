@@ -9,6 +9,7 @@ import pytest
 
 from rose._core import CloseReason, RecordKind
 from rose.errors import Unavailable
+from rose.executor import device
 from tests.executor.conftest import LONG_S, Rig, wait_for
 from tests.executor.test_gpu import Rig as GpuRig
 from tests.executor.test_gpu import wait_for as wait_for_gpu
@@ -24,8 +25,10 @@ WATCHDOG_MS = 5.0
 class DeadlockRig(Rig):
     """A borrower that is parked within its step, and serving that is busy."""
 
-    def __init__(self, folder: Path, **knobs) -> None:
-        super().__init__(folder / "log", **{"watchdog_ms": WATCHDOG_MS, **knobs})
+    def __init__(self, folder: Path, *, patience_ms: float = WATCHDOG_MS) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device, "WATCHDOG_MS", patience_ms)
+            super().__init__(folder / "log")
         self.is_over = threading.Event()
         self.in_segment = threading.Event()
         self.may_go_on = threading.Event()
@@ -96,7 +99,7 @@ def test_a_call_that_raises_ends_its_declaration(rig: DeadlockRig) -> None:
 
 
 def test_a_short_call_lets_nothing_through(tmp_path: Path) -> None:
-    rig = DeadlockRig(tmp_path, watchdog_ms=1e9)
+    rig = DeadlockRig(tmp_path, patience_ms=1e9)
     with rig.serving.blocking():
         assert not rig.device_wide_call(timeout_s=LONG_ENOUGH_S)
     assert rig.forced == 0
@@ -121,7 +124,9 @@ def test_a_watchdog_that_fails_is_not_heard_of_in_serving(rig: DeadlockRig, name
 
 @in_child()
 def test_segments_in_a_stream_are_let_go_for_a_declared_call(fake: Fake) -> None:
-    rig = GpuRig(watchdog_ms=WATCHDOG_MS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "WATCHDOG_MS", WATCHDOG_MS)
+        rig = GpuRig()
     stream = rig.rollout.stream
 
     def left() -> int:

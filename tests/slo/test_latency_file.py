@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rose._core import LatencyModel, LatencyState
 from rose.errors import CorruptData, InvalidArgument
-from rose.slo import Policy
+from rose.slo import Policy, latency_file
 from rose.slo.latency_file import (
     load_latency_model,
     load_text,
@@ -45,9 +45,12 @@ def predicted_ms(model: LatencyModel, values) -> float:
 
 @given(before=steps, after=steps, window=st.sampled_from([1, 7, 512]))
 def test_a_loaded_model_predicts_on_to_the_last_bit(before, after, window: int) -> None:
-    policy = Policy(residual_window=window, epsilon=0.05, adaptation=0.1)
-    model = learned_from(before, policy)
-    loaded = load_text(saved(model), policy)
+    policy = Policy(epsilon=0.05)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency_file, "RESIDUAL_WINDOW", window)
+        patch.setattr(latency_file, "ADAPTATION", 0.1)
+        model = learned_from(before, policy)
+        loaded = load_text(saved(model), policy)
     assert (loaded.observations, loaded.coverage) == (model.observations, model.coverage)
     assert saved(loaded) == saved(model)
     for *values, actual_ms in after:
@@ -131,10 +134,12 @@ def test_another_version_is_refused() -> None:
         load_text(json.dumps(document), Policy())
 
 
-def test_a_smaller_window_keeps_the_newest_residuals() -> None:
+def test_a_smaller_window_keeps_the_newest_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [(1.0, 10.0, 0.0, 5.0 + number / 100) for number in range(60)]
-    model = learned_from(taken, Policy(residual_window=50))
-    loaded = load_text(saved(model), Policy(residual_window=20))
+    monkeypatch.setattr(latency_file, "RESIDUAL_WINDOW", 50)
+    model = learned_from(taken, Policy())
+    monkeypatch.setattr(latency_file, "RESIDUAL_WINDOW", 20)
+    loaded = load_text(saved(model), Policy())
     assert loaded.state().scores[0] == model.state().scores[0][-20:]
 
 
