@@ -37,8 +37,8 @@ from bench.rows import Bar, Peer
 from bench.serving_updates import UPDATE_EVERY_S, Felt, ServedEngine, served_engine
 from bench.versions import PATTERN, Versions, two_versions
 from rose.errors import InternalError, Unavailable, check
-from rose.transfer import Commit, InProcessSource, Manifest, VersionLog
-from rose.transfer.manifest import StagedVersion
+from rose.transfer import Commit, InProcessSource, VersionLog
+from rose.transfer.manifest import Manifest, StagedVersion
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.puller import Puller, sound_delta

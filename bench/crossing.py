@@ -26,7 +26,6 @@ from rose.errors import CorruptData, DeadlineExceeded, InternalError, check
 from rose.transfer import (
     Commit,
     InProcessSource,
-    Manifest,
     Publisher,
     Receiver,
     Tiles,
@@ -34,7 +33,7 @@ from rose.transfer import (
     VersionLog,
 )
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Chunk, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
 from rose.transfer.plan import Relay as Landing
 from rose.transfer.plan import Source as Trainer

@@ -5,9 +5,9 @@ from random import Random
 from typing import Final
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import InProcessSource, Manifest
+from rose.transfer import InProcessSource
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.retention import Limits
 from rose.transfer.publishing.store import MemoryStore, Store
