@@ -39,8 +39,11 @@ def _words(bits: Any) -> Any:
 
 
 def _bit_width(number: Any) -> Any:
-    """Return how many bits numbers below 2^53 have without their leading zeros."""
-    return torch.frexp(number.double()).exponent.long()
+    """Return how many bits numbers below 2^53 have without their leading zeros.
+
+    The exponent of fp64 says it; ROCm has no `torch.frexp`.
+    """
+    return ((number.double().view(torch.int64) >> 52) - 1022).clamp(min=0)
 
 
 def _low_bits(universe: Any, count: Any) -> Any:

@@ -293,7 +293,7 @@ class EmbeddedCodec:
             offsets: as above.
             payload: as above.
             block_elements: 65,536 or 16,384.
-            rule: the link's `rose.transfer.ClassRule`.
+            rule: the link's `rose.transfer.codec.delta.ClassRule`.
 
         Returns:
             The blocks, with digests of 0, and the lowest bad block of the delta, or -1: then what
@@ -343,7 +343,7 @@ class EmbeddedCodec:
             offsets: as above.
             payload: as above.
             block_elements: 65,536 or 16,384.
-            rule: the link's `rose.transfer.ClassRule`.
+            rule: the link's `rose.transfer.codec.delta.ClassRule`.
 
         Returns:
             The blocks, with digests of 0 and a payload that may hold words of no block, and the

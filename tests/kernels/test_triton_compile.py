@@ -14,7 +14,7 @@ from tests.kernels.interpreter import Child
 
 # What the functions pass, by the name of the kernel's argument.
 TYPES = {
-    **dict.fromkeys("table payload scratch keys".split(), "*i32"),
+    **dict.fromkeys("table payload lanes listed_lanes keys".split(), "*i32"),
     **dict.fromkeys("offsets sums".split(), "*i64"),
     "ages": "*u8",
     "age_limit": "i32",
@@ -28,7 +28,8 @@ BLOCKS = [{"block_elements": 65_536, **one} for one in WIDTHS] + [
 ]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "change_key.change_keys_kernel": [{"ages": None}, {}],
-    "decode.decode_kernel": BLOCKS,
+    "decode.resize_kernel": [{"which": which, **one} for one in BLOCKS for which in (4, 5)],
+    "decode.steps_kernel": BLOCKS,
     "digest.digest_kernel": WIDTHS,
     "encode.encode_kernel": BLOCKS,
 }
