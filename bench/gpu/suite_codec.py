@@ -31,19 +31,24 @@ ROWS: Final = (
 
 
 class Packing:
-    """A pack that can be repeated: the shadow is put back before each."""
+    """A pack that can be repeated: the shadow is put back before each.
 
-    def __init__(self, codec: Any, versions: Versions) -> None:
+    The CUDA kernels pack into an arena; the Triton ones, without one, take what they need.
+    """
+
+    def __init__(self, codec: Any, versions: Versions, *, has_arena: bool = True) -> None:
         self.versions = versions
         self.shadow = versions.old.clone()
         self._codec = codec
+        self._room = {"arena_words": arena_words_of(versions.count)} if has_arena else {}
 
     def restore(self) -> None:
         self.shadow.copy_(self.versions.old)
 
     def once(self) -> Any:
-        arena_words = arena_words_of(self.versions.count)
-        return self._codec.delta_pack(self.versions.new, self.shadow, arena_words=arena_words)
+        return self._codec.delta_pack(
+            self.versions.new, self.shadow, block_elements=BLOCK_ELEMENTS, **self._room
+        )
 
     def checked(self) -> Any:
         """Pack once, and make sure that it is a whole delta of what changed."""
@@ -69,7 +74,7 @@ class Packing:
 
 
 def applied(codec: Any, packed: Any, weights: Any, *, undo: bool = False) -> Any:
-    """Apply or undo a delta; returns the lowest corrupt block, or -1, on the device."""
+    """Apply or undo a delta; CUDA returns the lowest corrupt block, or -1, on the device."""
     return codec.delta_apply(
         weights,
         packed.entries,

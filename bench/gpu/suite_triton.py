@@ -36,7 +36,8 @@ def measure(report: Report) -> None:
                 "CUDA",
             )
         with report.rows("triton_over_cuda_pack"):
-            subject, peer = Packing(triton, versions), Packing(cuda, versions)
+            subject = Packing(triton, versions, has_arena=False)
+            peer = Packing(cuda, versions)
             subject.checked()
             report_pairs(report, "triton_over_cuda_pack", subject.timed(), peer.timed(), "CUDA")
         with report.rows("triton_over_cuda_apply"):

@@ -1,7 +1,10 @@
-"""What the functions of this room return: tensors on the device, not waited for."""
+"""A delta on a device, as both codecs of this room pack it."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final
+
+# The largest age of an element: more packs that left it unsent are not counted.
+AGE_MAX: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,80 +26,3 @@ class PackedBlocks:
     arena: Any
     words: Any
     digest: Any
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackedChanges:
-    """What a delta changes, on the device.
-
-    Args:
-        positions: (capacity,) int64, ascending, and -1 from `count` on.
-        values: (capacity,) int8, int16 or int32, the bits that the positions get.
-        count: () int64, changes of the table; those beyond the capacity are not listed.
-        errors: () integer, the lowest bad block, or -1. The places of a bad block's changes hold
-            -1.
-    """
-
-    positions: Any
-    values: Any
-    count: Any
-    errors: Any
-
-
-class BlockCodec(Protocol):
-    """The delta codec on tensors of one GPU; see the functions of the same names in this room.
-
-    The type of a tensor's elements says how wide they are. New weights, shadow, weights and base
-    may be views of larger tensors, see `rose.kernels.box`.
-    """
-
-    def delta_pack(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        block_elements: int,
-        threshold: Any,
-        ages: Any = None,
-        age_limit: int = 255,
-        arena_words: int | None = None,
-    ) -> PackedBlocks:
-        """Pack what changed and move the shadow."""
-        ...
-
-    def delta_apply(
-        self,
-        weights: Any,
-        entries: Any,
-        offsets: Any,
-        payload: Any,
-        *,
-        block_elements: int,
-        undo: bool,
-        blocks: range | None = None,
-    ) -> Any:
-        """Change the weights; returns the lowest bad block, or -1."""
-        ...
-
-    def topk_threshold(
-        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = 255
-    ) -> Any:
-        """Return the threshold for a budget."""
-        ...
-
-    def topk_unpack(
-        self,
-        base: Any,
-        entries: Any,
-        offsets: Any,
-        payload: Any,
-        *,
-        block_elements: int,
-        capacity: int,
-    ) -> UnpackedChanges:
-        """List what a delta changes."""
-        ...
-
-    def digest(self, bits: Any, *, first_index: int, seed: int) -> Any:
-        """Return the two sums."""
-        ...

@@ -1,9 +1,16 @@
-"""How large a change of bf16 is, as the number from 0 to 32,767 that top-k compares."""
+"""How large changes of bf16 are, as the numbers from 0 to 32,767 that top-k compares."""
 
+from typing import Any, Final
+
+import torch
 import triton
 import triton.language as tl
 
-KEYS = 1 << 15  # one more than the largest key; as a threshold it sends nothing
+from rose.kernels.tile import LAUNCH, TILE, load_bits
+
+# Above every key: the key of a change that is due. As a threshold it sends only those.
+DUE: Final = 1 << 15
+_DUE = tl.constexpr(DUE)
 
 
 @triton.jit
@@ -13,13 +20,49 @@ def widened(bits: tl.tensor) -> tl.tensor:
     return (tl.where(is_subnormal, bits & 0x8000, bits) << 16).to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def change_key(new: tl.tensor, old: tl.tensor) -> tl.tensor:
-    """Return the upper half of |new - old| in fp32; both are bf16 bits in int32.
+@triton.jit(do_not_specialize=["age_limit", "count"])
+def change_keys_kernel(
+    new: tl.tensor,
+    shadow: tl.tensor,
+    ages: tl.tensor,
+    age_limit: tl.int32,
+    keys: tl.tensor,
+    count: tl.int64,
+) -> None:
+    """One program per tile writes its keys: the upper halves of |new - shadow| in fp32.
 
-    Subnormals and NaN are told by their bits, before and after the subtraction: it is the one step
-    that is done in floats.
+    Subnormals and NaN are recognised by their bits, before and after the subtraction: it is the one
+    step that is done in floats.
     """
-    size = (widened(new) - widened(old)).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    lane = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    is_inside = lane < count
+    after = load_bits(new + lane, is_inside, 16)
+    before = load_bits(shadow + lane, is_inside, 16)
+    size = (widened(after) - widened(before)).to(tl.int32, bitcast=True) & 0x7FFFFFFF
     key = tl.where(size > 0x7F800000, 0x7FFF, size >> 16)
-    return tl.where((key & 0x7F80) == 0, 0, key)
+    key = tl.where((key & 0x7F80) == 0, 0, key)
+    if ages is not None:
+        age = tl.load(ages + lane, mask=is_inside, other=0).to(tl.int32)
+        key = tl.where(age >= age_limit, _DUE, key)
+    tl.store(keys + lane, tl.where(after != before, key, -1), mask=is_inside)
+
+
+def change_keys(new: Any, shadow: Any, ages: Any, age_limit: int) -> Any:
+    """Return the key of each element of a row; nothing waits for the device.
+
+    Args:
+        new: (count,) int16, bits of bf16.
+        shadow: (count,) int16, the version before.
+        ages: (count,) uint8, or None.
+        age_limit: age from which on a change is due.
+
+    Returns:
+        (count,) int32: -1 where nothing changed, and `DUE` where a change is due.
+    """
+    keys = torch.empty(new.shape, dtype=torch.int32, device=new.device)
+    if count := new.numel():
+        with torch.cuda.device_of(new):
+            change_keys_kernel[(-(-count // TILE.value),)](
+                new, shadow, ages, age_limit, keys, count, **LAUNCH
+            )
+    return keys

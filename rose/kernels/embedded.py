@@ -1,7 +1,8 @@
 """The delta codec by the CUDA kernels that are embedded in the core, on tensors of torch.
 
-The same functions as the Triton twins of this room, with the same results. They launch on torch's
-current stream, and nothing waits for the device.
+They launch on torch's current stream, and nothing waits for the device unless it says so. Tensors
+are those that `rose.transfer.codec.operations` has looked at: elements of int8, int16 or int32, a
+box as `rose.kernels.box` describes it; tables flat, of the types below.
 """
 
 from typing import Any, Final
@@ -9,15 +10,15 @@ from typing import Any, Final
 import torch
 
 from rose._core import CudaDevice, DeviceCodec
-from rose.errors import InvalidArgument
-from rose.kernels import operands
-from rose.kernels.blocks import PackedBlocks, UnpackedChanges
+from rose.errors import InvalidArgument, check
+from rose.kernels.blocks import AGE_MAX, PackedBlocks
 from rose.kernels.box import box_of
-from rose.kernels.classes import ClassRule
+from rose.units import ceil_div
 
 # Of the histogram of top-k: a key each, and what is due.
 _BINS: Final = (1 << 15) + 1
 _STRAT: Final = 4  # the kind of an entry
+_MASK64: Final = (1 << 64) - 1
 
 
 class EmbeddedCodec:
@@ -39,47 +40,72 @@ class EmbeddedCodec:
         block_elements: int = 65_536,
         threshold: Any = None,
         ages: Any = None,
-        age_limit: int = operands.AGE_MAX,
-        first_index: int = 0,
-        seed: int = 0,
+        age_limit: int = AGE_MAX,
         arena_words: int | None = None,
     ) -> PackedBlocks:
-        """As `rose.kernels.delta_pack.delta_pack`; without a shadow, the delta from zeros."""
-        if shadow is not None:
-            operands.check_twins(new, shadow)
-        operands.check_block_elements(block_elements)
-        operands.check_ages(ages, age_limit, new)
-        bits = operands.bits_of("new", new)
-        old = None if shadow is None else operands.bits_of("shadow", shadow)
-        width = operands.width_of(bits)
-        operands.first_word(first_index, width)
-        if threshold is not None or ages is not None:
-            operands.check_keys(new)
-        if threshold is not None:
-            operands.check_words("threshold", threshold, torch.int32, new)
-        packed = operands.empty_blocks(bits, block_elements, arena_words)
+        """Pack what changed from `shadow` to `new`, and move `shadow` to what is sent.
+
+        Args:
+            new: the fresh elements.
+            shadow: as many of the same, changed in place; None for zeros.
+            block_elements: 65,536 or 16,384.
+            threshold: () int32 on the device: only changes whose key reaches it are sent, see
+                `topk_threshold`. None sends all.
+            ages: None, or one byte for each element, contiguous, changed in place: how many packs
+                in a row left it unsent. Elements of a block that was deferred are unsent.
+            age_limit: the age at which a change is sent whatever its key.
+            arena_words: room for the payload; None is enough for any change.
+
+        Raises:
+            InvalidArgument: a tensor lies in more than four dimensions, or the ages are not
+                contiguous.
+        """
+        packed = _room_for(new, block_elements, arena_words)
         self._codec.delta_pack(
-            bits=bits.data_ptr(),
-            shadow=_address(old),
-            width=width,
-            count=bits.numel(),
+            bits=new.data_ptr(),
+            shadow=_address(shadow),
+            width=_width_of(new),
+            count=new.numel(),
             block_elements=block_elements,
-            bits_box=box_of("new", bits),
-            shadow_box=None if old is None else box_of("shadow", old),
+            bits_box=box_of("new", new),
+            shadow_box=None if shadow is None else box_of("shadow", shadow),
             arena=packed.arena.data_ptr(),
             arena_words=packed.arena.numel(),
             cursor=packed.words.data_ptr(),
             entries=packed.entries.data_ptr(),
             offsets=packed.offsets.data_ptr(),
             threshold=_address(threshold),
-            ages=_address(ages),
+            ages=_ages_at(ages),
             age_limit=age_limit,
             digest=packed.digest.data_ptr(),
-            first_index=first_index,
-            seed=seed & operands.MASK64,
-            stream=_stream_of(bits),
+            stream=_stream_of(new),
         )
         return packed
+
+    def measure(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: Any = None,
+        ages: Any = None,
+        age_limit: int = AGE_MAX,
+    ) -> int:
+        """Return how many words the payload would have; waits for the stream.
+
+        Packs into an arena without room, which moves no shadow.
+        """
+        packed = self.delta_pack(
+            new,
+            shadow,
+            block_elements=block_elements,
+            threshold=threshold,
+            ages=None if ages is None else ages.clone(),
+            age_limit=age_limit,
+            arena_words=0,
+        )
+        return int(packed.words)
 
     def delta_apply(
         self,
@@ -90,57 +116,61 @@ class EmbeddedCodec:
         *,
         block_elements: int,
         undo: bool = False,
-        blocks: range | None = None,
     ) -> Any:
-        """As `rose.kernels.delta_apply.delta_apply`; the bad block is an int64 scalar."""
-        bits = operands.bits_of("weights", weights)
-        operands.check_table(entries, offsets, payload, bits, block_elements)
-        some = operands.some_blocks(blocks, entries.numel())
-        first = some.start * block_elements
-        bad_block = torch.full((), -1, dtype=torch.int64, device=bits.device)
+        """Change the weights by each sound block of a delta, or change them back.
+
+        Which blocks are sound depends on the delta only, so `undo` takes back what was applied,
+        also of a delta with bad blocks.
+
+        Args:
+            weights: the elements, changed in place.
+            entries: (blocks,) int64, the u64 of the table.
+            offsets: (blocks,) int64, where each block's payload starts, in words; in any order.
+            payload: int32 that holds u32 words.
+            block_elements: 65,536 or 16,384, as it was packed.
+            undo: take the changes back.
+
+        Returns:
+            () int64, the lowest bad block, or -1.
+        """
+        _check_table(weights, block_elements, entries, offsets)
+        bad_block = torch.full((), -1, dtype=torch.int64, device=weights.device)
         self._codec.delta_apply(
-            entries=entries[some.start :].data_ptr(),
-            offsets=offsets[some.start :].data_ptr(),
+            entries=entries.data_ptr(),
+            offsets=offsets.data_ptr(),
             payload=payload.data_ptr(),
             payload_words=payload.numel(),
-            weights=bits.data_ptr(),
-            width=operands.width_of(bits),
-            count=min(bits.numel(), some.stop * block_elements) - first,
+            weights=weights.data_ptr(),
+            width=_width_of(weights),
+            count=weights.numel(),
             block_elements=block_elements,
             bad_block=bad_block.data_ptr(),
-            weights_box=box_of("weights", bits),
-            first=first,
+            weights_box=box_of("weights", weights),
             undo=undo,
-            stream=_stream_of(bits),
+            stream=_stream_of(weights),
         )
-        return bad_block + some.start * (bad_block >= 0) if some.start else bad_block
+        return bad_block
 
     def topk_threshold(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        budget: int,
-        ages: Any = None,
-        age_limit: int = operands.AGE_MAX,
+        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX
     ) -> Any:
-        """As `rose.kernels.topk_pack.topk_threshold`."""
-        operands.check_twins(new, shadow)
-        operands.check_keys(new)
-        operands.check_ages(ages, age_limit, new)
-        if budget < 0:
-            raise InvalidArgument(f"budget {budget} must not be negative")
-        bits, old = operands.bits_of("new", new), operands.bits_of("shadow", shadow)
-        histogram = torch.zeros(_BINS, dtype=torch.int64, device=bits.device)
-        threshold = torch.empty((), dtype=torch.int32, device=bits.device)
-        stream = _stream_of(bits)
+        """Find the smallest threshold >= 1 that at most `budget` changed elements of bf16 reach.
+
+        Those that are due count, and are sent even so; the ages stay as they are.
+
+        Returns:
+            () int32 on the device; 32,768 when even the largest key has too many.
+        """
+        histogram = torch.zeros(_BINS, dtype=torch.int64, device=new.device)
+        threshold = torch.empty((), dtype=torch.int32, device=new.device)
+        stream = _stream_of(new)
         self._codec.topk_histogram(
-            bits=bits.data_ptr(),
-            shadow=old.data_ptr(),
-            count=bits.numel(),
-            bits_box=box_of("new", bits),
-            shadow_box=box_of("shadow", old),
-            ages=_address(ages),
+            bits=new.data_ptr(),
+            shadow=shadow.data_ptr(),
+            count=new.numel(),
+            bits_box=box_of("new", new),
+            shadow_box=box_of("shadow", shadow),
+            ages=_ages_at(ages),
             age_limit=age_limit,
             histogram=histogram.data_ptr(),
             stream=stream,
@@ -154,59 +184,53 @@ class EmbeddedCodec:
         return threshold
 
     def topk_unpack(
-        self,
-        base: Any,
-        entries: Any,
-        offsets: Any,
-        payload: Any,
-        *,
-        block_elements: int,
-        capacity: int,
-    ) -> UnpackedChanges:
-        """As `rose.kernels.topk_unpack.topk_unpack`."""
-        bits = operands.bits_of("base", base)
-        operands.check_table(entries, offsets, payload, bits, block_elements)
-        if capacity < 0:
-            raise InvalidArgument(f"capacity {capacity} must not be negative")
+        self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
+    ) -> tuple[Any, Any]:
+        """List what a sound delta changes; waits for the stream.
+
+        Returns:
+            (changed,) int64 positions, ascending, and the bits that the elements there become.
+        """
+        _check_table(base, block_elements, entries, offsets)
         changed = (entries >> 4) & 0xFFFFF
         firsts = changed.cumsum(0) - changed
-        positions = torch.full((capacity,), -1, dtype=torch.int64, device=bits.device)
-        values = torch.zeros(capacity, dtype=bits.dtype, device=bits.device)
-        bad_block = torch.full((), -1, dtype=torch.int64, device=bits.device)
+        count = int(changed.sum())
+        positions = torch.full((count,), -1, dtype=torch.int64, device=base.device)
+        values = torch.zeros(count, dtype=base.dtype, device=base.device)
+        bad_block = torch.full((), -1, dtype=torch.int64, device=base.device)
         self._codec.topk_unpack(
             entries=entries.data_ptr(),
             offsets=offsets.data_ptr(),
             first_outputs=firsts.data_ptr(),
             payload=payload.data_ptr(),
             payload_words=payload.numel(),
-            base=bits.data_ptr(),
-            width=operands.width_of(bits),
-            count=bits.numel(),
+            base=base.data_ptr(),
+            width=_width_of(base),
+            count=base.numel(),
             block_elements=block_elements,
-            base_box=box_of("base", bits),
+            base_box=box_of("base", base),
             positions=positions.data_ptr(),
             values=values.data_ptr(),
-            output_count=capacity,
+            output_count=count,
             bad_block=bad_block.data_ptr(),
-            stream=_stream_of(bits),
+            stream=_stream_of(base),
         )
-        return UnpackedChanges(positions, values, changed.sum(), bad_block)
+        refused = int(bad_block)
+        check(refused == -1, f"the device refuses block {refused} of a sound delta")
+        return positions, values
 
     def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
-        """As `rose.kernels.digest.digest`."""
-        whole = operands.bits_of("bits", bits)
-        width = operands.width_of(whole)
-        operands.first_word(first_index, width)
-        sums = torch.zeros(2, dtype=torch.int64, device=whole.device)
+        """Return the two sums of a digest as (2,) int64 that holds the bits of two u64."""
+        sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
         self._codec.digest(
-            bits=whole.data_ptr(),
-            width=width,
-            count=whole.numel(),
-            bits_box=box_of("bits", whole),
+            bits=bits.data_ptr(),
+            width=_width_of(bits),
+            count=bits.numel(),
+            bits_box=box_of("bits", bits),
             sums=sums.data_ptr(),
             first_index=first_index,
-            seed=seed & operands.MASK64,
-            stream=_stream_of(whole),
+            seed=seed & _MASK64,
+            stream=_stream_of(bits),
         )
         return sums
 
@@ -246,9 +270,8 @@ class EmbeddedCodec:
             first or else of the second, or -1, as an int64 scalar. With a bad block they are no
             merger.
         """
-        bits = operands.bits_of("like", like)
         differences, bad_block = self._differences(
-            bits, first, second, block_elements=block_elements
+            like, first, second, block_elements=block_elements
         )
         return self.delta_pack(differences, None, block_elements=block_elements), bad_block
 
@@ -260,7 +283,7 @@ class EmbeddedCodec:
         payload: Any,
         *,
         block_elements: int,
-        rule: ClassRule,
+        rule: Any,
     ) -> tuple[PackedBlocks, Any]:
         """Recode the blocks of a delta that get smaller so for a link; nothing waits.
 
@@ -270,27 +293,26 @@ class EmbeddedCodec:
             offsets: as above.
             payload: as above.
             block_elements: 65,536 or 16,384.
-            rule: the link's.
+            rule: the link's `rose.transfer.codec.delta.ClassRule`.
 
         Returns:
             The blocks, with digests of 0, and the lowest bad block of the delta, or -1: then what
             was packed says nothing.
         """
-        bits = operands.bits_of("base", base)
         differences, bad_block = self._differences(
-            bits, (entries, offsets, payload), block_elements=block_elements
+            base, (entries, offsets, payload), block_elements=block_elements
         )
         # Of a bad delta no block is read again: its table may say anything.
         sound = torch.where(bad_block < 0, entries, 0)
-        link = operands.empty_blocks(bits, block_elements, payload.numel())
+        link = _room_for(base, block_elements, payload.numel())
         self._codec.strat_pack(
             entries=sound.data_ptr(),
             offsets=offsets.data_ptr(),
             payload=payload.data_ptr(),
-            base=bits.data_ptr(),
+            base=base.data_ptr(),
             differences=differences.data_ptr(),
-            width=operands.width_of(bits),
-            count=bits.numel(),
+            width=_width_of(base),
+            count=base.numel(),
             block_elements=block_elements,
             rule=_numbers(rule),
             arena=link.arena.data_ptr(),
@@ -298,8 +320,8 @@ class EmbeddedCodec:
             cursor=link.words.data_ptr(),
             link_entries=link.entries.data_ptr(),
             link_offsets=link.offsets.data_ptr(),
-            base_box=box_of("base", bits),
-            stream=_stream_of(bits),
+            base_box=box_of("base", base),
+            stream=_stream_of(base),
         )
         return link, bad_block
 
@@ -311,7 +333,7 @@ class EmbeddedCodec:
         payload: Any,
         *,
         block_elements: int,
-        rule: ClassRule,
+        rule: Any,
     ) -> tuple[PackedBlocks, Any]:
         """Make of what crossed a link the delta that `strat_pack` was given.
 
@@ -321,30 +343,29 @@ class EmbeddedCodec:
             offsets: as above.
             payload: as above.
             block_elements: 65,536 or 16,384.
-            rule: the link's.
+            rule: the link's `rose.transfer.codec.delta.ClassRule`.
 
         Returns:
             The blocks, with digests of 0 and a payload that may hold words of no block, and the
             lowest STRAT block that is bad, or -1. Other blocks are as they were, unchecked.
         """
-        bits = operands.bits_of("base", base)
-        operands.check_table(entries, offsets, payload, bits, block_elements)
-        differences = torch.zeros(bits.numel(), dtype=bits.dtype, device=bits.device)
-        bad_block = torch.full((), -1, dtype=torch.int64, device=bits.device)
+        _check_table(base, block_elements, entries, offsets)
+        differences = torch.zeros(base.numel(), dtype=base.dtype, device=base.device)
+        bad_block = torch.full((), -1, dtype=torch.int64, device=base.device)
         self._codec.strat_unpack(
             entries=entries.data_ptr(),
             offsets=offsets.data_ptr(),
             payload=payload.data_ptr(),
             payload_words=payload.numel(),
-            base=bits.data_ptr(),
+            base=base.data_ptr(),
             differences=differences.data_ptr(),
-            width=operands.width_of(bits),
-            count=bits.numel(),
+            width=_width_of(base),
+            count=base.numel(),
             block_elements=block_elements,
             rule=_numbers(rule),
             bad_block=bad_block.data_ptr(),
-            base_box=box_of("base", bits),
-            stream=_stream_of(bits),
+            base_box=box_of("base", base),
+            stream=_stream_of(base),
         )
         again = self.delta_pack(differences, None, block_elements=block_elements)
         is_strat = (entries & 15) == _STRAT
@@ -358,10 +379,46 @@ class EmbeddedCodec:
         return blocks, bad_block
 
 
-def _numbers(rule: ClassRule) -> tuple[int, int, int, int, int]:
+def _numbers(rule: Any) -> tuple[int, int, int, int, int]:
     """Return a rule as the kernels take it."""
     bits = sum(one << (8 * c) for c, one in enumerate(rule.magnitude_bits))
     return rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, bits
+
+
+def _width_of(bits: Any) -> int:
+    return 8 * int(bits.element_size())
+
+
+def _room_for(bits: Any, block_elements: int, arena_words: int | None) -> PackedBlocks:
+    """Make room for the delta of `bits`, by default enough for any; words and digest are 0."""
+    full, rest = divmod(bits.numel(), block_elements)
+    if arena_words is None:
+        width = _width_of(bits)
+        arena_words = full * (block_elements * width // 32) + ceil_div(rest * width, 32)
+    entries = torch.empty(full + (rest > 0), dtype=torch.int64, device=bits.device)
+    sums = torch.zeros(3, dtype=torch.int64, device=bits.device)
+    return PackedBlocks(
+        entries=entries,
+        offsets=torch.empty_like(entries),
+        arena=torch.empty(arena_words, dtype=torch.int32, device=bits.device),
+        words=sums[0],
+        digest=sums[1:],
+    )
+
+
+def _check_table(like: Any, block_elements: int, entries: Any, offsets: Any) -> None:
+    """Make sure that the kernels find a table as long as they read."""
+    blocks = ceil_div(like.numel(), block_elements)
+    check(
+        entries.numel() == offsets.numel() == blocks,
+        f"{blocks} blocks have {entries.numel()} entries and {offsets.numel()} offsets",
+    )
+
+
+def _ages_at(ages: Any) -> int:
+    if ages is not None and not ages.is_contiguous():
+        raise InvalidArgument(f"ages have strides {ages.stride()}: pass a contiguous copy")
+    return _address(ages)
 
 
 def _address(tensor: Any) -> int:

@@ -1,4 +1,4 @@
-"""Bit sections and Elias-Fano inside a Triton program: the sizes, the writer and the reader.
+"""Bit fields and sets of positions inside a Triton program: the writer and the reader.
 
 Words are int32 tensors that hold u32 bits, so every right shift goes through uint32. Positions,
 ranks and bits of one block are below 2^30 and fit int32.
@@ -9,65 +9,19 @@ import triton.language as tl
 
 from rose.kernels.tile import TILE
 
-EMPTY = tl.constexpr(0)
-GAP = tl.constexpr(1)
-RAW = tl.constexpr(2)
-BITMAP = tl.constexpr(3)
-DEFERRED = tl.constexpr(15)  # the arena was too small for this block: never part of a delta
-
-
-@triton.jit
-def words(bits: tl.tensor) -> tl.tensor:
-    """Round bits up to words."""
-    return (bits + 31) >> 5
-
-
-@triton.jit
-def bit_width(number: tl.tensor) -> tl.tensor:
-    """Return how many bits a number from 0 to 2^31 - 1 has without its leading zeros.
-
-    The exponent of fp32 says it, once no rounding can carry into the leading bit.
-    """
-    leading = (number & ~(number >> 1)).to(tl.float32)
-    return tl.maximum((leading.to(tl.int32, bitcast=True) >> 23) - 126, 0)
-
-
-@triton.jit
-def low_bits(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
-    """floor(log2(floor(universe / count))); 0 where count is more than the universe."""
-    return bit_width((universe // count) | 1) - 1
-
-
-@triton.jit
-def high_bits(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
-    """Return the bits of the high section of `count` positions below `universe`."""
-    return count + ((universe - 1) >> low_bits(universe, count))
-
-
-@triton.jit
-def elias_fano_words(universe: tl.tensor, count: tl.tensor) -> tl.tensor:
-    """Return the words of both sections; `count` is at least 1."""
-    return words(high_bits(universe, count)) + words(count * low_bits(universe, count))
-
 
 @triton.jit
 def set_field(
-    section: tl.tensor,
-    start: tl.tensor,
-    index: tl.tensor,
-    width: tl.tensor,
-    value: tl.tensor,
-    mask: tl.tensor,
+    words: tl.tensor, index: tl.tensor, width: tl.tensor, value: tl.tensor, mask: tl.tensor
 ) -> None:
-    """Write fields of `width` <= 32 bits into zeroed words, the first of which begins at a bit.
+    """Write fields of `width` <= 32 bits into zeroed words.
 
-    Several lanes may own bits of one word, so they are OR-ed in by atomics. The CUDA kernel builds
-    the words in shared memory instead, which is faster.
+    Several lanes may own bits of one word, so they are OR-ed in by atomics.
     """
-    bit = start + index * width
+    bit = index * width
     shift = (bit & 31).to(tl.uint32)
     bits = value.to(tl.uint32)
-    word = section + (bit >> 5)
+    word = words + (bit >> 5)
     tl.atomic_or(word, (bits << shift).to(tl.int32), mask=mask & (width > 0), sem="relaxed")
     # In two shifts, because a shift by 32 is undefined.
     rest = ((bits >> 1) >> (31 - shift)).to(tl.int32)
@@ -75,74 +29,63 @@ def set_field(
 
 
 @triton.jit
-def field(
-    section: tl.tensor, start: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tensor
-) -> tl.tensor:
-    """Read fields of `width` <= 32 bits, the first of which begins at a bit; 0 without the mask.
-
-    Where a part starts is a number of bits beside the block's pointer here and everywhere: a
-    pointer for each part would take two registers more.
-    """
-    bit = start + index * width
+def field(words: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """Read fields of `width` <= 32 bits; 0 without the mask."""
+    bit = index * width
     shift = (bit & 31).to(tl.uint32)
-    word = section + (bit >> 5)
-    # From the second-level cache: marks were OR-ed in there, below this multiprocessor's own.
-    low = tl.load(word, mask=mask & (width > 0), other=0, cache_modifier=".cg").to(tl.uint32)
-    is_split = mask & ((bit & 31) + width > 32)
-    high = tl.load(word + 1, mask=is_split, other=0, cache_modifier=".cg").to(tl.uint32)
+    word = words + (bit >> 5)
+    low = tl.load(word, mask=mask & (width > 0), other=0).to(tl.uint32)
+    high = tl.load(word + 1, mask=mask & ((bit & 31) + width > 32), other=0).to(tl.uint32)
     bits = (low >> shift) | ((high << 1) << (31 - shift))
     # 2^width - 1, without a shift by 32.
     return bits.to(tl.int32) & ((2 << tl.maximum(width - 1, 0)) - 1)
 
 
 @triton.jit
-def clear(section: tl.tensor, size: tl.tensor) -> None:
-    """Zero `size` words for `set_field`, for all threads of the program to see."""
-    for at in range(0, size, TILE):
-        word = at + tl.arange(0, TILE)
-        tl.store(section + word, tl.zeros((TILE,), tl.int32), mask=word < size)
-    tl.debug_barrier()  # separates the zeros from the atomics of other threads
+def set_positions(
+    section: tl.tensor,
+    place: tl.tuple,
+    rank: tl.tensor,
+    position: tl.tensor,
+    mask: tl.tensor,
+) -> None:
+    """Write positions by their ranks.
+
+    `place` is, of an Elias-Fano set, where the high and the low section begin in words, how many
+    bits the low part has, and 1. In a bitmap the low part has no bits, and its fourth number is 0.
+    """
+    highs_at, lows_at, low, step = place
+    set_field(section + highs_at, (position >> low) + rank * step, 1, mask.to(tl.int32), mask)
+    set_field(section + lows_at, rank, low, position & ((1 << low) - 1), mask)
 
 
 @triton.jit
-def set_position(
-    section: tl.tensor,
-    high_at: tl.tensor,
-    lows_at: tl.tensor,
-    rank: tl.tensor,
-    position: tl.tensor,
-    low: tl.tensor,
-    mask: tl.tensor,
-) -> None:
-    """Write the `rank`-th positions of an Elias-Fano section whose split is `low`."""
-    ones = tl.full(rank.shape, 1, tl.int32)
-    set_field(section, high_at, (position >> low) + rank, 1, ones, mask)
-    set_field(section, lows_at, rank, low, position & ((1 << low) - 1), mask)
+def bits_of_set(place: tl.tuple) -> tl.tensor:
+    """Return the bits of the high section, or of the bitmap, up to the end of its last word."""
+    return 32 * (place[1] - place[0])
 
 
 @triton.jit
 def positions(
-    section: tl.tensor,
-    high_at: tl.tensor,
-    lows_at: tl.tensor,
-    at: tl.tensor,
-    before: tl.tensor,
-    bits: tl.tensor,
-    low: tl.tensor,
-    count: tl.tensor,
-    is_bitmap: tl.tensor,
+    section: tl.tensor, place: tl.tuple, at: tl.tensor, found: tl.tensor
 ) -> tuple[tl.tensor, ...]:
-    """Decode the positions whose bits are among the TILE bits from `at` on.
+    """Read the positions whose bits are among the TILE bits from `at` on; `found` lie before.
 
-    They are an Elias-Fano high section of `bits` bits whose split is `low`, or a bitmap, of which
-    `low` is 0; `before` positions lie in front. Returns, lane by lane: whether its bit is
-    set, the rank of its position, and its position. Nothing is read outside the sections, whatever
-    they hold.
+    Returns, lane by lane, whether there is a position, its rank, and the position; and how many
+    were found by now.
     """
+    highs_at, lows_at, low, step = place
     bit = at + tl.arange(0, TILE)
-    is_set = field(section, high_at, bit, 1, bit < bits)
-    rank = before + tl.cumsum(is_set, 0) - is_set
+    is_set = field(section + highs_at, bit, 1, bit < bits_of_set(place))
     is_there = is_set > 0
-    top = bit - tl.where(is_bitmap, 0, rank)
-    lows = field(section, lows_at, rank, low, is_there & (rank < count))
-    return is_there, rank, (top << low) | lows
+    rank = found + tl.cumsum(is_set, 0) - is_set
+    low_part = field(section + lows_at, rank, low, is_there)
+    position = ((bit - rank * step) << low) | low_part
+    return is_there, rank, position, found + tl.sum(is_set, 0)
+
+
+@triton.jit
+def four(table: tl.tensor, block: tl.tensor, group: tl.constexpr) -> tuple[tl.tensor, ...]:
+    """Load four numbers of a block's row in the table of `rose.kernels.block_plan`."""
+    at = table + block * 24 + 4 * group
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)

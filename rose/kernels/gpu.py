@@ -1,20 +1,22 @@
 """Which code computes on a GPU: the embedded CUDA kernels, or their Triton twins."""
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rose._core import embedded_kernels
-from rose.kernels.blocks import BlockCodec
 from rose.kernels.embedded import EmbeddedCodec
+
+if TYPE_CHECKING:  # Triton is an optional package.
+    from rose.kernels.triton_codec import TritonCodec
 
 
 # Kernels are loaded once and stay: to load them at a launch could wait for a stream that a closed
 # gate holds.
 @functools.cache
-def codec_of(ordinal: int) -> BlockCodec:
+def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
     """Return the codec for GPU `ordinal` of torch.
 
     Raises:
@@ -23,7 +25,6 @@ def codec_of(ordinal: int) -> BlockCodec:
     """
     if embedded_kernels() and torch.version.hip is None:
         return EmbeddedCodec(ordinal)
-    # Here, because Triton is an optional package.
     from rose.kernels.triton_codec import TritonCodec  # noqa: PLC0415
 
     return TritonCodec()
@@ -40,8 +41,3 @@ def on_gpu_of(array: Any, like: Any, dtype: Any) -> Any:
     )
     np.copyto(pinned.numpy(), signed)
     return pinned.to(like.device, non_blocking=True)
-
-
-def ages_of(bits: Any) -> Any:
-    """Return the ages that `bits` of 8 bits are, as the numbers from 0 up; None for None."""
-    return None if bits is None else bits.view(torch.uint8)

@@ -1,17 +1,150 @@
-"""The Triton twins as one codec."""
+"""The delta codec in Triton and torch, for GPUs that no fat binary is embedded for.
 
-from rose.kernels.delta_apply import delta_apply
-from rose.kernels.delta_pack import delta_pack
+Plain rather than fast. Work goes into torch's current stream.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rose.kernels.block_plan import GROUP_ELEMENTS, plan_to_write
+from rose.kernels.blocks import AGE_MAX, PackedBlocks
+from rose.kernels.change_key import DUE, change_keys
+from rose.kernels.decode import decoded
 from rose.kernels.digest import digest
-from rose.kernels.topk_pack import topk_threshold
-from rose.kernels.topk_unpack import topk_unpack
+from rose.kernels.encode import encode
 
 
 class TritonCodec:
-    """The functions of this room, for any GPU that Triton compiles for."""
+    """What `rose.kernels.embedded.EmbeddedCodec` does, on any GPU that Triton compiles for.
 
-    delta_pack = staticmethod(delta_pack)
-    delta_apply = staticmethod(delta_apply)
-    topk_threshold = staticmethod(topk_threshold)
-    topk_unpack = staticmethod(topk_unpack)
-    digest = staticmethod(digest)
+    Elements are int8, int16 or int32, of which those that lie apart are copied. A delta is one that
+    `delta_check` found sound.
+    """
+
+    def delta_pack(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: Any = None,
+        ages: Any = None,
+        age_limit: int = AGE_MAX,
+    ) -> PackedBlocks:
+        """Pack what changed and move the shadow; waits for the stream.
+
+        The differences take as much memory as the weights. On an error nothing is changed.
+        """
+        differences = torch.empty(new.numel(), dtype=new.dtype, device=new.device)
+        older = None if ages is None else torch.empty_like(differences, dtype=torch.uint8)
+        entries, payload = [differences[:0].long()], [differences[:0].int()]
+        for part, difference, sent in _changes(new, shadow, threshold, ages, age_limit):
+            plan = plan_to_write(sent, block_elements)
+            entries.append(plan.entries)
+            payload.append(encode(sent, plan, block_elements=block_elements))
+            differences[part] = sent
+            if older is not None:
+                age = _row(ages)[part].view(torch.uint8).clamp(max=AGE_MAX - 1) + 1
+                older[part] = age * (sent != difference)
+        table, arena = torch.cat(entries), torch.cat(payload)
+        sizes = (table >> 44) & 0xFFFFF
+        shadow.add_(differences.view(shadow.shape))
+        if older is not None:
+            ages.view(torch.uint8).copy_(older.view(ages.shape))
+        return PackedBlocks(table, sizes.cumsum(0) - sizes, arena, sizes.sum(), self.digest(shadow))
+
+    def measure(
+        self,
+        new: Any,
+        shadow: Any,
+        *,
+        block_elements: int,
+        threshold: Any = None,
+        ages: Any = None,
+        age_limit: int = AGE_MAX,
+    ) -> int:
+        """Return how many words the payload would have; waits for the stream."""
+        changes = _changes(new, shadow, threshold, ages, age_limit)
+        return sum(int(plan_to_write(sent, block_elements).sizes.sum()) for _, _, sent in changes)
+
+    def delta_apply(
+        self,
+        weights: Any,
+        entries: Any,
+        offsets: Any,
+        payload: Any,
+        *,
+        block_elements: int,
+        undo: bool = False,
+    ) -> None:
+        """Change the weights, or change them back."""
+        row = _row(weights)
+        for part, change in decoded(
+            entries, offsets, payload, like=row, block_elements=block_elements
+        ):
+            row[part].sub_(change) if undo else row[part].add_(change)
+        if not weights.is_contiguous():
+            weights.copy_(row.view(weights.shape))
+
+    def topk_threshold(
+        self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX
+    ) -> Any:
+        """Return the smallest threshold >= 1 that at most `budget` changes reach; bf16 only."""
+        # A bin for each key, in front of them one for what did not change.
+        bins = torch.zeros(DUE + 2, dtype=torch.int64, device=new.device)
+        for _, keys in _keys(new, shadow, ages, age_limit):
+            bins += torch.bincount(keys + 1, minlength=len(bins))
+        # From the largest key to key 1: how many changes reach it. It never falls on that way, so
+        # the keys that too many reach are those below the threshold.
+        reach = bins[2:].flip(0).cumsum(0)[1:]
+        return 1 + (reach > budget).sum()
+
+    def topk_unpack(
+        self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
+    ) -> tuple[Any, Any]:
+        """Return what a delta changes in `base` and what that becomes; waits for the stream."""
+        row = _row(base)
+        positions, values = [row[:0].long()], [row[:0]]
+        for part, change in decoded(
+            entries, offsets, payload, like=row, block_elements=block_elements
+        ):
+            places = change.nonzero()[:, 0]
+            positions.append(places + part.start)
+            values.append(row[part][places] + change[places])
+        return torch.cat(positions), torch.cat(values)
+
+    def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
+        """Return the two sums of a digest, (2,) int64."""
+        return digest(_row(bits), first_index=first_index, seed=seed)
+
+
+def _row(tensor: Any) -> Any:
+    """Return the elements as a row: the same memory, or a copy where they lie apart."""
+    return tensor.contiguous().view(-1)
+
+
+def _keys(new: Any, shadow: Any, ages: Any, age_limit: int) -> Iterator[tuple[slice, Any]]:
+    """Yield the keys of all changes, part by part."""
+    fresh, held = _row(new), _row(shadow)
+    aged = None if ages is None else _row(ages).view(torch.uint8)
+    for at in range(0, len(fresh), GROUP_ELEMENTS):
+        part = slice(at, at + GROUP_ELEMENTS)
+        due = None if aged is None else aged[part]
+        yield part, change_keys(fresh[part], held[part], due, age_limit)
+
+
+def _changes(
+    new: Any, shadow: Any, threshold: Any, ages: Any, age_limit: int
+) -> Iterator[tuple[slice, Any, Any]]:
+    """Yield, part by part, the differences, and those whose keys reach the threshold, if any."""
+    fresh, held = _row(new), _row(shadow)
+    keys = _keys(new, shadow, ages, age_limit)
+    for at in range(0, len(fresh), GROUP_ELEMENTS):
+        part = slice(at, at + GROUP_ELEMENTS)
+        difference = fresh[part] - held[part]
+        sent = difference
+        if threshold is not None:
+            sent = difference * (next(keys)[1] >= threshold)
+        yield part, difference, sent

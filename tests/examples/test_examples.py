@@ -97,3 +97,34 @@ def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:
             time.sleep(0.03)
     assert rollouts == [alone(lend, rolled_out, [seed], 60) for seed in range(4)]
     assert device.executor.lender.pressures[0] > 0
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_each_step_is_sent_between_arrays_of_a_library(repo, library: str, capsys) -> None:
+    pytest.importorskip(library)
+    sizes = load(repo / "examples" / "deltas.py").main(library)
+    said = capsys.readouterr().out
+    assert said.count("10000 of 1000000 weights") == len(sizes) == 3
+    assert max(sizes) < 4_000_000 / 100
+    assert (said.count("True"), said.count("False")) == (2, 0)
+
+
+class Foreign:
+    """An array of a library that has DLPack and nothing else in common with NumPy."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **options) -> object:
+        return self._array.__dlpack__(**options)
+
+
+def test_arrays_that_have_dlpack_only_are_changed_where_they_lie(repo) -> None:
+    deltas = load(repo / "examples" / "deltas.py")
+    weights = np.linspace(-1, 1, 1001, dtype=np.float32)
+    shadow, held = np.zeros_like(weights), np.zeros_like(weights)
+    deltas.receive(Foreign(held), deltas.send(Foreign(weights), Foreign(shadow)))
+    assert held.tolist() == shadow.tolist() == weights.tolist()

@@ -48,32 +48,6 @@ def test_millions_of_elements_pack_as_the_core_packs_them(
     codec.check_millions(triton, rng, share)
 
 
-def test_index_and_seed_are_those_of_the_tensor(
-    triton: TritonTwin, rng: np.random.Generator
-) -> None:
-    codec.check_index_and_seed(triton, rng)
-
-
-def test_deferred_blocks_come_with_the_next_pack(
-    triton: TritonTwin, rng: np.random.Generator
-) -> None:
-    codec.check_deferred(triton, rng)
-    codec.check_no_room(triton, rng)
-
-
-@pytest.mark.parametrize("fields", codec.CORRUPT, ids=str)
-def test_a_corrupt_block_leaves_its_weights_alone(
-    triton: TritonTwin, rng: np.random.Generator, fields: dict[str, int]
-) -> None:
-    codec.check_corrupt(triton, rng, fields)
-
-
-def test_flipped_bits_never_reach_another_block(
-    triton: TritonTwin, rng: np.random.Generator
-) -> None:
-    codec.check_flipped(triton, rng)
-
-
 @pytest.mark.parametrize("count", [33, SMALL + 1])
 def test_topk_is_the_reference(triton: TritonTwin, rng: np.random.Generator, count: int) -> None:
     codec.check_topk(triton, rng, count)

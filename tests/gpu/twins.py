@@ -259,6 +259,11 @@ class TritonTwin:
 
     GUARD: Final = 64
 
+    def __init__(self) -> None:
+        from rose.kernels.triton_codec import TritonCodec
+
+        self._codec = TritonCodec()
+
     def _uploaded(self, array: Bits, skew_bytes: int) -> tuple[Any, Any]:
         """Return a tensor of the content, and the guarded one it is a part of."""
         import torch
@@ -294,26 +299,13 @@ class TritonTwin:
         arena_words: int,
         threshold: int | None = None,
         skew_bytes: int = 0,
-        first_index: int = 0,
-        seed: int = 0,
     ) -> Packed:
-        import torch
-
-        from rose.kernels.delta_pack import delta_pack
-
         bits, _ = self._uploaded(new, skew_bytes)
         moved, guarded = self._uploaded(shadow, skew_bytes)
-        packed = delta_pack(
-            bits,
-            moved,
-            block_elements=block_elements,
-            threshold=None
-            if threshold is None
-            else torch.tensor(threshold, dtype=torch.int32, device="cuda"),
-            first_index=first_index,
-            seed=seed,
-            arena_words=arena_words,
+        packed = self._codec.delta_pack(
+            bits, moved, block_elements=block_elements, threshold=threshold
         )
+        assert packed.arena.numel() <= arena_words
         first, second = packed.digest.cpu().numpy().view(np.uint64).tolist()
         return Packed(
             len(new),
@@ -340,40 +332,29 @@ class TritonTwin:
     def apply(
         self, weights: Bits, delta: Delta, *, undo: bool = False, skew_bytes: int = 0
     ) -> Applied:
-        from rose.kernels.delta_apply import delta_apply
-
         changed, guarded = self._uploaded(weights, skew_bytes)
-        table = self._table(delta)
-        errors = delta_apply(changed, *table, block_elements=delta.block_elements, undo=undo)
-        return Applied(self._content(changed, guarded), int(errors.item()))
+        self._codec.delta_apply(
+            changed, *self._table(delta), block_elements=delta.block_elements, undo=undo
+        )
+        return Applied(self._content(changed, guarded), NO_BAD_BLOCK)
 
     def unpack(self, base: Bits, delta: Delta) -> Unpacked:
-        from rose.kernels.topk_unpack import topk_unpack
-
         bits, _ = self._uploaded(base, 0)
-        capacity = sum(entry >> 4 & 0xFFFFF for entry in delta.entries)
-        found = topk_unpack(
-            bits, *self._table(delta), block_elements=delta.block_elements, capacity=capacity
+        positions, values = self._codec.topk_unpack(
+            bits, *self._table(delta), block_elements=delta.block_elements
         )
-        return Unpacked(
-            found.positions.cpu().tolist(),
-            found.values.cpu().numpy().view(base.dtype).tolist(),
-            int(found.errors.item()),
-        )
+        found = values.cpu().numpy().view(base.dtype)
+        return Unpacked(positions.tolist(), found.tolist(), NO_BAD_BLOCK)
 
     def threshold(self, new: Bits, shadow: Bits, *, budget: int) -> int:
-        from rose.kernels.topk_pack import topk_threshold
-
         bits, _ = self._uploaded(new, 0)
         old, _ = self._uploaded(shadow, 0)
-        return int(topk_threshold(bits, old, budget=budget).item())
+        return int(self._codec.topk_threshold(bits, old, budget=budget))
 
     def digest(
         self, bits: Bits, *, first_index: int = 0, seed: int = 0, skew_bytes: int = 0
     ) -> tuple[int, int]:
-        from rose.kernels.digest import digest
-
         content, _ = self._uploaded(bits, skew_bytes)
-        sums = digest(content, first_index=first_index, seed=seed)
+        sums = self._codec.digest(content, first_index=first_index, seed=seed)
         first, second = sums.cpu().numpy().view(np.uint64).tolist()
         return first, second

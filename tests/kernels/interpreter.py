@@ -76,14 +76,6 @@ class Packed:
     ages: Bits | None
 
 
-@dataclass
-class Unpacked:
-    positions: list[int]
-    values: list[int]
-    count: int
-    error: int
-
-
 def unsigned(tensor: Any, bits: int) -> list[int]:
     return [number & ((1 << bits) - 1) for number in tensor.tolist()]
 
@@ -94,9 +86,7 @@ class Guarded:
     With a `shape` it is a box of that shape within a larger array.
     """
 
-    def __init__(
-        self, bits: Bits, skip: int = 0, dtype: str | None = None, *, shape: Any = None
-    ) -> None:
+    def __init__(self, bits: Bits, skip: int = 0, *, shape: Any = None) -> None:
         import torch
 
         width = 8 * bits.dtype.itemsize
@@ -105,13 +95,11 @@ class Guarded:
         room = tuple(size + 3 for size in sizes) if shape else sizes
         around = np.full(GUARD + skip + int(np.prod(room)) + GUARD, self._guard, bits.dtype)
         self._around = around
-        end = len(around) - GUARD
         inside = tuple(slice(1, 1 + size) if shape else slice(None) for size in sizes)
-        self._part = around[GUARD + skip : end].reshape(room)[inside]
+        part = slice(GUARD + skip, len(around) - GUARD)
+        self._part = around[part].reshape(room)[inside]
         self._part[...] = bits.reshape(sizes)
-        whole = torch.from_numpy(around.view(f"int{width}"))
-        flat = whole.view(getattr(torch, dtype or f"int{width}"))[GUARD + skip : end]
-        self.tensor = flat.reshape(room)[inside]
+        self.tensor = torch.from_numpy(around.view(f"int{width}"))[part].reshape(room)[inside]
 
     def bits(self) -> Bits:
         found = self._part.copy()
@@ -121,77 +109,69 @@ class Guarded:
         return found.reshape(-1)
 
 
-def ages_of(ages: Bits | None) -> Any:
+Table = tuple[list[int], list[int], list[int]]
+
+
+def table(entries: list[int], offsets: list[int], payload: list[int]) -> tuple[Any, Any, Any]:
+    """Return what `delta_apply` takes; words that mean nothing lie around the payload."""
     import torch
 
-    return None if ages is None else torch.from_numpy(ages)
-
-
-def scalar(value: int | None) -> Any:
-    import torch
-
-    return None if value is None else torch.tensor(value, dtype=torch.int32)
-
-
-def table(
-    entries: list[int], offsets: list[int], payload: list[int], *, around: list[int] | None = None
-) -> tuple[Any, Any, Any]:
-    """Return what `delta_apply` takes; `around` lies in front of the payload and behind it."""
-    import torch
-
-    around = around or [0xFFFFFFFF] * GUARD
+    around = [0xFFFFFFFF] * GUARD
     words = np.array([*around, *payload, *around], np.uint32).view(np.int32)
     return (
         torch.from_numpy(np.array(entries, np.uint64).view(np.int64)),
         torch.tensor(offsets, dtype=torch.int64),
-        torch.from_numpy(words)[len(around) : len(around) + len(payload)],
+        torch.from_numpy(words)[GUARD : GUARD + len(payload)],
     )
+
+
+def codec(group: int | None = None) -> Any:
+    """Return the codec, which works on so many elements at a time."""
+    from rose.kernels import block_plan, decode, triton_codec
+
+    elements = group or block_plan.GROUP_ELEMENTS
+    decode.GROUP_ELEMENTS = triton_codec.GROUP_ELEMENTS = elements
+    return triton_codec.TritonCodec()
+
+
+def ages_of(ages: Bits | None) -> Any:
+    import torch
+
+    return None if ages is None else torch.from_numpy(ages.view(np.int8))
 
 
 def delta_pack(
     new: Bits,
     shadow: Bits,
     *,
-    skip: tuple[int, int] = (0, 0),
-    dtype: str | None = None,
+    skip: int = 0,
     shapes: tuple[Any, Any] = (None, None),
     threshold: int | None = None,
     budget: int | None = None,
     ages: Bits | None = None,
-    **options: Any,
+    age_limit: int = 255,
+    block_elements: int,
+    group: int | None = None,
 ) -> Packed:
-    """Pack, by threshold or by budget, and put the blocks into their order."""
-    from rose.kernels.delta_pack import delta_pack
-    from rose.kernels.topk_pack import topk_threshold
-
-    fresh = Guarded(new, skip[0], dtype, shape=shapes[0])
-    held = Guarded(shadow, skip[1], dtype, shape=shapes[1])
+    """Pack, by threshold or by budget."""
+    fresh, held = Guarded(new, skip, shape=shapes[0]), Guarded(shadow, shape=shapes[1])
+    one = codec(group)
     counts = ages_of(ages)
-    least = scalar(threshold)
+    due = {"ages": counts, "age_limit": age_limit}
     if budget is not None:
-        due = {"ages": counts, "age_limit": options.get("age_limit", 255)}
-        least = topk_threshold(fresh.tensor, held.tensor, budget=budget, **due)
-    packed = delta_pack(fresh.tensor, held.tensor, threshold=least, ages=counts, **options)
-    offsets, payload = ordered(packed)
+        threshold = one.topk_threshold(fresh.tensor, held.tensor, budget=budget, **due)
+    options = {"threshold": threshold, "block_elements": block_elements, **due}
+    packed = one.delta_pack(fresh.tensor, held.tensor, **options)
     assert (fresh.bits() == new).all()
     return Packed(
         unsigned(packed.entries, 64),
-        offsets,
-        payload,
+        packed.offsets.tolist(),
+        unsigned(packed.arena, 32),
         int(packed.words),
         tuple(unsigned(packed.digest, 64)),
         held.bits(),
-        None if ages is None else counts.numpy(),
+        ages,
     )
-
-
-def ordered(packed: Any) -> tuple[list[int], list[int]]:
-    """Return offsets and payload in the order of the table."""
-    sizes = [entry >> 44 for entry in unsigned(packed.entries, 64)]
-    arena = unsigned(packed.arena, 32)
-    places = zip(packed.offsets.tolist(), sizes, strict=True)
-    payload = [word for at, size in places for word in arena[at : at + size]]
-    return [sum(sizes[:block]) for block in range(len(sizes))], payload
 
 
 def delta_apply(
@@ -201,32 +181,20 @@ def delta_apply(
     payload: list[int],
     *,
     skip: int = 0,
-    dtype: str | None = None,
     shape: Any = None,
-    programs: int = 1024,
-    around: list[int] | None = None,
+    group: int | None = None,
     **options: Any,
-) -> tuple[int, Bits]:
-    from rose.kernels import block_changes
-    from rose.kernels.delta_apply import delta_apply
-
-    block_changes.PROGRAMS = programs
-    held = Guarded(weights, skip, dtype, shape=shape)
-    delta = table(entries, offsets, payload, around=around)
-    errors = delta_apply(held.tensor, *delta, **options)
-    return int(errors), held.bits()
-
-
-Table = tuple[list[int], list[int], list[int]]
+) -> Bits:
+    held = Guarded(weights, skip, shape=shape)
+    codec(group).delta_apply(held.tensor, *table(entries, offsets, payload), **options)
+    return held.bits()
 
 
 def topk_threshold(
     new: Bits, shadow: Bits, *, ages: Bits | None = None, shape: Any = None, **options: Any
 ) -> int:
-    from rose.kernels.topk_pack import topk_threshold
-
     fresh, held = Guarded(new, shape=shape), Guarded(shadow)
-    return int(topk_threshold(fresh.tensor, held.tensor, ages=ages_of(ages), **options))
+    return int(codec().topk_threshold(fresh.tensor, held.tensor, ages=ages_of(ages), **options))
 
 
 def topk_unpack(
@@ -236,44 +204,15 @@ def topk_unpack(
     payload: list[int],
     *,
     shape: Any = None,
-    **options: Any,
-) -> Unpacked:
-    from rose.kernels.topk_unpack import topk_unpack
-
-    held = Guarded(base, shape=shape)
-    found = topk_unpack(held.tensor, *table(entries, offsets, payload), **options)
-    assert (held.bits() == base).all()
-    return Unpacked(
-        found.positions.tolist(),
-        unsigned(found.values, 8 * base.dtype.itemsize),
-        int(found.count),
-        int(found.errors),
-    )
-
-
-def listed_in_a_part(
-    base: Bits,
-    entries: list[int],
-    offsets: list[int],
-    payload: list[int],
-    *,
-    capacity: int,
+    group: int | None = None,
     **options: Any,
 ) -> tuple[list[int], list[int]]:
-    """Return what lies behind lists of `capacity` once changes were listed there."""
-    import torch
-
-    from rose.kernels.block_changes import Lists, change_blocks
-
-    positions = torch.full((len(base),), -1, dtype=torch.int64)
-    values = torch.full((len(base),), -1, dtype=torch.int16)
-    lists = Lists(torch.zeros(1, dtype=torch.int64), positions[:capacity], values[:capacity])
+    held = Guarded(base, shape=shape)
     delta = table(entries, offsets, payload)
-    assert int(change_blocks(Guarded(base).tensor, *delta, to=lists, **options)) == -1
-    return positions[capacity:].tolist(), values[capacity:].tolist()
+    positions, values = codec(group).topk_unpack(held.tensor, *delta, **options)
+    assert (held.bits() == base).all()
+    return positions.tolist(), unsigned(values, 8 * base.dtype.itemsize)
 
 
 def digest(bits: Bits, *, skip: int = 0, shape: Any = None, **options: Any) -> tuple[int, int]:
-    from rose.kernels.digest import digest
-
-    return tuple(unsigned(digest(Guarded(bits, skip, shape=shape).tensor, **options), 64))
+    return tuple(unsigned(codec().digest(Guarded(bits, skip, shape=shape).tensor, **options), 64))

@@ -14,42 +14,24 @@ from tests.kernels.interpreter import Child
 
 # What the functions pass, by the name of the kernel's argument.
 TYPES = {
-    **dict.fromkeys("arena payload marks threshold".split(), "*i32"),
-    **dict.fromkeys("entries offsets cursor digest bins starts found".split(), "*i64"),
-    "verdicts": "*i8",
-    "errors": "*u32",
+    **dict.fromkeys("table payload lanes listed_lanes keys".split(), "*i32"),
+    **dict.fromkeys("offsets sums".split(), "*i64"),
     "ages": "*u8",
     "age_limit": "i32",
-    **dict.fromkeys("count arena_words payload_words first_word seed capacity".split(), "i64"),
-    **dict.fromkeys("first last blocks".split(), "i64"),
-    **dict.fromkeys("box new_box shadow_box".split(), ("i64",) * 7),
+    **dict.fromkeys("count first_word seed".split(), "i64"),
 }
-ELEMENTS = "new shadow weights bits dense values".split()  # pointers to what `width` says
-ROW = {"box": None}
-ROWS = {"new_box": None, "shadow_box": None}
-ALL = {"threshold": None, "ages": None, **ROWS}
-APPLY = {"starts": None, "found": None, "values": None, **ROW}
+ELEMENTS = "new shadow bits differences".split()  # pointers to what `width` says
 # kernel, and its compile-time arguments
+WIDTHS: list[dict[str, Any]] = [{"width": 8}, {"width": 16}, {"width": 32}]
+BLOCKS = [{"block_elements": 65_536, **one} for one in WIDTHS] + [
+    {"block_elements": 16_384, "width": 16}
+]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "digest.digest_kernel": [{"width": 8, **ROW}, {"width": 16, **ROW}, {"width": 32}],
-    "topk_pack.histogram_kernel": [{"ages": None, **ROWS}, {}],
-    "delta_pack.delta_pack_kernel": [
-        {"block_elements": 65_536, "width": 8, **ALL},
-        {"block_elements": 65_536, "width": 16, **ALL},
-        {"block_elements": 65_536, "width": 32, **ALL},
-        {"block_elements": 16_384, "width": 16},
-    ],
-    "block_check.check_blocks_kernel": [
-        {"block_elements": 65_536, "width": 16},
-        {"block_elements": 16_384, "width": 32},
-    ],
-    "block_changes.change_blocks_kernel": [
-        {"block_elements": 65_536, "width": 8, "undo": False, **APPLY},
-        {"block_elements": 65_536, "width": 16, "undo": False, **APPLY},
-        {"block_elements": 16_384, "width": 32, "undo": True, "starts": None, "found": None}
-        | {"values": None},
-        {"block_elements": 65_536, "width": 16, "undo": False},
-    ],
+    "change_key.change_keys_kernel": [{"ages": None}, {}],
+    "decode.resize_kernel": [{"which": which, **one} for one in BLOCKS for which in (4, 5)],
+    "decode.steps_kernel": BLOCKS,
+    "digest.digest_kernel": WIDTHS,
+    "encode.encode_kernel": BLOCKS,
 }
 
 
@@ -92,13 +74,12 @@ def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligne
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from rose.kernels.tile import NUM_WARPS, REGISTERS_MAX
+    from rose.kernels.tile import NUM_WARPS
 
     module, function = name.split(".")
     kernel = getattr(importlib.import_module(f"rose.kernels.{module}"), function)
     types = TYPES | dict.fromkeys(ELEMENTS, f"*i{variant.get('width', 16)}")
     signature = {arg: "constexpr" if arg in variant else types[arg] for arg in kernel.arg_names}
-    limit = {"maxnreg": REGISTERS_MAX} if target[0] == "cuda" else {}
     pointers = [i for i, kind in enumerate(signature.values()) if "*" in kind]
     return triton.compile(
         ASTSource(
@@ -108,7 +89,7 @@ def compiled(name: str, variant: dict[str, Any], target: tuple[Any, ...], aligne
             {(i,): [["tt.divisibility", 16]] for i in pointers} if aligned else {},
         ),
         target=GPUTarget(*target),
-        options={"num_warps": NUM_WARPS, **limit},
+        options={"num_warps": NUM_WARPS},
     )
 
 

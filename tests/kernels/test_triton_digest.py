@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rose.errors import InvalidArgument
 from tests.kernels import interpreter as triton
 from tests.kernels.interpreter import MASK64, Bits, Child
 from tests.reference import delta as reference
@@ -56,14 +55,3 @@ def test_a_box_has_the_digest_of_its_elements_in_row_major_order(child: Child, w
     bits = random_bits(5 * 7 * 11 * 13, width=width)
     got = child.run(triton.digest, bits, shape=(5, 7, 11, 13), first_index=8, seed=3)
     assert got == reference.digest(bits, first_index=8, seed=3)
-
-
-@pytest.mark.parametrize(
-    ("width", "first_index", "step"), [(16, 2, 4), (16, -4, 4), (8, 4, 8), (32, 1, 2)]
-)
-def test_a_part_that_begins_inside_a_word_is_refused(
-    child: Child, width: int, first_index: int, step: int
-) -> None:
-    said = f"first_index {first_index} must be a multiple of {step}"
-    with pytest.raises(InvalidArgument, match=said):
-        child.run(triton.digest, random_bits(4, width=width), first_index=first_index)

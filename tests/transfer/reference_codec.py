@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rose.kernels.blocks import PackedBlocks, UnpackedChanges
+from rose.kernels.blocks import PackedBlocks
 from tests.reference import delta as reference
-
-DEFERRED = 15
 
 
 def row_of(bits: Any) -> Any:
@@ -26,14 +24,9 @@ def put(bits: Any, row: Any) -> None:
 
 
 class ReferenceCodec:
-    """A `BlockCodec`; payloads lie in the arena in the reverse order of their blocks.
+    """Payloads lie in the arena in the reverse order of their blocks."""
 
-    Args:
-        refuses: the block that every apply and unpack says is bad.
-    """
-
-    def __init__(self, refuses: int = -1) -> None:
-        self._refuses = refuses
+    def __init__(self) -> None:
         self.calls: list[str] = []
 
     def delta_pack(
@@ -45,13 +38,16 @@ class ReferenceCodec:
         threshold: Any = None,
         ages: Any = None,
         age_limit: int = 255,
-        arena_words: int | None = None,
     ) -> PackedBlocks:
         import torch
 
         self.calls.append("delta_pack")
         moved = row_of(shadow)
-        counts = None if ages is None else reference.Ages(ages.numpy().reshape(-1), age_limit)
+        counts = (
+            None
+            if ages is None
+            else reference.Ages(ages.numpy().view(np.uint8).reshape(-1), age_limit)
+        )
         delta = reference.pack(
             row_of(new),
             moved,
@@ -62,17 +58,11 @@ class ReferenceCodec:
         sizes = [entry >> 44 for entry in delta.entries]
         words = sum(sizes)
         entries, arena = np.array(delta.entries, np.uint64), np.zeros(words, np.uint32)
-        if arena_words is not None and words > arena_words:
-            assert arena_words == 0, "all fits, or nothing"
-            entries = np.array([entry and DEFERRED for entry in delta.entries], np.uint64)
-            arena = arena[:0]
-        else:
-            put(shadow, moved)
+        put(shadow, moved)
         firsts = np.cumsum([0, *sizes])[:-1]
         offsets = words - firsts - np.array(sizes, np.int64)
-        if len(arena):
-            for first, offset, size in zip(firsts, offsets, sizes, strict=True):
-                arena[offset : offset + size] = delta.payload[first : first + size]
+        for first, offset, size in zip(firsts, offsets, sizes, strict=True):
+            arena[offset : offset + size] = delta.payload[first : first + size]
         sums = np.array(reference.digest(moved), np.uint64)
         return PackedBlocks(
             entries=torch.from_numpy(entries.view(np.int64)),
@@ -81,6 +71,10 @@ class ReferenceCodec:
             words=torch.tensor(words),
             digest=torch.from_numpy(sums.view(np.int64)),
         )
+
+    def measure(self, new: Any, shadow: Any, *, ages: Any = None, **options: Any) -> int:
+        kept = None if ages is None else ages.clone()
+        return int(self.delta_pack(new, shadow.clone(), ages=kept, **options).words)
 
     def delta_apply(
         self,
@@ -91,18 +85,12 @@ class ReferenceCodec:
         *,
         block_elements: int,
         undo: bool,
-        blocks: range | None = None,
-    ) -> Any:
-        import torch
-
+    ) -> None:
         self.calls.append("delta_apply")
-        delta = model_of(
-            weights, entries, offsets, payload, block_elements=block_elements, blocks=blocks
-        )
+        delta = model_of(weights, entries, offsets, payload, block_elements=block_elements)
         held = row_of(weights)
         reference.apply(delta, held, undo=undo)
         put(weights, held)
-        return torch.tensor(self._refuses)
 
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = 255
@@ -110,32 +98,24 @@ class ReferenceCodec:
         import torch
 
         self.calls.append("topk_threshold")
-        counts = None if ages is None else reference.Ages(ages.numpy().reshape(-1), age_limit)
+        counts = (
+            None
+            if ages is None
+            else reference.Ages(ages.numpy().view(np.uint8).reshape(-1), age_limit)
+        )
         return torch.tensor(reference.topk_threshold(row_of(new), row_of(shadow), budget, counts))
 
     def topk_unpack(
-        self,
-        base: Any,
-        entries: Any,
-        offsets: Any,
-        payload: Any,
-        *,
-        block_elements: int,
-        capacity: int,
-    ) -> UnpackedChanges:
+        self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
+    ) -> tuple[Any, Any]:
         import torch
 
         self.calls.append("topk_unpack")
         delta = model_of(base, entries, offsets, payload, block_elements=block_elements)
         positions, values = reference.topk_unpack(delta, row_of(base))
-        assert len(positions) == capacity
         width = base.element_size()
-        return UnpackedChanges(
-            torch.tensor(positions, dtype=torch.int64),
-            torch.from_numpy(np.array(values, f"u{width}").view(f"i{width}")),
-            torch.tensor(len(positions)),
-            torch.tensor(self._refuses),
-        )
+        bits = torch.from_numpy(np.array(values, f"u{width}").view(f"i{width}"))
+        return torch.tensor(positions, dtype=torch.int64), bits
 
     def digest(self, bits: Any, *, first_index: int, seed: int) -> Any:
         import torch
@@ -146,22 +126,13 @@ class ReferenceCodec:
 
 
 def model_of(
-    bits: Any,
-    entries: Any,
-    offsets: Any,
-    payload: Any,
-    *,
-    block_elements: int,
-    blocks: range | None = None,
+    bits: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
 ) -> reference.Delta:
-    """Return what the kernels are told, as a delta of the reference; of other blocks nothing."""
+    """Return what the kernels are told, as a delta of the reference."""
     words = payload.numpy().view(np.uint32).tolist()
     table = entries.numpy().view(np.uint64).tolist()
     found: list[int] = []
-    for at, (entry, offset) in enumerate(zip(table, offsets.tolist(), strict=True)):
-        if blocks is not None and at not in blocks:
-            table[at] = 0
-            continue
+    for entry, offset in zip(table, offsets.tolist(), strict=True):
         assert 0 <= offset <= len(words) - (entry >> 44), "a payload outside of the payload"
         found += words[offset : offset + (entry >> 44)]
     return reference.Delta(bits.numel(), block_elements, table, found, 8 * bits.element_size())

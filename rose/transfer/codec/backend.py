@@ -1,7 +1,6 @@
 """Who computes: one back end per kind of device, all with the same bits."""
 
-from importlib import import_module
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,82 +11,13 @@ from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.tensor import CPU, TensorBits
 
-# Sent at the latest when it was left unsent so many packs in a row.
+if TYPE_CHECKING:  # It imports torch.
+    from rose.transfer.codec.gpu import GpuBackend
+
+# Sent at the latest when it was left unsent in so many packs in a row.
 AGE_LIMIT: Final = 255
 
 ISAS: Final = ("portable", "avx2", "avx512")
-
-
-class Backend(Protocol):
-    """The codec on one kind of device; takes `TensorBits.bits` that live there, with any strides.
-
-    `ages` are uint8 in the shape of the weights, or None; `age_limit` says when one is due.
-    """
-
-    def delta_pack(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        block_elements: int,
-        threshold: int,
-        ages: Any = None,
-        age_limit: int = AGE_LIMIT,
-        threads: int = 1,
-        base_digest: tuple[int, int] | None = None,
-    ) -> Delta:
-        """Pack what is sent, and move the shadow there and the ages on."""
-        ...
-
-    def measure(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        block_elements: int,
-        threshold: int,
-        ages: Any = None,
-        age_limit: int = AGE_LIMIT,
-        threads: int = 1,
-    ) -> int:
-        """Return how many words the payload would have; nothing is changed."""
-        ...
-
-    def delta_apply(
-        self,
-        weights: Any,
-        delta: Delta,
-        *,
-        undo: bool,
-        verify: bool = False,
-    ) -> None:
-        """Change the weights, or change them back; nothing unless all of the delta is sound."""
-        ...
-
-    def topk_threshold(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        budget: int,
-        ages: Any = None,
-        age_limit: int = AGE_LIMIT,
-        threads: int = 1,
-    ) -> int:
-        """Return the smallest threshold with which at most `budget` elements are sent."""
-        ...
-
-    def topk_unpack(
-        self, base: Any, delta: Delta
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return what changes and what it becomes."""
-        ...
-
-    def digest(
-        self, bits: Any, *, first_index: int, seed: int, threads: int = 1
-    ) -> tuple[int, int]:
-        """Return the digest of a part of a tensor."""
-        ...
 
 
 class HostBackend:
@@ -201,12 +131,17 @@ class HostBackend:
         )
 
 
+# Who computes where a tensor is: the same operations on `TensorBits.bits`, with the same bits.
+Backend: TypeAlias = "HostBackend | GpuBackend"
+
+
 def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
-    """Return who computes where `tensor` is, on `stream` if that is a GPU.
+    """Choose who computes where `tensor` is: the core, or a GPU's kernels on `stream`.
 
     Raises:
         InvalidArgument: nobody does.
         Unavailable: its GPU has no driver that rose can use.
+        ImportError: this build has no kernels for its GPU, and Triton is not installed.
     """
     if tensor.device == CPU:
         return HostBackend(isa=lowered_isa(read_environment().isa))
@@ -214,9 +149,11 @@ def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
         raise InvalidArgument(
             f"{tensor.name} is on {tensor.device}: transfer computes on CPUs and GPUs, pass .cpu()"
         )
-    # Here, because it imports torch, and Triton or the driver.
-    gpu = import_module("rose.transfer.codec.gpu")
-    return cast("Backend", gpu.gpu_backend(tensor.bits, stream))
+    # Here, because they import torch, and Triton or the driver.
+    from rose.kernels.gpu import codec_of  # noqa: PLC0415
+    from rose.transfer.codec.gpu import GpuBackend  # noqa: PLC0415
+
+    return GpuBackend(codec_of(tensor.bits.device.index), stream)
 
 
 def lowered_isa(wanted: str | None) -> str | None:

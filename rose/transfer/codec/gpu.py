@@ -3,18 +3,23 @@
 Deltas are merged on the host, where they are.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument, check
-from rose.kernels.blocks import BlockCodec, PackedBlocks
-from rose.kernels.gpu import ages_of, codec_of, on_gpu_of
+from rose.kernels.blocks import PackedBlocks
+from rose.kernels.gpu import on_gpu_of
 from rose.kernels.streams import on_stream
+from rose.transfer.codec.backend import AGE_LIMIT
 from rose.transfer.codec.box import Box
 from rose.transfer.codec.delta import Delta
+
+if TYPE_CHECKING:  # Triton is an optional package.
+    from rose.kernels.embedded import EmbeddedCodec
+    from rose.kernels.triton_codec import TritonCodec
 
 _MASK64 = (1 << 64) - 1
 
@@ -23,11 +28,10 @@ class GpuBackend:
     """The embedded CUDA kernels, or the Triton twins where there are none.
 
     Everything is queued on one stream, and nothing waits for the device. What returns a value of
-    the host waits for the stream. An arena of the size of the weights is taken while a delta is
-    packed.
+    the host waits for the stream. To pack takes as much memory as the weights have, for a while.
     """
 
-    def __init__(self, codec: BlockCodec, stream: Any = None) -> None:
+    def __init__(self, codec: "EmbeddedCodec | TritonCodec", stream: Any = None) -> None:
         """Compute by `codec` on `stream`, by default torch's current one; see `stream_on`."""
         self._codec = codec
         self._stream = stream
@@ -40,7 +44,7 @@ class GpuBackend:
         block_elements: int,
         threshold: int,
         ages: Any = None,
-        age_limit: int = 255,
+        age_limit: int = AGE_LIMIT,
         threads: int = 1,  # noqa: ARG002 - the device has its own
         base_digest: tuple[int, int] | None = None,
     ) -> Delta:
@@ -53,7 +57,7 @@ class GpuBackend:
                 shadow,
                 block_elements=block_elements,
                 threshold=_least(threshold, new),
-                ages=ages_of(ages),
+                ages=ages,
                 age_limit=age_limit,
             )
             entries, payload = _fetched(packed)
@@ -76,22 +80,20 @@ class GpuBackend:
         block_elements: int,
         threshold: int,
         ages: Any = None,
-        age_limit: int = 255,
+        age_limit: int = AGE_LIMIT,
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> int:
-        """Pack into an arena without room, which moves no shadow and says what it asked for."""
+        """Plan on the device; nothing is changed."""
         _check_apart(new, shadow)
         with on_stream(self._stream, new.device):
-            packed = self._codec.delta_pack(
+            return self._codec.measure(
                 new,
                 shadow,
                 block_elements=block_elements,
                 threshold=_least(threshold, new),
-                ages=None if ages is None else ages_of(ages).clone(),
+                ages=ages,
                 age_limit=age_limit,
-                arena_words=0,
             )
-            return int(packed.words)
 
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
         """Check all of the delta on the host, then queue the change of the weights.
@@ -113,13 +115,13 @@ class GpuBackend:
         *,
         budget: int,
         ages: Any = None,
-        age_limit: int = 255,
+        age_limit: int = AGE_LIMIT,
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> int:
         """Count on the device."""
         with on_stream(self._stream, new.device):
             least = self._codec.topk_threshold(
-                new, shadow, budget=budget, ages=ages_of(ages), age_limit=age_limit
+                new, shadow, budget=budget, ages=ages, age_limit=age_limit
             )
             return int(least)
 
@@ -129,15 +131,10 @@ class GpuBackend:
         """Check all of the delta on the host, then list what it changes."""
         _check(delta, base)
         with on_stream(self._stream, base.device):
-            listed = self._codec.topk_unpack(
-                base,
-                *_sent(delta, base),
-                block_elements=delta.block_elements,
-                capacity=delta.changed,
+            positions, values = self._codec.topk_unpack(
+                base, *_sent(delta, base), block_elements=delta.block_elements
             )
-            _check_accepted(listed.errors)
-            positions: npt.NDArray[np.int64] = listed.positions.cpu().numpy()
-            return positions, listed.values.cpu().numpy().view(f"u{delta.width // 8}")
+            return positions.cpu().numpy(), values.cpu().numpy().view(f"u{delta.width // 8}")
 
     def digest(
         self,
@@ -162,11 +159,6 @@ class GpuBackend:
             raise CorruptData(f"the weights are not {what}: their digest is another")
 
 
-def gpu_backend(tensor: Any, stream: Any = None) -> GpuBackend:
-    """Return the back end for the GPU that `tensor` is on."""
-    return GpuBackend(codec_of(tensor.device.index), stream)
-
-
 def _check_apart(new: Any, shadow: Any) -> None:
     if Box.of(new).meets(Box.of(shadow)):
         raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
@@ -180,12 +172,6 @@ def _check(delta: Delta, tensor: Any) -> None:
             f"{tensor.numel()} of {8 * tensor.element_size()}"
         )
     _core.delta_check(delta)
-
-
-def _check_accepted(bad_block: Any) -> None:
-    """Wait for the stream; a block that the host found sound must be sound on the device."""
-    refused = int(bad_block)
-    check(refused == -1, f"the device refuses block {refused} of a sound delta")
 
 
 def _least(threshold: int, like: Any) -> Any:

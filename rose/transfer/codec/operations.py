@@ -290,6 +290,10 @@ def digest(
     for name, value in (("first_index", first_index), ("seed", seed)):
         if not 0 <= value < _WORD:
             raise InvalidArgument(f"{name} {value} must be a number of 64 bits")
+    if first_index % (in_word := 64 // part.width):
+        raise InvalidArgument(
+            f"first_index {first_index}: a part starts at a multiple of {in_word}"
+        )
     _check_threads(threads)
     backend = backend_of(part, stream)
     return backend.digest(part.bits, first_index=first_index, seed=seed, threads=threads)

@@ -1,0 +1,168 @@
+"""How delta blocks are coded: the fewest words for each, and where its sections lie.
+
+All blocks at once, as vectors of torch. The format is in `docs/protocol.md`, "Deltas".
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+EMPTY, GAP, RAW, BITMAP = range(4)
+# Elements that are worked on at a time, whole blocks of either size: some 100 MB are needed beside
+# the tensors, however large they are.
+GROUP_ELEMENTS: Final = 1 << 22
+_WIDTHS: Final = 32  # m is below the width of an element, which is at most this
+_BINS: Final = 2 * _WIDTHS
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """What the kernels that code and decode read of each block.
+
+    Args:
+        entries: (blocks,) int64, the u64 of the delta's table.
+        sizes: (blocks,) int64, words of each block's payload.
+        table: (blocks, 24) int32: kind, elements, changed, listed; m, large magnitudes, where
+            signs and shape begin; where magnitudes and large ones begin, the least size that is
+            listed, 1; then of positions, ranks and large ranks, four numbers each, as
+            `gap_code.set_positions` takes them. Sections begin at words of the block's payload.
+    """
+
+    entries: Any
+    sizes: Any
+    table: Any
+
+
+def _words(bits: Any) -> Any:
+    return (bits + 31) >> 5
+
+
+def _bit_width(number: Any) -> Any:
+    """Return how many bits numbers below 2^53 have without their leading zeros.
+
+    The exponent of fp64 says it; ROCm has no `torch.frexp`.
+    """
+    return ((number.double().view(torch.int64) >> 52) - 1022).clamp(min=0)
+
+
+def _low_bits(universe: Any, count: Any) -> Any:
+    """floor(log2(floor(universe / count))); 0 where that cannot be."""
+    return _bit_width((universe // count.clamp(min=1)).clamp(min=1)) - 1
+
+
+def _elias_fano(universe: Any, count: Any) -> tuple[Any, Any]:
+    """Return the words of the high and of the low section; none where `count` is 0."""
+    low = _low_bits(universe, count)
+    high = count + ((universe - 1) >> low)
+    return _words(high) * (count > 0), _words(count * low)
+
+
+def elements_of(count: int, block_elements: int, device: Any) -> Any:
+    """Return how many of `count` elements each block has."""
+    starts = torch.arange(0, count, block_elements, device=device)
+    return (count - starts).clamp(max=block_elements)
+
+
+def _table(
+    kind: Any, elements: Any, changed: Any, listed: Any, m: Any, large: Any, width: int
+) -> Any:
+    is_bitmap, is_all = kind == BITMAP, listed == changed
+    ranked = listed * ~is_all
+    highs, lows = _elias_fano(elements, changed)
+    sections = [
+        torch.where(is_bitmap, _words(elements), highs),
+        lows * ~is_bitmap,
+        _words(changed),
+        (listed > 0).long(),
+        *_elias_fano(changed, ranked),
+        _words(m * listed),
+        *_elias_fano(listed, large),
+        _words(width * large),
+    ]
+    sizes = torch.stack(sections)
+    at = sizes.cumsum(0) - sizes
+    one = torch.ones_like(m)
+    columns = [
+        *(kind, elements, changed, listed),
+        *(m, large, at[2], at[3]),
+        *(at[6], at[9], 2 - is_all.long(), one),
+        *(at[0], at[1], _low_bits(elements, changed) * ~is_bitmap, 1 - is_bitmap.long()),
+        *(at[4], at[5], _low_bits(changed, ranked), one),
+        *(at[7], at[8], _low_bits(listed, large), one),
+    ]
+    return torch.stack(columns, 1).int()
+
+
+def _best_m(count: Any, larger: Any, width: int) -> tuple[Any, Any, Any]:
+    """Return m, how many magnitudes are large with it, and the words that all of them take.
+
+    Args:
+        count: (blocks,) magnitudes.
+        larger: (blocks, widths), how many of them are 2^m or more.
+        width: bits of an element.
+    """
+    m = torch.arange(width, device=larger.device)
+    larger = larger[:, :width]
+    highs, lows = _elias_fano(count[:, None], larger)
+    sizes = _words(count[:, None] * m) + highs + lows + _words(width * larger)
+    # The least m of equals, because it is the lower part of the number.
+    best = (sizes * _WIDTHS + m).amin(1)
+    chosen = best % _WIDTHS
+    return chosen, larger.gather(1, chosen[:, None])[:, 0], best // _WIDTHS
+
+
+def _histogram(differences: Any, block_elements: int, blocks: int) -> Any:
+    """Count the sizes of each block's changes by what the best m needs to know of them.
+
+    A bin is twice the bits of size - 1, and one less where that is a power of two: then the bits of
+    size - 2 are one fewer. So one histogram is of the magnitudes of either way to list them.
+    """
+    places = differences.nonzero()[:, 0]
+    difference = differences[places].long()
+    beyond = torch.where(difference < 0, ~difference, difference - 1)
+    is_power = (beyond > 0) & ((beyond & (beyond - 1)) == 0)
+    bins = places // block_elements * _BINS + 2 * _bit_width(beyond) - is_power.long()
+    return torch.bincount(bins, minlength=blocks * _BINS).view(blocks, _BINS)
+
+
+def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
+    """Choose how each block of a row of differences, (count,) int8, int16 or int32, is coded."""
+    width = 8 * differences.element_size()
+    elements = elements_of(len(differences), block_elements, differences.device)
+    histogram = _histogram(differences, block_elements, len(elements))
+    pairs = histogram.view(-1, _WIDTHS, 2)
+    changed = histogram.sum(1)
+    few_larger = changed[:, None] - pairs.sum(2).cumsum(1)
+    # A size - 1 that is 2^m is large, and the size - 2 below it is not.
+    every_larger = few_larger + pairs[:, :, 1]
+    few = changed - histogram[:, 0]
+    every_m, every_large, every_words = _best_m(changed, every_larger, width)
+    few_m, few_large, few_words = _best_m(few, few_larger, width)
+    few_words = (few_words + sum(_elias_fano(changed, few)) + 1) * (few > 0)
+    # Changes of which each one is listed have the magnitude size - 1, however that came to be.
+    is_all = (few == changed) | (every_words + 1 < few_words)
+    body = _words(changed) + torch.where(is_all, every_words + 1, few_words)
+
+    gap = sum(_elias_fano(elements, changed)) + body
+    kinds = torch.stack([_words(width * elements), gap, _words(elements) + body])
+    order = torch.arange(3, device=kinds.device)[:, None]
+    best = (kinds * 4 + order).amin(0)  # of equals the first
+    kind = torch.tensor([RAW, GAP, BITMAP], device=kinds.device)[best & 3] * (changed > 0)
+    size = (best >> 2) * (changed > 0)
+    listed = torch.where(is_all, changed, few) * (kind != RAW)
+    m, large = torch.where(is_all, every_m, few_m), torch.where(is_all, every_large, few_large)
+    entries = kind | (changed << 4) | (listed << 24) | (size << 44)
+    return BlockPlan(entries, size, _table(kind, elements, changed, listed, m, large, width))
+
+
+def plan_to_read(entries: Any, offsets: Any, payload: Any, elements: Any, width: int) -> BlockPlan:
+    """Find the sections of sound blocks, whose payload starts at `offsets`."""
+    kind, changed = entries & 15, (entries >> 4) & 0xFFFFF
+    listed, sizes = (entries >> 24) & 0xFFFFF, (entries >> 44) & 0xFFFFF
+    shape = torch.zeros_like(entries)
+    front = _table(kind, elements, changed, listed, shape, shape, width)
+    has_shape = (listed > 0).nonzero()[:, 0]
+    shape[has_shape] = payload[(offsets + front[:, 7])[has_shape]].long()
+    m, large = shape & 0xFF, (shape >> 8) & 0xFFFFFF
+    return BlockPlan(entries, sizes, _table(kind, elements, changed, listed, m, large, width))

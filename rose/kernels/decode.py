@@ -1,0 +1,138 @@
+"""Turn delta blocks into differences. The host found the delta sound: nothing is checked here."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from rose.kernels.block_plan import EMPTY, GROUP_ELEMENTS, RAW, elements_of, plan_to_read
+from rose.kernels.gap_code import bits_of_set, field, four, positions
+from rose.kernels.tile import LAUNCH, TILE, store_bits
+from rose.units import ceil_div
+
+_EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
+
+
+# Which set of positions a launch of `resize_kernel` is for, as the group of the table that has it.
+LISTED: Final = 4
+LARGE: Final = 5
+_LISTED = tl.constexpr(LISTED)
+
+
+@triton.jit
+def steps_kernel(
+    table: tl.tensor,
+    offsets: tl.tensor,
+    payload: tl.tensor,
+    differences: tl.tensor,
+    lanes: tl.tensor,
+    width: tl.constexpr,
+    block_elements: tl.constexpr,
+) -> None:
+    """One program per delta block writes each change, in `differences`, which is zero, as 1 or -1.
+
+    It writes to `lanes` where in the block each change lies. A RAW block is done with that.
+    """
+    block = tl.program_id(0).to(tl.int64)
+    kind, elements, _, _ = four(table, block, 0)
+    _, _, signs_at, _ = four(table, block, 1)
+    section = payload + tl.load(offsets + block)
+    differences += block * block_elements
+    if kind == _RAW:
+        for at in range(0, elements, TILE):
+            lane = at + tl.arange(0, TILE)
+            bits = field(section, lane, width, lane < elements)
+            store_bits(differences + lane, bits, lane < elements, width)
+    elif kind != _EMPTY:
+        places = four(table, block, 3)
+        found = 0
+        for at in range(0, bits_of_set(places), TILE):
+            is_there, rank, lane, found = positions(section, places, at, found)
+            is_down = field(section + signs_at, rank, 1, is_there)
+            store_bits(differences + lane, 1 - 2 * is_down, is_there, width)
+            tl.store(lanes + block * block_elements + rank, lane, mask=is_there)
+
+
+@triton.jit
+def resize_kernel(
+    table: tl.tensor,
+    offsets: tl.tensor,
+    payload: tl.tensor,
+    differences: tl.tensor,
+    lanes: tl.tensor,
+    listed_lanes: tl.tensor,
+    width: tl.constexpr,
+    block_elements: tl.constexpr,
+    which: tl.constexpr,
+) -> None:
+    """One program per delta block gives listed or large changes their sizes; signs stay.
+
+    `lanes` says where each change lies in the block, or, for large ones, each listed change. Where
+    each of these lies goes to `listed_lanes`.
+    """
+    block = tl.program_id(0).to(tl.int64)
+    _, _, changed, listed = four(table, block, 0)
+    m, _, _, _ = four(table, block, 1)
+    magnitudes_at, large_at, least, _ = four(table, block, 2)
+    place = four(table, block, which)
+    section = payload + tl.load(offsets + block)
+    first = block * block_elements
+    all_of = 0
+    fields = section + large_at
+    bits = width
+    if which == _LISTED:
+        all_of = tl.where(listed == changed, listed, 0)  # then no section says which
+        fields = section + magnitudes_at
+        bits = m
+    found = 0
+    for at in range(0, tl.maximum(bits_of_set(place), all_of), TILE):
+        is_there, index, change, found = positions(section, place, at, found)
+        if all_of > 0:
+            index = at + tl.arange(0, TILE)
+            change = index
+            is_there = index < all_of
+        lane = tl.load(lanes + first + change, mask=is_there, other=0)
+        tl.store(listed_lanes + first + index, lane, mask=is_there)
+        size = field(fields, index, bits, is_there) + least
+        old = tl.load(differences + first + lane, mask=is_there, other=0).to(tl.int32)
+        store_bits(differences + first + lane, tl.where(old < 0, -size, size), is_there, width)
+
+
+def decoded(
+    entries: Any, offsets: Any, payload: Any, *, like: Any, block_elements: int
+) -> Iterator[tuple[slice, Any]]:
+    """Yield what sound blocks add to the elements of a row, part by part.
+
+    All memory is taken before the first part is there, so a caller that changes something by it is
+    not left with half of it changed.
+
+    Args:
+        entries: (blocks,) int64, the u64 of the delta's table.
+        offsets: (blocks,) int64, where each block's payload starts, in words; in any order.
+        payload: int32 that holds u32 words.
+        like: (count,) int8, int16 or int32, the row; its values are not read.
+        block_elements: elements of a block.
+
+    Yields:
+        Where the part lies in the row, and its differences, which the next part overwrites.
+    """
+    count, width = len(like), 8 * like.element_size()
+    elements = elements_of(count, block_elements, like.device)
+    plan = plan_to_read(entries, offsets, payload, elements, width)
+    room = min(GROUP_ELEMENTS, ceil_div(count, block_elements) * block_elements)
+    differences = torch.empty(room, dtype=like.dtype, device=like.device)
+    lanes, listed_lanes = torch.empty((2, room), dtype=torch.int32, device=like.device)
+    sizes = {"width": width, "block_elements": block_elements, **LAUNCH}
+    for at in range(0, count, GROUP_ELEMENTS):
+        part = slice(at, min(at + GROUP_ELEMENTS, count))
+        blocks = slice(at // block_elements, ceil_div(part.stop, block_elements))
+        operands = plan.table[blocks], offsets[blocks], payload, differences.zero_()
+        programs = (blocks.stop - blocks.start,)
+        # Three launches: what threads of one wrote, those of the next read.
+        with torch.cuda.device_of(like):
+            steps_kernel[programs](*operands, lanes, **sizes)
+            resize_kernel[programs](*operands, lanes, listed_lanes, which=LISTED, **sizes)
+            resize_kernel[programs](*operands, listed_lanes, lanes, which=LARGE, **sizes)
+        yield part, differences[: part.stop - at]

@@ -1,0 +1,91 @@
+"""Code differences as delta blocks."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from rose.kernels.block_plan import EMPTY, RAW, BlockPlan
+from rose.kernels.gap_code import four, set_field, set_positions
+from rose.kernels.tile import LAUNCH, TILE, load_bits
+
+_EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
+
+
+@triton.jit
+def ranked(is_one: tl.tensor, found: tl.tensor) -> tuple[tl.tensor, ...]:
+    """Number the lanes that are one from `found` on; returns their ranks and the next number."""
+    ones = is_one.to(tl.int32)
+    return found + tl.cumsum(ones, 0) - ones, found + tl.sum(ones, 0)
+
+
+@triton.jit
+def encode_kernel(
+    differences: tl.tensor,
+    table: tl.tensor,
+    offsets: tl.tensor,
+    payload: tl.tensor,
+    width: tl.constexpr,
+    block_elements: tl.constexpr,
+) -> None:
+    """One program per delta block writes its sections, which are zero, tile by tile."""
+    block = tl.program_id(0).to(tl.int64)
+    kind, elements, _, listed = four(table, block, 0)
+    m, large, signs_at, shape_at = four(table, block, 1)
+    magnitudes_at, large_at, least, _ = four(table, block, 2)
+    section = payload + tl.load(offsets + block)
+    if (kind != _RAW) & (listed > 0):
+        tl.store(section + shape_at, m | (large << 8))
+    rank_base = 0
+    listed_base = 0
+    large_base = 0
+    for at in range(0, elements * (kind != _EMPTY).to(tl.int32), TILE):
+        lane = at + tl.arange(0, TILE)
+        places = differences + block * block_elements + lane
+        bits = load_bits(places, lane < elements, width)
+        is_sent = bits != 0
+        if kind == _RAW:
+            set_field(section, lane, width, bits, is_sent)
+        else:
+            difference = (bits << (32 - width)) >> (32 - width)
+            rank, rank_base = ranked(is_sent, rank_base)
+            set_positions(section, four(table, block, 3), rank, lane, is_sent)
+            is_down = is_sent & (difference < 0)
+            set_field(section + signs_at, rank, 1, is_down.to(tl.int32), is_down)
+            # Its size without an overflow: the largest one has no positive number.
+            magnitude = tl.where(difference < 0, ~difference, difference - 1) + 1 - least
+            is_listed = is_sent & (magnitude >= 0)
+            listed_rank, listed_base = ranked(is_listed, listed_base)
+            is_rank = is_listed & (least == 2)
+            set_positions(section, four(table, block, 4), listed_rank, rank, is_rank)
+            is_large = is_listed & ((magnitude >> m) > 0)
+            is_small = is_listed & (is_large == 0)
+            set_field(section + magnitudes_at, listed_rank, m, magnitude, is_small)
+            large_rank, large_base = ranked(is_large, large_base)
+            set_positions(section, four(table, block, 5), large_rank, listed_rank, is_large)
+            set_field(section + large_at, large_rank, width, magnitude, is_large)
+
+
+def encode(differences: Any, plan: BlockPlan, *, block_elements: int) -> Any:
+    """Return the payload of a row of differences, coded as planned; waits for the stream.
+
+    Args:
+        differences: (count,) int8, int16 or int32.
+        plan: the result of `plan_to_write` for them.
+        block_elements: elements of a block, as the plan was made for.
+    """
+    words = int(plan.sizes.sum())
+    payload = torch.zeros(words, dtype=torch.int32, device=differences.device)
+    if words:
+        with torch.cuda.device_of(differences):
+            encode_kernel[(len(plan.sizes),)](
+                differences,
+                plan.table,
+                plan.sizes.cumsum(0) - plan.sizes,
+                payload,
+                width=8 * differences.element_size(),
+                block_elements=block_elements,
+                **LAUNCH,
+            )
+    return payload
