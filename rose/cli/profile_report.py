@@ -5,32 +5,18 @@ from typing import Any, Final
 from rose.cli.profile_lending import Lent, lend
 from rose.cli.profile_measured import Compute, Measured
 from rose.demo.numbers import percentile, plain
-from rose.scheduler.broker import BrokerSettings, LatencyWindow
 from rose.slo import SLO
 from rose.units import GIB, MS_PER_S
 
 _FORMAT: Final = 1
 _REASONS_MAX: Final = 3
-# A loan must outlive the time between two readings, whatever they are planned for.
-_READINGS_OF_TTL: Final = 3
-
-
-def broker_settings(every_ms: float) -> BrokerSettings:
-    """Return the broker's knobs for readings that come so far apart."""
-    standard = BrokerSettings()
-    least_ms = _READINGS_OF_TTL * every_ms
-    return BrokerSettings(
-        ttl_min_ms=max(standard.ttl_min_ms, least_ms),
-        ttl_max_ms=max(standard.ttl_max_ms, least_ms),
-    )
 
 
 def profile_report(measured: Measured, *, command: str, machine: dict[str, Any]) -> dict[str, Any]:
     """Return what `profile.json` holds; keys are only ever added while the format is the same."""
-    settings = broker_settings(measured.every_ms)
     seen = measured.observations
     rows = [
-        (slo, compute, lend(measured, slo, settings=settings))
+        (slo, compute, lend(measured, slo))
         for slo, compute in zip(measured.slos, measured.compute, strict=True)
     ]
     used = [one.kv_used for one in seen]
@@ -87,13 +73,9 @@ def _series(measured: Measured) -> dict[str, list[float | None]]:
         "used_gib": [one.kv_used * kv_gib for one in seen],
         "running": [float(one.running) for one in seen],
         "waiting": [float(one.waiting) for one in seen],
-        "ttft_ms_p99": [_p99(one.ttft) for one in seen],
-        "tpot_ms_p99": [_p99(one.tpot) for one in seen],
+        "ttft_ms_p99": [one.ttft_ms_p99 for one in seen],
+        "tpot_ms_p99": [one.tpot_ms_p99 for one in seen],
     }
-
-
-def _p99(window: LatencyWindow | None) -> float | None:
-    return None if window is None else window.p99_ms
 
 
 def _mean(values: list[float]) -> float | None:

@@ -6,18 +6,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rose.clock import BootClock, Clock, utc_minute_of_day
+from rose.clock import BootClock, Clock
 from rose.closing import Closing
 from rose.errors import InvalidArgument, RoseError, sentence
 from rose.executor import CoServing
 from rose.executor.reading import DeviceReading, TokenCounts
 from rose.executor.safety import Safety
 from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unread
-from rose.scheduler.broker.engine_metrics import EngineMetrics
-from rose.scheduler.broker.engine_reader import EngineReader
+from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader
 from rose.scheduler.broker.histogram import Histogram
 from rose.thread import Thread
-from rose.units import MS_PER_S, NS_PER_MS, NS_PER_S
+from rose.units import GIB, MS_PER_S, NS_PER_MS, NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +26,10 @@ class BrokeredDevice:
     Args:
         name: unique.
         device: with its serving engine; nobody else caps what it lends.
-        domain: what fails, or comes under pressure, together with it.
-        owner: whose serving it is; see `OwnerRules`.
     """
 
     name: str
     device: CoServing
-    domain: str = ""
-    owner: str = ""
 
 
 class LendingLoop(Closing):
@@ -51,11 +46,9 @@ class LendingLoop(Closing):
     def __init__(
         self,
         devices: Sequence[BrokeredDevice],
-        broker: Broker,
         *,
+        loan_bytes_min: int = GIB,
         on_decisions: Callable[[list[Decision]], None] = lambda _: None,
-        wanted_bytes: Callable[[], int | None] = lambda: None,
-        day_minute: Callable[[], int] = utc_minute_of_day,
         clock: Clock | None = None,
         period_ms: float = 5_000.0,
     ) -> None:
@@ -63,11 +56,9 @@ class LendingLoop(Closing):
 
         Args:
             devices: in any order.
-            broker: that decides; nobody else asks it.
+            loan_bytes_min: less is not worth a borrower's start.
             on_decisions: called behind each round, in the loop's thread, for logs and metrics; what
                 it raises counts as a failure in here.
-            wanted_bytes: what rollouts can use over all devices; None for all there is.
-            day_minute: the minute of the day, for the caps of owners.
             clock: of readings and decisions.
             period_ms: between two rounds, > 0. As often as the broker's defaults reckon with: the
                 shortest loan lasts for three.
@@ -77,15 +68,15 @@ class LendingLoop(Closing):
                 the period is not above 0.
             Unavailable: rose has failed on a device.
         """
-        self._devices = {one.name: _Device(one) for one in devices}
+        self._devices = {
+            one.name: _Device(one, loan_bytes_min=loan_bytes_min, period_ms=period_ms)
+            for one in devices
+        }
         if len(self._devices) < len(devices):
             raise InvalidArgument("two devices have one name; name each differently")
         if not (math.isfinite(period_ms) and period_ms > 0):
             raise InvalidArgument(f"period_ms={period_ms} must be above 0")
-        self._broker = broker
         self._on_decisions = on_decisions
-        self._wanted_bytes = wanted_bytes
-        self._day_minute = day_minute
         self._clock = clock or BootClock()
         self._period_ms = period_ms
         self._safety = Safety(self._give_back)
@@ -100,16 +91,7 @@ class LendingLoop(Closing):
 
     def poll(self) -> list[Decision]:
         """Read, decide and cap, once; for a loop that was not started, or is closed."""
-        readings = [one.read(self._now_ms()) for one in self._devices.values()]
-        decisions = self._broker.decide(
-            readings,
-            self._now_ms(),
-            day_minute=self._day_minute(),
-            wanted_bytes=self._wanted_bytes(),
-        )
-        for decision in decisions:
-            self._devices[decision.device].lend_as(decision)
-        return decisions
+        return [one.poll(self._now_ms()) for one in self._devices.values()]
 
     def close(self) -> None:
         """End the thread, within a round. Idempotent."""
@@ -137,22 +119,26 @@ class LendingLoop(Closing):
 class _Device:
     """One device as the broker knows it, and what it said before."""
 
-    def __init__(self, brokered: BrokeredDevice) -> None:
+    def __init__(self, brokered: BrokeredDevice, *, loan_bytes_min: int, period_ms: float) -> None:
         self._device = brokered.device
         said = self._device.reading()
         self._as_serving = ServingDevice(
             name=brokered.name,
-            domain=brokered.domain,
-            owner=brokered.owner,
             kv_bytes=said.pool_bytes,
             reserve_bytes=said.reserve_bytes,
             slab_bytes=said.slab_bytes,
             slo=said.slo,
         )
         self._reader = EngineReader(self._as_serving)
+        self._broker = Broker(self._as_serving, loan_bytes_min=loan_bytes_min, reading_ms=period_ms)
         self._revocations = said.revocations
 
-    def read(self, now_ms: float) -> Reading:
+    def poll(self, now_ms: float) -> Decision:
+        decision = self._broker.decide(self._read(now_ms), now_ms)
+        self._device.lend_at_most(decision.lend_bytes, ttl_ms=decision.ttl_ms)
+        return decision
+
+    def _read(self, now_ms: float) -> Reading:
         try:
             said = self._device.reading()
         except RoseError as error:
@@ -165,9 +151,6 @@ class _Device:
             revocations=said.revocations,
             revoked_share=said.fallen_share(since),
         )
-
-    def lend_as(self, decision: Decision) -> None:
-        self._device.lend_at_most(decision.lend_bytes, ttl_ms=decision.ttl_ms)
 
     def give_back(self, cause: BaseException) -> None:
         self._device.safety.report(cause)
@@ -189,12 +172,7 @@ def _metrics(said: DeviceReading) -> EngineMetrics:
 
 
 def _histogram(counts: TokenCounts) -> Histogram:
-    """Return the same counts; their sum takes all of a bucket to be as long as its end."""
+    """Return the same counts."""
     *ends, (_, total) = counts
     bounds_s = [upper_ns / NS_PER_S for upper_ns, _ in ends]
-    at_most = [count for _, count in ends]
-    sum_s, before = 0.0, 0
-    for bound_s, count in zip((*bounds_s, bounds_s[-1]), (*at_most, total), strict=True):
-        sum_s += bound_s * (count - before)
-        before = count
-    return Histogram((*bounds_s, math.inf), (*at_most, total), sum_s)
+    return Histogram((*bounds_s, math.inf), (*(count for _, count in ends), total))
