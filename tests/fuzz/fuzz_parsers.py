@@ -17,8 +17,8 @@ from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.source import Frame
 from rose.transfer.receiving.staging import Staging
+from rose.transfer.source import Frame
 from rose.transfer.wire import messages
 from tests.transfer.faults.disks import VirtualDisk
 

@@ -38,7 +38,7 @@ def written() -> dict[int, bytes]:
         "HelloReply": messages.HelloReply("a", "relay", 5, layout=manifest.layout),
         "HelloRequest": messages.HelloRequest(),
         "ManifestsReply": messages.ManifestsReply(
-            (*log.manifests_after(-1), log.seed(None, (0, 3))), 7
+            (*log.wait_manifests(-1, 0), log.seed(None, (0, 3))), 7
         ),
         "ReportReply": messages.ReportReply(),
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),

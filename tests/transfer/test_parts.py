@@ -18,7 +18,6 @@ from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.row import Row
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
@@ -86,7 +85,7 @@ class Trainer:
 
     def whole_row(self, n: int | None = None) -> Bits:
         """Return what a seed of all tiles makes of zeros."""
-        source = InProcessSource(self.log)
+        source = self.log
         seed = source.seed(n, range(len(TILES)))
         assert seed is not None
         held = np.zeros_like(BITS[0])
@@ -103,7 +102,7 @@ def trainer() -> Iterator[Trainer]:
 
 
 def test_a_receiver_follows_tiles_of_ranks_in_other_processes(trainer: Trainer) -> None:
-    with Worker(InProcessSource(trainer.log), BITS[0]) as worker:
+    with Worker(trainer.log, BITS[0]) as worker:
         for step in (1, 2, 3):
             manifest = trainer.publish(step)
             worker.follow(manifest.version)
@@ -179,7 +178,7 @@ def test_a_rank_that_was_started_again_ends_the_incarnation_and_the_next_begins_
     mine = Contributor(Row(BITS[2].copy(), TILES), TILES, MINE)
     trainer.publisher = Publisher([mine, trainer.remote], TILES, Version("run", 2, 3), trainer.log)
     assert np.array_equal(trainer.whole_row(), BITS[2])
-    with Worker(InProcessSource(trainer.log), BITS[0]) as worker:
+    with Worker(trainer.log, BITS[0]) as worker:
         worker.follow(trainer.publish(3).version)
         assert np.array_equal(worker.bits, BITS[3])
     with pytest.raises(Unavailable):  # it is of the incarnation before, and must not go on

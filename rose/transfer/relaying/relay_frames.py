@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, closing
 from rose.errors import CorruptData, OutOfMemory, RoseError, Unavailable
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.store import Store
-from rose.transfer.receiving.source import Frame, Source
 from rose.transfer.relaying.flights import Flight, Flights, Place
+from rose.transfer.source import Frame, Source
 
 
 class RelayFrames:

@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from rose.errors import OutOfMemory, Unavailable
-from rose.transfer import Contributor, InProcessSource, Publisher, Version, VersionLog
+from rose.transfer import Contributor, Publisher, Version, VersionLog
 from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.publishing.contributor import Link
 from rose.transfer.publishing.disk_store import DiskStore
@@ -72,7 +72,7 @@ class Life:
     log: FullLog
     publisher: Publisher
     shadows: Sequence[Bits]
-    source: InProcessSource
+    source: VersionLog
     spans: Spans
 
 
@@ -125,7 +125,7 @@ class Trainer:
         publisher = Publisher(
             contributors, TILES, opening, log, signing=SIGNING, on_published=spans.note
         )
-        return Life(log, publisher, shadows, InProcessSource(log), spans)
+        return Life(log, publisher, shadows, log, spans)
 
     @property
     def version(self) -> Version | None:

@@ -8,7 +8,7 @@ from rose.errors import DeadlineExceeded, Unavailable
 from rose.transfer import Manifest
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, UpdateKey
-from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.source import Frame, Source
 from rose.transfer.wire.messages import ManifestsReply, decode, encode
 from tests.transfer.faults.forger import (
     Frames,
