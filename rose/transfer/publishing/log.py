@@ -11,7 +11,7 @@ from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.statistics import ELEMENT_BYTES, TransferStatistics, VersionStatistics
-from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.publishing.whole_tiles import WholeTiles
 from rose.transfer.source import LocalSource
 from rose.transfer.version import Version
@@ -91,7 +91,7 @@ class VersionLog(LocalSource):
         versions_max: int = VERSIONS_MAX,
         bytes_max: int = BYTES_MAX,
         spans_max: int = SPANS_MAX,
-        store: Store | None = None,
+        store: MemoryStore | None = None,
     ) -> None:
         self._limits = Limits(versions_max, spans_max, bytes_max)
         self._bytes_max = bytes_max

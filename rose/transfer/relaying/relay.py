@@ -13,7 +13,7 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import NAME_MAX
 from rose.transfer.publishing.retention import Limits, Link, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
-from rose.transfer.publishing.store import Store
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay_frames import RelayFrames
 from rose.transfer.relaying.relay_spans import rebuilt
@@ -84,7 +84,7 @@ class Relay(LocalSource):
         self,
         upstream: Source,
         *,
-        store: Store,
+        store: MemoryStore,
         landing: Subscription | None = None,
         reader: Source | None = None,
         limits: Limits | None = None,

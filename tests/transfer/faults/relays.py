@@ -10,7 +10,7 @@ from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.retention import Limits
-from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frame, Source
@@ -48,7 +48,7 @@ class RelayProcess:
 
     def start(self) -> None:
         self.kill()
-        store: Store = MemoryStore()
+        store: MemoryStore = MemoryStore()
         if self.disk is not None:
             store = DiskStore(self.disk, bytes_max=1 << 20, memory_bytes_max=1000)
         self.relay = Relay(

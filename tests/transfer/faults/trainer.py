@@ -12,7 +12,7 @@ from rose.transfer.publishing.contributor import Link
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import Chunks
 from rose.transfer.publishing.spans import Spans
-from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.store import MemoryStore
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
@@ -40,7 +40,9 @@ class Interrupted(BaseException):
 class FullLog(VersionLog):
     """A log whose disk is full, or in whose call the process dies, once."""
 
-    def __init__(self, versions_max: int, bytes_max: int, history: History, store: Store) -> None:
+    def __init__(
+        self, versions_max: int, bytes_max: int, history: History, store: MemoryStore
+    ) -> None:
         super().__init__(versions_max=versions_max, bytes_max=bytes_max, store=store)
         self.next: str | None = None
         self.fresh: Bits = {}
@@ -113,7 +115,7 @@ class Trainer:
 
     def _begun(self, opening: Version, rng: Random) -> Life:
         shadows = [copied(self.weights, owned) for owned in OWNED]
-        store: Store = MemoryStore()
+        store: MemoryStore = MemoryStore()
         if self.disk is not None:
             store = DiskStore(self.disk, bytes_max=1 << 20, memory_bytes_max=1000)
         log = FullLog(rng.choice(VERSIONS_MAX), rng.choice(BYTES_MAX), self._history, store)
