@@ -37,7 +37,7 @@ from bench.rows import Bar, Peer
 from bench.serving_updates import UPDATE_EVERY_S, Felt, ServedEngine, served_engine
 from bench.versions import PATTERN, Versions, two_versions
 from rose.errors import InternalError, Unavailable, check
-from rose.transfer import Commit, InProcessSource, VersionLog
+from rose.transfer import Commit, VersionLog
 from rose.transfer.manifest import Manifest, StagedVersion
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
@@ -300,7 +300,7 @@ class PartsRun:
 
 def staged_of(log: VersionLog, manifest: Manifest, wanted: Subscription) -> StagedVersion:
     """Return a version of a log as a receiver stages it."""
-    staged = Puller(InProcessSource(log), threading.Event()).pull(manifest, wanted)
+    staged = Puller(log, threading.Event()).pull(manifest, wanted)
     if staged is None:
         raise InternalError("the version is not there")
     return staged

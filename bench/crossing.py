@@ -25,7 +25,6 @@ from bench.versions import two_versions
 from rose.errors import CorruptData, DeadlineExceeded, InternalError, check
 from rose.transfer import (
     Commit,
-    InProcessSource,
     Publisher,
     Receiver,
     Tiles,
@@ -40,11 +39,11 @@ from rose.transfer.plan import Source as Trainer
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.source import Frame, Source
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.row import Row
+from rose.transfer.source import Frame, Source
 from rose.transfer.views import ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
@@ -231,7 +230,7 @@ class Crossing:
         for number, rank in enumerate(self.ranks):
             digests = rank.views.digests()
             rank.receiver = Receiver(
-                InProcessSource(self._relay),
+                self._relay,
                 f"receiver-{number}",
                 Version("", 0, 0),
                 digests.total,

@@ -37,7 +37,6 @@ from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.worker import WorkerKind
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.receiving.source import InProcessSource
 
 GROUP = 8
 TASKS = 2
@@ -165,7 +164,7 @@ class SmallCircle:
         self.loop.join(worker, can)
 
     def _follow(self, worker: EngineWorker, weights: LiveWeights, parts: ExitStack) -> None:
-        receiver = receive(InProcessSource(self._log), weights, worker, version=0)
+        receiver = receive(self._log, weights, worker, version=0)
         parts.callback(receiver.close)
 
     def _add_dedicated(self, parts: ExitStack) -> None:

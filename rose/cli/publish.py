@@ -104,7 +104,7 @@ class CheckpointPublisher:
         name = str(begin.absolute())
         self._state = PublishState(run, 0, 0, name, (name,)) if before is None else before
         self._publisher = self._begun(opened, tiling)
-        self.opening = log.manifests_after(-1)[0]
+        self.opening = log.wait_manifests(-1, 0)[0]
 
     def _begun(self, opened: Checkpoint, tiling: Tiling) -> Publisher:
         """Begin an incarnation with a checkpoint, of which all ranks take their own tiles."""

@@ -36,8 +36,8 @@ from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.source import Source
 from rose.transfer.version import Version
 from rose.transfer.wire.messages import HelloReply, TensorEntry
 from rose.units import NS_PER_S

@@ -29,7 +29,7 @@ from rose.transfer.plan.planned import Landing
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX, Limits
-from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
@@ -269,8 +269,8 @@ def _subscription(
 
 
 @contextmanager
-def _opened(directory: Path | None, bytes_max: int) -> Iterator[Store]:
-    store: Store = MemoryStore()
+def _opened(directory: Path | None, bytes_max: int) -> Iterator[MemoryStore]:
+    store = MemoryStore()
     if directory is not None:
         store = DiskStore(HostDisk(directory / _UPDATES), bytes_max=bytes_max)
     try:

@@ -9,8 +9,8 @@ from rose.cli.weight_events import Events
 from rose.clock import BootClock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
-from rose.transfer.receiving.source import NOTHING_KNOWN, Source
 from rose.transfer.relaying.relay_set import RelaySet
+from rose.transfer.source import NOTHING_KNOWN, Source
 from rose.transfer.wire.messages import HelloReply
 from rose.transfer.wire.security import Security
 

@@ -10,9 +10,9 @@ from rose.scheduler.worker import Worker
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.source import Source
 from rose.transfer.version import Version
 
 

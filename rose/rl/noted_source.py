@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from rose.transfer.manifest import Manifest
-from rose.transfer.receiving.source import Source, SourceAround
+from rose.transfer.source import Source, SourceAround
 
 
 class NotedSource(SourceAround):
-    """A `rose.transfer.receiving.source.Source` around another.
+    """A `rose.transfer.source.Source` around another.
 
     Args:
         source: the other.

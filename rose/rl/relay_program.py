@@ -20,7 +20,6 @@ from rose.errors import RoseError
 from rose.rl.cores import cores_of, take_cores, yield_to_others
 from rose.rl.parent import heed_signals, input_has_ended
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.reader_source import ReaderSource
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.wire.remote import RemoteSource
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 def _relay(options: argparse.Namespace, token: str, stop: threading.Event) -> None:
     with ExitStack() as parts:
         sources = [RemoteSource(options.upstream, token) for _ in range(2)]
-        relay = Relay(sources[0], store=MemoryStore(), reader=ReaderSource(sources[1]))
+        relay = Relay(sources[0], store=MemoryStore(), reader=sources[1])
         server = parts.enter_context(serve(relay, options.weights_address, token=token))
         parts.enter_context(Follower(relay, backoff_max_s=_BACKOFF_MAX_S))
         for source in sources:

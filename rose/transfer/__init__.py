@@ -12,7 +12,6 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.tiles import Tiles
@@ -23,7 +22,6 @@ __all__ = [
     "Commit",
     "Contributor",
     "Delta",
-    "InProcessSource",
     "Publisher",
     "Receiver",
     "Relay",

@@ -235,7 +235,7 @@ def test_number_of_a_version_that_may_have_been_published_is_never_used_again(
     monkeypatch.setattr(log, "append", killed_after(log.append))
     with pytest.raises(KeyboardInterrupt):
         made.publish(fresh)
-    assert log.manifests_after(1)[0].version.n == 2
+    assert log.wait_manifests(1, 0)[0].version.n == 2
     again, _ = publisher_of(base, state)
     assert str(again.version) == "run/2.3"
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.transfer import Version, VersionLog, manifest_bytes
+from rose.transfer import Version, VersionLog
 from rose.transfer.manifest import Signing
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.wire import messages
+from rose.transfer.wire import manifest_message, messages
 from tests.fuzz import fuzz_parsers
 from tests.fuzz.fuzz_parsers import KINDS, PARSERS
 from tests.transfer.faults.disks import VirtualDisk
@@ -38,8 +38,11 @@ def written() -> dict[int, bytes]:
         "HelloReply": messages.HelloReply("a", "relay", 5, layout=manifest.layout),
         "HelloRequest": messages.HelloRequest(),
         "ManifestsReply": messages.ManifestsReply(
-            (*log.manifests_after(-1), log.seed(None, (0, 3))), 7
+            (*log.wait_manifests(-1, 0), log.seed(None, (0, 3))), 7
         ),
+        "PartAsk": messages.PartAsk(1, 2, 1, "ab" * 32, "step 2", (0, 2)),
+        "PartDigests": messages.PartDigests(((0, (1, 2)),)),
+        "PartFrame": messages.PartFrame(0, b"frame"),
         "ReportReply": messages.ReportReply(),
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),
         "SeedRequest": messages.SeedRequest(5, (0, 3)),
@@ -47,7 +50,7 @@ def written() -> dict[int, bytes]:
         "SubscribeRequest": messages.SubscribeRequest("a", "b", 1, (0, 2)),
         "WaitRequest": messages.WaitRequest(5, 100),
     }
-    files = [manifest_bytes.to_bytes(manifest), disk.read(disk.names()[0])]
+    files = [manifest_message.to_bytes(manifest), disk.read(disk.names()[0])]
     return dict(enumerate([*files, *(messages.encode(said[kind.__name__]) for kind in KINDS)]))
 
 

@@ -10,10 +10,10 @@ from rose.transfer.publishing.spans import Spans
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
+from rose.transfer.source import Source, SourceAround
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights
 
 KEY = Signing(b"k" * 32)
@@ -42,7 +42,7 @@ class Chain:
                 pass
 
     def spans_there(self) -> list[tuple[int, int]]:
-        keys = [one.key for one in self.log.manifests_after(-1)]
+        keys = [one.key for one in self.log.wait_manifests(-1, 0)]
         return sorted((key.base_n, key.n) for key in keys if key.n - key.base_n > 1)
 
 
@@ -52,7 +52,7 @@ class Behind:
     def __init__(self, source: Source, bits: Bits, signing: Signing = KEY) -> None:
         self.bits = bits.copy()
         self.row = Row(self.bits, TILES)
-        self.source = source
+        self.source = SourceAround(source)
         self.staging = Staging(
             self.source, "behind", Held(NAMELESS, row_digest(bits)), Subscription(TILES),
             puller=Puller(self.source, threading.Event(), backoff_s=0),

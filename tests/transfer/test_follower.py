@@ -9,15 +9,15 @@ from rose.errors import InternalError
 from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
+from rose.transfer.source import SourceAround
 from tests.transfer.chain_world import KEY, Chain
 from tests.transfer.worker import LONG_S, NAMELESS, TILES, eventually, row_digest
 
 
-class Failing(InProcessSource):
+class Failing(SourceAround):
     """Raises at each wait, as long as it is told to."""
 
     error: type[BaseException] | None = None

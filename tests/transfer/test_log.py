@@ -125,8 +125,8 @@ def test_versions_count_up_from_the_opening() -> None:
     log = VersionLog()
     publisher = publisher_of(log, first_version=7)
     publish(publisher, 2)
-    assert [one.version.n for one in log.manifests_after(-1)] == [7, 8, 9]
-    assert [one.base.n for one in log.manifests_after(-1) if one.base] == [7, 7, 8]
+    assert [one.version.n for one in log.wait_manifests(-1, 0)] == [7, 8, 9]
+    assert [one.base.n for one in log.wait_manifests(-1, 0) if one.base] == [7, 7, 8]
     assert publisher.version == Version("run", 1, 9)
 
 
@@ -145,10 +145,10 @@ def test_oldest_are_forgotten() -> None:
     log = VersionLog(versions_max=3)
     publish(publisher_of(log), 5)
     # Whoever asks for all also hears of the opening: it may hold just that.
-    assert [one.version.n for one in log.manifests_after(-1)] == [1, 4, 5, 6]
-    assert [one.version.n for one in log.manifests_after(0)] == [1, 4, 5, 6]
-    assert [one.version.n for one in log.manifests_after(1)] == [4, 5, 6]
-    first = log.manifests_after(3)[0].chunks[0].tile
+    assert [one.version.n for one in log.wait_manifests(-1, 0)] == [1, 4, 5, 6]
+    assert [one.version.n for one in log.wait_manifests(0, 0)] == [1, 4, 5, 6]
+    assert [one.version.n for one in log.wait_manifests(1, 0)] == [4, 5, 6]
+    first = log.wait_manifests(3, 0)[0].chunks[0].tile
     assert log.chunk(UpdateKey(4, 3), first) is not None
     assert log.chunk(UpdateKey(3, 2), first) is None
     assert [one.n for one in log.versions()] == [2, 3, 4, 5, 6]  # figures stay
@@ -163,7 +163,7 @@ def test_bytes_are_bounded_seed_included() -> None:
         assert made is not None
         kept = [
             log.chunk(one.key, chunk.tile)
-            for one in [*log.manifests_after(-1), made]
+            for one in [*log.wait_manifests(-1, 0), made]
             for chunk in one.chunks
         ]
         assert sum(len(frame) for frame in kept if frame is not None) <= 8000
@@ -241,7 +241,7 @@ def test_version_that_the_log_refuses_leaves_the_shadow(
     assert publisher.version.n == 1
     seed, _ = whole(publisher)
     assert seed.digest == row_digest(weights(1))
-    assert len(log.manifests_after(-1)) == 1
+    assert len(log.wait_manifests(-1, 0)) == 1
     if not is_closed:  # the next delta is against what receivers have
         manifest = publisher.publish(small)
         assert manifest.changed == 1
@@ -308,20 +308,20 @@ def test_closed_log_lets_receivers_wait_as_before() -> None:
         asked.append(True)
         return False
 
-    assert log.wait_after(1, 0.001, is_over=is_over) == []
+    assert log.wait_manifests(1, 0.001, is_over=is_over) == []
     assert asked
-    assert len(log.wait_after(-1, 0)) == 1
+    assert len(log.wait_manifests(-1, 0)) == 1
 
 
 def test_number_of_receivers_and_their_names_are_bounded() -> None:
     log = VersionLog()
     publisher_of(log)
     with pytest.raises(InvalidArgument, match="name"):
-        log.acknowledge("x" * 257, 1, is_match=True, digest=(0, 0))
+        log.report("x" * 257, 1, is_match=True, digest=(0, 0))
     for receiver in range(RECEIVERS_MAX):
-        log.acknowledge(str(receiver), 1, is_match=True, digest=(0, 0))
-    log.acknowledge("0", 1, is_match=False, digest=(0, 0))
-    log.acknowledge("one more", 1, is_match=True, digest=(0, 0))
+        log.report(str(receiver), 1, is_match=True, digest=(0, 0))
+    log.report("0", 1, is_match=False, digest=(0, 0))
+    log.report("one more", 1, is_match=True, digest=(0, 0))
     assert len(log.receivers()) == RECEIVERS_MAX
     assert {"0", "one more"} <= log.receivers().keys()
     assert "1" not in log.receivers()  # of which nothing was heard for longest
@@ -338,9 +338,9 @@ def test_statistics_add_up() -> None:
             log.chunk(manifest.key, one.tile)
     log.chunk(manifest.key, 99)  # nothing there, nothing sent
     for receiver, is_match in [("a", True), ("a", True), ("b", False), ("c", True)]:
-        log.acknowledge(receiver, 2, is_match=is_match, digest=(1, 2))
-    log.acknowledge("a", 1, is_match=True, digest=(1, 2))  # the opening cost nobody anything
-    log.acknowledge("a", 77, is_match=True, digest=(1, 2))  # unknown
+        log.report(receiver, 2, is_match=is_match, digest=(1, 2))
+    log.report("a", 1, is_match=True, digest=(1, 2))  # the opening cost nobody anything
+    log.report("a", 77, is_match=True, digest=(1, 2))  # unknown
     assert log.receivers()["a"].n == 1
     [row] = log.versions()
     assert (row.n, row.receivers, row.matched) == (2, 3, 2)
@@ -362,7 +362,7 @@ def test_statistics_hold_no_manifest_of_a_version_that_is_kept_no_more() -> None
         for one in gc.get_objects()
         if isinstance(one, Manifest) and one.version.run == "counted"
     }
-    kept = {one.key.n for one in log.manifests_after(-1)}
+    kept = {one.key.n for one in log.wait_manifests(-1, 0)}
     assert 2 not in kept
     assert [row.n for row in log.versions()] == [2, 3, 4]
     assert all(row.changed > 0 < row.packed_bytes and row.count == COUNT for row in log.versions())
@@ -448,4 +448,4 @@ def test_a_publisher_whose_incarnation_is_over_publishes_nothing_any_more() -> N
     with pytest.raises(Unavailable, match="of an incarnation before"):
         before.publish(weights(3))
     assert heir.publish(weights(3)).version == Version("run", 2, 3)
-    assert [one.version.incarnation for one in log.manifests_after(-1)] == [2, 2]
+    assert [one.version.incarnation for one in log.wait_manifests(-1, 0)] == [2, 2]

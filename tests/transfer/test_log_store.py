@@ -32,9 +32,9 @@ def test_versions_are_there_after_the_process_ended() -> None:
     log = log_of(disk)
     published(log, 3)
     again = log_of(PlantedDisk(disk.files))
-    assert again.manifests_after(-1) == log.manifests_after(-1)
+    assert again.wait_manifests(-1, 0) == log.wait_manifests(-1, 0)
     assert again.newest_n == 4
-    for one in again.manifests_after(1):
+    for one in again.wait_manifests(1, 0):
         assert again.frames(one.key) == log.frames(one.key)
     with pytest.raises(Unavailable, match="published"):
         again.seed(None, ())  # nobody can make one yet
@@ -46,7 +46,7 @@ def test_an_update_of_which_the_disk_lost_a_part_is_left_out() -> None:
     name = "3.2.update"
     left = {**disk.files, name: disk.files[name][:-1]}
     again = log_of(PlantedDisk(left))
-    assert [one.version.n for one in again.manifests_after(-1)] == [1, 2]
+    assert [one.version.n for one in again.wait_manifests(-1, 0)] == [1, 2]
 
 
 def test_another_incarnation_begins_above_and_drops_what_was() -> None:
@@ -55,9 +55,9 @@ def test_another_incarnation_begins_above_and_drops_what_was() -> None:
     log = log_of(PlantedDisk(disk.files))
     with pytest.raises(InvalidArgument, match="not above"):
         published(log, 0, first=4, incarnation=2)
-    assert [one.version.n for one in log.manifests_after(-1)] == [1, 2, 3, 4]
+    assert [one.version.n for one in log.wait_manifests(-1, 0)] == [1, 2, 3, 4]
     published(log, 1, first=log.newest_n + 1, incarnation=2)
-    assert [one.version.n for one in log.manifests_after(-1)] == [5, 6]
+    assert [one.version.n for one in log.wait_manifests(-1, 0)] == [5, 6]
 
 
 @pytest.mark.parametrize("error", [OutOfMemory, Unavailable])

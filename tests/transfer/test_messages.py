@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, Manifest
 from rose.transfer.version import Version
-from rose.transfer.wire import messages
+from rose.transfer.wire import manifest_message, messages
 from rose.transfer.wire.messages import (
     HelloReply,
     HelloRequest,
     ManifestsReply,
+    PartAsk,
+    PartDigests,
+    PartFrame,
     RelayPlace,
     ReportReply,
     ReportRequest,
@@ -93,6 +96,12 @@ MESSAGES = {
     SubscribeReply: st.just(SubscribeReply()),
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
     ReportReply: st.just(ReportReply()),
+    PartAsk: st.builds(PartAsk, U64, U64, U64, st.just("") | LAYOUTS, NAMES, TILES),
+    PartDigests: st.builds(
+        PartDigests,
+        st.lists(st.tuples(st.integers(0, 2**32 - 1), DIGESTS), max_size=3).map(tuple),
+    ),
+    PartFrame: st.builds(PartFrame, st.integers(0, 2**32 - 1), st.binary(max_size=99)),
 }
 KINDS = sorted(MESSAGES, key=lambda kind: kind.__name__)
 
@@ -147,7 +156,7 @@ def raw_manifests(draw: st.DrawFn) -> bytes:
     )
     version = st.builds(pb.Version, run=NAMES, incarnation=U64, n=U64)
     manifest = pb.Manifest(
-        format=draw(st.sampled_from([2, 0, 3])),
+        format=draw(st.sampled_from([3, 0, 2])),
         digest=draw(of_16),
         base_digest=draw(of_16),
         layout=draw(of_32),
@@ -179,6 +188,51 @@ def plain() -> Manifest:
     chunks = tuple(Chunk(tile, 5, 1, sha256, (tile, 2**64 - 1)) for tile in (0, 2))
     version, base = Version("run", 1, 5), Version("run", 1, 4)
     return Manifest(version, base, (1, 2), (3, 4), "ab" * 32, 3, 100, chunks, mac=b"m" * 32)
+
+
+@given(manifests())
+def test_a_manifest_on_a_disk_is_its_message_too(manifest: Manifest) -> None:
+    content = manifest_message.to_bytes(manifest)
+    assert manifest_message.from_bytes(content) == manifest
+    with pytest.raises(CorruptData):
+        manifest_message.from_bytes(content[:-1])
+
+
+def field(number: int, content: bytes | int | list[int]) -> bytes:
+    """Return a field as proto3 packs it, by its own rules: a default is left out."""
+    if isinstance(content, list):
+        content = b"".join(map(varint, content))
+    if not content:
+        return b""
+    if isinstance(content, int):
+        return varint(number << 3) + varint(content)
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    more, last = value >> 7, value & 127
+    return bytes([last | 128]) + varint(more) if more else bytes([last])
+
+
+def test_fingerprint_is_the_sha256_of_the_fields_as_the_document_says() -> None:
+    one = dataclasses.replace(plain(), tile_digests=((5, 6), (7, 8), (9, 2**63)))
+
+    def digests(*some: tuple[int, int]) -> bytes:
+        return b"".join(half.to_bytes(8, "little") for digest in some for half in digest)
+
+    def version(name: Version) -> bytes:
+        return field(1, name.run.encode()) + field(2, name.incarnation) + field(3, name.n)
+
+    assert one.base is not None
+    fields = [
+        3, version(one.version), version(one.base), digests(one.digest), digests(one.base_digest),
+        bytes.fromhex(one.layout), one.tile_count, one.count, b"", digests(*one.tile_digests),
+        [c.tile for c in one.chunks], [c.nbytes for c in one.chunks],
+        [c.changed for c in one.chunks], b"".join(c.sha256 for c in one.chunks),
+        digests(*(c.digest for c in one.chunks)),
+    ]  # fmt: skip
+    packed = b"".join(field(number, one) for number, one in enumerate(fields, 1))
+    assert one.fingerprint() == hashlib.sha256(packed).digest()
 
 
 def no_version(manifest: pb.Manifest) -> None:

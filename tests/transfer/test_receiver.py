@@ -15,10 +15,10 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
+from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.test_commit import Failing
@@ -42,7 +42,7 @@ class Trainer:
         return self.publisher.version
 
 
-class Bent(InProcessSource):
+class Bent(SourceAround):
     """A source that spoils what it is told to."""
 
     def __init__(self, log: VersionLog) -> None:
@@ -70,7 +70,7 @@ class Bent(InProcessSource):
 
 def test_versions_come_through_bit_for_bit() -> None:
     trainer = Trainer(weights(1))
-    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+    with Worker(trainer.log, weights(1)) as worker:
         for _ in range(20):
             version = trainer.publish()
             worker.follow(version)
@@ -99,7 +99,7 @@ def test_publisher_hears_what_came_of_each_version() -> None:
     trainer = Trainer(weights(1))
     heard = threading.Event()
 
-    class Listening(InProcessSource):
+    class Listening(SourceAround):
         def report(self, receiver: str, n: int, is_match: bool, digest: tuple[int, int]) -> None:
             super().report(receiver, n, is_match, digest)
             if n == 3:
@@ -118,7 +118,7 @@ def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
     tries: list[int] = []
     heard = threading.Event()
 
-    class Deaf(InProcessSource):
+    class Deaf(SourceAround):
         def report(self, receiver: str, n: int, is_match: bool, digest: tuple[int, int]) -> None:
             tries.append(n)
             if len(tries) < 4:
@@ -135,7 +135,7 @@ def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
 
 def test_staged_version_is_taken_once() -> None:
     trainer = Trainer(weights(1))
-    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+    with Worker(trainer.log, weights(1)) as worker:
         assert worker._bell.wait(LONG_S)
         assert worker.receiver.state is ReceiverState.STAGED
         assert worker.receiver.take_staged() is not None
@@ -146,7 +146,7 @@ def test_staged_version_is_taken_once() -> None:
 def test_newcomer_with_other_bits_takes_a_seed_and_then_deltas() -> None:
     trainer = Trainer(weights(1))
     trainer.publish(3)
-    with Worker(InProcessSource(trainer.log), weights(99)) as worker:
+    with Worker(trainer.log, weights(99)) as worker:
         worker.follow(trainer.publisher.version)
         worker.follow(trainer.publish(2))
         assert np.array_equal(worker.bits, trainer.bits)
@@ -155,11 +155,11 @@ def test_newcomer_with_other_bits_takes_a_seed_and_then_deltas() -> None:
 
 def test_late_receiver_takes_a_seed_when_the_log_has_forgotten() -> None:
     trainer = Trainer(weights(1), versions_max=2)
-    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+    with Worker(trainer.log, weights(1)) as worker:
         worker.follow(trainer.publisher.version)
         worker.receiver.close()
         trainer.publish(5)
-    with Worker(InProcessSource(trainer.log), worker.bits, held=Version("run", 1, 1)) as worker:
+    with Worker(trainer.log, worker.bits, held=Version("run", 1, 1)) as worker:
         worker.follow(trainer.publisher.version)
         assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.seeds == 1
@@ -192,11 +192,11 @@ def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
 def test_version_whose_chunks_are_gone_is_left_out_for_a_seed() -> None:
     trainer = Trainer(weights(1), bytes_max=4000)
     trainer.publish()
-    [opening, first] = trainer.log.manifests_after(-1)
+    [opening, first] = trainer.log.wait_manifests(-1, 0)
     trainer.publish(7)
     assert trainer.log.chunk(first.key, first.chunks[0].tile) is None
 
-    class Late(InProcessSource):
+    class Late(SourceAround):
         """Tells of a version that was forgotten meanwhile, as a slow network does."""
 
         def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
@@ -235,7 +235,7 @@ def test_nothing_damaged_is_ever_staged() -> None:
 
 def test_wrong_base_is_refused_and_mended_by_a_seed() -> None:
     trainer = Trainer(weights(1))
-    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+    with Worker(trainer.log, weights(1)) as worker:
         worker.follow(trainer.publisher.version)
         worker.digests = None  # the weights drift, and nobody knows
         worker.bits[7] ^= 1
@@ -251,7 +251,7 @@ def test_wrong_base_is_refused_and_mended_by_a_seed() -> None:
 def test_drift_is_mended_although_nothing_new_is_published() -> None:
     trainer = Trainer(weights(1))
     lie = row_digest(weights(1))
-    with Worker(InProcessSource(trainer.log), weights(5), claimed=lie) as worker:
+    with Worker(trainer.log, weights(5), claimed=lie) as worker:
         assert worker.commit() is CommitState.ROLLED_BACK  # it is not what it said it is
         assert worker.receiver.digest == row_digest(weights(5))
         worker.follow(trainer.publisher.version)
@@ -266,7 +266,7 @@ def test_version_that_a_target_cannot_apply_is_left_out() -> None:
         broken.append(Failing(row, method="apply", at=2))
         return broken[0]
 
-    with Worker(InProcessSource(trainer.log), weights(1), wrap=wrap) as worker:
+    with Worker(trainer.log, weights(1), wrap=wrap) as worker:
         worker.follow(trainer.publish())
         assert [one.state for one in worker.outcomes].count(CommitState.ROLLED_BACK) == 1
         assert np.array_equal(worker.bits, trainer.bits)
@@ -275,7 +275,7 @@ def test_version_that_a_target_cannot_apply_is_left_out() -> None:
 def test_whole_version_that_cannot_be_applied_waits_for_a_newer_one() -> None:
     trainer = Trainer(weights(1))
     never = Failing(Row(weights(99), Tiles.of(1000, TILE)), method="bits", at=1)
-    with Worker(InProcessSource(trainer.log), weights(99), wrap=lambda _: never) as worker:
+    with Worker(trainer.log, weights(99), wrap=lambda _: never) as worker:
         assert worker.commit() is CommitState.ROLLED_BACK
         assert worker.receiver.stats.seeds == 1
         version = trainer.publish()
@@ -290,7 +290,7 @@ def test_receiver_to_whom_nothing_is_said_waits_for_more(held: Version) -> None:
     trainer = Trainer(weights(1))
     waited: list[int] = []
 
-    class Counting(InProcessSource):
+    class Counting(SourceAround):
         def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
             waited.append(after_n)
             return super().wait_manifests(after_n, timeout_s)
@@ -315,7 +315,7 @@ def test_quarantine_is_final() -> None:
     def wrap(row: Row) -> Failing:
         return Failing(row, method="apply", at=1, is_late=True)
 
-    with Worker(InProcessSource(trainer.log), weights(1), wrap=wrap) as worker:
+    with Worker(trainer.log, weights(1), wrap=wrap) as worker:
         assert worker.commit() is CommitState.COMMITTED  # the opening, nothing to apply
         trainer.publish()
         assert worker.commit() is CommitState.QUARANTINED
@@ -326,7 +326,7 @@ def test_quarantine_is_final() -> None:
 
 def test_abandoned_version_is_staged_again() -> None:
     trainer = Trainer(weights(1))
-    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+    with Worker(trainer.log, weights(1)) as worker:
         worker.follow(trainer.publisher.version)
         version = trainer.publish()
         assert worker._bell.wait(LONG_S)
@@ -356,7 +356,7 @@ def test_manifest_of_a_dead_incarnation_is_ignored() -> None:
     dead, alive = Trainer(weights(1)), Trainer(weights(1), incarnation=2, first=10)
     dead.publish(30)
     source = Bent(alive.log)
-    stale = dead.log.manifests_after(10)
+    stale = dead.log.wait_manifests(10, 0)
     source.order = lambda manifests: [*stale, *manifests]
     with Worker(source, weights(1)) as worker:
         worker.follow(alive.publish(3))
@@ -371,7 +371,7 @@ def test_next_incarnation_brings_the_receiver_on() -> None:
         saved = first.publish(2) and first.bits
         worker.follow(first.publish(2))
         source.is_down = True
-        source._log = (second := Trainer(saved, incarnation=2, first=50)).log
+        source._source = (second := Trainer(saved, incarnation=2, first=50)).log
         source.is_down = False
         worker.follow(second.publisher.version)  # it went back, to a checkpoint
         assert np.array_equal(worker.bits, saved)
@@ -398,7 +398,7 @@ def test_partial_staging_of_a_dead_incarnation_is_dropped() -> None:
         first.publish()
         assert pulled.wait(LONG_S)
         assert worker.receiver.held.n == 1
-        source._log = (second := Trainer(weights(1), incarnation=2, first=10)).log
+        source._source = (second := Trainer(weights(1), incarnation=2, first=10)).log
         source.is_down = False
         second.bits = changed(second.bits, 1234)
         second.publisher.publish(second.bits)
@@ -410,7 +410,7 @@ def test_staging_goes_on_where_it_broke_off() -> None:
     trainer = Trainer(weights(1))
     asked: list[int] = []
 
-    class Breaking(InProcessSource):
+    class Breaking(SourceAround):
         def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
             for tile, frame in super().chunks(key, wanted):
                 asked.append(tile)
@@ -427,7 +427,7 @@ def test_row_of_another_length_is_said_and_nothing_staged() -> None:
     trainer = Trainer(weights(1))
     asked = threading.Semaphore(0)
 
-    class Counting(InProcessSource):
+    class Counting(SourceAround):
         def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
             asked.release()
             return super().wait_manifests(after_n, timeout_s)
@@ -441,7 +441,7 @@ def test_row_of_another_length_is_said_and_nothing_staged() -> None:
 
 def test_outcome_of_a_version_that_was_not_taken_is_a_bug() -> None:
     trainer = Trainer(weights(1))
-    with Worker(InProcessSource(trainer.log), weights(1)) as worker:
+    with Worker(trainer.log, weights(1)) as worker:
         with pytest.raises(InternalError):
             worker.receiver.report(
                 Outcome(Version("run", 1, 9), CommitState.COMMITTED, row_digest(weights(1)))
@@ -465,7 +465,7 @@ def test_manifest_that_lies_about_its_digest_is_never_named() -> None:
 
 def test_close_while_a_version_lies_ready_leaves_no_thread() -> None:
     trainer = Trainer(weights(1))
-    worker = Worker(InProcessSource(trainer.log), weights(1))
+    worker = Worker(trainer.log, weights(1))
     assert worker._bell.wait(LONG_S)
     worker.receiver.close()
     assert not any(thread.name.startswith("rose-receiver") for thread in threading.enumerate())

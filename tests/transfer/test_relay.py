@@ -21,11 +21,11 @@ from rose.transfer.publishing.retention import Limits
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.commit import Commit
-from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.seed_book import SEEDS_MAX, SURVEYS_MAX, SeedBook
+from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.planted_disk import PlantedDisk
@@ -35,7 +35,7 @@ Frames = Generator[tuple[int, Frame | None], None, None]
 ROOMY = 1 << 20
 
 
-class Far(InProcessSource):
+class Far(SourceAround):
     """The other end of the slow link: counts what crosses, breaks off, and spoils."""
 
     def __init__(self, log: Any) -> None:
@@ -108,10 +108,10 @@ class World:
 
     def behind(self, n: int | None = None) -> Behind:
         bits = self.chain.bits if n is None else self.chain.by_n[n]
-        return Behind(InProcessSource(self.relay), bits)
+        return Behind(self.relay, bits)
 
     def bytes_of(self, keys: list[UpdateKey]) -> int:
-        every = {one.key: one.nbytes for one in self.chain.log.manifests_after(-1)}
+        every = {one.key: one.nbytes for one in self.chain.log.wait_manifests(-1, 0)}
         return sum(every[key] for key in keys)
 
 
@@ -151,8 +151,8 @@ def test_manifests_pass_as_they_came() -> None:
     world.round()
     world.publish(6)
     world.round(9)
-    assert world.relay.wait_after(-1, 0) == world.chain.log.wait_after(-1, 0)
-    assert all(KEY.is_signed(one) for one in world.relay.wait_after(-1, 0))
+    assert world.relay.wait_manifests(-1, 0) == world.chain.log.wait_manifests(-1, 0)
+    assert all(KEY.is_signed(one) for one in world.relay.wait_manifests(-1, 0))
 
 
 def test_spans_are_made_of_what_is_here_and_do_not_cross() -> None:
@@ -176,7 +176,7 @@ def test_spans_that_are_made_after_their_version_are_looked_back_for() -> None:
     while world.chain.spans.step():
         pass
     world.round()  # upstream has nothing newer
-    assert UpdateKey(9, 1) in {one.key for one in world.relay.wait_after(-1, 0)}
+    assert UpdateKey(9, 1) in {one.key for one in world.relay.wait_manifests(-1, 0)}
     late.follow(9)
     assert [key.n - key.base_n for key in late.taken] == [8]
     assert {key.n - key.base_n for key, _ in world.far.crossed} == {1}
@@ -185,7 +185,7 @@ def test_spans_that_are_made_after_their_version_are_looked_back_for() -> None:
 def test_spans_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for() -> None:
     world = World()
     world.chain = Chain(link="strat")
-    world.far._log = world.chain.log
+    world.far._source = world.chain.log
     world.round()
     late = world.behind()
     world.publish(8, share=0.4)
@@ -214,7 +214,7 @@ def test_a_span_that_a_merge_does_not_give_is_not_believed() -> None:
     world.publish(2)
     world.round(3)
     span = UpdateKey(3, 1)
-    [manifest] = [one for one in world.relay.wait_after(-1, 0) if one.key == span]
+    [manifest] = [one for one in world.relay.wait_manifests(-1, 0) if one.key == span]
     assert world.relay.held(span, manifest.chunks[0].tile) is None
     assert world.relay.held(span, manifest.chunks[1].tile) is not None
     with pytest.raises(CorruptData):
@@ -313,7 +313,7 @@ def test_answers_are_passed_on_once_upstream_is_there() -> None:
     assert world.chain.log.receivers()["behind"].n == 2
     assert world.chain.log.receivers()["behind"].is_match
     with pytest.raises(InvalidArgument):
-        world.relay.acknowledge("x" * 257, 1, is_match=True, digest=(0, 0))
+        world.relay.report("x" * 257, 1, is_match=True, digest=(0, 0))
 
 
 def test_answers_that_wait_are_bounded_and_one_that_is_refused_holds_none_up() -> None:
@@ -321,12 +321,12 @@ def test_answers_that_wait_are_bounded_and_one_that_is_refused_holds_none_up() -
     world.round()
     world.publish()
     for n in range(1500):  # more than wait at a relay, and more receivers than a log takes
-        world.relay.acknowledge(f"r{n}", 2, is_match=True, digest=(0, 0))
+        world.relay.report(f"r{n}", 2, is_match=True, digest=(0, 0))
     world.round()
     assert len(world.chain.log.receivers()) == 1024
     for n in range(3):
-        world.relay.acknowledge(f"new{n}", 2, is_match=True, digest=(0, 0))
-    world.relay.acknowledge("r1499", 2, is_match=False, digest=(0, 0))
+        world.relay.report(f"new{n}", 2, is_match=True, digest=(0, 0))
+    world.relay.report("r1499", 2, is_match=False, digest=(0, 0))
     world.round()
     assert not world.chain.log.receivers()["r1499"].is_match
 
@@ -349,7 +349,7 @@ def test_update_that_is_trimmed_while_it_crosses_does_not_stay_in_the_store(
 
     reader = Slow(chain.log)
     relay = Relay(
-        InProcessSource(chain.log), reader=reader, store=store,
+        chain.log, reader=reader, store=store,
         landing=Subscription(TILES, [15]), limits=Limits(versions_max=2, spans_max=0),
     )  # fmt: skip
     relay.round(0)
@@ -357,7 +357,7 @@ def test_update_that_is_trimmed_while_it_crosses_does_not_stay_in_the_store(
     reader.left = left
     with nullcontext() if left is None else pytest.raises(Unavailable):
         relay.read(single(2), (0, 1))
-    assert single(2) not in [one.key for one in relay.wait_after(-1, 0)]
+    assert single(2) not in [one.key for one in relay.wait_manifests(-1, 0)]
     assert single(2) not in [one.key for one in store.manifests()]
 
 
@@ -382,7 +382,7 @@ def test_chunk_can_be_asked_for_again_after_a_host_had_no_memory(at: int) -> Non
     chain.publish(2, is_merged=False, share=1.0)
     store = Narrow()
     landing = Subscription(TILES, [15])
-    relay = Relay(InProcessSource(chain.log), store=store, landing=landing, patience_s=0.01)
+    relay = Relay(chain.log, store=store, landing=landing, patience_s=0.01)
     relay.round(0)
     store.looks, store.failing = 0, {at}  # three looks of the caller, and then three of its flights
     with pytest.raises(MemoryError):
@@ -395,19 +395,19 @@ def test_follower_goes_on_after_a_host_had_no_memory() -> None:
     chain = Chain()
     store = Narrow()
     store.failing = {1}
-    relay = Relay(InProcessSource(chain.log), store=store)
+    relay = Relay(chain.log, store=store)
     chain.publish(2)
     with Follower(relay, backoff_s=0) as follower:
-        relay.wait_after(2, LONG_S)
+        relay.wait_manifests(2, LONG_S)
         chain.publish()
-        assert relay.wait_after(3, LONG_S)
+        assert relay.wait_manifests(3, LONG_S)
         assert follower._thread.is_alive()
     assert store.looks > 1
 
 
 def test_seed_that_is_pulled_outlives_those_of_other_ranks_and_any_number_of_surveys() -> None:
     chain = Chain()
-    relay = Relay(InProcessSource(chain.log), store=MemoryStore())
+    relay = Relay(chain.log, store=MemoryStore())
     relay.round(0)
     seed = relay.seed(None, (0, 1))
     assert seed is not None
@@ -465,12 +465,12 @@ def test_relay_follows_upstream_to_another_run_whatever_its_numbers(
     assert world.relay.chunk(seed.key, 0) is not None
     log = VersionLog()
     publisher = other_run(log, versions)
-    world.far._log = log
+    world.far._source = log
     if is_started_again:
         world.start()
     world.round(3)
-    told = world.relay.wait_after(-1, 0)
-    assert told == log.manifests_after(-1)
+    told = world.relay.wait_manifests(-1, 0)
+    assert told == log.wait_manifests(-1, 0)
     for manifest in told:
         for chunk in manifest.chunks:
             frame = world.relay.chunk(manifest.key, chunk.tile)
@@ -513,7 +513,7 @@ def test_what_a_disk_lost_is_known_again_after_a_restart() -> None:
     del disk.files["3.2.update"]
     world.start()
     world.round()
-    late.source._log = world.relay
+    late.source._source = world.relay
     late.follow(4)
     assert np.array_equal(late.bits, world.chain.bits)
     assert late.staging.statistics().seeds == 0
@@ -526,7 +526,7 @@ def test_a_chunk_that_came_before_its_flight_began_is_not_fetched() -> None:
     world = World()
     world.round()
     world.publish(share=1.0)
-    manifest = world.relay.wait_after(1, 0)[0]
+    manifest = world.relay.wait_manifests(1, 0)[0]
     frames = world.relay._frames
     assert frames.begin(manifest.key, manifest.chunks) == ([], {})
     assert len(frames._flights) == 0
@@ -540,7 +540,7 @@ def test_after_an_outage_the_cheapest_way_to_the_newest_lands() -> None:
     world.start()
     world.round()
     assert {key for key, _ in world.far.crossed} == {UpdateKey(17, 1)}
-    one.source._log = world.relay
+    one.source._source = world.relay
     one.follow(17)
     assert np.array_equal(one.bits, world.chain.bits)
 
@@ -555,7 +555,7 @@ def test_damage_stops_at_the_relay() -> None:
     world.far.spoiled = 1 << 30
     world.publish()
     assert world.relay.failure is not None
-    manifest = world.relay.wait_after(2, 0)[0]
+    manifest = world.relay.wait_manifests(2, 0)[0]
     for chunk in manifest.chunks:
         assert world.relay.held(manifest.key, chunk.tile) is None
     with pytest.raises(CorruptData, match="damaged 2 times"):
@@ -595,7 +595,7 @@ def test_whole_tiles_are_forwarded_and_cross_once() -> None:
     world = World()
     world.round()
     world.publish(2)
-    strangers = [Behind(InProcessSource(world.relay), weights(70 + n)) for n in range(3)]
+    strangers = [Behind(world.relay, weights(70 + n)) for n in range(3)]
     for one in strangers:
         one.follow(3)
         assert np.array_equal(one.bits, world.chain.bits)
@@ -652,7 +652,7 @@ def test_what_upstream_forgot_is_told_as_forgotten() -> None:
     world.round()
     world.chain.log._shelf.forget([single(2)])
     assert world.relay.chunk(single(2), 0) is None
-    assert single(2) not in {one.key for one in world.relay.wait_after(-1, 0)}
+    assert single(2) not in {one.key for one in world.relay.wait_manifests(-1, 0)}
 
 
 def test_a_relay_keeps_to_its_limits() -> None:
@@ -661,7 +661,7 @@ def test_a_relay_keeps_to_its_limits() -> None:
     for _ in range(20):
         world.publish()
         assert world.relay._shelf.nbytes <= 2000
-    keys = [one.key for one in world.relay.wait_after(1, 0)]
+    keys = [one.key for one in world.relay.wait_manifests(1, 0)]
     assert sum(key.n - key.base_n == 1 for key in keys) <= 3
     assert world.chain.publisher.version.n == world.relay.newest_n
 
@@ -673,15 +673,15 @@ def test_another_incarnation_replaces_what_was_and_a_dead_one_does_not() -> None
     old = world.chain.log
     log = VersionLog()
     RowPublisher(world.chain.bits, "run", 2, 5, log, tile_elements=TILE, signing=KEY)
-    world.far._log = log
+    world.far._source = log
     world.round()
-    assert [one.version.n for one in world.relay.wait_after(-1, 0)] == [5]
-    world.far._log = old
+    assert [one.version.n for one in world.relay.wait_manifests(-1, 0)] == [5]
+    world.far._source = old
     world.start()
-    world.far._log = log
+    world.far._source = log
     world.round()
-    world.relay._learn(old.manifests_after(-1))
-    assert [one.version.n for one in world.relay.wait_after(-1, 0)] == [5]
+    world.relay._learn(old.wait_manifests(-1, 0))
+    assert [one.version.n for one in world.relay.wait_manifests(-1, 0)] == [5]
 
 
 @pytest.mark.parametrize(("misses", "seeds"), [(3, 0), (1 << 30, 1)])
@@ -692,7 +692,7 @@ def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetche
     world = World()
     world.round()
 
-    class Lacking(InProcessSource):
+    class Lacking(SourceAround):
         left = misses
 
         def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
@@ -756,7 +756,7 @@ class Script:
 
     def receive(self, at: int | None = None) -> None:
         one = self.receivers[int(self.rng.integers(3)) if at is None else at]
-        one.source._log = self.world.relay
+        one.source._source = self.world.relay
         with suppress(RoseError):
             one.round()
 
@@ -864,7 +864,7 @@ def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> No
     chain = Chain()
     relay = Relay(Far(chain.log), store=MemoryStore())
     with Follower(relay, backoff_s=0.001, wait_s=0.05) as follower:
-        workers = [Worker(InProcessSource(relay), weights(1), signing=KEY) for _ in range(2)]
+        workers = [Worker(relay, weights(1), signing=KEY) for _ in range(2)]
         try:
             for _ in range(5):
                 chain.publish()
@@ -887,4 +887,4 @@ def test_a_follower_goes_on_when_upstream_comes_back() -> None:
     with Follower(relay, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05) as follower:
         eventually(lambda: "away" in (follower.failure or ""))
         far.is_away = False
-        assert relay.wait_after(-1, LONG_S) != []
+        assert relay.wait_manifests(-1, LONG_S) != []

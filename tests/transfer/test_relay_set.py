@@ -15,10 +15,10 @@ from rose.transfer.codec.delta import Delta
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.relay_set import RelaySet
+from rose.transfer.source import Frame, SourceAround
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import TILES, weights
 
@@ -36,7 +36,7 @@ class HandClock:
         self.seconds += seconds
 
 
-class Near(InProcessSource):
+class Near(SourceAround):
     """A relay as a receiver reaches it: it may be gone, and counts who was asked what."""
 
     def __init__(self, relay: Any) -> None:
@@ -136,7 +136,7 @@ class Malicious(Near):
                     delta = Delta.from_bytes(frame)
                     yield tile, replace(delta, digest=(delta.digest[0] ^ 1, 9)).to_bytes()
                 case "swaps":
-                    yield tile, self._log.chunk(key, (tile + 1) % len(TILES)) or frame
+                    yield tile, self._source.chunk(key, (tile + 1) % len(TILES)) or frame
                 case "repeats":
                     yield from ((tile, frame), (tile, frame), (1 << 20, frame))
                 case "cuts":
@@ -164,7 +164,7 @@ class Cluster:
         self.landing = {tile: tile % count for tile in range(len(TILES))}
         self.relays = [
             Relay(
-                InProcessSource(self.chain.log),
+                self.chain.log,
                 store=MemoryStore(),
                 landing=Subscription(TILES, [t for t, at in self.landing.items() if at == mine]),
                 patience_s=0,
@@ -220,7 +220,7 @@ def test_each_chunk_is_asked_of_the_relay_where_it_lands() -> None:
     for at, near in enumerate(cluster.near):
         assert near.tiles
         assert {tile % 3 for _, tile in near.tiles} == {at}
-    every = {one.key: one.nbytes for one in cluster.chain.log.manifests_after(-1)}
+    every = {one.key: one.nbytes for one in cluster.chain.log.wait_manifests(-1, 0)}
     assert cluster.crossing_bytes() == sum(every[UpdateKey(n, n - 1)] for n in range(2, 6))
     assert cluster.liars == []
 
@@ -446,7 +446,7 @@ def test_of_a_relay_of_another_format_or_without_room_another_one_is_asked(
 
 
 def test_a_set_of_no_relays_or_a_landing_nowhere_is_refused() -> None:
-    near = [InProcessSource(Chain().log)]
+    near = [Chain().log]
     for relays, landing in (([], {}), (near, {0: 1})):
         with pytest.raises(InvalidArgument):
             RelaySet(relays, landing, signing=KEY, clock=HandClock(), on_liar=lambda *_: None)

@@ -22,8 +22,8 @@ from rose.transfer.manifest import WHOLE, Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.source import Frame
 from rose.transfer.relaying.relay import Relay
+from rose.transfer.source import Frame
 from rose.transfer.version import Version
 from rose.transfer.wire import messages
 from rose.transfer.wire import server as server_module
@@ -133,7 +133,7 @@ def test_report_that_is_refused_stops_neither_a_relay_nor_a_receiver(
         with pytest.raises(InvalidArgument, match="name"):
             source.report("", 1, is_match=True, digest=(0, 0))
         relay = Relay(source, store=MemoryStore())
-        relay.acknowledge("r", 1, is_match=True, digest=(0, 0))
+        relay.report("r", 1, is_match=True, digest=(0, 0))
         with Worker(source, weights(1)) as worker:
             for seed in range(2):
                 publisher.publish(changed(weights(1), seed))
@@ -168,7 +168,7 @@ def test_more_manifests_than_fit_into_a_reply_come_in_several(
         return some, is_more
 
     monkeypatch.setattr(server_module, "page", small)
-    kept = publisher._publisher._log.manifests_after(-1)
+    kept = publisher._publisher._log.wait_manifests(-1, 0)
     with source_of(server) as source:
         for after in (-1, 1, 3, 5):
             replies.clear()
@@ -188,7 +188,7 @@ def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
     told: str,
 ) -> None:
     publisher.publish(changed(weights(1), 1))
-    first = tuple(publisher._publisher._log.manifests_after(-1))[:1]
+    first = tuple(publisher._publisher._log.wait_manifests(-1, 0))[:1]
     replies = 0
 
     def endless(_: object) -> tuple[tuple[Manifest, ...], bool]:
@@ -594,11 +594,11 @@ def test_source_that_is_closed_says_so(server: WeightServer) -> None:
 
 def test_closing_the_server_ends_a_wait() -> None:
     class Watched(VersionLog):
-        def wait_after(
-            self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
+        def wait_manifests(
+            self, after_n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
         ) -> list[Manifest]:
             waiting.set()
-            found = super().wait_after(n, timeout_s, is_over=is_over)
+            found = super().wait_manifests(after_n, timeout_s, is_over=is_over)
             why.append(is_over())
             return found
 

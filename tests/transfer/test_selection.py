@@ -12,7 +12,6 @@ from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.selection import Selection, drift_of
-from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.tiles import Tiles
 from tests.transfer.lr_law import bits_of_floats
 from tests.transfer.worker import TILE, TILES, Bits, Worker
@@ -40,7 +39,7 @@ def test_largest_changes_of_each_tile_are_sent_and_receivers_hold_the_shadow() -
     log = VersionLog()
     publisher = publisher_of(old, log, Selection(share=0.1))
     [contributor] = publisher._publisher._contributors
-    with Worker(InProcessSource(log), old) as worker:
+    with Worker(log, old) as worker:
         worker.follow(publisher.publish(new).version)
         held = worker.bits
     shadow = np.concatenate([contributor.shadow.bits(tile.index) for tile in TILES])
@@ -58,7 +57,7 @@ def test_what_was_left_out_comes_with_later_versions() -> None:
     log = VersionLog()
     publisher = publisher_of(old, log, Selection(share=0.2))
     unsent = []
-    with Worker(InProcessSource(log), old) as worker:
+    with Worker(log, old) as worker:
         for _ in range(12):
             worker.follow(publisher.publish(new).version)
             unsent.append(publisher.drift.unsent)

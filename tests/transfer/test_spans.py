@@ -18,7 +18,6 @@ from rose.transfer.publishing.spans import SpanMaker, Update, merged_update
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from tests.transfer.chain_world import KEY, Behind, Chain
@@ -30,7 +29,7 @@ def test_a_receiver_that_is_behind_needs_few_updates(newest: int, lag: int) -> N
     chain = Chain()
     start = max(1, newest - lag)
     chain.publish(start - 1)
-    behind = Behind(InProcessSource(chain.log), chain.bits)
+    behind = Behind(chain.log, chain.bits)
     chain.publish(newest - start)
     behind.follow(newest)
     assert np.array_equal(behind.bits, chain.bits)
@@ -50,7 +49,7 @@ def test_spans_begin_at_multiples_of_their_length_from_the_opening() -> None:
 def test_a_span_has_fewer_bytes_than_its_parts_and_the_bytes_of_a_pack_at_once() -> None:
     chain = Chain()
     chain.publish(8, share=0.3)
-    manifests = {one.key: one for one in chain.log.manifests_after(-1)}
+    manifests = {one.key: one for one in chain.log.wait_manifests(-1, 0)}
     span = manifests[UpdateKey(9, 1)]
     assert span.nbytes < 0.7 * sum(manifests[UpdateKey(n, n - 1)].nbytes for n in range(2, 10))
     assert span.digest == row_digest(chain.by_n[9])
@@ -71,7 +70,7 @@ def test_a_tile_that_ends_as_it_began_is_not_in_a_span() -> None:
         chain.publisher.publish(bits)
         while chain.spans.step():
             pass
-    [span] = [one for one in chain.log.manifests_after(-1) if one.key == UpdateKey(3, 1)]
+    [span] = [one for one in chain.log.wait_manifests(-1, 0) if one.key == UpdateKey(3, 1)]
     assert [chunk.tile for chunk in span.chunks] == [0]
 
 
@@ -79,16 +78,16 @@ def test_spans_are_signed_as_versions_are() -> None:
     chain = Chain()
     chain.publish(2)
     assert chain.spans_there() == [(1, 3)]
-    assert all(KEY.is_signed(one) for one in chain.log.manifests_after(-1))
+    assert all(KEY.is_signed(one) for one in chain.log.wait_manifests(-1, 0))
     unsigned = Chain(signing=Signing())
     unsigned.publish(2)
-    assert not any(KEY.is_signed(one) for one in unsigned.log.manifests_after(-1))
+    assert not any(KEY.is_signed(one) for one in unsigned.log.wait_manifests(-1, 0))
 
 
 def test_links_over_a_slow_link_have_spans_too() -> None:
     chain = Chain(link="strat")
     chain.publish(1)
-    behind = Behind(InProcessSource(chain.log), chain.bits)
+    behind = Behind(chain.log, chain.bits)
     chain.publish(20, share=0.4)
     behind.follow(22)
     assert np.array_equal(behind.bits, chain.bits)
@@ -98,11 +97,11 @@ def test_links_over_a_slow_link_have_spans_too() -> None:
 def test_a_receiver_of_some_tiles_goes_by_spans() -> None:
     chain = Chain()
     subset = [0, 3, 7]
-    behind = Behind(InProcessSource(chain.log), chain.bits)
-    some = Behind(InProcessSource(chain.log), chain.bits)
+    behind = Behind(chain.log, chain.bits)
+    some = Behind(chain.log, chain.bits)
     some.staging = Staging(
         some.source, "some",
-        Held(NAMELESS, Subscription(TILES, subset).digest_of(chain.log.manifests_after(-1)[0])),
+        Held(NAMELESS, Subscription(TILES, subset).digest_of(chain.log.wait_manifests(-1, 0)[0])),
         Subscription(TILES, subset), puller=Puller(some.source, threading.Event()),
         on_staged=lambda: None, signing=KEY,
     )  # fmt: skip
@@ -134,14 +133,14 @@ def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
     links = chain.log._shelf.links()
     for link in links:
         assert path(links, link.key.base_n, 30) is not None
-    behind = Behind(InProcessSource(chain.log), chain.by_n[1])
+    behind = Behind(chain.log, chain.by_n[1])
     behind.follow(30)
     assert np.array_equal(behind.bits, chain.bits)
     assert behind.staging.statistics().seeds == 0
 
 
 def singles(log: VersionLog) -> list[UpdateKey]:
-    keys = [one.key for one in log.manifests_after(-1)]
+    keys = [one.key for one in log.wait_manifests(-1, 0)]
     return [key for key in keys if key.n - key.base_n == 1]
 
 
@@ -163,7 +162,7 @@ def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
     chain.publisher._publisher._on_published = note
     chain.publish(2)
     assert chain.spans_there() == [(1, 3), (1, 5), (3, 5), (6, 8)]
-    behind = Behind(InProcessSource(chain.log), chain.by_n[1])
+    behind = Behind(chain.log, chain.by_n[1])
     behind.follow(8)
     assert np.array_equal(behind.bits, chain.bits)
 
@@ -214,7 +213,7 @@ def test_updates_that_are_not_in_a_row_are_no_span() -> None:
 def test_a_span_of_other_versions_or_in_a_closed_log_is_not_kept() -> None:
     chain = Chain()
     chain.publish(2)
-    [span] = [one for one in chain.log.manifests_after(-1) if one.key == UpdateKey(3, 1)]
+    [span] = [one for one in chain.log.wait_manifests(-1, 0) if one.key == UpdateKey(3, 1)]
     frames = dict(chain.log.frames(span.key) or {})
     other = Chain()
     other.publish(1)

@@ -15,11 +15,11 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.source import InProcessSource, Source
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.row import Row
+from rose.transfer.source import Source, SourceAround
 from tests.transfer.chain_world import KEY, Chain
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, weights
 
@@ -80,7 +80,7 @@ def step_in(chain: Chain, tile: int) -> None:
     chain.publisher.publish(chain.bits)
 
 
-class Interrupted(InProcessSource):
+class Interrupted(SourceAround):
     """Lets something happen while the receiver waits for manifests."""
 
     meanwhile: Callable[[], None] | None = None
@@ -114,7 +114,7 @@ def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> Non
 
 def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> None:
     chain = Chain()
-    part = Part(InProcessSource(chain.log), chain.bits, range(len(TILES)))
+    part = Part(chain.log, chain.bits, range(len(TILES)))
     part.round()
     step_in(chain, 1)
     part.round()
@@ -136,11 +136,11 @@ def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() 
     chain.publish(3)
     old = chain.log.seed(2, ())
 
-    class Behindhand(InProcessSource):
+    class Behindhand(SourceAround):
         def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
             return old if n is None else None
 
-    part = Part(InProcessSource(chain.log), chain.bits)
+    part = Part(chain.log, chain.bits)
     part.round(2)
     assert part.staging.held.version == chain.publisher.version
     part.staging._source = Behindhand(chain.log)
@@ -163,20 +163,20 @@ def older_run() -> VersionLog:
 
 def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog) -> None:
     chain = Chain()
-    part = Part(InProcessSource(chain.log), chain.bits)
+    part = Part(chain.log, chain.bits)
     part.round()
     chain.publish(1)
     part.round()
     held = part.staging.held
     assert held.version == chain.publisher.version
-    part.staging._source = InProcessSource(older_run)
+    part.staging._source = older_run
     for drift in (False, True):
         if drift:
             part.drift(2)
         with pytest.raises(InvalidArgument, match="another run"):
             part.round()
         assert part.staging.staged_version is None
-    part.staging._source = InProcessSource(chain.log)
+    part.staging._source = chain.log
     part.round(2)
     assert part.staging.held.version == held.version
     assert part.is_like(chain.bits)
@@ -187,12 +187,12 @@ def test_manifests_of_another_run_among_those_of_its_own_say_nothing(
 ) -> None:
     chain = Chain()
 
-    class Mixed(InProcessSource):
+    class Mixed(SourceAround):
         def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
             own = super().wait_manifests(after_n, timeout_s)
-            return [*own, *older_run.manifests_after(after_n)]
+            return [*own, *older_run.wait_manifests(after_n, 0)]
 
-    part = Part(InProcessSource(chain.log), chain.bits)
+    part = Part(chain.log, chain.bits)
     part.round()
     part.staging._source = Mixed(chain.log)
     chain.publish(2, is_merged=False)
@@ -203,8 +203,8 @@ def test_manifests_of_another_run_among_those_of_its_own_say_nothing(
 
 def test_receiver_that_was_told_so_goes_on_with_another_run(older_run: VersionLog) -> None:
     chain = Chain()
-    part = Part(InProcessSource(chain.log), chain.bits, runs_may_change=True)
+    part = Part(chain.log, chain.bits, runs_may_change=True)
     part.round()
-    part.staging._source = part.staging._puller._source = InProcessSource(older_run)
+    part.staging._source = part.staging._puller._source = older_run
     part.round(3)
-    assert part.staging.held.version == older_run.manifests_after(-1)[-1].version
+    assert part.staging.held.version == older_run.wait_manifests(-1, 0)[-1].version

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rose.errors import CorruptData, OutOfMemory, Unavailable
+from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
-from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.version import Version
 from tests.transfer.planted_disk import PlantedDisk
 
@@ -45,7 +45,7 @@ def frames(n: int, *tiles: int) -> dict[int, bytes]:
     return {tile: frame(n, tile) for tile in tiles or range(TILES)}
 
 
-def stores(tmp_path: Path) -> dict[str, Callable[[], Store]]:
+def stores(tmp_path: Path) -> dict[str, Callable[[], MemoryStore]]:
     return {
         "memory": MemoryStore,
         "planted": lambda: DiskStore(PlantedDisk(), bytes_max=ROOMY),
@@ -63,7 +63,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path):
     made.close()
 
 
-def test_what_is_put_is_there(store: Store) -> None:
+def test_what_is_put_is_there(store: MemoryStore) -> None:
     store.put(manifest(2), frames(2, 0, 3))
     store.put(manifest(1), {})
     assert store.get(UpdateKey(2, 1), 3) == frame(2, 3)
@@ -79,7 +79,7 @@ def test_what_is_put_is_there(store: Store) -> None:
     assert store.nbytes == len(frame(2, 0) + frame(2, 1) + frame(2, 3))
 
 
-def test_what_is_forgotten_is_gone(store: Store) -> None:
+def test_what_is_forgotten_is_gone(store: MemoryStore) -> None:
     store.put(manifest(2), frames(2))
     store.put(manifest(3), frames(3))
     store.forget(UpdateKey(2, 1))
@@ -89,7 +89,7 @@ def test_what_is_forgotten_is_gone(store: Store) -> None:
     assert store.nbytes == sum(map(len, frames(3).values()))
 
 
-def test_a_frame_of_another_size_is_refused_and_nothing_of_it_kept(store: Store) -> None:
+def test_a_frame_of_another_size_is_refused_and_nothing_of_it_kept(store: MemoryStore) -> None:
     for wrong in ({0: frame(2, 0), 1: frame(2, 1) + b"\0"}, {0: frame(2, 0), 9: b"x"}):
         with pytest.raises(CorruptData):
             store.put(manifest(2), wrong)
@@ -185,6 +185,13 @@ def test_files_of_others_and_of_other_names_are_not_taken_for_updates() -> None:
     left = PlantedDisk({name: disk.files[name], **others})
     assert [one.key.n for one in DiskStore(left, bytes_max=ROOMY).manifests()] == [2]
     assert sorted(left.files) == sorted([name, "notes.txt"])
+
+
+def test_a_folder_of_an_earlier_rose_is_refused_and_nothing_of_it_is_removed() -> None:
+    disk = PlantedDisk({"2.1.update": b"ROSEUPD1" + bytes(99)})
+    with pytest.raises(InvalidArgument, match="earlier rose"):
+        DiskStore(disk, bytes_max=ROOMY)
+    assert set(disk.files) == {"2.1.update"}
 
 
 def test_a_full_disk_is_said_and_what_is_kept_is_served() -> None:

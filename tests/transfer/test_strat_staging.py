@@ -12,8 +12,8 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.row import Row
+from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.lr_law import bits_of_floats
@@ -59,7 +59,7 @@ class Staging(Worker):
             return rows[0].bits(tile)
 
         super().__init__(
-            InProcessSource(trainer.log),
+            trainer.log,
             bits,
             tiles=TILES,
             wrap=lambda row: rows.append(row) or row,
@@ -70,7 +70,7 @@ class Staging(Worker):
 
 def late(trainer: Trainer, bits: Bits) -> Worker:
     """Return a worker whose receiver has no base: its commits unpack."""
-    return Worker(InProcessSource(trainer.log), bits, tiles=TILES)
+    return Worker(trainer.log, bits, tiles=TILES)
 
 
 def deltas_in(log: VersionLog, manifest: Manifest) -> list[Delta]:
@@ -88,7 +88,7 @@ def test_links_come_through_bit_for_bit_with_and_without_a_base(make: Any) -> No
             assert np.array_equal(worker.bits, trainer.bits)
         assert {one.state for one in worker.outcomes} == {CommitState.COMMITTED}
         assert worker.receiver.stats.seeds == worker.receiver.stats.given_up == 0
-    (last,) = trainer.log.manifests_after(version.n - 1)
+    (last,) = trainer.log.wait_manifests(version.n - 1, 0)
     assert all(delta.rule is not None for delta in deltas_in(trainer.log, last))
 
 
@@ -115,14 +115,12 @@ def test_what_was_pulled_stays_until_it_is_unpacked(fault: type[Exception]) -> N
 
     bits = trainer.bits
     row = Row(bits.copy(), TILES)
-    with Worker(
-        InProcessSource(trainer.log), bits, tiles=TILES, wrap=lambda _: row, base=base
-    ) as worker:
+    with Worker(trainer.log, bits, tiles=TILES, wrap=lambda _: row, base=base) as worker:
         worker.follow(trainer.publish())
         assert left == 0
         assert np.array_equal(np.concatenate([row.bits(i) for i in range(3)]), trainer.bits)
         sent = trainer.log.statistics().sent_bytes
-        [last] = trainer.log.manifests_after(worker.receiver.held.n - 1)
+        [last] = trainer.log.wait_manifests(worker.receiver.held.n - 1, 0)
         assert sent == sum(chunk.nbytes for chunk in last.chunks)
 
 
@@ -185,7 +183,7 @@ def test_a_version_that_the_log_refuses_leaves_the_next_one_sound(
 def test_a_damaged_link_is_asked_for_again() -> None:
     trainer = Trainer()
 
-    class Bent(InProcessSource):
+    class Bent(SourceAround):
         left = 1
 
         def chunks(

@@ -10,7 +10,6 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.row import Row
 from rose.units import NS_PER_MS
@@ -82,7 +81,7 @@ def test_drift_that_a_sweep_found_is_repaired_where_it_is_tile_by_tile() -> None
     log = VersionLog()
     old, new = weights(1), changed(weights(1), 2)
     publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
-    with Worker(InProcessSource(log), old) as worker:
+    with Worker(log, old) as worker:
         publisher.publish(new)
         worker.follow(publisher.version)
         before = worker.receiver.stats
@@ -104,7 +103,7 @@ def test_drift_that_is_found_while_a_version_is_staged_comes_first() -> None:
     log = VersionLog()
     old, new = weights(1), changed(weights(1), 2)
     publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
-    with Worker(InProcessSource(log), old) as worker:
+    with Worker(log, old) as worker:
         publisher.publish(new)
         worker.follow(publisher.version)
         newer = changed(new, 3)
@@ -124,7 +123,7 @@ def test_drift_that_is_found_during_a_commit_is_seen_by_that_commit() -> None:
     log = VersionLog()
     old, new = weights(1), changed(weights(1), 2)
     publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
-    with Worker(InProcessSource(log), old) as worker:
+    with Worker(log, old) as worker:
         publisher.publish(new)
         worker.follow(publisher.version)
         publisher.publish(changed(new, 3))

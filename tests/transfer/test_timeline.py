@@ -16,7 +16,6 @@ from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.source import InProcessSource
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
 from rose.transfer.version import Version
@@ -69,7 +68,7 @@ def test_spans_of_an_update_nest_and_tell_what_was_done() -> None:
     contributor.timeline = timeline
     assert isinstance(contributor, Contributor)
     publisher = Publisher([contributor], TILES, Version("run", 1, 1), log)
-    source = TimedSource(InProcessSource(log), timeline)
+    source = TimedSource(log, timeline)
     row, bell = Row(bits.copy(), TILES), threading.Event()
     receiver = Receiver(
         source,

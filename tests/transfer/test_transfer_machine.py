@@ -23,10 +23,10 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.source import Frame, InProcessSource
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
+from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from tests.transfer.worker import Bits, changed, weights
@@ -41,7 +41,7 @@ def row_digest(bits: Bits) -> Digest:
     return digest_in_tiles(bits, TILE)
 
 
-class Wire(InProcessSource):
+class Wire(SourceAround):
     """Breaks off after some chunks, and spoils some."""
 
     def __init__(self, log: VersionLog) -> None:
@@ -139,7 +139,7 @@ class TransferMachine(RuleBasedStateMachine):
     def trainer_dies_and_comes_back(self, data: st.DataObject) -> None:
         known = sorted(version for version in self.by_name if version.run)
         self.start(self.by_name[data.draw(st.sampled_from(known))])
-        self.source._log = self.log
+        self.source._source = self.log
         self.source.left = None
 
     @rule(chunks=st.integers(0, 4))

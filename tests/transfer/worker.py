@@ -12,9 +12,9 @@ from rose.transfer.digests import Digest
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiving.commit import Commit, CommitState, Target
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
+from rose.transfer.source import Source
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 

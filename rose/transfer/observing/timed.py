@@ -1,14 +1,14 @@
 """The parts of an update that a timeline shows, each around the part that does the work."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import Chunks, VersionLog
-from rose.transfer.receiving.source import NOTHING_KNOWN, Frame, Source, SourceAround
 from rose.transfer.receiving.staleness import Staleness
+from rose.transfer.source import NOTHING_KNOWN, Frames, Source, SourceAround
 from rose.transfer.views import TileViews
 
 
@@ -58,9 +58,7 @@ class TimedSource(SourceAround):
             self.staleness.seen(one.version)
         return manifests
 
-    def chunks(
-        self, key: UpdateKey, wanted: Sequence[Chunk]
-    ) -> Generator[tuple[int, Frame | None], None, None]:
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Pass them on; the span lasts until the last one is taken."""
         begin_ns = self._timeline.now_ns()
         if self._stage_ns is None or self._stage_n != key.n:

@@ -90,11 +90,6 @@ class Plan:
         sent = (tile for tile in self.tiles if tile.contributor == rank)
         return {tile: views[0] for tile, views in _places(self.sources.shards, rank, sent)}
 
-    def source_view(self, tile: int) -> LocalView:
-        """Return where the contributor of one tile has it; `sent_from` is for all of a rank's."""
-        one = self.tiles[tile]
-        return next(_places(self.sources.shards, one.contributor, [one]))[1][0]
-
     def _replica(self, name: str) -> Replica:
         for replica in self.replicas:
             if replica.name == name:

@@ -1,4 +1,4 @@
-"""Arithmetic of boxes: which lie in which, which meet, and where a part of one is in memory."""
+"""Arithmetic of boxes: which lie in which, and where a part of one is in memory."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,6 @@ def contains(outer: Region, inner: Region) -> bool:
         first <= at and at + count <= first + size
         for first, size, at, count in zip(
             outer.offset, outer.shape, inner.offset, inner.shape, strict=True
-        )
-    )
-
-
-def meets(one: Region, other: Region) -> bool:
-    """Whether two boxes of one tensor have an element in common."""
-    return all(
-        first < at + count and at < first + size
-        for first, size, at, count in zip(
-            one.offset, one.shape, other.offset, other.shape, strict=True
         )
     )
 
@@ -62,15 +52,9 @@ class RegionIndex:
 
     def around(self, part: Region) -> Iterator[int]:
         """Yield the places of the boxes that have all of `part`, ascending by first index."""
-        return (place for place in self._near(part) if contains(self._regions[place], part))
-
-    def meeting(self, part: Region) -> Iterator[int]:
-        """Yield the places of the boxes that have some of `part`, ascending by first index."""
-        return (place for place in self._near(part) if meets(self._regions[place], part))
-
-    def _near(self, part: Region) -> list[int]:
-        if not part.offset:
-            return self._by_first
-        at = part.offset[0]
-        start = bisect_right(self._firsts, (at - self._longest,))
-        return self._by_first[start : bisect_left(self._firsts, (at + part.shape[0],))]
+        near = self._by_first
+        if part.offset:
+            at = part.offset[0]
+            start = bisect_right(self._firsts, (at - self._longest,))
+            near = near[start : bisect_left(self._firsts, (at + part.shape[0],))]
+        return (place for place in near if contains(self._regions[place], part))

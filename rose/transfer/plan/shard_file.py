@@ -84,7 +84,7 @@ def shards_from_json(content: bytes, *, what: str) -> ShardFile:
     return file
 
 
-def decoded(kind: type[T], content: bytes, what: str) -> T:
+def decoded(kind: type[T], content: bytes, what: str, *, reads: int = FORMAT) -> T:
     """Read the content of a file as what it should be.
 
     Raises:
@@ -94,8 +94,8 @@ def decoded(kind: type[T], content: bytes, what: str) -> T:
         raise InvalidArgument(f"{what} has more than {FILE_BYTES_MAX >> 20} MiB")
     try:
         version = msgspec.json.decode(content, type=_Envelope).format
-        if version != FORMAT:
-            raise InvalidArgument(f"{what} has format {version}; this rose reads {FORMAT}")
+        if version != reads:
+            raise InvalidArgument(f"{what} has format {version}; this rose reads {reads}")
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidArgument(f"{what} cannot be read: {error}") from None

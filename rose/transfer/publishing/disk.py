@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rose.errors import OutOfMemory, RoseError, Unavailable
 from rose.whole_file import sync_folder
@@ -17,39 +17,11 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BESIDE: Final = ".partial"
 
 
-class Disk(Protocol):
-    """Files by name. Any thread reads; one thread at a time changes.
-
-    Every call raises OutOfMemory where the disk is full, and Unavailable where it fails or is slow.
-    """
-
-    def names(self) -> list[str]:
-        """Return the names of all whole files."""
-        ...
-
-    def read(self, name: str, first: int = 0, nbytes: int | None = None) -> bytes:
-        """Return bytes of a file from `first` on, to its end or at most so many."""
-        ...
-
-    def write(self, name: str, parts: Sequence[bytes]) -> None:
-        """Make a file that is there whole, also after a crash, or not at all."""
-        ...
-
-    def extend(self, name: str, first: int, parts: Sequence[bytes]) -> None:
-        """Let a file go on from `first`; after a crash or an error its end may be torn there."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Drop a file; one that is not there is as good as dropped."""
-        ...
-
-    def close(self) -> None:
-        """Wait for what is under way."""
-        ...
-
-
 class HostDisk:
     """A folder of this machine, for which no caller waits longer than `write_s` with a change.
+
+    Any thread reads; one thread at a time changes. Every call raises OutOfMemory where the disk is
+    full, and Unavailable where it fails or is slow.
 
     One thread of its own changes the folder. What it could not finish in time is given up: it is
     not in the folder once that thread gets to it, and until then every further change is refused.
@@ -75,7 +47,7 @@ class HostDisk:
         self._pool = ThreadPoolExecutor(1, "rose-disk")
 
     def names(self) -> list[str]:
-        """List the folder."""
+        """Return the names of all whole files."""
         try:
             found = [one.name for one in self._directory.iterdir() if one.is_file()]
         except OSError as error:
@@ -83,7 +55,7 @@ class HostDisk:
         return sorted(name for name in found if not name.endswith(_BESIDE))
 
     def read(self, name: str, first: int = 0, nbytes: int | None = None) -> bytes:
-        """Read in the thread that asks."""
+        """Return bytes of a file from `first` on, to its end or at most so many."""
         try:
             with (self._directory / name).open("rb") as file:
                 file.seek(first)
@@ -92,7 +64,7 @@ class HostDisk:
             raise _failure(self._directory / name, error) from error
 
     def write(self, name: str, parts: Sequence[bytes]) -> None:
-        """Write beside, wait until the disk has it, rename, wait until the disk has the name."""
+        """Make a file that is there whole, also after a crash, or not at all."""
         beside, path = self._directory / (name + _BESIDE), self._directory / name
 
         def change(is_given_up: Callable[[], bool]) -> None:
@@ -126,7 +98,7 @@ class HostDisk:
         self._run(path, change)
 
     def remove(self, name: str) -> None:
-        """Unlink."""
+        """Drop a file; one that is not there is as good as dropped."""
         path = self._directory / name
         self._run(path, lambda _: path.unlink(missing_ok=True))
 

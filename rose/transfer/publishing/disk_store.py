@@ -6,18 +6,19 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Final
 
-from rose.errors import CorruptData, OutOfMemory, Unavailable
-from rose.transfer import manifest_bytes
+from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Manifest, UpdateKey
-from rose.transfer.publishing.disk import Disk
+from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.store import MemoryStore, check_sizes
 from rose.units import GIB
 
 MEMORY_BYTES_MAX: Final = GIB
 
-_MAGIC: Final = b"ROSEUPD1"
+_MAGIC: Final = b"ROSEUPM2"
+_MAGIC_BEFORE: Final = b"ROSEUPD1"
 # magic, bytes of the manifest, its CRC
 _HEADER: Final = struct.Struct("<8sII")
 # tile, bytes of the frame, its CRC; the frame follows
@@ -38,7 +39,7 @@ class _File:
         return sum(nbytes for _, nbytes, _ in self.places.values())
 
 
-class DiskStore:
+class DiskStore(MemoryStore):
     """Keeps each update in a file of a folder; the folder is the index.
 
     The first frames of an update come with its manifest, and are there after a crash, all or none.
@@ -56,17 +57,17 @@ class DiskStore:
 
     Raises:
         Unavailable: the disk cannot be read.
+        InvalidArgument: an earlier rose wrote a file of it.
     """
 
     def __init__(
-        self, disk: Disk, *, bytes_max: int, memory_bytes_max: int = MEMORY_BYTES_MAX
+        self, disk: HostDisk, *, bytes_max: int, memory_bytes_max: int = MEMORY_BYTES_MAX
     ) -> None:
         self._disk = disk
         self._bytes_max = bytes_max
         self._memory_bytes_max = memory_bytes_max
-        self._memory = MemoryStore()
+        super().__init__()  # of the newest updates
         self._changing = threading.Lock()
-        self._lock = threading.Lock()
         self._files: dict[UpdateKey, _File] = {}
         self._unwanted: set[str] = set()  # files that could not be removed yet
         for name in disk.names():
@@ -101,7 +102,7 @@ class DiskStore:
 
     def get(self, key: UpdateKey, tile: int) -> bytes | None:
         """Look in memory, then on the disk; a frame that changed there is not kept any more."""
-        if (frame := self._memory.get(key, tile)) is not None:
+        if (frame := super().get(key, tile)) is not None:
             return frame
         with self._lock:
             file = self._files.get(key)
@@ -124,7 +125,7 @@ class DiskStore:
 
     def forget(self, key: UpdateKey) -> None:
         """Remove the file; one that cannot be removed now is as good as gone, and tried later."""
-        self._memory.forget(key)
+        super().forget(key)
         with self._changing:
             with self._lock:
                 if self._files.pop(key, None) is not None:
@@ -156,7 +157,7 @@ class DiskStore:
         self._disk.close()
 
     def _create(self, manifest: Manifest, frames: Mapping[int, bytes]) -> _File:
-        said = manifest_bytes.to_bytes(manifest)
+        said = _messages().to_bytes(manifest)
         header = _HEADER.pack(_MAGIC, len(said), zlib.crc32(said)) + said
         file = _File(manifest, len(header))
         parts = [header, *_records(file, frames)]
@@ -171,11 +172,11 @@ class DiskStore:
         return file
 
     def _remember(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        self._memory.put(manifest, frames)
-        for old in self._memory.manifests():  # the newest is the last
-            if self._memory.nbytes <= self._memory_bytes_max:
+        super().put(manifest, frames)
+        for old in super().manifests():  # the newest is the last
+            if super().nbytes <= self._memory_bytes_max:
                 return
-            self._memory.forget(old.key)
+            super().forget(old.key)
 
     def _open(self, name: str) -> None:
         """Learn what a file has; one that is not sound from its first byte on is removed."""
@@ -189,6 +190,13 @@ class DiskStore:
                 return
         with suppress(Unavailable, OutOfMemory):
             self._disk.remove(name)
+
+
+def _messages() -> ModuleType:
+    # Here, because it needs the extra `wire`.
+    from rose.transfer.wire import manifest_message  # noqa: PLC0415
+
+    return manifest_message
 
 
 def _name(key: UpdateKey) -> str:
@@ -210,15 +218,18 @@ def _read(content: bytes) -> _File:
 
     Raises:
         CorruptData: there is no manifest.
+        InvalidArgument: an earlier rose wrote it.
     """
     view = memoryview(content)
     if len(view) < _HEADER.size:
         raise CorruptData("the file is cut off in its header")
     magic, nbytes, crc = _HEADER.unpack_from(view)
+    if magic == _MAGIC_BEFORE:
+        raise InvalidArgument("an earlier rose wrote the updates of this folder: empty it")
     said = view[_HEADER.size : _HEADER.size + nbytes]
     if magic != _MAGIC or len(said) != nbytes or zlib.crc32(said) != crc:
         raise CorruptData("the file does not begin with an update")
-    file = _File(manifest_bytes.from_bytes(bytes(said)), _HEADER.size + nbytes)
+    file = _File(_messages().from_bytes(bytes(said)), _HEADER.size + nbytes)
     sizes = {chunk.tile: chunk.nbytes for chunk in file.manifest.chunks}
     while len(view) - file.end >= _RECORD.size:
         tile, nbytes, crc = _RECORD.unpack_from(view, file.end)

@@ -11,8 +11,9 @@ from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.statistics import ELEMENT_BYTES, TransferStatistics, VersionStatistics
-from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.publishing.whole_tiles import WholeTiles
+from rose.transfer.source import LocalSource
 from rose.transfer.version import Version
 
 # Counts are small and outlive the chunks, but not without end.
@@ -67,7 +68,7 @@ class _Counts:
         )
 
 
-class VersionLog:
+class VersionLog(LocalSource):
     """Keeps manifests and chunks, forgets the oldest, and counts what it hands out.
 
     Single versions are kept for the last `versions_max`; of spans, which lead over several versions
@@ -90,11 +91,11 @@ class VersionLog:
         versions_max: int = VERSIONS_MAX,
         bytes_max: int = BYTES_MAX,
         spans_max: int = SPANS_MAX,
-        store: Store | None = None,
+        store: MemoryStore | None = None,
     ) -> None:
         self._limits = Limits(versions_max, spans_max, bytes_max)
         self._bytes_max = bytes_max
-        self._shelf = Shelf(MemoryStore() if store is None else store)
+        super().__init__(Shelf(MemoryStore() if store is None else store))
         self._shelf.forget(self._cut_short())
         self._appending = threading.Lock()
         self._lock = threading.Lock()
@@ -107,14 +108,6 @@ class VersionLog:
         self._is_closed = False
 
     # ---- the publisher's side
-
-    @property
-    def newest_n(self) -> int:
-        """Return the number of the newest version, -1 where there is none.
-
-        A publisher that is started again names its opening above it.
-        """
-        return self._shelf.newest_n
 
     def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
         """Begin with an announcement of what the publisher has, and how to make a seed of it.
@@ -241,20 +234,6 @@ class VersionLog:
 
     # ---- the receivers' side
 
-    def manifests_after(self, n: int) -> list[Manifest]:
-        """Return what is kept that leads above version `n`, ascending."""
-        return self._shelf.manifests_after(n)
-
-    def wait_after(
-        self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
-    ) -> list[Manifest]:
-        """Wait for a version above `n`; see `Shelf.wait_after`."""
-        return self._shelf.wait_after(n, timeout_s, is_over=is_over)
-
-    def wake(self) -> None:
-        """Let whoever waits look whether the wait is over."""
-        self._shelf.wake()
-
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Return a seed with these tiles; its frames are kept until there is no room.
 
@@ -321,7 +300,7 @@ class VersionLog:
         if (counts := self._counts.get(n)) is not None:
             counts.sent_bytes += nbytes
 
-    def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Take a receiver's answer; one for a version that is unknown says nothing.
 
         Names come and go with processes: of too many, the one not heard of for longest is dropped.

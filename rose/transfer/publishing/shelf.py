@@ -6,7 +6,7 @@ from typing import Final
 
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.retention import Limits, Link, to_forget
-from rose.transfer.publishing.store import Store
+from rose.transfer.publishing.store import MemoryStore
 
 NO_VERSION: Final = -1
 
@@ -21,7 +21,7 @@ class Shelf:
         store: of the frames. What it has already is taken over.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self._changed = threading.Condition()
         self._manifests: dict[UpdateKey, Manifest] = {one.key: one for one in store.manifests()}

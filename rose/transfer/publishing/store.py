@@ -2,66 +2,16 @@
 
 import threading
 from collections.abc import Mapping
-from typing import Protocol
 
 from rose.errors import CorruptData
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-
-
-class Store(Protocol):
-    """Manifests of updates, and frames of theirs. Any thread may call.
-
-    What is put is there for whoever calls next, all of it, or on an error none.
-    """
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all frames."""
-        ...
-
-    def put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Keep frames, by tile, beside those of the update that are kept already.
-
-        Frames that belong to no chunk of the manifest are a mistake of the caller.
-
-        Raises:
-            OutOfMemory: there is no room for them.
-            Unavailable: the disk cannot be written to, or is too slow.
-            CorruptData: a frame has another size than its chunk.
-        """
-        ...
-
-    def get(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a frame; None where it is not kept.
-
-        Raises:
-            Unavailable: the disk cannot be read.
-        """
-        ...
-
-    def forget(self, key: UpdateKey) -> None:
-        """Drop an update; one that is not there is as good as dropped."""
-        ...
-
-    def manifests(self) -> list[Manifest]:
-        """Return what there is, ascending by key."""
-        ...
-
-    def tiles(self, key: UpdateKey) -> frozenset[int]:
-        """Return the tiles of which an update has frames here."""
-        ...
-
-    def nbytes_of(self, key: UpdateKey) -> int:
-        """Return the bytes of the frames of an update."""
-        ...
-
-    def close(self) -> None:
-        """Join what it started; nothing may be called after it."""
-        ...
+from rose.transfer.manifest import Manifest, UpdateKey
 
 
 class MemoryStore:
-    """A store that ends with the process."""
+    """Manifests of updates, and frames of theirs, until the process ends. Any thread may call.
+
+    What is put is there for whoever calls next, all of it, or on an error none.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows
@@ -75,7 +25,13 @@ class MemoryStore:
             return self._nbytes
 
     def put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Hold references to the frames."""
+        """Keep frames, by tile, beside those of the update that are kept already.
+
+        Raises:
+            OutOfMemory: there is no room for them.
+            Unavailable: the disk cannot be written to, or is too slow.
+            CorruptData: a frame has another size than its chunk, or belongs to none.
+        """
         check_sizes(manifest, frames)
         with self._lock:
             _, kept = self._updates.get(manifest.key, (manifest, {}))
@@ -85,13 +41,17 @@ class MemoryStore:
             self._updates[manifest.key] = (manifest, kept)
 
     def get(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Look it up."""
+        """Return a frame; None where it is not kept.
+
+        Raises:
+            Unavailable: the disk cannot be read.
+        """
         with self._lock:
             update = self._updates.get(key)
             return None if update is None else update[1].get(tile)
 
     def forget(self, key: UpdateKey) -> None:
-        """Drop the references."""
+        """Drop an update; one that is not there is as good as dropped."""
         with self._lock:
             if (update := self._updates.pop(key, None)) is not None:
                 self._nbytes -= sum(map(len, update[1].values()))
@@ -108,23 +68,22 @@ class MemoryStore:
             return frozenset(() if update is None else update[1])
 
     def nbytes_of(self, key: UpdateKey) -> int:
-        """Add them up."""
+        """Return the bytes of the frames of an update."""
         with self._lock:
             update = self._updates.get(key)
             return 0 if update is None else sum(map(len, update[1].values()))
 
     def close(self) -> None:
-        """There is nothing to join."""
+        """Join what it started, of which memory has nothing; nothing may be called after it."""
 
 
-def check_sizes(manifest: Manifest, frames: Mapping[int, bytes]) -> dict[int, Chunk]:
-    """Return the chunks of frames that are of the sizes a manifest says.
+def check_sizes(manifest: Manifest, frames: Mapping[int, bytes]) -> None:
+    """Refuse frames that are not of the sizes a manifest says.
 
     Raises:
         CorruptData: one is not, or is of no chunk.
     """
-    chunks = {chunk.tile: chunk for chunk in manifest.chunks if chunk.tile in frames}
+    sizes = {chunk.tile: chunk.nbytes for chunk in manifest.chunks}
     for tile, frame in frames.items():
-        if tile not in chunks or chunks[tile].nbytes != len(frame):
+        if sizes.get(tile) != len(frame):
             raise CorruptData(f"tile {tile} of {manifest.version} has {len(frame)} bytes")
-    return chunks

@@ -10,10 +10,10 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Outcome
 from rose.transfer.receiving.puller import RETRIES, Puller
 from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.source import BreaksOff, Source
 from rose.transfer.receiving.staging import ReadTile, ReceiverStatistics, Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
+from rose.transfer.source import Source
 from rose.transfer.version import Version
 
 WAIT_S: Final = 0.5
@@ -136,14 +136,13 @@ class Receiver(Rounds):
     def close(self) -> None:
         """Stop and join the thread; what is staged is dropped.
 
-        A pull that waits for a slow frame is broken off, where the source can do that.
+        A pull that waits for a slow frame is broken off.
         """
         self._stop.set()
         self._bell.set()
-        if isinstance(self._source, BreaksOff):
-            # Again and again: it may have been about to ask for chunks when it was told.
-            while not self.has_ended(BREAK_OFF_S):
-                self._source.break_off()
+        # Again and again: it may have been about to ask for chunks when it was told.
+        while not self.has_ended(BREAK_OFF_S):
+            self._source.break_off()
         super().close()
 
     def _round(self) -> None:

@@ -18,8 +18,8 @@ from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.receiver_state import MOVES, ReceiverState
-from rose.transfer.receiving.source import NOTHING_KNOWN, Source
 from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.source import NOTHING_KNOWN, Source
 from rose.transfer.version import Version
 
 ReadTile: TypeAlias = Callable[[int], Any]

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -13,13 +13,13 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import NAME_MAX
 from rose.transfer.publishing.retention import Limits, Link, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
-from rose.transfer.publishing.store import Store
-from rose.transfer.receiving.source import Source
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay_frames import RelayFrames
 from rose.transfer.relaying.relay_spans import rebuilt
 from rose.transfer.relaying.seed_book import SeedBook
 from rose.transfer.relaying.turn import Turns
+from rose.transfer.source import LocalSource, Source
 from rose.units import GIB
 
 RETRIES: Final = 3
@@ -56,8 +56,8 @@ class RelayStatistics:
     seeds: int
 
 
-class Relay:
-    """An `Upstream` that keeps what another one has. Threadless: `Follower` gives it a thread.
+class Relay(LocalSource):
+    """A source that keeps what another one has. Threadless: `Follower` gives it a thread.
 
     One thread calls `round`, which follows upstream's manifests and fetches the tiles that land
     here. Any thread may ask for the rest: what is not here is fetched once, however many ask.
@@ -84,7 +84,7 @@ class Relay:
         self,
         upstream: Source,
         *,
-        store: Store,
+        store: MemoryStore,
         landing: Subscription | None = None,
         reader: Source | None = None,
         limits: Limits | None = None,
@@ -94,11 +94,11 @@ class Relay:
         patience_s: float = PATIENCE_S,
         retries: int = RETRIES,
     ) -> None:
+        super().__init__(Shelf(store))
         self._upstream = upstream
         self._reader = upstream if reader is None else reader
         self._landing = landing
         self._limits = Limits() if limits is None else limits
-        self._shelf = Shelf(store)
         self._frames = RelayFrames(store, memory_bytes_max=memory_bytes_max, retries=retries)
         self._seeds = SeedBook(bytes_max=seed_bytes_max)
         self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
@@ -286,17 +286,7 @@ class Relay:
 
     # ---- the side of the receivers
 
-    def wait_after(
-        self, n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
-    ) -> list[Manifest]:
-        """Wait for a version above `n`; see `Shelf.wait_after`."""
-        return self._shelf.wait_after(n, timeout_s, is_over=is_over)
-
-    def wake(self) -> None:
-        """Let whoever waits look whether the wait is over."""
-        self._shelf.wake()
-
-    def acknowledge(self, receiver: str, n: int, *, is_match: bool, digest: Digest) -> None:
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Pass an answer on with the next round; of too many, the oldest are dropped."""
         if len(receiver) > NAME_MAX:
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
@@ -411,11 +401,6 @@ class Relay:
     def failure(self) -> str | None:
         """Return what the store or a chunk last failed with; None if nothing did."""
         return self._frames.failure
-
-    @property
-    def newest_n(self) -> int:
-        """Return the number of the newest version that it knows, -1 where there is none."""
-        return self._shelf.newest_n
 
     def statistics(self) -> RelayStatistics:
         """Return the figures so far."""

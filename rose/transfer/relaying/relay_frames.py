@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, closing
 
 from rose.errors import CorruptData, OutOfMemory, RoseError, Unavailable
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.publishing.store import Store
-from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.flights import Flight, Flights, Place
+from rose.transfer.source import Frame, Source
 
 
 class RelayFrames:
@@ -27,7 +27,7 @@ class RelayFrames:
         retries: further attempts for a chunk that came damaged.
     """
 
-    def __init__(self, store: Store, *, memory_bytes_max: int, retries: int) -> None:
+    def __init__(self, store: MemoryStore, *, memory_bytes_max: int, retries: int) -> None:
         self._store = store
         self._memory_bytes_max = memory_bytes_max
         self._retries = retries

@@ -1,7 +1,7 @@
 """Several relays of a cluster as one source: each chunk is asked of the relay where it lands."""
 
 import hashlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -16,8 +16,8 @@ from rose.errors import (
 )
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
-from rose.transfer.receiving.source import BreaksOff, Frame, Source
 from rose.transfer.relaying.standing import BACKOFF_MAX_S, BACKOFF_S, Standing, Told
+from rose.transfer.source import Frame, Frames, Source
 
 T = TypeVar("T")
 
@@ -25,7 +25,6 @@ T = TypeVar("T")
 _AWAY: Final = (Unavailable, DeadlineExceeded)
 # What one does that has no room, or does not speak as this rose does; so is another one.
 _REFUSED: Final = (InvalidArgument, OutOfMemory)
-_Frames = Generator[tuple[int, Frame | None], None, None]
 
 
 class RelaySet:
@@ -106,7 +105,7 @@ class RelaySet:
             self._seeds = {seed.key: (next(at for at, one in gave.items() if one is seed), seed)}
         return seed
 
-    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> _Frames:
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Yield frames that are what the manifest says; of several relays, in turns."""
         left = {chunk.tile: chunk for chunk in wanted}
         tried: dict[int, set[int]] = {tile: set() for tile in left}
@@ -130,8 +129,7 @@ class RelaySet:
     def break_off(self) -> None:
         """End what is pulled from any of them; any thread may call."""
         for relay in self._relays:
-            if isinstance(relay, BreaksOff):
-                relay.break_off()
+            relay.break_off()
 
     # ---- who is asked
 
@@ -224,9 +222,9 @@ class RelaySet:
         groups: Mapping[int, list[Chunk]],
         left: dict[int, Chunk],
         forgotten: dict[int, int],
-    ) -> _Frames:
+    ) -> Frames:
         """Yield what comes from several relays in turns, so that all of them work at once."""
-        running: dict[int, _Frames] = {}
+        running: dict[int, Frames] = {}
         try:
             for relay, chunks in groups.items():
                 if self._is_introduced(relay, key):
@@ -251,7 +249,7 @@ class RelaySet:
             for frames in running.values():
                 frames.close()
 
-    def _next_of(self, relay: int, running: dict[int, _Frames]) -> tuple[int, Frame | None] | None:
+    def _next_of(self, relay: int, running: dict[int, Frames]) -> tuple[int, Frame | None] | None:
         """Return the next frame of a relay; one that ends or fails runs no more."""
         try:
             return next(running[relay])

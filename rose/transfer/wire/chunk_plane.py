@@ -17,7 +17,7 @@ from rose import _core
 from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.manifest import Chunk, UpdateKey
-from rose.transfer.receiving.source import Frame
+from rose.transfer.source import Frame
 from rose.units import MIB
 
 TOKEN_BYTES: Final = 32

@@ -7,7 +7,7 @@ from typing import Final
 from rose.errors import RoseError
 from rose.thread import Thread
 from rose.transfer.manifest import UpdateKey
-from rose.transfer.relaying.upstream import Served
+from rose.transfer.source import LocalSource
 from rose.transfer.wire import chunk_plane
 from rose.transfer.wire.chunk_plane import AS_FAST_AS_IT_GOES, CONNECTIONS_MAX, Pace, TlsPaths
 
@@ -38,7 +38,7 @@ class ChunkServer:
 
     def __init__(
         self,
-        served: Served,
+        served: LocalSource,
         token: bytes,
         host: str,
         *,

@@ -1,13 +1,18 @@
-"""Manifests as protobuf: tiles in columns, so that very many of them are read in one go."""
+"""Manifests as protobuf, for peers, disks and signatures alike.
+
+Tiles are in columns, so that very many of them are read in one go.
+"""
 
 import struct
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
-from rose.errors import InvalidArgument
+from google.protobuf.message import DecodeError
+
+from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import DIGEST_ROW, SHA256_BYTES, Chunk, Manifest
+from rose.transfer.manifest import SHA256_BYTES, Chunk, Manifest
 from rose.transfer.version import Version
 from rose.transfer.wire.proto import weights_pb2 as pb
 
@@ -15,6 +20,27 @@ RUN_MAX: Final = 256
 MAC_BYTES_MAX: Final = 64
 TILES_MAX: Final = 1 << 20
 _LAYOUT_BYTES: Final = 32
+_DIGEST: Final = struct.Struct("<2Q")
+
+
+def to_bytes(one: Manifest, *, is_signed: bool = True) -> bytes:
+    """Return a manifest as bytes; without its MAC where they are what is signed."""
+    message = manifest_to(one)
+    if not is_signed:
+        message.ClearField("mac")
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def from_bytes(content: bytes) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        CorruptData: these bytes are none.
+    """
+    try:
+        return manifest_of(pb.Manifest.FromString(content))
+    except (DecodeError, InvalidArgument) as error:
+        raise CorruptData(f"these bytes are no manifest: {error}") from error
 
 
 def manifest_to(one: Manifest) -> Any:
@@ -34,12 +60,12 @@ def manifest_to(one: Manifest) -> Any:
         tile_count=one.tile_count,
         count=one.count,
         mac=one.mac,
-        tile_digests=_column(one.tile_digests),
+        tile_digests=digests_bytes(one.tile_digests),
         chunk_tile=[chunk.tile for chunk in chunks],
         chunk_nbytes=[chunk.nbytes for chunk in chunks],
         chunk_changed=[chunk.changed for chunk in chunks],
         chunk_sha256=b"".join(chunk.sha256 for chunk in chunks),
-        chunk_digest=_column([chunk.digest for chunk in chunks]),
+        chunk_digest=digests_bytes([chunk.digest for chunk in chunks]),
     )
 
 
@@ -50,7 +76,7 @@ def manifest_of(message: Any) -> Manifest:
         InvalidArgument: the sentence says what no manifest has.
     """
     chunks = len(message.chunk_tile)
-    if max(chunks, len(message.tile_digests) // DIGEST_ROW.size) > TILES_MAX:
+    if max(chunks, len(message.tile_digests) // _DIGEST.size) > TILES_MAX:
         raise InvalidArgument(f"a manifest has more than {TILES_MAX} tiles")
     if not message.HasField("version") or len(message.layout) != _LAYOUT_BYTES:
         raise InvalidArgument("a manifest has no version, or no layout")
@@ -65,14 +91,14 @@ def manifest_of(message: Any) -> Manifest:
         tile_count=message.tile_count,
         count=message.count,
         chunks=_chunks(message, chunks),
-        tile_digests=tuple(_digests(message.tile_digests)),
+        tile_digests=tuple(as_digests(message.tile_digests)),
         mac=message.mac,
         format=message.format,
     )
 
 
 def _chunks(message: Any, count: int) -> tuple[Chunk, ...]:
-    sha256, digests = message.chunk_sha256, _digests(message.chunk_digest)
+    sha256, digests = message.chunk_sha256, as_digests(message.chunk_digest)
     lengths = {len(message.chunk_nbytes), len(message.chunk_changed), len(digests)}
     if lengths != {count} or len(sha256) != SHA256_BYTES * count:
         raise InvalidArgument("the columns of a manifest's chunks differ in length")
@@ -93,7 +119,7 @@ def digest_bytes(digest: Digest) -> bytes:
     Raises:
         InvalidArgument: it is none.
     """
-    return _column([digest])
+    return digests_bytes([digest])
 
 
 def as_digest(content: bytes) -> Digest:
@@ -102,23 +128,33 @@ def as_digest(content: bytes) -> Digest:
     Raises:
         InvalidArgument: they are not as many.
     """
-    if len(content) != DIGEST_ROW.size:
+    if len(content) != _DIGEST.size:
         raise InvalidArgument(f"a digest of {len(content)} bytes")
-    first, second = DIGEST_ROW.unpack(content)
+    first, second = _DIGEST.unpack(content)
     return first, second
 
 
-def _column(digests: Sequence[Digest]) -> bytes:
+def digests_bytes(digests: Sequence[Digest]) -> bytes:
+    """Return digests as a column.
+
+    Raises:
+        InvalidArgument: one is none.
+    """
     try:
         return struct.pack(f"<{2 * len(digests)}Q", *chain.from_iterable(digests))
     except struct.error as error:
         raise InvalidArgument(f"what is sent as digests are none: {error}") from error
 
 
-def _digests(content: bytes) -> list[Digest]:
-    if len(content) % DIGEST_ROW.size:
+def as_digests(content: bytes) -> list[Digest]:
+    """Read a column of digests.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if len(content) % _DIGEST.size:
         raise InvalidArgument(f"digests of {len(content)} bytes")
-    return list(DIGEST_ROW.iter_unpack(content))
+    return list(_DIGEST.iter_unpack(content))
 
 
 def _version_to(version: Version) -> Any:

@@ -13,17 +13,28 @@ from google.protobuf.message import DecodeError
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest
-from rose.transfer.wire.manifest_message import as_digest, digest_bytes, manifest_of, manifest_to
+from rose.transfer.manifest import CHUNK_BYTES_MAX, Manifest
+from rose.transfer.wire.manifest_message import (
+    as_digest,
+    as_digests,
+    digest_bytes,
+    digests_bytes,
+    manifest_of,
+    manifest_to,
+)
 from rose.transfer.wire.proto import weights_pb2 as pb
 
 FORMAT: Final = 3
 SERVICE: Final = "rose.transfer.Weights"
+PARTS_SERVICE: Final = "rose.transfer.Parts"
 TOKEN_KEY: Final = "rose-token"  # of the call's metadata
 REQUEST_BYTES_MAX: Final = 1 << 20  # a seed of some 200,000 tiles
 REPLY_BYTES_MAX: Final = 64 << 20  # manifests of a million tiles together
+PART_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64
+PART_TILES_MAX: Final = 1 << 17  # in one message of digests, or of a question
 
 NAME_MAX: Final = 256
+LABEL_MAX: Final = 4096
 RELAYS_MAX: Final = 1024
 TENSORS_MAX: Final = 1 << 18
 MANIFESTS_MAX: Final = 1 << 13
@@ -154,6 +165,43 @@ class ReportReply:
     """Say that it was heard."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartAsk:
+    """What every call of a part begins with.
+
+    Args:
+        session: of the publisher; whoever opens another one ends it.
+        number: of the newest pack that was asked for, this one included; a call with a lower one
+            than the rank has heard was given up, and says nothing.
+        kept: of the newest pack that the log has; one that is packed and not kept is taken back.
+        layout: how the publisher cuts the weights, of `Open`; else "".
+        label: names the weights, of `Open` and `Pack`; else "".
+        tiles: ascending, of `Whole`; else ().
+    """
+
+    session: int
+    number: int
+    kept: int
+    layout: str = ""
+    label: str = ""
+    tiles: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartDigests:
+    """Some tiles of a part, and their digests."""
+
+    digests: tuple[tuple[int, Digest], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartFrame:
+    """A tile of a part, and its frame."""
+
+    tile: int
+    frame: bytes
+
+
 def encode(message: object) -> bytes:
     """Return a message as bytes.
 
@@ -278,6 +326,31 @@ def _report_of(message: Any) -> ReportRequest:
     return ReportRequest(_name(message.receiver), _number(message.n), message.is_match, digest)
 
 
+def _ask_to(one: PartAsk) -> dict[str, Any]:
+    numbers = {"session": one.session, "number": one.number, "kept": one.kept}
+    what = {"layout": bytes.fromhex(one.layout), "label": one.label, "tiles": one.tiles}
+    return {**numbers, **what}
+
+
+def _ask_of(message: Any) -> PartAsk:
+    _check_most(message.label, LABEL_MAX, "characters of a label")
+    numbers = (message.session, message.number, message.kept)
+    return PartAsk(*numbers, message.layout.hex(), message.label, _tiles(message.tiles))
+
+
+def _digests_to(one: PartDigests) -> dict[str, Any]:
+    tiles = [tile for tile, _ in one.digests]
+    return {"tiles": tiles, "digests": digests_bytes([digest for _, digest in one.digests])}
+
+
+def _digests_of(message: Any) -> PartDigests:
+    digests = as_digests(message.digests)
+    _check_most(digests, PART_TILES_MAX, "digests")
+    if len(message.tiles) != len(digests):
+        raise InvalidArgument(f"{len(message.tiles)} tiles have {len(digests)} digests")
+    return PartDigests(tuple(zip(message.tiles, digests, strict=True)))
+
+
 def _tiles(column: Sequence[int]) -> tuple[int, ...]:
     tiles = tuple(column)
     if any(one >= other for one, other in pairwise(tiles)):
@@ -326,5 +399,12 @@ _KINDS: Final[Mapping[type[Any], tuple[Any, Callable[[Any], dict[str, Any]], Any
     SubscribeRequest: (pb.SubscribeRequest, _subscribe_to, _subscribe_of),
     SubscribeReply: (pb.SubscribeReply, _nothing, lambda _: SubscribeReply()),
     ReportRequest: (pb.ReportRequest, _report_to, _report_of),
+    PartAsk: (pb.PartAsk, _ask_to, _ask_of),
+    PartDigests: (pb.PartDigests, _digests_to, _digests_of),
+    PartFrame: (
+        pb.PartFrame,
+        lambda one: {"tile": one.tile, "frame": one.frame},
+        lambda message: PartFrame(message.tile, message.frame),
+    ),
     ReportReply: (pb.ReportReply, _nothing, lambda _: ReportReply()),
 }

@@ -11,7 +11,7 @@ from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
-from rose.transfer.wire import part_messages as said
+from rose.transfer.wire import messages
 from rose.transfer.wire.detached import Detached
 from rose.transfer.wire.methods import abort_with
 from rose.transfer.wire.security import Security, TlsFiles
@@ -94,7 +94,9 @@ class PartServer(Closing):
         self._asked = Detached("rose-part-weights", _ASKED_MAX)
         host, port = self._security.place(address)
         methods = {
-            f"/{said.SERVICE}/{name}": grpc.unary_stream_rpc_method_handler(_answered(method))
+            f"/{messages.PARTS_SERVICE}/{name}": grpc.unary_stream_rpc_method_handler(
+                _answered(method)
+            )
             for name, method in (
                 ("Open", self._open),
                 ("Pack", self._pack),
@@ -109,8 +111,8 @@ class PartServer(Closing):
             self._security,
             methods,
             calls_max=_CALLS_MAX,
-            request_bytes_max=said.MESSAGE_BYTES_MAX,
-            reply_bytes_max=said.MESSAGE_BYTES_MAX,
+            request_bytes_max=messages.PART_BYTES_MAX,
+            reply_bytes_max=messages.PART_BYTES_MAX,
         )
         self.address: Final = self._server.address
         self._server.start()
@@ -129,45 +131,43 @@ class PartServer(Closing):
 
     # ---- the four methods: each yields messages
 
-    def _open(self, ask: said.Ask, context: Any) -> Iterator[bytes]:
-        layout, label = said.read_opening(ask.rest)
-        if layout != self._tiles.layout:
+    def _open(self, ask: messages.PartAsk, context: Any) -> Iterator[object]:
+        if ask.layout != self._tiles.layout:
             raise InvalidArgument("the publisher cuts the weights otherwise than this rank")
-        shadow = self._asked.call(self._weights.shadow, label, context)
+        shadow = self._asked.call(self._weights.shadow, _label(ask), context)
         with self._lock:
             self._session, self._contributor, self._pending = None, None, None
             self._newest = 0
             made = Contributor(shadow, self._tiles, self._owned, threads=self._threads)
             self._session, self._contributor, self._is_sound = ask.session, made, True
             digests = [(tile, made.digests[tile]) for tile in self._owned]
-        for at in range(0, len(digests), said.TILES_AT_ONCE):
-            yield said.digests_bytes(digests[at : at + said.TILES_AT_ONCE])
+        for at in range(0, len(digests), messages.PART_TILES_MAX):
+            yield messages.PartDigests(tuple(digests[at : at + messages.PART_TILES_MAX]))
 
-    def _pack(self, ask: said.Ask, context: Any) -> Iterator[bytes]:
-        new = self._asked.call(self._weights.fresh, said.read_label(ask.rest), context)
+    def _pack(self, ask: messages.PartAsk, context: Any) -> Iterator[object]:
+        new = self._asked.call(self._weights.fresh, _label(ask), context)
         part = Part()
         with self._lock:
             contributor = self._settled(ask)
             self._pending = ask.number, part  # first: whatever is changed is taken back
             contributor.pack(new, part)
         for tile, frame in part.frames.items():
-            yield said.frame_bytes(tile, frame)
+            yield messages.PartFrame(tile, frame)
 
-    def _settle(self, ask: said.Ask, _context: Any) -> Iterator[bytes]:
+    def _settle(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
         with self._lock:
             self._settled(ask)
-        yield b""
+        yield messages.PartFrame(0, b"")
 
-    def _whole(self, ask: said.Ask, _context: Any) -> Iterator[bytes]:
-        tiles = said.read_tiles(ask.rest)
-        if not set(tiles) <= set(self._owned):
+    def _whole(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
+        if not set(ask.tiles) <= set(self._owned):
             raise InvalidArgument("these tiles are of another rank")
-        for tile in tiles:
+        for tile in ask.tiles:
             with self._lock:  # for each: a new session does not wait for whoever reads slowly
                 [(_, frame)] = self._settled(ask).whole((tile,))
-            yield said.frame_bytes(tile, frame)
+            yield messages.PartFrame(tile, frame)
 
-    def _settled(self, ask: said.Ask) -> Contributor:
+    def _settled(self, ask: messages.PartAsk) -> Contributor:
         """Keep the last pack or take it back, as the publisher says.
 
         Raises:
@@ -194,14 +194,22 @@ class PartServer(Closing):
         return contributor
 
 
+def _label(ask: messages.PartAsk) -> str:
+    if not ask.label:
+        raise InvalidArgument("the call names no weights")
+    return ask.label
+
+
 def _answered(
-    method: Callable[[said.Ask, Any], Iterator[bytes]],
+    method: Callable[[messages.PartAsk, Any], Iterator[object]],
 ) -> Callable[[bytes, Any], Iterator[bytes]]:
     """Return a method as gRPC calls it: errors of rose are its codes."""
 
     def call(content: bytes, context: Any) -> Iterator[bytes]:
         try:
-            yield from method(said.Ask.from_bytes(content), context)
+            yield from map(
+                messages.encode, method(messages.decode(messages.PartAsk, content), context)
+            )
         except RoseError as error:
             abort_with(error, context)
 

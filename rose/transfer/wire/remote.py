@@ -1,7 +1,7 @@
 """A publisher or a relay in another process, of another machine where there are certificates."""
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -10,14 +10,13 @@ import grpc
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.receiving.source import Frame
+from rose.transfer.source import Frames
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkClient
 from rose.transfer.wire.credentials import is_refusal, open_channel
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 CALL_S: Final = 10.0
-_MARGIN_S: Final = 5.0
 _SEED_S: Final = 60.0
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", messages.REPLY_BYTES_MAX),
@@ -108,7 +107,9 @@ class RemoteSource:
             CorruptData: what came is no answer.
         """
         content = self._call("Hello", messages.HelloRequest(), self._timeout_s)
-        return messages.decode(messages.HelloReply, content)
+        reply = messages.decode(messages.HelloReply, content)
+        self._found(reply.chunk_port)
+        return reply
 
     def subscribe(
         self, receiver: str, *, replica: str = "", rank: int = 0, tiles: Sequence[int] | None = None
@@ -157,12 +158,20 @@ class RemoteSource:
         request = messages.ReportRequest(receiver, n, is_match, digest)
         messages.decode(messages.ReportReply, self._call("Report", request, self._timeout_s))
 
-    def chunks(
-        self, key: UpdateKey, wanted: Sequence[Chunk]
-    ) -> Generator[tuple[int, Frame | None], None, None]:
-        """Ask on the chunk connections."""
-        with closing(self._chunk_client().chunks(key, wanted)) as coming:
-            yield from coming
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+        """Ask on the chunk connections; where they are is asked first, and again after a failure.
+
+        A server that was started again has its chunks elsewhere.
+        """
+        if self._chunk_port == 0:
+            self.hello()
+        try:
+            with closing(self._chunk_client().chunks(key, wanted)) as coming:
+                yield from coming
+        except RoseError:
+            with self._lock:
+                self._chunk_port = 0
+            raise
 
     def _chunk_client(self) -> ChunkClient:
         with self._lock:
@@ -188,11 +197,14 @@ class RemoteSource:
 
     def _manifests(self, method: str, request: object, timeout_s: float) -> messages.ManifestsReply:
         reply = messages.decode(messages.ManifestsReply, self._call(method, request, timeout_s))
+        self._found(reply.chunk_port)
+        return reply
+
+    def _found(self, chunk_port: int) -> None:
         with self._lock:
-            has_moved, self._chunk_port = self._chunk_port != reply.chunk_port, reply.chunk_port
+            has_moved, self._chunk_port = self._chunk_port != chunk_port, chunk_port
         if has_moved:
             self._hang_up()
-        return reply
 
     def _call(self, method: str, request: object, timeout_s: float) -> bytes:
         with self._lock:

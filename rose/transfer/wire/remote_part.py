@@ -26,15 +26,14 @@ from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.contributor import Part, chunk_of
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
-from rose.transfer.wire import part_messages as said
+from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import open_channel
-from rose.transfer.wire.messages import TOKEN_KEY
 from rose.transfer.wire.security import Security, TlsFiles
 
 # For a rank to come to the step, to pack it, and to bring its frames.
 PACK_S: Final = 120.0
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", said.MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", messages.PART_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -93,7 +92,7 @@ class RemotePart(Closing):
         security = Security.of(token, tls)
         self._address, self._tiles, self._timeout_s = address, tiles, timeout_s
         self._channel = open_channel(*security.place(address), security, _OPTIONS)
-        self._metadata = ((TOKEN_KEY, security.token.hex()),)
+        self._metadata = ((messages.TOKEN_KEY, security.token.hex()),)
         self._running: Any = None  # the call that `begin` or `give_up` made
         self._fetcher = ThreadPoolExecutor(1, "rose-part-frames")
         self._coming: Future[Part] | None = None  # what `begin` asked for
@@ -112,11 +111,11 @@ class RemotePart(Closing):
         self._hang_up()
         self._session = secrets.randbits(63)
         self._number = self._kept = 0
-        rest = said.opening(self._tiles.layout, label)
+        call = self._call("Open", layout=self._tiles.layout, label=label, waits=True)
         found = {
             tile: digest
-            for content in self._messages(self._call("Open", rest, waits=True))
-            for tile, digest in said.read_digests(content)
+            for content in self._messages(call)
+            for tile, digest in messages.decode(messages.PartDigests, content).digests
         }
         if any(tile >= len(self._tiles) for tile in found):
             raise CorruptData(f"the part at {self._address} has tiles that there are not")
@@ -136,7 +135,7 @@ class RemotePart(Closing):
         check(isinstance(new, WeightsElsewhere), "the weights of another rank are named")
         self._hang_up()
         self._number += 1
-        self._running = self._call("Pack", getattr(new, "label", "").encode())
+        self._running = self._call("Pack", label=getattr(new, "label", ""))
         self._coming = self._fetcher.submit(self._fetched, self._running)
 
     def pack(self, new: TileViews, part: Part) -> None:  # noqa: ARG002  (`begin` was told)
@@ -153,7 +152,7 @@ class RemotePart(Closing):
         """Return what a rank packed."""
         part, before = Part(), -1
         for content in self._messages(call):
-            tile, frame = said.read_frame(content)
+            tile, frame = _frame(content)
             delta = self._sound(tile, frame)
             if tile <= before or delta.base_digest != self.digests[tile]:
                 raise CorruptData(f"the part at {self._address} sent tile {tile} out of turn")
@@ -171,7 +170,7 @@ class RemotePart(Closing):
         """Let the rank take back what it packed last."""
         self._hang_up()
         with suppress(Unavailable):  # it was closed, as `take_back` will say
-            self._running = self._call("Settle", b"")
+            self._running = self._call("Settle")
 
     def take_back(self, part: Part) -> bool:  # noqa: ARG002  (as above)
         """Return whether the rank could."""
@@ -196,9 +195,9 @@ class RemotePart(Closing):
         """
         wanted = iter(tiles)
         while some := list(islice(wanted, _WHOLE_AT_ONCE)):
-            came = self._messages(self._call("Whole", said.tiles_bytes(some)))
+            came = self._messages(self._call("Whole", tiles=some))
             for tile in some:
-                its, frame = said.read_frame(self._next(came))
+                its, frame = _frame(self._next(came))
                 if its != tile or self._sound(tile, frame).digest != self.digests[tile]:
                     raise CorruptData(f"the part at {self._address} has another tile {tile}")
                 yield self._before(tile, frame, undone)
@@ -230,12 +229,21 @@ class RemotePart(Closing):
 
     # ---- calls
 
-    def _call(self, method: str, rest: bytes, *, waits: bool = False) -> Any:
+    def _call(
+        self,
+        method: str,
+        *,
+        layout: str = "",
+        label: str = "",
+        tiles: Sequence[int] = (),
+        waits: bool = False,
+    ) -> Any:
         """Begin a call; `waits` for a rank that does not listen yet, too."""
-        ask = said.Ask(self._session, self._number, self._kept, rest)
+        numbers = (self._session, self._number, self._kept)
+        ask = messages.encode(messages.PartAsk(*numbers, layout, label, tuple(tiles)))
         try:
-            return self._channel.unary_stream(f"/{said.SERVICE}/{method}")(
-                ask.to_bytes(),
+            return self._channel.unary_stream(f"/{messages.PARTS_SERVICE}/{method}")(
+                ask,
                 timeout=self._timeout_s,
                 metadata=self._metadata,
                 wait_for_ready=waits,
@@ -272,3 +280,8 @@ class RemotePart(Closing):
             running.cancel()
         if coming is not None:
             wait([coming])  # not for long: the call is cancelled
+
+
+def _frame(content: bytes) -> tuple[int, bytes]:
+    came = messages.decode(messages.PartFrame, content)
+    return came.tile, came.frame

@@ -10,7 +10,7 @@ import grpc
 from rose.closing import Closing
 from rose.errors import RoseError
 from rose.transfer.manifest import UpdateKey
-from rose.transfer.relaying.upstream import Upstream
+from rose.transfer.source import LocalSource
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_server import ChunkServer
 from rose.transfer.wire.methods import abort_with
@@ -32,7 +32,7 @@ class WeightServer(Closing):
 
     def __init__(
         self,
-        log: Upstream,
+        log: LocalSource,
         host: str,
         port: int,
         security: Security,
@@ -98,10 +98,10 @@ class WeightServer(Closing):
         timeout_s = min(max(request.timeout_ms / 1000, 0.0), WAIT_MAX_S)
         is_over = self._is_closing.is_set
         if request.after_base_n is None:
-            manifests = self._log.wait_after(request.after_n, timeout_s, is_over=is_over)
+            manifests = self._log.wait_manifests(request.after_n, timeout_s, is_over=is_over)
         else:
             last = UpdateKey(request.after_n, request.after_base_n)
-            told = self._log.wait_after(request.after_n - 1, 0, is_over=is_over)
+            told = self._log.wait_manifests(request.after_n - 1, 0)
             manifests = [one for one in told if one.key > last]
         some, is_more = page(manifests)
         return messages.ManifestsReply(some, self._chunks.port, is_more)
@@ -117,9 +117,7 @@ class WeightServer(Closing):
 
     def _report(self, content: bytes) -> messages.ReportReply:
         request = messages.decode(messages.ReportRequest, content)
-        self._log.acknowledge(
-            request.receiver, request.n, is_match=request.is_match, digest=request.digest
-        )
+        self._log.report(request.receiver, request.n, request.is_match, request.digest)
         return messages.ReportReply()
 
 
@@ -136,7 +134,7 @@ def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes
 
 
 def serve(
-    log: Upstream,
+    log: LocalSource,
     address: str = "127.0.0.1:0",
     *,
     token: str | None = None,

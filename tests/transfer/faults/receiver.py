@@ -13,9 +13,9 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.source import Source
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.source import Source
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
     SHARES,

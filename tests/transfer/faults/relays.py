@@ -5,15 +5,14 @@ from random import Random
 from typing import Final
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer import InProcessSource
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.retention import Limits
-from rose.transfer.publishing.store import MemoryStore, Store
-from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
+from rose.transfer.source import Frame, Source
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.shards import EVERY, TILES, Killed
 
@@ -48,7 +47,7 @@ class RelayProcess:
 
     def start(self) -> None:
         self.kill()
-        store: Store = MemoryStore()
+        store: MemoryStore = MemoryStore()
         if self.disk is not None:
             store = DiskStore(self.disk, bytes_max=1 << 20, memory_bytes_max=1000)
         self.relay = Relay(
@@ -100,10 +99,10 @@ class RelayEnd:
     def __init__(self, relay: Callable[[], Relay | None]) -> None:
         self._relay = relay
 
-    def _source(self) -> InProcessSource:
+    def _source(self) -> Source:
         if (relay := self._relay()) is None:
             raise Unavailable("no relay is there")
-        return InProcessSource(relay)
+        return relay
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         return _alive(lambda: self._source().wait_manifests(after_n, timeout_s))

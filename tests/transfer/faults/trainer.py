@@ -6,13 +6,13 @@ from random import Random
 from typing import Final
 
 from rose.errors import OutOfMemory, Unavailable
-from rose.transfer import Contributor, InProcessSource, Publisher, Version, VersionLog
+from rose.transfer import Contributor, Publisher, Version, VersionLog
 from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.publishing.contributor import Link
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import Chunks
 from rose.transfer.publishing.spans import Spans
-from rose.transfer.publishing.store import MemoryStore, Store
+from rose.transfer.publishing.store import MemoryStore
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
@@ -40,7 +40,9 @@ class Interrupted(BaseException):
 class FullLog(VersionLog):
     """A log whose disk is full, or in whose call the process dies, once."""
 
-    def __init__(self, versions_max: int, bytes_max: int, history: History, store: Store) -> None:
+    def __init__(
+        self, versions_max: int, bytes_max: int, history: History, store: MemoryStore
+    ) -> None:
         super().__init__(versions_max=versions_max, bytes_max=bytes_max, store=store)
         self.next: str | None = None
         self.fresh: Bits = {}
@@ -72,7 +74,7 @@ class Life:
     log: FullLog
     publisher: Publisher
     shadows: Sequence[Bits]
-    source: InProcessSource
+    source: VersionLog
     spans: Spans
 
 
@@ -113,7 +115,7 @@ class Trainer:
 
     def _begun(self, opening: Version, rng: Random) -> Life:
         shadows = [copied(self.weights, owned) for owned in OWNED]
-        store: Store = MemoryStore()
+        store: MemoryStore = MemoryStore()
         if self.disk is not None:
             store = DiskStore(self.disk, bytes_max=1 << 20, memory_bytes_max=1000)
         log = FullLog(rng.choice(VERSIONS_MAX), rng.choice(BYTES_MAX), self._history, store)
@@ -125,7 +127,7 @@ class Trainer:
         publisher = Publisher(
             contributors, TILES, opening, log, signing=SIGNING, on_published=spans.note
         )
-        return Life(log, publisher, shadows, InProcessSource(log), spans)
+        return Life(log, publisher, shadows, log, spans)
 
     @property
     def version(self) -> Version | None:

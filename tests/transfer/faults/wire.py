@@ -7,7 +7,7 @@ from typing import Final
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.receiving.source import Frame, Source
+from rose.transfer.source import Frame, Source
 from rose.transfer.wire.messages import ManifestsReply, decode, encode
 from tests.transfer.faults.forger import (
     Frames,

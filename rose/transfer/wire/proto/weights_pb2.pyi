@@ -169,3 +169,41 @@ class Manifest(_message.Message):
     chunk_sha256: bytes
     chunk_digest: bytes
     def __init__(self, format: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., base: _Optional[_Union[Version, _Mapping]] = ..., digest: _Optional[bytes] = ..., base_digest: _Optional[bytes] = ..., layout: _Optional[bytes] = ..., tile_count: _Optional[int] = ..., count: _Optional[int] = ..., mac: _Optional[bytes] = ..., tile_digests: _Optional[bytes] = ..., chunk_tile: _Optional[_Iterable[int]] = ..., chunk_nbytes: _Optional[_Iterable[int]] = ..., chunk_changed: _Optional[_Iterable[int]] = ..., chunk_sha256: _Optional[bytes] = ..., chunk_digest: _Optional[bytes] = ...) -> None: ...
+
+class PartAsk(_message.Message):
+    __slots__ = ("format", "session", "number", "kept", "layout", "label", "tiles")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    TILES_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    session: int
+    number: int
+    kept: int
+    layout: bytes
+    label: str
+    tiles: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, format: _Optional[int] = ..., session: _Optional[int] = ..., number: _Optional[int] = ..., kept: _Optional[int] = ..., layout: _Optional[bytes] = ..., label: _Optional[str] = ..., tiles: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PartDigests(_message.Message):
+    __slots__ = ("format", "tiles", "digests")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TILES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    tiles: _containers.RepeatedScalarFieldContainer[int]
+    digests: bytes
+    def __init__(self, format: _Optional[int] = ..., tiles: _Optional[_Iterable[int]] = ..., digests: _Optional[bytes] = ...) -> None: ...
+
+class PartFrame(_message.Message):
+    __slots__ = ("format", "tile", "frame")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    TILE_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    tile: int
+    frame: bytes
+    def __init__(self, format: _Optional[int] = ..., tile: _Optional[int] = ..., frame: _Optional[bytes] = ...) -> None: ...
