@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -42,6 +43,7 @@ HEAVY = {"torch", "transformers", "triton", "cupy", "ray", "vllm", "sglang", "ma
 COMMAND_LINE = {"click", "rich"}
 
 
+@cache
 def probe(statement: str) -> dict:
     done = subprocess.run(
         [sys.executable, "-c", PROBE.format(statement=statement)],
