@@ -89,7 +89,7 @@ class TritonCodec:
         block_elements: int,
         undo: bool = False,
     ) -> None:
-        """Change the weights, or change them back."""
+        """Change the weights, or change them back; nothing waits for the device."""
         row = _row(weights)
         for part, change in decoded(
             entries, offsets, payload, like=row, block_elements=block_elements
