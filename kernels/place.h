@@ -15,8 +15,7 @@ ROSE_DEVICE u64 divide(u64 number, const Divisor& by) {
   return by.number == 1 ? number : __umul64hi(number, by.magic) >> by.shift;
 }
 
-ROSE_DEVICE Place place_of(const Box& box, u64 at) {
-  const u64 index = box.first + at;
+ROSE_DEVICE Place place_of(const Box& box, u64 index) {
   // Most arrays are one row: no division there.
   if (index < box.sizes[2].number) {
     return {index * box.strides[3], box.sizes[2].number - index};

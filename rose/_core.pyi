@@ -1341,7 +1341,6 @@ class DeviceCodec:
         bad_block: int,
         stream: int,
         weights_box: Sequence[int] | None = None,
-        first: int = 0,
         undo: bool = False,
     ) -> None: ...
     def topk_unpack(

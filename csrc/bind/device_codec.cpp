@@ -35,13 +35,13 @@ std::shared_ptr<DeviceCodec> create_codec(std::shared_ptr<Device> device) {
 // and the strides of all four, in elements, as `rose.kernels.box` gives them.
 using Lie = std::optional<std::array<std::uint64_t, 7>>;
 
-kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count, std::uint64_t first = 0) {
-  transfer::DeviceShape shape = transfer::DeviceShape::row(first + count);
+kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count) {
+  transfer::DeviceShape shape = transfer::DeviceShape::row(count);
   if (lie) {
     const auto& one = *lie;
     shape = {.sizes = {one[0], one[1], one[2]}, .strides = {one[3], one[4], one[5], one[6]}};
   }
-  return transfer::device_box(at<std::uint8_t>(address), shape, first);
+  return transfer::device_box(at<std::uint8_t>(address), shape);
 }
 
 void device_delta_pack(const DeviceCodec& codec, Address bits, Address shadow, std::uint64_t width,
@@ -72,13 +72,12 @@ void device_delta_pack(const DeviceCodec& codec, Address bits, Address shadow, s
 void device_delta_apply(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
                         std::uint64_t payload_words, Address weights, std::uint64_t width,
                         std::uint64_t count, std::uint64_t block_elements, Address bad_block,
-                        std::uint64_t stream, const Lie& weights_box, std::uint64_t first,
-                        bool undo) {
+                        std::uint64_t stream, const Lie& weights_box, bool undo) {
   const kernels::DeltaApplyParams params{.entries = at<std::uint64_t>(entries),
                                          .offsets = at<std::uint64_t>(offsets),
                                          .payload = at<std::uint32_t>(payload),
                                          .payload_words = payload_words,
-                                         .weights = box_at(weights, weights_box, count, first),
+                                         .weights = box_at(weights, weights_box, count),
                                          .width = width,
                                          .count = count,
                                          .block_elements = block_elements,
@@ -205,8 +204,7 @@ void bind_device_codec(py::module_& module) {
       .def("delta_apply", &device_delta_apply, py::kw_only(), py::arg("entries"),
            py::arg("offsets"), py::arg("payload"), py::arg("payload_words"), py::arg("weights"),
            py::arg("width"), py::arg("count"), py::arg("block_elements"), py::arg("bad_block"),
-           py::arg("stream"), py::arg("weights_box") = py::none(), py::arg("first") = 0,
-           py::arg("undo") = false)
+           py::arg("stream"), py::arg("weights_box") = py::none(), py::arg("undo") = false)
       .def("topk_unpack", &device_topk_unpack, py::kw_only(), py::arg("entries"),
            py::arg("offsets"), py::arg("first_outputs"), py::arg("payload"),
            py::arg("payload_words"), py::arg("base"), py::arg("width"), py::arg("count"),

@@ -28,12 +28,10 @@ struct DeviceShape {
   }
 };
 
-// The elements from `first` on; `base` is an address of the device.
-constexpr kernels::Box device_box(std::uint8_t* base, const DeviceShape& shape,
-                                  std::uint64_t first = 0) noexcept {
+// `base` is an address of the device.
+constexpr kernels::Box device_box(std::uint8_t* base, const DeviceShape& shape) noexcept {
   const auto& [sizes, strides] = shape;
   return {base,
-          first,
           {divisor_of(sizes[0]), divisor_of(sizes[1]), divisor_of(sizes[2])},
           {strides[0], strides[1], strides[2], strides[3]}};
 }

@@ -1,5 +1,5 @@
-"""The delta codec in Triton, for GPUs that no fat binary is embedded for.
+"""Launchers of the embedded CUDA kernels, and the delta codec in Triton for GPUs without them.
 
-Each module is named by its function, and is imported by name: this package itself loads no
-framework. The format is in `docs/protocol.md`, "Deltas" and "Digests".
+Modules are imported by name: this package itself loads no framework. The format is in
+`docs/protocol.md`, "Deltas" and "Digests".
 """

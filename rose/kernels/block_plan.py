@@ -157,12 +157,13 @@ def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
 
 
 def plan_to_read(entries: Any, offsets: Any, payload: Any, elements: Any, width: int) -> BlockPlan:
-    """Find the sections of sound blocks, whose payload starts at `offsets`."""
+    """Find the sections of sound blocks, whose payload starts at `offsets`; waits for nothing."""
     kind, changed = entries & 15, (entries >> 4) & 0xFFFFF
     listed, sizes = (entries >> 24) & 0xFFFFF, (entries >> 44) & 0xFFFFF
-    shape = torch.zeros_like(entries)
-    front = _table(kind, elements, changed, listed, shape, shape, width)
-    has_shape = (listed > 0).nonzero()[:, 0]
-    shape[has_shape] = payload[(offsets + front[:, 7])[has_shape]].long()
+    none = torch.zeros_like(entries)
+    shape_at = _table(kind, elements, changed, listed, none, none, width)[:, 7]
+    has_shape = listed > 0
+    # Word 0 where there is no shape: to choose the blocks that have one would wait for the device.
+    shape = payload[(offsets + shape_at) * has_shape].long() * has_shape if len(payload) else none
     m, large = shape & 0xFF, (shape >> 8) & 0xFFFFFF
     return BlockPlan(entries, sizes, _table(kind, elements, changed, listed, m, large, width))

@@ -13,9 +13,7 @@ from rose.kernels.tile import LAUNCH, TILE, store_bits
 from rose.units import ceil_div
 
 _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
-
-
-# Which set of positions a launch of `resize_kernel` is for, as the group of the table that has it.
+# What a launch of `resize_kernel` is for, as the group of the table that has the positions.
 LISTED: Final = 4
 LARGE: Final = 5
 _LISTED = tl.constexpr(LISTED)
@@ -31,9 +29,9 @@ def steps_kernel(
     width: tl.constexpr,
     block_elements: tl.constexpr,
 ) -> None:
-    """One program per delta block writes each change, in `differences`, which is zero, as 1 or -1.
+    """One program per delta block writes 1 or -1 for each change into `differences`, which is zero.
 
-    It writes to `lanes` where in the block each change lies. A RAW block is done with that.
+    Where in the block each change lies goes to `lanes`. A RAW block gets its final differences.
     """
     block = tl.program_id(0).to(tl.int64)
     kind, elements, _, _ = four(table, block, 0)

@@ -35,25 +35,35 @@ class TritonCodec:
     ) -> PackedBlocks:
         """Pack what changed and move the shadow; waits for the stream.
 
-        The differences take as much memory as the weights. On an error nothing is changed.
+        Takes as much memory as the weights have. On an error nothing is changed.
         """
-        differences = torch.empty(new.numel(), dtype=new.dtype, device=new.device)
-        older = None if ages is None else torch.empty_like(differences, dtype=torch.uint8)
-        entries, payload = [differences[:0].long()], [differences[:0].int()]
+        moved = torch.empty(new.numel(), dtype=new.dtype, device=new.device)
+        aged = None if ages is None else _row(ages).view(torch.uint8)
+        older = None if aged is None else torch.empty_like(aged)
+        entries, payload = [moved[:0].long()], [moved[:0].int()]
         for part, difference, sent in _changes(new, shadow, threshold, ages, age_limit):
             plan = plan_to_write(sent, block_elements)
             entries.append(plan.entries)
             payload.append(encode(sent, plan, block_elements=block_elements))
-            differences[part] = sent
-            if older is not None:
-                age = _row(ages)[part].view(torch.uint8).clamp(max=AGE_MAX - 1) + 1
+            moved[part] = sent
+            if aged is not None and older is not None:
+                age = aged[part].clamp(max=AGE_MAX - 1) + 1
                 older[part] = age * (sent != difference)
-        table, arena = torch.cat(entries), torch.cat(payload)
+        moved += _row(shadow)
+        table = torch.cat(entries)
         sizes = (table >> 44) & 0xFFFFF
-        shadow.add_(differences.view(shadow.shape))
+        packed = PackedBlocks(
+            entries=table,
+            offsets=sizes.cumsum(0) - sizes,
+            arena=torch.cat(payload),
+            words=sizes.sum(),
+            digest=digest(moved),
+        )
+        # Last, because it takes no memory and so cannot fail halfway.
+        shadow.copy_(moved.view(shadow.shape))
         if older is not None:
             ages.view(torch.uint8).copy_(older.view(ages.shape))
-        return PackedBlocks(table, sizes.cumsum(0) - sizes, arena, sizes.sum(), self.digest(shadow))
+        return packed
 
     def measure(
         self,
@@ -79,7 +89,7 @@ class TritonCodec:
         block_elements: int,
         undo: bool = False,
     ) -> None:
-        """Change the weights, or change them back."""
+        """Change the weights, or change them back; nothing waits for the device."""
         row = _row(weights)
         for part, change in decoded(
             entries, offsets, payload, like=row, block_elements=block_elements

@@ -192,8 +192,7 @@ def box_agrees(kernels: KernelsOnCpu, box: BoxCase, width: int) -> None:
     positions, values, bad = kernels.unpack(delta, target)
     assert bad is None
     assert (positions, values) == reference.topk_unpack(delta, before)
-    for at in range(len(delta.entries)):  # a block after the other: the box begins at each
-        assert kernels.apply(delta, target, blocks=range(at, at + 1)) is None
+    assert kernels.apply(delta, target) is None
     assert np.array_equal(target, part)
 
 

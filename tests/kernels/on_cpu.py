@@ -84,7 +84,6 @@ class Box(ctypes.Structure):
 
     _fields_ = (
         ("base", ctypes.c_uint64),
-        ("first", ctypes.c_uint64),
         ("sizes", ctypes.c_uint64 * 9),
         ("strides", ctypes.c_uint64 * 4),
     )
@@ -98,12 +97,12 @@ def divisor(number: int) -> tuple[int, int, int]:
     return number, -(-(1 << (64 + shift)) // number), shift
 
 
-def box_of(address: int, array: npt.NDArray[Any], *, first: int = 0) -> Box:
+def box_of(address: int, array: npt.NDArray[Any]) -> Box:
     """Describe an array of up to four dimensions whose first element lies at `address`."""
     sizes = [1] * (4 - array.ndim) + list(array.shape)
     strides = [0] * (4 - array.ndim) + [stride // array.itemsize for stride in array.strides]
     numbers = [one for size in sizes[1:] for one in divisor(size)]
-    return Box(address, first, (ctypes.c_uint64 * 9)(*numbers), (ctypes.c_uint64 * 4)(*strides))
+    return Box(address, (ctypes.c_uint64 * 9)(*numbers), (ctypes.c_uint64 * 4)(*strides))
 
 
 def params(names: str) -> type[ctypes.Structure]:
@@ -191,7 +190,7 @@ class KernelsOnCpu:
         self._buffers.append(buffer)
         return buffer
 
-    def _place(self, array: npt.NDArray[Any], *, first: int = 0) -> Placed:
+    def _place(self, array: npt.NDArray[Any]) -> Placed:
         """Place all the memory that an array is a view of, moved by the shift."""
         owner = array if array.base is None else np.asarray(array.base)
         offset = array.ctypes.data - owner.ctypes.data
@@ -199,7 +198,7 @@ class KernelsOnCpu:
         buffer = self._put(owner.reshape(-1), shift=shift)
         whole = buffer.view(np.uint8)
         view = np.ndarray(array.shape, array.dtype, whole.data, offset, array.strides)
-        return Placed(buffer, box_of(buffer.address + offset, array, first=first), view)
+        return Placed(buffer, box_of(buffer.address + offset, array), view)
 
     def launch(self, name: str, values: ctypes.Structure, *, blocks: int, threads: int) -> None:
         run = getattr(self._library, f"run_{name}_kernel")
@@ -272,33 +271,24 @@ class KernelsOnCpu:
     ) -> None:
         self.launch(name, values, blocks=blocks, threads=block_elements // ELEMENTS_OF_THREAD)
 
-    def apply(
-        self,
-        delta: Delta,
-        weights: Bits,
-        *,
-        undo: bool = False,
-        blocks: range | None = None,
-    ) -> int | None:
-        """Apply in place, or only some blocks; return the least block that was corrupt."""
-        part = blocks or range(len(delta.entries))
+    def apply(self, delta: Delta, weights: Bits, *, undo: bool = False) -> int | None:
+        """Apply in place; return the least block that was corrupt."""
         entries, offsets, payload = self._put_delta(delta)
-        first = part.start * delta.block_elements
-        target = self._place(weights, first=first)
+        target = self._place(weights)
         bad = self._put(np.full(1, MASK64, np.uint64))
         values = ApplyParams(
-            entries=entries.address + 8 * part.start,
-            offsets=offsets.address + 8 * part.start,
+            entries=entries.address,
+            offsets=offsets.address,
             payload=payload.address,
             payload_words=len(delta.payload),
             weights=target.box,
             width=delta.width,
-            count=min(delta.count, part.stop * delta.block_elements) - first,
+            count=delta.count,
             block_elements=delta.block_elements,
             bad_block=bad.address,
             is_undo=undo,
         )
-        self._launch_blocks("delta_apply", values, len(part), delta.block_elements)
+        self._launch_blocks("delta_apply", values, len(delta.entries), delta.block_elements)
         weights[...] = target.view
         assert_only_in(weights, target)
         return bad_block(bad)

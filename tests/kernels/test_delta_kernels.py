@@ -82,26 +82,6 @@ def test_part_of_an_array_is_taken_where_it_lies(
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])
-def test_blocks_of_a_delta_are_applied_a_few_at_a_time(kernels: KernelsOnCpu, width: int) -> None:
-    want = answer(Case(16_384, 5 * 16_384 + 77, 0.05, width=width))
-    weights = want.old.copy()
-    for blocks in (range(2), range(2, 5), range(5, 6)):
-        assert np.array_equal(weights[blocks.start * 16_384 :], want.old[blocks.start * 16_384 :])
-        assert kernels.apply(want.delta, weights, blocks=blocks) is None
-    assert np.array_equal(weights, want.new)
-
-
-def test_bad_block_of_a_part_is_counted_from_its_start(kernels: KernelsOnCpu) -> None:
-    want = answer(Case(16_384, 5 * 16_384, 0.05))
-    entries = list(want.delta.entries)
-    entries[3] ^= 1
-    delta = Delta(want.delta.count, 16_384, entries, want.delta.payload)
-    weights = want.old.copy()
-    assert kernels.apply(delta, weights, blocks=range(2, 5)) == 1
-    assert kernels.apply(delta, weights, blocks=range(3)) is None
-
-
-@pytest.mark.parametrize("width", [8, 16, 32])
 def test_pack_without_a_shadow_is_the_delta_from_zeros(kernels: KernelsOnCpu, width: int) -> None:
     new = answer(Case(16_384, 16_401, 0.5, width=width)).new.copy()
     new[::3] = 0

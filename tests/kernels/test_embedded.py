@@ -31,9 +31,8 @@ class LauncherOnCpu:
     def _run(self, name: str, kind: Any, values: dict[str, Any], *boxes: str) -> None:
         count, stream = values["count"], values.pop("stream")
         assert stream == 7
-        first = values.pop("first", 0)
         for one in boxes:
-            values[one] = box_at(values[one], values.pop(f"{one}_box"), count + first, first)
+            values[one] = box_at(values[one], values.pop(f"{one}_box"), count)
         blocks = -(-count // values["block_elements"]) if "block_elements" in values else 2
         threads = values.get("block_elements", BLOCK * 4) // on_cpu.ELEMENTS_OF_THREAD
         if name == "digest":
@@ -70,10 +69,10 @@ class LauncherOnCpu:
         self._run("strat_unpack", on_cpu.StratUnpackParams, values, "base")
 
 
-def box_at(address: int, lie: tuple[int, ...] | None, count: int, first: int) -> Box:
+def box_at(address: int, lie: tuple[int, ...] | None, count: int) -> Box:
     sizes, strides = ((1, 1, count), (0, 0, 0, 1)) if lie is None else (lie[:3], lie[3:])
     numbers = [one for size in sizes for one in divisor(size)]
-    return Box(address, first, (ctypes.c_uint64 * 9)(*numbers), (ctypes.c_uint64 * 4)(*strides))
+    return Box(address, (ctypes.c_uint64 * 9)(*numbers), (ctypes.c_uint64 * 4)(*strides))
 
 
 @pytest.fixture

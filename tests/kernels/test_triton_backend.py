@@ -100,3 +100,35 @@ def test_topk_with_ages_is_that_of_the_host(child: Child) -> None:
     one, other = child.run(packed_by_age, new, old, ages)
     assert one == other
     assert one[2] == ages.tolist()
+
+
+def left_by_a_pack_that_fails(new: Any, old: Any, ages: Any) -> tuple[Any, Any]:
+    """Run in the child: no memory is left for the last step of a pack by age."""
+    import torch
+
+    from rose.kernels import triton_codec
+
+    def no_memory(_: Any) -> Any:
+        raise MemoryError
+
+    found, triton_codec.digest = triton_codec.digest, no_memory
+    try:
+        fresh, shadow, aged = (
+            torch.from_numpy(one.view(f"i{one.itemsize}")) for one in (new, old, ages)
+        )
+        triton_codec.TritonCodec().delta_pack(
+            fresh, shadow, block_elements=65_536, threshold=0x3C00, ages=aged
+        )
+    except MemoryError:
+        return old, ages
+    finally:
+        triton_codec.digest = found
+    raise AssertionError
+
+
+def test_a_pack_that_fails_changes_nothing(child: Child) -> None:
+    new, old = weights(np.random.default_rng(6), COUNT)
+    ages = (np.arange(COUNT) % 256).astype(np.uint8)
+    shadow, left = child.run(left_by_a_pack_that_fails, new, old, ages)
+    assert (shadow == old).all()
+    assert (left == ages).all()

@@ -22,19 +22,18 @@ def box(
     base: int,
     *sizes: int,
     strides: tuple[int, ...] = (0, 0, 0, 1),
-    first: int = 0,
 ) -> list[int]:
     """A box as kernels take it; `sizes` are those of the last of its three inner dimensions."""
     inner = [1] * (3 - len(sizes)) + list(sizes)
-    return [base, first, *chain.from_iterable(map(divisor, inner)), *strides]
+    return [base, *chain.from_iterable(map(divisor, inner)), *strides]
 
 
 BOX = (5, 6, 7, 1000, 100, 10, 1)  # the inner sizes, and the strides
 RULE = (7, 8, 116, 3, 0x0001_0202_0202_0003)
 
 
-def box_of_arguments(base: int, first: int = 0) -> list[int]:
-    return box(base, *BOX[:3], strides=BOX[3:], first=first)
+def box_of_arguments(base: int) -> list[int]:
+    return box(base, *BOX[:3], strides=BOX[3:])
 
 
 # Each call with its arguments, and what its kernel is launched with after the stream.
@@ -102,13 +101,12 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "count": 0x4001,
             "block_elements": 16_384,
             "bad_block": 0x6008,
-            "first": 0x8000,
             "undo": True,
         },
         "delta_apply_kernel grid 2 1 1 block 128 1 1",
         [
             *(0x1008, 0x2008, 0x3004, 0x44),
-            *box(0x5004, 0xC001, first=0x8000),
+            *box(0x5004, 0x4001),
             *(32, 0x4001, 16_384, 0x6008, 1),
         ],
     ),
@@ -125,12 +123,11 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "block_elements": 16_384,
             "bad_block": 0x6008,
             "weights_box": BOX,
-            "first": 0x8000,
         },
         "delta_apply_kernel grid 2 1 1 block 128 1 1",
         [
             *(0x1008, 0x2008, 0x3004, 0x44),
-            *box_of_arguments(0x5002, first=0x8000),
+            *box_of_arguments(0x5002),
             *(16, 0x4001, 16_384, 0x6008, 0),
         ],
     ),
