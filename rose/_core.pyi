@@ -1526,51 +1526,10 @@ def probe_gates(
 
 # The scheduler: rows are tuples of a code and the fields, see rose/scheduler/core.py.
 
+def scheduler_knobs(knobs: dict[str, float]) -> dict[str, float]: ...
+
 class SchedulerCore:
-    def __init__(
-        self,
-        *,
-        policy: int,
-        max_staleness: int,
-        batch_trajectories: int,
-        worker_lag_max: int,
-        recall_grace_ms: float,
-        retry_ms: float,
-        attempts_max: int,
-        stall_ms: float,
-        wait_max_ms: float,
-        tail_seats: float,
-        urgent_time_weight: float,
-        urgent_risk_weight: float,
-        staleness_s_per_version: float,
-        leave_home_margin_s: float,
-        hazard_per_s: float,
-        hazard_prior_s: float,
-        hazard_window_s: float,
-        hold_min_ms: float,
-        hold_max_ms: float,
-        flap_window_ms: float,
-        exposure_max_s: float,
-        urgent_share_max: float,
-        burst_prefill_tokens: int,
-        fair_lead_tokens: int,
-        requeue_ms: float,
-        turn_tokens_prior: float,
-        turns_prior: float,
-        token_ms_prior: float,
-        tool_ms_prior: float,
-        job_weight: float,
-        turn_window: int,
-        version_window: int,
-        reserve_quantile: float,
-        reserve_ahead_tokens: int,
-        longest_first: float,
-        pace_rate: float,
-        displaced_share: float,
-        cache_wait_ms: float,
-        move_contexts: float,
-        mlfq_quantum_tokens: int,
-    ) -> None: ...
+    def __init__(self, *, policy: int, knobs: dict[str, float]) -> None: ...
     def step(self, rows: list[tuple[float, ...]], now_ns: int) -> list[tuple[int, ...]]: ...
     def stats(self) -> dict[str, Any]: ...
     def keep_leases(self, until_ns: int) -> None: ...

@@ -26,8 +26,3 @@ class BootClock:
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`."""
         time.sleep(seconds)
-
-
-def utc_minute_of_day() -> int:
-    """Return the minute of the day in UTC, 0 to 1439: for what people agree on, never for waits."""
-    return int(time.time() // 60) % (24 * 60)

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,10 +18,10 @@
 #include <variant>
 #include <vector>
 
-#include "bind/clock.h"
 #include "bind/rows.h"
 #include "bind/status.h"
 #include "scheduler/core.h"
+#include "scheduler/standard.h"
 
 namespace rose::bind {
 
@@ -175,83 +176,32 @@ std::unique_ptr<Core> restored(const py::bytes& image) {
   return core.take();
 }
 
-// rose/scheduler/settings.py has checked the numbers.
-std::unique_ptr<Core> create_core(
-    int policy, std::int64_t max_staleness, std::int64_t batch_trajectories,
-    std::int64_t worker_lag_max, double recall_grace_ms, double retry_ms, std::int64_t attempts_max,
-    double stall_ms, double wait_max_ms, double tail_seats, double urgent_time_weight,
-    double urgent_risk_weight, double staleness_s_per_version, double leave_home_margin_s,
-    double hazard_per_s, double hazard_prior_s, double hazard_window_s, double hold_min_ms,
-    double hold_max_ms, double flap_window_ms, double exposure_max_s, double urgent_share_max,
-    std::int64_t burst_prefill_tokens, std::int64_t fair_lead_tokens, double requeue_ms,
-    double turn_tokens_prior, double turns_prior, double token_ms_prior, double tool_ms_prior,
-    double job_weight, std::int64_t turn_window, std::int64_t version_window,
-    double reserve_quantile, std::int64_t reserve_ahead_tokens, double longest_first,
-    double pace_rate, double displaced_share, double cache_wait_ms, double move_contexts,
-    std::int64_t mlfq_quantum_tokens) {
+// By their names, over those of production.
+Settings settings_of(const std::map<std::string, double>& knobs) {
+  Settings settings = scheduler::kStandard;
+  for (const auto& [name, value] : knobs) check(scheduler::tune(settings, name, value));
+  return settings;
+}
+
+std::map<std::string, double> scheduler_knobs(const std::map<std::string, double>& knobs) {
+  std::map<std::string, double> all;
+  for (const auto& [name, value] : scheduler::tuned(settings_of(knobs))) all.emplace(name, value);
+  return all;
+}
+
+std::unique_ptr<Core> create_core(int policy, const std::map<std::string, double>& knobs) {
   if (!scheduler::is_value<Policy>(policy)) {
     raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
   }
-  return std::make_unique<Core>(Settings{.max_staleness = max_staleness,
-                                         .batch_trajectories = batch_trajectories,
-                                         .worker_lag_max = worker_lag_max,
-                                         .recall_grace_ns = ns_of(recall_grace_ms),
-                                         .retry_ns = ns_of(retry_ms),
-                                         .attempts_max = attempts_max,
-                                         .stall_ns = ns_of(stall_ms),
-                                         .wait_max_ns = ns_of(wait_max_ms),
-                                         .tail_seats = tail_seats,
-                                         .urgent_time_weight = urgent_time_weight,
-                                         .urgent_risk_weight = urgent_risk_weight,
-                                         .staleness_s_per_version = staleness_s_per_version,
-                                         .leave_home_margin_s = leave_home_margin_s,
-                                         .hazard_per_s = hazard_per_s,
-                                         .hazard_prior_s = hazard_prior_s,
-                                         .hazard_window_s = hazard_window_s,
-                                         .hold_min_ns = ns_of(hold_min_ms),
-                                         .hold_max_ns = ns_of(hold_max_ms),
-                                         .flap_window_ns = ns_of(flap_window_ms),
-                                         .exposure_max_s = exposure_max_s,
-                                         .urgent_share_max = urgent_share_max,
-                                         .burst_prefill_tokens = burst_prefill_tokens,
-                                         .fair_lead_tokens = fair_lead_tokens,
-                                         .requeue_s = requeue_ms / kMsPerS,
-                                         .turn_tokens_prior = turn_tokens_prior,
-                                         .turns_prior = turns_prior,
-                                         .token_s_prior = token_ms_prior / kMsPerS,
-                                         .tool_s_prior = tool_ms_prior / kMsPerS,
-                                         .job_weight = job_weight,
-                                         .turn_window = turn_window,
-                                         .version_window = version_window,
-                                         .reserve_quantile = reserve_quantile,
-                                         .reserve_ahead_tokens = reserve_ahead_tokens,
-                                         .longest_first = longest_first,
-                                         .pace_rate = pace_rate,
-                                         .displaced_share = displaced_share,
-                                         .cache_wait_ns = ns_of(cache_wait_ms),
-                                         .move_contexts = move_contexts,
-                                         .mlfq_quantum_tokens = mlfq_quantum_tokens},
-                                static_cast<Policy>(policy));
+  return std::make_unique<Core>(settings_of(knobs), static_cast<Policy>(policy));
 }
 
 }  // namespace
 
 void bind_scheduler(py::module_& module) {
+  module.def("scheduler_knobs", &scheduler_knobs, py::arg("knobs"));
   py::class_<Core>(module, "SchedulerCore")
-      .def(py::init(&create_core), py::kw_only(), py::arg("policy"), py::arg("max_staleness"),
-           py::arg("batch_trajectories"), py::arg("worker_lag_max"), py::arg("recall_grace_ms"),
-           py::arg("retry_ms"), py::arg("attempts_max"), py::arg("stall_ms"),
-           py::arg("wait_max_ms"), py::arg("tail_seats"), py::arg("urgent_time_weight"),
-           py::arg("urgent_risk_weight"), py::arg("staleness_s_per_version"),
-           py::arg("leave_home_margin_s"), py::arg("hazard_per_s"), py::arg("hazard_prior_s"),
-           py::arg("hazard_window_s"), py::arg("hold_min_ms"), py::arg("hold_max_ms"),
-           py::arg("flap_window_ms"), py::arg("exposure_max_s"), py::arg("urgent_share_max"),
-           py::arg("burst_prefill_tokens"), py::arg("fair_lead_tokens"), py::arg("requeue_ms"),
-           py::arg("turn_tokens_prior"), py::arg("turns_prior"), py::arg("token_ms_prior"),
-           py::arg("tool_ms_prior"), py::arg("job_weight"), py::arg("turn_window"),
-           py::arg("version_window"), py::arg("reserve_quantile"), py::arg("reserve_ahead_tokens"),
-           py::arg("longest_first"), py::arg("pace_rate"), py::arg("displaced_share"),
-           py::arg("cache_wait_ms"), py::arg("move_contexts"), py::arg("mlfq_quantum_tokens"))
+      .def(py::init(&create_core), py::kw_only(), py::arg("policy"), py::arg("knobs"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
       .def("stats", &stats_of)
       .def("keep_leases", &Core::keep_leases, py::arg("until_ns"))

@@ -1,4 +1,4 @@
-// The knobs of the scheduler; rose/scheduler/settings.py says what each is for, and checks them.
+// The knobs of the scheduler; scheduler/standard.h says what each is for, and checks them.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,7 @@ struct Settings {
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
           cache_wait_ns, move_contexts, mlfq_quantum_tokens);
   }
-  // Whether sums with them stay within 64 bits; what each may be, Python checks.
+  // Whether sums with them stay within 64 bits, as an image is believed no number.
   bool is_sound() const noexcept;
 };
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import SplitResult
 
 from rose.cli.profile_measured import Compute, Measured, Pool
 from rose.clock import Clock
@@ -10,9 +11,8 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.memory.model_shape import KVDtype
 from rose.memory.presets import find_model
 from rose.scheduler.broker import Observation
-from rose.scheduler.broker.endpoint import LIMITS, Endpoint, FetchLimits, endpoint_of, fetch_text
-from rose.scheduler.broker.engine_metrics import EngineMetrics
-from rose.scheduler.broker.engine_reader import EngineReader
+from rose.scheduler.broker.endpoint import endpoint_of, fetch_text
+from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader
 from rose.scheduler.broker.exposition import read_metrics
 from rose.slo import SLO
 from rose.units import MS_PER_S, NS_PER_MS
@@ -40,7 +40,6 @@ class EngineAsked:
         model: whose KV it is, to make bytes of tokens; None for the name that the engine says.
         reserve_bytes: of the pool that no loan touches.
         slab_bytes: the least that is lent.
-        limits: of one page.
     """
 
     url: str
@@ -51,7 +50,6 @@ class EngineAsked:
     model: str | None
     reserve_bytes: int
     slab_bytes: int
-    limits: FetchLimits = LIMITS
 
 
 def measure_engine(
@@ -70,7 +68,7 @@ def measure_engine(
         CorruptData: the first reading made no sense.
     """
     endpoint = endpoint_of(asked.url)
-    first = read_metrics(fetch_text(endpoint, clock, limits=asked.limits))
+    first = read_metrics(fetch_text(endpoint, clock))
     pool = _pool(asked, first)
     readings = _Readings(asked, endpoint, clock, EngineReader(pool.device(asked.slos[0])))
     try:
@@ -101,7 +99,7 @@ class _Readings:
     """What has been read so far; an interrupt keeps it."""
 
     def __init__(
-        self, asked: EngineAsked, endpoint: Endpoint, clock: Clock, reader: EngineReader
+        self, asked: EngineAsked, endpoint: SplitResult, clock: Clock, reader: EngineReader
     ) -> None:
         self.seen: list[Observation] = []
         self.failures: list[tuple[float, str]] = []
@@ -129,7 +127,7 @@ class _Readings:
     def _read(self) -> str:
         at_ms = self._now_ms() - self._began_ms
         try:
-            page = fetch_text(self._endpoint, self._clock, limits=self._asked.limits)
+            page = fetch_text(self._endpoint, self._clock)
             said = read_metrics(page)
         except (Unavailable, CorruptData) as error:
             self._failed += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rose.cli.profile_measured import Measured
-from rose.scheduler.broker import Broker, BrokerSettings, Move, Unread
+from rose.scheduler.broker import Broker, Move, Unread
 from rose.slo import SLO
 from rose.units import MS_PER_S
 
@@ -64,20 +64,19 @@ class Lent:
         return poisson_most(self.revocations) / self.hours if self.hours > 0 else None
 
 
-def lend(measured: Measured, slo: SLO, *, settings: BrokerSettings) -> Lent:
+def lend(measured: Measured, slo: SLO) -> Lent:
     """Replay what was measured to a broker.
 
     Args:
         measured: readings that failed are told as such.
         slo: of serving.
-        settings: of the broker.
     """
     device = measured.pool.device(slo)
     readings = [(one.at_ms, replace(one, device=device)) for one in measured.observations] + [
         (at_ms, Unread(device, why)) for at_ms, why in measured.failures
     ]
     readings.sort(key=lambda one: one[0])
-    broker = Broker(settings)
+    broker = Broker(reading_ms=measured.every_ms)
     at_ms, sizes, revocations = [], [], 0
     reasons: dict[str, int] = {}
     for now_ms, reading in readings:

@@ -39,8 +39,6 @@ class Pool:
             )
         return ServingDevice(
             name=DEVICE_NAME,
-            domain=DEVICE_NAME,
-            owner="",
             kv_bytes=self.kv_bytes,
             reserve_bytes=self.reserve_bytes,
             slab_bytes=self.slab_bytes,

@@ -5,32 +5,19 @@ from typing import Any, Final
 from rose.cli.profile_lending import Lent, lend
 from rose.cli.profile_measured import Compute, Measured
 from rose.demo.numbers import percentile, plain
-from rose.scheduler.broker import BrokerSettings, LatencyWindow
+from rose.scheduler.broker import LatencyWindow
 from rose.slo import SLO
 from rose.units import GIB, MS_PER_S
 
 _FORMAT: Final = 1
 _REASONS_MAX: Final = 3
-# A loan must outlive the time between two readings, whatever they are planned for.
-_READINGS_OF_TTL: Final = 3
-
-
-def broker_settings(every_ms: float) -> BrokerSettings:
-    """Return the broker's knobs for readings that come so far apart."""
-    standard = BrokerSettings()
-    least_ms = _READINGS_OF_TTL * every_ms
-    return BrokerSettings(
-        ttl_min_ms=max(standard.ttl_min_ms, least_ms),
-        ttl_max_ms=max(standard.ttl_max_ms, least_ms),
-    )
 
 
 def profile_report(measured: Measured, *, command: str, machine: dict[str, Any]) -> dict[str, Any]:
     """Return what `profile.json` holds; keys are only ever added while the format is the same."""
-    settings = broker_settings(measured.every_ms)
     seen = measured.observations
     rows = [
-        (slo, compute, lend(measured, slo, settings=settings))
+        (slo, compute, lend(measured, slo))
         for slo, compute in zip(measured.slos, measured.compute, strict=True)
     ]
     used = [one.kv_used for one in seen]

@@ -6,15 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rose.clock import BootClock, Clock, utc_minute_of_day
+from rose.clock import BootClock, Clock
 from rose.closing import Closing
 from rose.errors import InvalidArgument, RoseError, sentence
 from rose.executor import CoServing
 from rose.executor.reading import DeviceReading, TokenCounts
 from rose.executor.safety import Safety
 from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unread
-from rose.scheduler.broker.engine_metrics import EngineMetrics
-from rose.scheduler.broker.engine_reader import EngineReader
+from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader
 from rose.scheduler.broker.histogram import Histogram
 from rose.thread import Thread
 from rose.units import MS_PER_S, NS_PER_MS, NS_PER_S
@@ -27,14 +26,10 @@ class BrokeredDevice:
     Args:
         name: unique.
         device: with its serving engine; nobody else caps what it lends.
-        domain: what fails, or comes under pressure, together with it.
-        owner: whose serving it is; see `OwnerRules`.
     """
 
     name: str
     device: CoServing
-    domain: str = ""
-    owner: str = ""
 
 
 class LendingLoop(Closing):
@@ -54,8 +49,6 @@ class LendingLoop(Closing):
         broker: Broker,
         *,
         on_decisions: Callable[[list[Decision]], None] = lambda _: None,
-        wanted_bytes: Callable[[], int | None] = lambda: None,
-        day_minute: Callable[[], int] = utc_minute_of_day,
         clock: Clock | None = None,
         period_ms: float = 5_000.0,
     ) -> None:
@@ -66,8 +59,6 @@ class LendingLoop(Closing):
             broker: that decides; nobody else asks it.
             on_decisions: called behind each round, in the loop's thread, for logs and metrics; what
                 it raises counts as a failure in here.
-            wanted_bytes: what rollouts can use over all devices; None for all there is.
-            day_minute: the minute of the day, for the caps of owners.
             clock: of readings and decisions.
             period_ms: between two rounds, > 0. As often as the broker's defaults reckon with: the
                 shortest loan lasts for three.
@@ -84,8 +75,6 @@ class LendingLoop(Closing):
             raise InvalidArgument(f"period_ms={period_ms} must be above 0")
         self._broker = broker
         self._on_decisions = on_decisions
-        self._wanted_bytes = wanted_bytes
-        self._day_minute = day_minute
         self._clock = clock or BootClock()
         self._period_ms = period_ms
         self._safety = Safety(self._give_back)
@@ -101,12 +90,7 @@ class LendingLoop(Closing):
     def poll(self) -> list[Decision]:
         """Read, decide and cap, once; for a loop that was not started, or is closed."""
         readings = [one.read(self._now_ms()) for one in self._devices.values()]
-        decisions = self._broker.decide(
-            readings,
-            self._now_ms(),
-            day_minute=self._day_minute(),
-            wanted_bytes=self._wanted_bytes(),
-        )
+        decisions = self._broker.decide(readings, self._now_ms())
         for decision in decisions:
             self._devices[decision.device].lend_as(decision)
         return decisions
@@ -142,8 +126,6 @@ class _Device:
         said = self._device.reading()
         self._as_serving = ServingDevice(
             name=brokered.name,
-            domain=brokered.domain,
-            owner=brokered.owner,
             kv_bytes=said.pool_bytes,
             reserve_bytes=said.reserve_bytes,
             slab_bytes=said.slab_bytes,

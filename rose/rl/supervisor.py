@@ -8,18 +8,13 @@ from functools import partial
 from typing import Any, Final
 
 from rose.clock import BootClock, Clock
-from rose.errors import DeadlineExceeded, Unavailable, sentence
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable, sentence
 from rose.rl.child import Child
-from rose.scheduler.knobs import KnobRules
 from rose.thread import Thread
 from rose.units import NS_PER_S
 
-_RULES: Final = KnobRules(
-    most=1e6,  # A wait of epoll is a number of milliseconds below 2^31.
-    integers=frozenset({"restarts_max"}),
-    may_be_zero=frozenset({"backoff_s", "backoff_max_s"}),
-    bounds={"restarts_max": lambda count: count <= 1000},  # 2.0^count is a number.
-)
+_MOST: Final = 1e6  # A wait of epoll is a number of milliseconds below 2^31.
+_RESTARTS_MOST: Final = 1000  # 2.0^count is a number.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,20 @@ class RestartPolicy:
         Raises:
             InvalidArgument: the sentence names the number.
         """
-        _RULES.check(self)
+        count = self.restarts_max
+        is_sound = {
+            "restarts_max": count in range(_RESTARTS_MOST + 1),
+            "window_s": 0 < self.window_s <= _MOST,
+            "backoff_s": 0 <= self.backoff_s <= _MOST,
+            "backoff_max_s": 0 <= self.backoff_max_s <= _MOST,
+            "ready_within_s": 0 < self.ready_within_s <= _MOST,
+            "stop_s": 0 < self.stop_s <= _MOST,
+        }
+        for name, holds in is_sound.items():
+            if not holds:
+                raise InvalidArgument(
+                    f"RestartPolicy({name}={getattr(self, name)}) is out of range"
+                )
 
 
 @dataclass(frozen=True, slots=True)

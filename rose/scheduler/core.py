@@ -1,7 +1,6 @@
 """The scheduler's core for Python: dataclasses on this side, rows of numbers on the other."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, Final
 
@@ -89,7 +88,7 @@ class SchedulerCore:
     """
 
     def __init__(self, settings: SchedulerSettings, policy: PlacementPolicy) -> None:
-        self._core = _core.SchedulerCore(policy=_POLICIES.index(policy), **asdict(settings))
+        self._core = _core.SchedulerCore(policy=_POLICIES.index(policy), knobs=settings.knobs())
 
     @classmethod
     def restored(cls, image: bytes) -> "SchedulerCore":

@@ -1,7 +1,7 @@
 """Rollouts that are written down as they happen, and go on where they were."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final
 
 from rose.clock import Clock
@@ -135,7 +135,7 @@ class Durable:
                 f"the checkpoint was written with the policy {checkpoint.policy.name}, not "
                 f"{self._policy.name}: give the same, or another store"
             )
-        before, now = asdict(checkpoint.settings), asdict(self._settings)
+        before, now = checkpoint.settings.values(), self._settings.values()
         for name in now:
             if before[name] != now[name]:
                 raise InvalidArgument(

@@ -12,10 +12,9 @@ from rich.console import Console
 
 from rose.cli.profile_lending import lend, poisson_most
 from rose.cli.profile_page import render_profile, write_profile
-from rose.cli.profile_report import broker_settings, profile_report
+from rose.cli.profile_report import profile_report
 from rose.cli.profile_table import print_profile
 from rose.errors import InvalidArgument, Unavailable
-from rose.scheduler.broker import BrokerSettings
 from rose.units import GIB
 from tests.cli.profile_records import SLOS, measured, seen
 
@@ -76,10 +75,9 @@ def test_readings_that_failed_lend_nothing_new_and_are_counted():
 
 def test_loans_outlive_readings_that_come_seldom():
     rare = measured(observations=tuple(seen(at_s) for at_s in range(0, 3601, 120)), every_ms=120e3)
-    row = lend(rare, SLOS[1], settings=broker_settings(rare.every_ms))
+    row = lend(rare, SLOS[1])
     assert row.revocations == 0
     assert row.peak_bytes > 22 * GIB  # and so they grow
-    assert broker_settings(1e3) == BrokerSettings()
 
 
 def test_json_is_strict_and_says_the_same_whatever_was_measured():

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from rose._core import ManualClock
+from rose.clock import BootClock
 from rose.errors import InvalidArgument
 from rose.executor import CoServing, Reason
 from rose.executor.lender import Lease
 from rose.node.lending import BrokeredDevice, LendingLoop
-from rose.scheduler.broker import Broker, BrokerSettings, DayCap, Decision, Move, OwnerRules
+from rose.scheduler.broker import Broker, Decision, Move
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
 from tests.node.rig import wait_for
 
 BLOCKS = 8  # of the borrower in a slab
 ROUND_MS = 5_000
-SMALL = BrokerSettings(loan_bytes_min=SLAB)  # of everything else the defaults
 MOST = 11  # slabs: 0.8 of what the reserve of 2 leaves of 16
 TPOT_MS = 50
 
@@ -36,21 +36,24 @@ class Time:
         raise AssertionError("nobody sleeps by this clock")
 
 
+class FastClock(BootClock):
+    """A day within minutes."""
+
+    def now_ns(self) -> int:
+        return 1000 * super().now_ns()
+
+
 class World:
     """A device whose borrower takes all it can get, and the loop, round by round."""
 
-    def __init__(self, log: Path, *, settings: BrokerSettings = SMALL, **options) -> None:
+    def __init__(self, log: Path) -> None:
         self.clock = ManualClock()
         self.rig = Rig(log, clock=self.clock, tpot_ms=TPOT_MS, regrow_after_ms=0.0)
         self.rig.stop_keeper()
-        self.broker = Broker(settings)
-        self.minute = 0
         self.loop = LendingLoop(
-            [BrokeredDevice("d0", self.rig.device, domain="rack", owner="chat")],
-            self.broker,
+            [BrokeredDevice("d0", self.rig.device)],
+            Broker(loan_bytes_min=SLAB),
             clock=Time(self.clock),
-            day_minute=lambda: self.minute,
-            **options,
         )
 
     def round(self) -> Decision:
@@ -111,8 +114,8 @@ class World:
 def open_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     worlds: list[World] = []
 
-    def open_one(**options) -> World:
-        worlds.append(World(tmp_path / f"{len(worlds)}.log", **options))
+    def open_one() -> World:
+        worlds.append(World(tmp_path / f"{len(worlds)}.log"))
         return worlds[-1]
 
     yield open_one
@@ -179,9 +182,6 @@ def test_the_broker_is_told_what_serving_took_back_and_what_is_left(open_world) 
     assert decision.why == "its executor took a loan back"
     assert world.lent == left
     # What goes home over a cap is the broker's own doing, and no revocation.
-    world.broker.set_owners([OwnerRules("chat", is_out=True)])
-    world.round()
-    world.broker.set_owners([])
     assert world.round().why.startswith("calm must last")
 
 
@@ -217,24 +217,6 @@ def test_serving_that_fills_its_pool_is_lent_less_of(open_world) -> None:
     world.rig.serving.kv.allocator.free(blocks)
 
 
-def test_owners_and_their_times_of_day_hold_on_the_device(open_world) -> None:
-    world = open_world()
-    world.broker.set_owners([OwnerRules("chat", caps=(DayCap(60, 120, 0.25),))])
-    world.grown()
-    world.minute = 60
-    assert world.round().move is Move.SHRINK
-    assert world.lent == SLABS // 4
-    world.broker.set_owners([OwnerRules("chat", is_out=True)])
-    assert world.round().move is Move.END
-    assert world.lent == 0
-
-
-def test_no_more_is_lent_than_rollouts_can_use(open_world) -> None:
-    world = open_world(wanted_bytes=lambda: 3 * SLAB)
-    assert world.rounds(9)[-1].lend_bytes == 3 * SLAB
-    assert world.lent == 3
-
-
 def test_a_loop_that_stops_lends_nothing_for_longer_than_it_said(open_world) -> None:
     world = open_world()
     decision = world.rounds(5)[-1]
@@ -253,7 +235,9 @@ def test_a_loop_that_starts_anew_takes_over_the_loan_it_finds(open_world) -> Non
     world = open_world()
     world.grown()
     world.loop = LendingLoop(
-        [BrokeredDevice("d0", world.rig.device)], Broker(SMALL), clock=Time(world.clock)
+        [BrokeredDevice("d0", world.rig.device)],
+        Broker(loan_bytes_min=SLAB),
+        clock=Time(world.clock),
     )
     decision = world.round()
     assert (decision.move, decision.lend_bytes) == (Move.KEEP, MOST * SLAB)
@@ -278,8 +262,10 @@ def started(
     devices: list[CoServing], on_decisions: Callable[[list[Decision]], None]
 ) -> LendingLoop:
     brokered = [BrokeredDevice(f"d{number}", device) for number, device in enumerate(devices)]
-    broker = Broker(BrokerSettings(loan_bytes_min=SLAB, settle_ms=0.0))
-    loop = LendingLoop(brokered, broker, on_decisions=on_decisions, period_ms=1.0)
+    broker = Broker(loan_bytes_min=SLAB)
+    loop = LendingLoop(
+        brokered, broker, on_decisions=on_decisions, clock=FastClock(), period_ms=1e3
+    )
     loop.start()
     return loop
 

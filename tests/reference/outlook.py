@@ -2,8 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-
-from rose.scheduler import SchedulerSettings
+from types import SimpleNamespace
 
 
 def bin_of(length: int) -> tuple[int, int]:
@@ -84,7 +83,7 @@ class PlainMean:
 class PlainOutlook:
     """Turns, tools and trajectories of one job; `settings.reserve_quantile` is not looked at."""
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SimpleNamespace) -> None:
         self.settings = settings
         self.job = self.lengths()
         self.job["turn"].assume(settings.turn_tokens_prior)

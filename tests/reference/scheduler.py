@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy
 from rose.scheduler.worker import WorkerKind
 
 
@@ -86,7 +87,7 @@ def choose(
     *,
     published: int,
     since_published_s: float,
-    settings: SchedulerSettings,
+    settings: SimpleNamespace,
 ) -> int | None:
     """Return the number of the best worker that can take the turn now, or None."""
     roomy = [
@@ -142,7 +143,7 @@ def choose(
 
 
 def has_room(
-    worker: PlainWorker, turn: PlainTurn, settings: SchedulerSettings, *, is_kept: bool
+    worker: PlainWorker, turn: PlainTurn, settings: SimpleNamespace, *, is_kept: bool
 ) -> bool:
     """Return whether JOINT lets a turn run where there is room.
 
@@ -174,7 +175,7 @@ def first_least(
 
 
 def cost_s(
-    worker: PlainWorker, turn: PlainTurn, *, published: int, settings: SchedulerSettings
+    worker: PlainWorker, turn: PlainTurn, *, published: int, settings: SimpleNamespace
 ) -> float:
     """Return seconds: what JOINT takes the least of."""
     n, u = len(worker.needs), turn.urgency
@@ -207,7 +208,7 @@ def cost_s(
 
 
 def urgency(
-    *, lag: float, versions_old: int, live: int, free_seats: int, settings: SchedulerSettings
+    *, lag: float, versions_old: int, live: int, free_seats: int, settings: SimpleNamespace
 ) -> float:
     """Return 0 in bulk and 1 in the tail, which is when there are seats for all and more."""
     if settings.tail_seats * live < free_seats:

@@ -24,6 +24,7 @@ from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind, WorkerLost
 from tests.node.rig import no_thread_is_left, wait_for
 from tests.rl.play import CONTEXT_MAX, GROUP_SIZE, RUN_SEED, TURN_MAX, play
 from tests.rl.saying_worker import SayingWorker
+from tests.scheduler.tuned import tuned
 
 DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
 PACE_S = 0.001
@@ -34,7 +35,7 @@ LOOP = LoopSettings(
     context_tokens_max=CONTEXT_MAX,
     temperature=1.0,
 )
-SCHEDULER = SchedulerSettings(
+SCHEDULER = tuned(
     batch_trajectories=1000,
     recall_grace_ms=60.0,
     retry_ms=1.0,
@@ -250,7 +251,7 @@ def test_the_first_turn_too_ends_where_the_context_may(room, most) -> None:
 
 
 def test_groups_become_complete_though_trajectories_are_dropped() -> None:
-    with playing(scheduler=replace(SCHEDULER, attempts_max=2)) as on:
+    with playing(scheduler=tuned(SCHEDULER, attempts_max=2)) as on:
         on.fails = {1, 5}
         on.bring()
         wait_for(lambda: len(on.finished) >= 15)

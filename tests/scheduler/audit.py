@@ -27,6 +27,7 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerKind, WorkerLost
 from rose.units import NS_PER_MS
+from tests.scheduler.tuned import values_of
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Audit:
     history: list[tuple[list[Event], int, list[Action]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.values = values_of(self.settings)
         self.core = SchedulerCore(self.settings, self.policy)
         self.workers: dict[int, WorkerSeen] = {}
         self.epochs: dict[int, int] = {}
@@ -220,7 +222,7 @@ class Audit:
         assert action.lease_epoch == worker.epoch
         published = self._job(seen.job).published
         assert worker.job == seen.job
-        assert worker.version >= published - self.settings.worker_lag_max
+        assert worker.version >= published - self.values.worker_lag_max
         assert seen.on is None, f"{action} while it runs on {seen.on}"
         # Alone it fits to its last word.
         assert seen.context_tokens + seen.max_new_tokens <= worker.kv_tokens
@@ -228,7 +230,7 @@ class Audit:
         assert action.first_token == seen.delivered
         assert action.max_new_tokens == seen.max_new_tokens - seen.delivered > 0
         # Whoever has waited for too long is free of the caps.
-        has_starved = now_ns - seen.waits_from_ns >= self.settings.wait_max_ms * NS_PER_MS
+        has_starved = now_ns - seen.waits_from_ns >= self.values.wait_max_ms * NS_PER_MS
         if not has_starved:
             self._check_exposure(seen, worker)
         self._check_pace(seen, action.worker, has_starved=has_starved)
@@ -269,7 +271,7 @@ class Audit:
         if worker.kind is WorkerKind.DEDICATED or not survivors or not there:
             return
         tokens = there + turn.context_tokens + turn.delivered
-        assert tokens <= self.settings.exposure_max_s * survivors
+        assert tokens <= self.values.exposure_max_s * survivors
 
     def _check_pace(self, turn: TurnSeen, number: int, *, has_starved: bool) -> None:
         """Check that prompts that come back do so a few at a time, caches aside."""
@@ -283,7 +285,7 @@ class Audit:
             for other in self.turns.values()
             if other.on is not None and self._device(other.on[0]) == self._device(number)
         )
-        most = self.settings.burst_prefill_tokens
+        most = self.values.burst_prefill_tokens
         assert has_starved or under_way == 0 or under_way + prompt <= most
         turn.restarting = prompt
 

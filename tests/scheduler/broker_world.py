@@ -9,11 +9,9 @@ from rose.units import GIB, MIB
 TARGETS = SLO(ttft_ms=500, tpot_ms=50)
 
 
-def device(name="d0", *, domain="rack", owner="chat", kv_gib=40, reserve_gib=4, slab_mib=32):
+def device(name="d0", *, kv_gib=40, reserve_gib=4, slab_mib=32):
     return ServingDevice(
         name=name,
-        domain=domain,
-        owner=owner,
         kv_bytes=int(kv_gib * GIB),
         reserve_bytes=int(reserve_gib * GIB),
         slab_bytes=slab_mib * MIB,
@@ -44,8 +42,6 @@ def late(at_ms, of=None, **changes):
 FLEET = tuple(
     device(
         f"d{n}",
-        domain=f"rack{n % 2}",
-        owner=("chat", "code", "search")[n % 3],
         kv_gib=(40, 24, 7.3, 60, 2)[n],
         reserve_gib=(4, 0, 1.5, 30, 1)[n],
         slab_mib=(32, 16, 30, 128, 2)[n],
@@ -90,10 +86,9 @@ def observations(draw, at_ms, of):
 
 @st.composite
 def histories(draw, polls=12):
-    """Polls as (time, readings, minute of the day, wanted bytes)."""
+    """Polls as (time, readings)."""
     now_ms, found = 0.0, []
     for _ in range(draw(st.integers(1, polls))):
         now_ms += draw(st.sampled_from((0.0, 1e3, 5e3, 5e3, 12e3, 70e3, 700e3)))
-        wanted = draw(st.none() | st.integers(0, 100 * GIB))
-        found.append((now_ms, draw(readings(now_ms)), draw(st.integers(0, 1439)), wanted))
+        found.append((now_ms, draw(readings(now_ms))))
     return found

@@ -26,11 +26,12 @@ from tests.scheduler.front_world import (
     truth,
     turns_of,
 )
+from tests.scheduler.tuned import tuned
 
 HANG_S = 60.0
 LIMITS = FrontLimits(tick_s=0.005, checkpoint_s=3600.0, rejoin_s=3600.0)
 CAN = replace(CAPABILITIES, seats=64)
-WIDE = replace(SETTINGS, batch_trajectories=100_000, retry_ms=1.0, recall_grace_ms=5.0)
+WIDE = tuned(SETTINGS, batch_trajectories=100_000, retry_ms=1.0, recall_grace_ms=5.0)
 
 
 def run(program: Coroutine[Any, Any, None]) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rose.environments.text import EOS
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy
 from rose.scheduler.durable import Draft, Durable
 from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.events import Admit, Consumed, VersionPublished
@@ -33,8 +33,9 @@ from rose.scheduler.worker import (
 from rose.units import NS_PER_MS
 from tests.rl.play import logprob_at, token_at, version_at
 from tests.rl.saying_worker import SayingWorker
+from tests.scheduler.tuned import tuned
 
-SETTINGS = SchedulerSettings(
+SETTINGS = tuned(
     max_staleness=1,
     batch_trajectories=6,
     recall_grace_ms=60.0,

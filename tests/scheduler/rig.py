@@ -1,9 +1,8 @@
 """A core with its clock, and short words for what it is told."""
 
-from dataclasses import replace
 from typing import Any
 
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Action,
@@ -18,8 +17,9 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind
 from rose.units import NS_PER_MS
+from tests.scheduler.tuned import tuned
 
-SETTINGS = SchedulerSettings(
+SETTINGS = tuned(
     batch_trajectories=100,
     recall_grace_ms=100.0,
     retry_ms=50.0,
@@ -33,7 +33,7 @@ DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
 
 class Rig:
     def __init__(self, policy: PlacementPolicy = PlacementPolicy.JOINT, **settings: Any) -> None:
-        self.core = SchedulerCore(replace(SETTINGS, **settings), policy)
+        self.core = SchedulerCore(tuned(SETTINGS, **settings), policy)
         self.now_ms = 1.0
 
     def step(self, *events: Event, after_ms: float = 0.0) -> list[Action]:

@@ -33,6 +33,7 @@ from tests.scheduler.elastic_rig import (
     until,
 )
 from tests.scheduler.front_world import SAMPLING, ManualClock, first_prompt
+from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED
 HUGE = 1 << 70
@@ -274,7 +275,7 @@ def test_ten_thousand_trajectories_come_home() -> None:
 
 def test_a_turn_that_fails_everywhere_is_told_with_what_the_worker_said() -> None:
     async def program() -> None:
-        async with opened(settings=replace(WIDE, attempts_max=1)) as scheduler:
+        async with opened(settings=tuned(WIDE, attempts_max=1)) as scheduler:
             worker = await bring(scheduler, 0)
             await scheduler.start(0)
             asked = ask(scheduler, 0)

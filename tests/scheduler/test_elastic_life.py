@@ -29,6 +29,7 @@ from tests.scheduler.elastic_rig import (
     until,
 )
 from tests.scheduler.front_world import SAMPLING, ManualClock, first_prompt, next_prompt, truth
+from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED
 PROMPT = first_prompt(3)
@@ -375,7 +376,7 @@ def test_other_settings_than_the_checkpoints_are_refused_by_name(tmp_path) -> No
         async with opened(path):
             pass
         with pytest.raises(InvalidArgument, match=r"stall_ms=200\.0, not 1\.0"):
-            async with opened(path, settings=replace(WIDE, stall_ms=1.0)):
+            async with opened(path, settings=tuned(WIDE, stall_ms=1.0)):
                 pass
         with pytest.raises(InvalidArgument, match="policy JOINT"):
             async with ElasticRolloutScheduler(

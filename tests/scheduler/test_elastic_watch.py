@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from tests.scheduler.front_world import (
     truth,
     turns_of,
 )
+from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED
 
@@ -186,7 +187,7 @@ def test_each_turn_has_a_span_within_that_of_its_trajectory() -> None:
 def test_a_span_tells_who_lost_a_turn_and_who_went_on() -> None:
     async def program() -> None:
         noted = NotedSpans()
-        async with opened(watches=[noted.watch], settings=replace(WIDE, retry_ms=0.0)) as scheduler:
+        async with opened(watches=[noted.watch], settings=tuned(WIDE, retry_ms=0.0)) as scheduler:
             worker = await bring(scheduler, 0, BORROWED)
             await scheduler.start(3, group=5, traceparent="00-1-2-01")
             asked = asyncio.create_task(

@@ -23,6 +23,7 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said, stop_of
+from tests.scheduler.tuned import tuned
 
 JOINED = WorkerJoined(3, DEDICATED, 0, 1, 1.0, 1.0, 0.0, 0)
 
@@ -362,7 +363,7 @@ def test_reprefill_counts_what_was_computed_before() -> None:
 )
 def test_knob_without_a_meaning_is_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
-        SchedulerSettings(**wrong)
+        tuned(**wrong)
 
 
 def test_every_policy_opens() -> None:

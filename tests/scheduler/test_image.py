@@ -45,7 +45,7 @@ def test_core_restored_before_any_step_takes_the_same_actions(
 
 @pytest.mark.parametrize("policy", PlacementPolicy)
 def test_image_has_the_policy_and_the_settings(policy: PlacementPolicy) -> None:
-    settings = SchedulerSettings(max_staleness=3, tail_seats=7.0)
+    settings = SchedulerSettings(max_staleness=3, tuning={"tail_seats": 7.0})
     image = SchedulerCore(settings, policy).snapshot()
     assert image == SchedulerCore.restored(image).snapshot()
     assert image != SchedulerCore(SETTINGS, policy).snapshot()

@@ -1,56 +1,61 @@
-"""A knob without a meaning is refused by name, in every dataclass of knobs."""
-
-from dataclasses import fields
+"""A constant without a meaning is refused by name, whatever a trial gives it."""
 
 import pytest
 
 from rose.errors import InvalidArgument
 from rose.scheduler import SchedulerSettings
-from rose.scheduler.broker.settings import BrokerSettings
+from tests.scheduler.tuned import OWN, tuned
 
-KNOBS = [
-    (kind, knob.name, knob.type in (int, "int"))
-    for kind in (SchedulerSettings, BrokerSettings)
-    for knob in fields(kind)
-]
+STANDARD = SchedulerSettings().values()
+WHOLE = {
+    *OWN,
+    *("attempts_max", "burst_prefill_tokens", "fair_lead_tokens", "mlfq_quantum_tokens"),
+    *("reserve_ahead_tokens", "turn_window", "version_window"),
+}
 
 
-def is_refused(kind, **knob) -> bool:
-    ((name, value),) = knob.items()
+def is_refused(name: str, value: float) -> bool:
     try:
-        kind(**knob)
+        tuned(**{name: value})
     except InvalidArgument as error:
-        text = str(error)
-        assert text == f"{kind.__name__}({name}={value}) is out of range"
-        return True
+        return str(error) == f"SchedulerSettings({name}={value:g}) is out of range"
     return False
 
 
-@pytest.mark.parametrize(("kind", "name", "is_whole"), KNOBS)
-def test_what_can_mean_nothing_is_refused(kind, name, is_whole) -> None:
+@pytest.mark.parametrize("name", STANDARD)
+def test_what_can_mean_nothing_is_refused(name: str) -> None:
     for value in (-1, -1e-9, float("nan"), float("inf"), 1e16):
-        assert is_refused(kind, **{name: value}), value
-    if is_whole:
-        assert is_refused(kind, **{name: 1.5})
+        assert is_refused(name, value), value
+    if name in WHOLE:
+        assert is_refused(name, STANDARD[name] + 0.5)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "taken", "refused"),
+    ("name", "taken", "refused"),
     [
-        (SchedulerSettings, "retry_ms", 0, 2e9),
-        (SchedulerSettings, "stall_ms", 1e-9, 0),
-        (SchedulerSettings, "reserve_quantile", 1, 1.01),
-        (SchedulerSettings, "reserve_quantile", 0.01, 0),
-        (SchedulerSettings, "pace_rate", 0, 1),
-        (BrokerSettings, "settle_ms", 0, 2e15),
-        (BrokerSettings, "stale_after_ms", 1e-9, 0),
-        (BrokerSettings, "lend_share", 1, 0),
-        (BrokerSettings, "ttl_share", 0.01, 1.01),
-        (BrokerSettings, "keep_share", 0, 1),
-        (BrokerSettings, "hold_growth", 100, 101),
-        (BrokerSettings, "hold_growth", 1.01, 1),
+        ("retry_ms", 0, 2e9),
+        ("stall_ms", 1e-9, 0),
+        ("reserve_quantile", 1, 1.01),
+        ("reserve_quantile", 0.01, 0),
+        ("pace_rate", 0, 1),
+        ("max_staleness", 0, 0.5),
+        ("batch_trajectories", 1, 0),
+        ("turn_window", 1, 0),
     ],
 )
-def test_the_bounds_of_a_knob_are_where_it_says(kind, name, taken, refused) -> None:
-    assert not is_refused(kind, **{name: taken})
-    assert is_refused(kind, **{name: refused})
+def test_the_bounds_are_where_they_should_be(name: str, taken: float, refused: float) -> None:
+    assert not is_refused(name, taken)
+    assert is_refused(name, refused)
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_a_constant_has_the_value_that_it_was_given(name: str) -> None:
+    value = STANDARD[name] / 2 if name not in WHOLE else STANDARD[name] + 1
+    assert tuned(**{name: value}).values() == pytest.approx({**STANDARD, name: value})
+
+
+def test_a_name_that_is_none_or_a_setting_of_its_own_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="no constant patience_ms"):
+        SchedulerSettings(tuning={"patience_ms": 1})
+    with pytest.raises(InvalidArgument, match="max_staleness is a setting of its own"):
+        SchedulerSettings(tuning={"max_staleness": 1})

@@ -3,7 +3,7 @@
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import (
     Admit,
     Start,
@@ -12,6 +12,7 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd
 from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.tuned import tuned
 
 LEASE = 1000
 CONTEXT = 180  # at the end of a first turn; 20 tokens more at the end of the second
@@ -150,4 +151,4 @@ def test_seats_that_are_taken_are_no_want_of_room() -> None:
 @pytest.mark.parametrize("share", [0.0, 1.5])
 def test_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(InvalidArgument, match="displaced_share"):
-        SchedulerSettings(displaced_share=share)
+        tuned(displaced_share=share)

@@ -3,10 +3,10 @@
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler import SchedulerSettings
 from rose.scheduler.events import WorkerLost
 from rose.scheduler.worker import TurnEnd
 from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.tuned import tuned
 
 TOKENS = 100
 FORESEEN_MS = 20.0 + TOKENS * (10.0 + 1.0)  # a prompt of 20 tokens, then a step for each
@@ -81,4 +81,4 @@ def test_worker_that_joins_again_begins_with_its_figures() -> None:
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
 def test_rate_is_a_share(rate: float) -> None:
     with pytest.raises(InvalidArgument, match="pace_rate"):
-        SchedulerSettings(pace_rate=rate)
+        tuned(pace_rate=rate)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Admit,
@@ -28,6 +28,7 @@ from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainMean, PlainOutlook
 from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
 from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.tuned import tuned, values_of
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Twins:
         self.rng = random.Random(seed)
         self.mean_pace = PlainPace()
         self.policy = policy
-        self.settings = SchedulerSettings(
+        settings = tuned(
             max_staleness=self.rng.randint(0, 3),
             batch_trajectories=1000,
             worker_lag_max=self.rng.randint(0, 2),
@@ -89,9 +90,10 @@ class Twins:
             move_contexts=self.rng.choice([0.0, 0.5, 1.0, 2.0]),
             pace_rate=self.rng.choice([0.0, 0.1, 0.9]),
         )
+        self.settings = values_of(settings)
         self.outlook = PlainOutlook(self.settings)
         self.contexts = PlainMean(0.0, self.settings.turn_window)
-        self.core = SchedulerCore(self.settings, policy)
+        self.core = SchedulerCore(settings, policy)
         self.now_ms = 1
         self.published = 0
         self.published_ms = 0

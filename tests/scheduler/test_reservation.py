@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.events import (
     Admit,
@@ -20,6 +20,7 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind
 from rose.units import NS_PER_MS
+from tests.scheduler.tuned import tuned
 
 TRAJECTORIES = 96
 CHUNK = 4  # tokens that are reported together
@@ -46,9 +47,7 @@ class Engine:
     def __post_init__(self) -> None:
         rng = random.Random(5)
         self.lengths = [heavy(rng) for _ in range(TRAJECTORIES)]
-        settings = SchedulerSettings(
-            batch_trajectories=1000, reserve_quantile=self.reserve_quantile
-        )
+        settings = tuned(batch_trajectories=1000, reserve_quantile=self.reserve_quantile)
         self.core = SchedulerCore(settings, PlacementPolicy.JOINT)
         joined = WorkerJoined(
             *(0, WorkerKind.DEDICATED, 0, 64, 8000.0, STEP_MS, MS_PER_SEQUENCE, 0)

@@ -9,7 +9,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -31,8 +31,9 @@ from rose.scheduler.events import (
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 from rose.units import NS_PER_MS
 from tests.scheduler.audit import Audit
+from tests.scheduler.tuned import tuned
 
-SETTINGS = SchedulerSettings(
+SETTINGS = tuned(
     max_staleness=1,
     batch_trajectories=6,
     recall_grace_ms=60.0,

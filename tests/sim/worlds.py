@@ -1,7 +1,6 @@
 """Small clusters for tests."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -83,6 +82,6 @@ def job(made: Trajectories, *, batch: int = 1, train_ms: float = 0.0) -> SimJob:
 
 def world(workers: Sequence[SimWorker], jobs: Sequence[SimJob], versions: int = 1) -> ClusterWorld:
     """Return a world that lasts for at most a day."""
-    settings = replace(SchedulerSettings(), wait_max_ms=5000.0)
+    settings = SchedulerSettings(tuning={"wait_max_ms": 5000.0})
     policy = PlacementPolicy.JOINT
     return ClusterWorld(tuple(workers), tuple(jobs), settings, policy, versions, 86_400_000.0)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rose.errors import CorruptData
-from rose.scheduler.broker.engine_metrics import EngineMetrics
+from rose.scheduler.broker.engine_reader import EngineMetrics
 from rose.scheduler.broker.histogram import Histogram, summed
 
 # More samples of the few metrics that are read: no engine has so many ranks.

@@ -14,8 +14,6 @@ class ServingDevice:
 
     Args:
         name: unique.
-        domain: what fails, or comes under pressure, together: a node, a rack, a deployment.
-        owner: whose serving it is; see `OwnerRules`.
         kv_bytes: all of serving's KV pool, lent parts included.
         reserve_bytes: that serving can always have; no loan touches it.
         slab_bytes: the least that is lent; loans are whole slabs.
@@ -23,8 +21,6 @@ class ServingDevice:
     """
 
     name: str
-    domain: str
-    owner: str
     kv_bytes: int
     reserve_bytes: int
     slab_bytes: int

@@ -2,9 +2,20 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from rose.scheduler.broker.observation import LatencyWindow, Observation
-from rose.scheduler.broker.settings import BrokerSettings
+
+# Ratios of a tail (P99) to its target. Near is pressure before a promise is broken, late means that
+# one is. Rollouts spend the slack under the target of later tokens on purpose, so that tail lies
+# close to it, and engines count in buckets: late is what no quantum of rollouts explains.
+_TTFT_NEAR: Final = 0.9
+_TTFT_LATE: Final = 1.0
+_TPOT_NEAR: Final = 1.1
+_TPOT_LATE: Final = 1.5
+# Requests that wait for serving; more are pressure. Those that come during a step wait for its end
+# on an idle engine, too.
+_WAITING_MAX: Final = 3
 
 
 class Severity(Enum):
@@ -28,18 +39,17 @@ class Pressure:
     why: str
 
 
-def pressure_of(seen: Observation, lent_bytes: int, settings: BrokerSettings) -> Pressure | None:
+def pressure_of(seen: Observation, lent_bytes: int) -> Pressure | None:
     """Return the gravest pressure, or None while serving has all it needs.
 
     Args:
         seen: of the device.
         lent_bytes: on loan there.
-        settings: what counts as pressure.
     """
     slo = seen.device.slo
     tails = (
-        _Tail("first tokens", seen.ttft, slo.ttft_ms, settings.ttft_near, settings.ttft_late),
-        _Tail("later tokens", seen.tpot, slo.tpot_ms, settings.tpot_near, settings.tpot_late),
+        _Tail("first tokens", seen.ttft, slo.ttft_ms, _TTFT_NEAR, _TTFT_LATE),
+        _Tail("later tokens", seen.tpot, slo.tpot_ms, _TPOT_NEAR, _TPOT_LATE),
     )
     for tail in tails:
         if tail.is_over(tail.late):
@@ -49,7 +59,7 @@ def pressure_of(seen: Observation, lent_bytes: int, settings: BrokerSettings) ->
     for tail in tails:
         if tail.is_over(tail.near):
             return Pressure(Severity.NEAR, tail.sentence())
-    if seen.waiting > settings.waiting_max:
+    if seen.waiting > _WAITING_MAX:
         return Pressure(Severity.NEAR, f"{seen.waiting} requests wait for serving")
     if lent_bytes > free_bytes(seen):
         return Pressure(Severity.MEMORY, "serving's requests and its reserve need what is lent")

@@ -110,12 +110,14 @@ def native_world(
 ) -> _core.ClusterWorld:
     """Return the world as C++ has it."""
     report_ms = options.borrowed_report_ms
+    if report_ms is None:
+        report_ms = world.settings.values()["stall_ms"] / 2
     native = _core.ClusterWorld(
         versions=world.versions,
         horizon_ms=world.horizon_ms,
         tick_ms=options.tick_ms,
         gather_ms=options.gather_ms,
-        borrowed_report_ms=world.settings.stall_ms / 2 if report_ms is None else report_ms,
+        borrowed_report_ms=report_ms,
         dedicated_report_ms=options.dedicated_report_ms,
         chunk_tokens=options.chunk_tokens,
         is_stepwise=options.is_stepwise,

@@ -1,10 +1,10 @@
 """A scenario: what is simulated, as a file says it. `build` makes what a simulation takes of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from rose.errors import InvalidArgument
 from rose.memory.model_shape import KVDtype
@@ -195,20 +195,22 @@ class Scenario:
         Raises:
             InvalidArgument: there is no such setting, or it is out of its range.
         """
-        plain = SchedulerSettings()
-        kinds = {one.name: type(getattr(plain, one.name)) for one in fields(plain)}
-        chosen: dict[str, Any] = {}
-        for name, value in self.scheduler.items():
-            if name in _OF_JOBS or name not in kinds:
+        free = set(SchedulerSettings().values()) - _OF_JOBS
+        for name in self.scheduler:
+            if name not in free:
                 why = "is said by each job" if name in _OF_JOBS else "is no such setting"
-                free = ", ".join(sorted(set(kinds) - _OF_JOBS))
-                raise InvalidArgument(f"scheduler.{name}: {why}; there are {free}")
-            if kinds[name] is int and value != int(value):
-                raise InvalidArgument(f"scheduler.{name}: {value:g} is no whole number; give one")
-            chosen[name] = kinds[name](value)
-        own = SchedulerSettings(max_staleness=job.max_staleness, batch_trajectories=job.batch)
+                raise InvalidArgument(
+                    f"scheduler.{name}: {why}; there are {', '.join(sorted(free))}"
+                )
+        tuning = dict(self.scheduler)
+        plain = SchedulerSettings(max_staleness=job.max_staleness, batch_trajectories=job.batch)
+        lag_max = tuning.pop("worker_lag_max", plain.worker_lag_max)
+        if not float(lag_max).is_integer():
+            raise InvalidArgument(
+                f"scheduler.worker_lag_max: {lag_max:g} is no whole number; give one"
+            )
         try:
-            return replace(own, **chosen)
+            return replace(plain, worker_lag_max=int(lag_max), tuning=tuning)
         except InvalidArgument as error:
             raise InvalidArgument(f"scheduler: {error}; give a value in its range") from None
 

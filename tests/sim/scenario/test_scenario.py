@@ -95,7 +95,8 @@ BAD = [
     ("scheduler", {"stall": 5}, "is no such setting; there are"),
     ("scheduler", {"max_staleness": 5}, "is said by each job"),
     ("scheduler", {"stall_ms": -5}, "out of range"),
-    ("scheduler", {"attempts_max": 1.5}, "1.5 is no whole number"),
+    ("scheduler", {"attempts_max": 1.5}, "(attempts_max=1.5) is out of range"),
+    ("scheduler", {"worker_lag_max": 1.5}, "1.5 is no whole number"),
     ("scheduler", {"stall_ms": "5"}, "is not a number"),
     ("scheduler", {5: 5}, "is not a text"),
 ]
@@ -154,7 +155,7 @@ def test_settings_are_the_jobs_own_and_the_overrides() -> None:
     made = scenario(scheduler={"stall_ms": 750, "attempts_max": 5})
     settings = made.settings(made.jobs[0])
     assert settings == SchedulerSettings(
-        max_staleness=0, batch_trajectories=32, stall_ms=750.0, attempts_max=5
+        max_staleness=0, batch_trajectories=32, tuning={"stall_ms": 750.0, "attempts_max": 5}
     )
 
 
