@@ -13,7 +13,7 @@ from rose.addresses import loopback
 from rose.clock import BootClock, Clock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.node.session import ServerLimits, Session
-from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY
+from rose.scheduler.wire import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.worker import (
     LeaseChanged,
     VersionCommitted,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rose.clock import Clock
-from rose.scheduler.rollouts import Gone, Outcome
+from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import TurnRequest, WorkerKind
@@ -80,7 +80,7 @@ class Parts(FrontWatch):
         for trajectory in self._open:
             self.end(trajectory, worker)
 
-    def stepped(self, outcomes: Sequence[Outcome], seconds: float) -> None:  # noqa: ARG002
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Put the parts of turns away that are over: nothing more will be said of them."""
         for outcome in outcomes:
             if isinstance(outcome, TurnResult | Gone):

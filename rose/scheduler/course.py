@@ -132,9 +132,10 @@ class Course:
             has_turn=self.phase is Phase.SPEAKING,
         )
 
-    def is_on(self, worker: int) -> bool:
-        """Whether `worker` was the last to be asked for its present turn."""
-        return self.phase is Phase.SPEAKING and self.workers[-1:] == [worker]
+    @property
+    def worker(self) -> int | None:
+        """Who was the last to be asked for its present turn."""
+        return self.workers[-1] if self.phase is Phase.SPEAKING and self.workers else None
 
     def say(
         self, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]

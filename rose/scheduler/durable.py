@@ -2,52 +2,59 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.copying import SlowCopy
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.core_time import CoreTime
-from rose.scheduler.early import EarlyNews
-from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.front_events import Entry, Registered, Step
-from rose.scheduler.hearsay import believable
-from rose.scheduler.order import Order
-from rose.scheduler.rollouts import Outcome, Rollouts, RolloutsState
+from rose.scheduler.hearsay import EarlyNews, believable
+from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.store import Checkpoint, Store
+from rose.scheduler.state import Checkpoint, Outcome, RolloutsState
 from rose.scheduler.watching import FrontWatch, Watches
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
 
-_BLIND: Final = FrontWatch()
+if TYPE_CHECKING:
+    from rose.scheduler.store_file import FileStore
+
+# How often a checkpoint is written, in seconds; a restart reads as much journal.
+CHECKPOINT_S: Final = 30.0
+# A worker of an earlier life that is not back so long after a restart is lost; its turns, and those
+# placed there until then, wait so long.
+REJOIN_S: Final = 5.0
 # Leases run out while every turn is with its environment, too. A longer time without a step is
 # taken for one in which the process stood still.
 _IDLE_NS: Final = NS_PER_S // 2
+# Far from the end of 64 bits, so that every deadline behind it fits them.
+_NOW_MAX: Final = 1 << 60
 
 
-class Draft:
-    """A checkpoint that is being made, of the scheduler as it was when that began.
+class CoreTime:
+    """A clock's time, never before what was said already, by this object or by an earlier life.
 
-    One thread at a time, that of the steps.
+    A machine that was started anew counts from 0, a checkpoint may come from another machine, and
+    a clock that goes back must neither stop a scheduler (a core refuses to go back in time) nor
+    hold it up until the clock is where it was: time goes on from there at once.
 
     Args:
-        head: all of it but the trajectories.
-        copy: of these.
+        clock: where time comes from.
+        not_before_ns: the last time of an earlier life.
     """
 
-    def __init__(self, head: Checkpoint, copy: SlowCopy) -> None:
-        self._head = head
-        self._copy = copy
+    def __init__(self, clock: Clock, *, not_before_ns: int = 0) -> None:
+        self._clock = clock
+        self._seen_ns = clock.now_ns()
+        self._ahead_ns = max(0, not_before_ns - self._seen_ns)
 
-    def advance(self) -> bool:
-        """Make a little more of it, and return whether it is whole. Steps may come between."""
-        return self._copy.advance()
-
-    def checkpoint(self) -> Checkpoint:
-        """Return it; it is whole."""
-        return replace(self._head, trajectories=self._copy.whole())
+    def now_ns(self) -> int:
+        """Return the time."""
+        seen_ns = self._clock.now_ns()
+        self._ahead_ns += max(0, self._seen_ns - seen_ns)
+        self._seen_ns = seen_ns
+        return min(seen_ns + self._ahead_ns, _NOW_MAX)
 
 
 class Durable:
@@ -59,7 +66,6 @@ class Durable:
         settings: of the core.
         policy: of the core.
         clock: where time comes from.
-        limits: of the front.
         store: None keeps nothing.
         watches: see everything that happens in this life.
     """
@@ -70,23 +76,22 @@ class Durable:
         policy: PlacementPolicy,
         *,
         clock: Clock,
-        limits: FrontLimits,
-        store: Store | None,
+        store: "FileStore | None",
         watches: Sequence[FrontWatch],
     ) -> None:
         self._settings = settings
         self._policy = policy
         self._clock = clock
-        self._limits = limits
         self._store = store
-        self._watch = Watches(watches)
+        self._watches = Watches(watches)
         self._time = CoreTime(clock)
         self._core = SchedulerCore(settings, policy)
         self._early = EarlyNews()
+        self.nonsense = 0  # events of workers that no count fits; they change nothing
         self._entries: list[Entry] = []  # taken in since the last step
         self._rejoin_ns = 0
         self._checkpoint_ns = 0
-        self.rollouts = Rollouts(self._core, RolloutsState(), self._watch)
+        self.rollouts = Rollouts(self._core, RolloutsState(), self._watches)
 
     # ---- beginning ------------------------------------------------------------------------------
 
@@ -104,16 +109,16 @@ class Durable:
                 self._restore(*found)
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
-        self._rejoin_ns = now_ns + round(self._limits.rejoin_s * NS_PER_S)
+        self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)
         # Workers renewed while nobody heard it; they know of no lease that ran out meanwhile.
         self._core.keep_leases(self._rejoin_ns)
         self.save_now()
-        self._watch.opened(self.rollouts)
+        self._watches.show(lambda watch: watch.opened(self.rollouts.state))
 
     def _restore(self, checkpoint: Checkpoint, steps: Sequence[Step]) -> None:
         self._check_settings(checkpoint)
         self._core = SchedulerCore.restored(checkpoint.core)
-        self.rollouts = Rollouts(self._core, checkpoint.state().copy(), _BLIND)
+        self.rollouts = Rollouts(self._core, checkpoint.state().copy(), Watches())
         taken = 0
         try:
             for step in steps:
@@ -127,7 +132,7 @@ class Durable:
             # What ended the life before must not end this one: nothing was done about it.
             self._restore(checkpoint, steps[:-1])
         self.rollouts.take_refusals()  # Workers that are not there refuse nothing.
-        self.rollouts.driver.watch = self._watch
+        self.rollouts.watches = self._watches
 
     def _check_settings(self, checkpoint: Checkpoint) -> None:
         if checkpoint.policy is not self._policy:
@@ -149,12 +154,12 @@ class Durable:
         """Take in what a worker says; what it says of its lease waits until it is registered."""
         heard = believable(event)
         if heard is None:
-            self.rollouts.driver.nonsense += 1
+            self.nonsense += 1
             return
         if not self.rollouts.is_here(heard.worker) and self._early.keep(heard):
             return
         if isinstance(heard, WorkerLost):
-            self._stop_turns_of(heard.worker)
+            self.rollouts.stop_turns(heard.worker)
         self.rollouts.take(heard)
         self._note(heard)
 
@@ -183,7 +188,7 @@ class Durable:
 
     def _note(self, entry: Entry) -> None:
         self._entries.append(entry)
-        self._watch.heard(entry)
+        self._watches.show(lambda watch: watch.heard(entry))
 
     def step(self) -> list[Outcome]:
         """Write down what was taken in, and step the core with it.
@@ -194,17 +199,16 @@ class Durable:
             InternalError: a bug in the scheduler.
         """
         now_ns = self._time.now_ns()
-        began_ns = self._clock.now_ns()
         for refusal in self.rollouts.take_refusals():
             self.hear(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
-                self.hear(WorkerLost(number, f"it was not back after {self._limits.rejoin_s} s"))
+                self.hear(WorkerLost(number, f"it was not back after {REJOIN_S} s"))
         entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(Step(now_ns, tuple(entries)))
         outcomes = self.rollouts.step(now_ns)
-        self._watch.stepped(outcomes, (self._clock.now_ns() - began_ns) / NS_PER_S)
+        self._watches.show(lambda watch: watch.stepped(outcomes))
         return outcomes
 
     def needs_step(self) -> bool:
@@ -214,25 +218,11 @@ class Durable:
             or self.rollouts.has_refusals()
             or not self.rollouts.is_idle()
             or bool(self.rollouts.absent())
-            or (bool(self.rollouts.driver.attached()) and self._is_long_ago())
+            or (self.rollouts.has_workers() and self._is_long_ago())
         )
 
     def _is_long_ago(self) -> bool:
         return self._time.now_ns() - self.rollouts.state.now_ns >= _IDLE_NS
-
-    def stop_turns(self) -> None:
-        """Take every turn back from its worker."""
-        for worker in self.rollouts.driver.attached():
-            self._stop_turns_of(worker.number)
-
-    def _stop_turns_of(self, number: int) -> None:
-        worker = self.rollouts.driver.worker(number)
-        if worker is None:
-            return
-        for course in self.rollouts.state.trajectories.values():
-            if course.is_on(number):
-                with Order():  # One that is broken too, it is let go anyway.
-                    worker.stop_turn(course.number)
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
@@ -240,8 +230,11 @@ class Durable:
         """Whether it is time for the next one."""
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
-    def begin_checkpoint(self) -> Draft:
+    def begin_checkpoint(self) -> tuple[Checkpoint, SlowCopy]:
         """Begin what is to be saved, and the journal behind it.
+
+        Returns:
+            All but the trajectories, and their copy, which is not made yet.
 
         Raises:
             InvalidArgument: there is no store.
@@ -250,7 +243,7 @@ class Durable:
         if self._store is None:
             raise InvalidArgument("a scheduler without a store writes no checkpoint")
         now_ns = self._time.now_ns()
-        self._checkpoint_ns = now_ns + round(self._limits.checkpoint_s * NS_PER_S)
+        self._checkpoint_ns = now_ns + round(CHECKPOINT_S * NS_PER_S)
         state = self.rollouts.state
         head = Checkpoint(
             sequence=self._store.rotate(),
@@ -264,16 +257,16 @@ class Durable:
             used_others=tuple(sorted(state.used.others)),
             counts=state.counts.copy(),
         )
-        return Draft(head, self.rollouts.begin_copy())
+        return head, self.rollouts.begin_copy()
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint to the disk; any thread.
+    def save(self, head: Checkpoint, copy: SlowCopy) -> None:
+        """Write a checkpoint to the disk; any thread. The copy is whole.
 
         Raises:
             Unavailable: the disk does not take it.
         """
         if self._store is not None:
-            self._store.save(checkpoint)
+            self._store.save(replace(head, trajectories=copy.whole()))
 
     def save_now(self) -> None:
         """Write a checkpoint in this thread, if there is a store.
@@ -283,13 +276,13 @@ class Durable:
         """
         if self._store is None:
             return
-        draft = self.begin_checkpoint()
-        while not draft.advance():
+        head, copy = self.begin_checkpoint()
+        while not copy.advance():
             pass  # Nothing else is to be done in this thread.
-        self.save(draft.checkpoint())
+        self.save(head, copy)
 
     def close(self) -> None:
         """Write nothing more."""
-        self._watch.close()
+        self._watches.show(lambda watch: watch.close())
         if self._store is not None:
             self._store.close()

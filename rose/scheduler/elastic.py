@@ -9,28 +9,42 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import Self
 
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.coerce import count, one_of, real, whole, wholes
-from rose.scheduler.durable import Draft, Durable
-from rose.scheduler.elastic_limits import FrontLimits
+from rose.scheduler.copying import SlowCopy
+from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn
 from rose.scheduler.inbox import Inbox
-from rose.scheduler.rollouts import FrontCounts, Rollouts
+from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.store import Store
+from rose.scheduler.state import Checkpoint, FrontCounts
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.waiters import ADMISSION, Waiters
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 
+if TYPE_CHECKING:
+    from rose.scheduler.store_file import FileStore
+
 _SETTINGS: Final = SchedulerSettings()
-_LIMITS: Final = FrontLimits()
+# Events of workers that may wait for the scheduler's task; with one more, the worker that sends it
+# is taken as lost. Some seconds of a thousand workers.
+EVENTS_MAX: Final = 65_536
+# Trajectories that are begun and not over; `start` of one more waits for one to end.
+TRAJECTORIES_MAX: Final = 100_000
+# How often the core steps when nothing happens, in seconds: leases run out and stalls are seen that
+# late. While every turn is with its environment, half a second.
+TICK_S: Final = 0.05
+# As in csrc/scheduler/batch_check.cpp: what the core would refuse is refused before it is noted.
+_STALENESS_MAX: Final = 1 << 20
+_TOTAL_MAX: Final = 1 << 60
+_WEIGHT_MIN: Final = 1e-6
 
 
 class _Later(Exception):
@@ -73,7 +87,6 @@ class ElasticRolloutScheduler:
         settings: knobs of the core.
         policy: who decides where a turn runs.
         clock: where time comes from.
-        limits: of the front.
         store: what is written down; None forgets everything with the process.
         watches: see everything.
     """
@@ -84,16 +97,13 @@ class ElasticRolloutScheduler:
         policy: PlacementPolicy = PlacementPolicy.JOINT,
         *,
         clock: Clock | None = None,
-        limits: FrontLimits = _LIMITS,
-        store: Store | None = None,
+        store: "FileStore | None" = None,
         watches: Sequence[FrontWatch] = (),
     ) -> None:
-        self._limits = limits
         self._durable = Durable(
             settings,
             policy,
             clock=BootClock() if clock is None else clock,
-            limits=limits,
             store=store,
             watches=watches,
         )
@@ -123,7 +133,7 @@ class ElasticRolloutScheduler:
         except RoseError:
             self._durable.close()
             raise
-        self._inbox = Inbox(loop, events_max=self._limits.events_max)
+        self._inbox = Inbox(loop, events_max=EVENTS_MAX)
         self._task = loop.create_task(self._run(self._inbox), name="rose-scheduler")
         self._task.add_done_callback(self._has_ended)
         return self
@@ -144,7 +154,7 @@ class ElasticRolloutScheduler:
         cancelled = None
         try:
             cancelled = await self._end_tasks()
-            self._durable.stop_turns()
+            self._rollouts.stop_turns()
             if self._error is None:
                 self._durable.save_now()
         except RoseError as failure:
@@ -264,7 +274,7 @@ class ElasticRolloutScheduler:
         def run(answer: asyncio.Future[None]) -> Entry | None:
             course = self._rollouts.state.trajectories.get(number)
             if course is None:
-                if len(self._rollouts.state.trajectories) >= self._limits.trajectories_max:
+                if len(self._rollouts.state.trajectories) >= TRAJECTORIES_MAX:
                     raise _Later
                 self._waiters.add(number, ADMISSION, answer)
                 return begun
@@ -351,11 +361,19 @@ class ElasticRolloutScheduler:
             InvalidArgument: a value is out of range.
         """
         joined = JobJoined(
-            job=whole("job", job),
-            batch_trajectories=whole("batch_trajectories", batch_trajectories),
-            max_staleness=whole("max_staleness", max_staleness),
+            job=count("job", job),
+            batch_trajectories=count("batch_trajectories", batch_trajectories),
+            max_staleness=count("max_staleness", max_staleness),
             weight=real("weight", weight),
         )
+        if joined.batch_trajectories == 0 or joined.max_staleness > _STALENESS_MAX:
+            raise InvalidArgument(f"job {job} cannot have {joined}: its batch is above 0")
+        if joined.max_staleness >= _TOTAL_MAX // joined.batch_trajectories:
+            raise InvalidArgument(
+                f"job {job} cannot have {joined}: max_staleness batches are fewer than 2^60"
+            )
+        if not _WEIGHT_MIN <= joined.weight <= 1 / _WEIGHT_MIN:
+            raise InvalidArgument(f"the weight of job {job} is within 1e-6 and 1e6")
         await self._tell(lambda: joined)
 
     async def publish(self, version: int, *, job: int = 0) -> None:
@@ -364,7 +382,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: it is no count.
         """
-        published = VersionPublished(whole("version", version), whole("job", job))
+        published = VersionPublished(count("version", version), count("job", job))
         await self._tell(lambda: published)
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
@@ -375,7 +393,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: not so many were finished.
         """
-        consumed = Consumed(whole("trajectories", trajectories), whole("job", job))
+        consumed = Consumed(count("trajectories", trajectories), count("job", job))
         await self._tell(lambda: consumed)
 
     async def checkpoint(self) -> None:
@@ -440,7 +458,7 @@ class ElasticRolloutScheduler:
 
     async def _run(self, inbox: Inbox[_Command]) -> None:
         while not self._is_closing:
-            await inbox.wait(self._limits.tick_s)
+            await inbox.wait(TICK_S)
             self._advance(inbox.take())
             await asyncio.sleep(0)  # Workers that never pause must not starve callers.
 
@@ -481,16 +499,18 @@ class ElasticRolloutScheduler:
             stepped.append(command)
 
     def _begin_saving(self) -> asyncio.Task[None]:
-        draft = self._durable.begin_checkpoint()
-        saving = asyncio.get_running_loop().create_task(self._save(draft), name="rose-checkpoint")
+        head, copy = self._durable.begin_checkpoint()
+        saving = asyncio.get_running_loop().create_task(
+            self._save(head, copy), name="rose-checkpoint"
+        )
         self._saving = saving
         saving.add_done_callback(self._has_saved)
         return saving
 
-    async def _save(self, draft: Draft) -> None:
-        while not draft.advance():
+    async def _save(self, head: Checkpoint, copy: SlowCopy) -> None:
+        while not copy.advance():
             await asyncio.sleep(0)  # Steps and callers go on between two slices.
-        await asyncio.to_thread(self._durable.save, draft.checkpoint())
+        await asyncio.to_thread(self._durable.save, head, copy)
 
     def _has_saved(self, saving: asyncio.Task[None]) -> None:
         self._saving = None

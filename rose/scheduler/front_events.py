@@ -6,7 +6,8 @@ Beside these it hears what workers say, `JobJoined`, `VersionPublished` and `Con
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rose.scheduler.coerce import coerce, count, one_of, whole, wholes
+from rose.errors import InvalidArgument
+from rose.scheduler.coerce import COUNT_MAX, coerce, count, one_of, whole, wholes
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import WorkerEvent, WorkerKind
@@ -32,8 +33,12 @@ class Begun:
 
     def __post_init__(self) -> None:
         """Refuse what is no number or no text."""
-        coerce(self, whole, "trajectory", "group", "job", "seed")
-        one_of("traceparent", self.traceparent, str)
+        coerce(self, count, "trajectory", "group", "job")
+        coerce(self, whole, "seed")
+        if not -COUNT_MAX <= self.seed <= COUNT_MAX:
+            raise InvalidArgument(f"seed must fit {COUNT_MAX}, not be {self.seed}")
+        if not one_of("traceparent", self.traceparent, str).isascii():
+            raise InvalidArgument(f"traceparent must be as the W3C has it, not {self.traceparent}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,12 @@ import grpc
 
 from rose.addresses import loopback
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, sentence
-from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.wire import (
+    METHOD,
+    OPTIONS,
+    SERVICE,
+    TOKEN_KEY,
     Command,
     Greeting,
     Heartbeat,
@@ -20,7 +23,7 @@ from rose.scheduler.wire import (
     decode_news,
     encode_command,
 )
-from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerEvent, WorkerKind
+from rose.scheduler.worker import TurnOutput, TurnRequest, WorkerEvent, WorkerKind, failed_output
 from rose.scheduler.worker import WorkerLost as Lost
 from rose.thread import Thread
 
@@ -174,18 +177,7 @@ class RemoteWorker:
     def _fail(self, command: Command, error: str) -> None:
         """Answer a request that cannot be sent, as the worker would have."""
         if isinstance(command, TurnRequest):
-            output = TurnOutput(
-                worker=self._number,
-                trajectory=command.trajectory,
-                turn=command.turn,
-                lease_epoch=command.lease_epoch,
-                first_token=command.first_token,
-                tokens=(),
-                logprobs=(),
-                versions=(),
-                end=TurnEnd.FAILED,
-                error=error,
-            )
+            output = failed_output(command, self._number, error)
             self._inbox.put(output, wait_s=self._limits.slow_max_s)
 
     # ---- the thread that receives ---------------------------------------------------------------

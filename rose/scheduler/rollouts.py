@@ -1,142 +1,56 @@
-"""All trajectories of a scheduler, and the core that places them.
+"""All trajectories of a scheduler, its workers, and the core that places turns on them.
 
-What happens here follows from what it is told and when alone: told the same again, it is in the
-same state. A journal depends on it.
+The core counts tokens; here they are kept, and here is the one place where they change hands. What
+happens follows from what is told and when alone: told the same again, it is in the same state. A
+journal depends on it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from dataclasses import replace
+from typing import Final
 
-from rose.errors import InternalError, InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX, count
+from rose.errors import InternalError, InvalidArgument, RoseError, check, sentence
 from rose.scheduler.copying import SlowCopy
+from rose.scheduler.core import SchedulerCore
 from rose.scheduler.course import Course, Phase
-from rose.scheduler.driver import Core, CoreDriver, News, Watch
 from rose.scheduler.events import (
+    Action,
     Admit,
     Consumed,
+    Deliver,
+    Drop,
     DropReason,
     Event,
     JobJoined,
     SchedulerStats,
     Start,
+    Stop,
     TrajectoryCreated,
     TrajectoryEnded,
+    TurnDone,
     TurnEnded,
+    TurnProgress,
     TurnReady,
     VersionPublished,
 )
 from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered, RunningTurn
-from rose.scheduler.numbers import UsedNumbers
-from rose.scheduler.turns import TurnResult
+from rose.scheduler.state import FrontCounts, Gone, Outcome, RolloutsState
+from rose.scheduler.watching import Order, Watches
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
     TurnOutput,
-    TurnRequest,
     VersionCommitted,
     Worker,
     WorkerLost,
+    failed_output,
 )
+from rose.units import NS_PER_S
 
-# As in csrc/scheduler/batch_check.cpp: what the core would refuse is refused before it is noted.
-_STALENESS_MAX: Final = 1 << 20
-_TOTAL_MAX: Final = 1 << 60
-_WEIGHT_MIN: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """Nobody will have a trajectory.
-
-    Args:
-        trajectory: which.
-        reason: why.
-        error: what the last worker that failed to run a turn of it said.
-    """
-
-    trajectory: int
-    reason: DropReason
-    error: str | None = None
-
-
-Outcome: TypeAlias = Admit | TurnResult | Gone
-
-
-@dataclass(slots=True)
-class JobCounts:
-    """What became of trajectories of one job, for its trainer.
-
-    Args:
-        finished: handed on to its trainer.
-        consumed: of them, by its trainer.
-        published: its newest version.
-    """
-
-    finished: int = 0
-    consumed: int = 0
-    published: int = 0
-
-
-@dataclass(slots=True)
-class FrontCounts:
-    """What became of trajectories; `begun = finished + given_up + dropped + those under way`.
-
-    Args:
-        begun: so far.
-        finished: handed on to the trainer.
-        given_up: by whoever began them.
-        dropped: by the scheduler, which says so.
-        turns: that are done.
-        resumed: of them, those that went on elsewhere or later after they had begun.
-        jobs: of each job that was heard of.
-    """
-
-    begun: int = 0
-    finished: int = 0
-    given_up: int = 0
-    dropped: int = 0
-    turns: int = 0
-    resumed: int = 0
-    jobs: dict[int, JobCounts] = field(default_factory=dict)
-
-    def job(self, number: int) -> JobCounts:
-        """Return those of one job, which begin when it is first asked for."""
-        return self.jobs.setdefault(number, JobCounts())
-
-    def copy(self) -> "FrontCounts":
-        """Return some that stay as they are now."""
-        return replace(self, jobs={number: replace(job) for number, job in self.jobs.items()})
-
-
-@dataclass(slots=True)
-class RolloutsState:
-    """All but the core.
-
-    Args:
-        now_ns: of the last step.
-        trajectories: that are not over.
-        workers: that joined and were not lost, as they registered.
-        used: numbers of trajectories that are over.
-        counts: so far.
-    """
-
-    now_ns: int = 0
-    trajectories: dict[int, Course] = field(default_factory=dict)
-    workers: dict[int, Registered] = field(default_factory=dict)
-    used: UsedNumbers = field(default_factory=UsedNumbers)
-    counts: FrontCounts = field(default_factory=FrontCounts)
-
-    def copy(self) -> "RolloutsState":
-        """Return one that stays as it is now."""
-        return RolloutsState(
-            now_ns=self.now_ns,
-            trajectories={number: one.copy() for number, one in self.trajectories.items()},
-            workers=dict(self.workers),
-            used=UsedNumbers(self.used.below, self.used.others),
-            counts=self.counts.copy(),
-        )
+# The process stood still: workers renewed their leases, and nobody has heard it yet. They have so
+# much time to be heard, as a lease that runs out is over for ever.
+_DEAF_NS: Final = NS_PER_S
+_HEAR_NS: Final = 2 * NS_PER_S
 
 
 class Rollouts:
@@ -145,21 +59,21 @@ class Rollouts:
     Args:
         core: decides.
         state: where it was, as the core was then.
-        watch: sees the parts of turns.
+        watches: see the parts of turns.
     """
 
-    def __init__(self, core: Core, state: RolloutsState, watch: Watch) -> None:
+    def __init__(self, core: SchedulerCore, state: RolloutsState, watches: Watches) -> None:
         self.state = state
-        self.driver = CoreDriver(core, self, watch, now_ns=state.now_ns)
+        self.watches = watches
         self._core = core
-        # Workers that are there when all that was taken in has come to the core.
-        self._here: set[int] = set()
-        self._pending: list[News] = []
+        # Those that orders are carried to, when all that was taken in has come to the core. Others
+        # of the state joined in an earlier life of the scheduler, and are not back yet.
+        self._workers: dict[int, Worker] = {}
+        self._events: list[Event] = []
+        self._outputs: dict[int, TurnOutput] = {}  # by the place of the event that tells of it
         self._outcomes: list[Outcome] = []
         self._refusals: list[TurnOutput | WorkerLost] = []
         self._copy = SlowCopy({})
-        for worker in state.workers.values():
-            self.driver.expect(worker.worker, worker.kind)
 
     # ---- in and out -----------------------------------------------------------------------------
 
@@ -175,7 +89,7 @@ class Rollouts:
             case Asked():
                 course = self.course(entry.trajectory)
                 course.ask(entry)
-                self._pending.append(
+                self._events.append(
                     TurnReady(
                         trajectory=entry.trajectory,
                         turn=entry.turn,
@@ -190,8 +104,7 @@ class Rollouts:
             case VersionPublished():
                 self._publish(entry)
             case JobJoined():
-                _must_be_job(entry)
-                self._pending.append(entry)
+                self._events.append(entry)
             case Consumed():
                 self._consume(entry)
             case TurnOutput() | WorkerLost() | LeaseChanged() | VersionCommitted():
@@ -204,9 +117,14 @@ class Rollouts:
             InvalidArgument: what was taken in contradicts itself.
             InternalError: a bug in the scheduler.
         """
-        pending, self._pending = self._pending, []
+        events, self._events = self._events, []
+        outputs, self._outputs = self._outputs, {}
+        if now_ns - self.state.now_ns > _DEAF_NS:
+            self._core.keep_leases(now_ns + _HEAR_NS)
         self.state.now_ns = now_ns
-        self.driver.advance(pending, now_ns)
+        actions = self._core.step(events, now_ns)
+        while follow_ups := [event for one in actions for event in self._act(one, outputs)]:
+            actions, outputs = self._core.step(follow_ups, now_ns), {}
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -262,43 +180,44 @@ class Rollouts:
         """
         if self.is_here(registered.worker):
             raise InvalidArgument(f"worker {registered.worker} is there already")
-        is_back = self._is_back(registered)
-        goes_on = self._going_on(registered) if is_back else set()
+        goes_on = self._going_on(registered) if self._is_back(registered) else set()
         self.take(registered)
-        self._here.add(registered.worker)
-        if is_back:
-            self.driver.attach(worker)
-        else:
-            self.driver.join(worker)
+        self._workers[registered.worker] = worker
         for turn in registered.running:
             if turn.trajectory not in goes_on:
-                self.driver.stop(worker, turn.trajectory)
+                self._stop(worker, turn.trajectory)
 
     def is_here(self, worker: int) -> bool:
         """Whether a worker has registered and is not lost, the next step's news included."""
-        return worker in self._here
+        return worker in self._workers
+
+    def has_workers(self) -> bool:
+        """Whether there is one that orders are carried to."""
+        return bool(self._workers)
 
     def absent(self) -> list[int]:
         """Return the numbers of those that joined in an earlier life and are not back."""
-        return [number for number in self.state.workers if number not in self._here]
+        return [number for number in self.state.workers if number not in self._workers]
+
+    def stop_turns(self, number: int | None = None) -> None:
+        """Take every turn back from a worker, or from all; one that is broken is let go anyway."""
+        for course in self.state.trajectories.values():
+            on = course.worker
+            if on in self._workers and number in (None, on):
+                with Order():
+                    self._workers[on].stop_turn(course.number)
 
     # ---- entries --------------------------------------------------------------------------------
 
     def _begin(self, begun: Begun) -> None:
         number = begun.trajectory
-        for name in ("trajectory", "group", "job"):
-            count(name, getattr(begun, name))
-        if not -COUNT_MAX <= begun.seed <= COUNT_MAX:
-            raise InvalidArgument(f"seed must fit {COUNT_MAX}, not be {begun.seed}")
-        if not begun.traceparent.isascii():
-            raise InvalidArgument(f"traceparent must be as the W3C has it, not {begun.traceparent}")
         if number in self.state.trajectories or number in self.state.used:
             raise InvalidArgument(f"trajectory {number} was there before: take another number")
         self.state.trajectories[number] = Course(
             number, begun.group, begun.job, begun.seed, begun.traceparent
         )
         self.state.counts.begun += 1
-        self._pending.append(TrajectoryCreated(number, begun.group, begun.job))
+        self._events.append(TrajectoryCreated(number, begun.group, begun.job))
 
     def _end(self, ended: Ended) -> None:
         course = self.course(ended.trajectory)
@@ -309,7 +228,7 @@ class Rollouts:
             )
         if course.phase is Phase.ENDING:
             return
-        self._pending.append(TrajectoryEnded(trajectory=course.number))
+        self._events.append(TrajectoryEnded(trajectory=course.number))
         if not is_thinking:
             course.phase = Phase.ENDING  # The core will say Drop.
             return
@@ -319,37 +238,33 @@ class Rollouts:
             self.state.counts.job(course.job).finished += 1
             return
         self.state.counts.given_up += 1
-        self._pending.append(Consumed(1, course.job))  # The trainer need not wait for it.
+        self._events.append(Consumed(1, course.job))  # The trainer need not wait for it.
         self._outcomes.append(Gone(course.number, DropReason.GIVEN_UP))
 
     def _publish(self, published: VersionPublished) -> None:
-        count("version", published.version)
-        count("job", published.job)
         job = self.state.counts.job(published.job)
         job.published = max(job.published, published.version)
-        self._pending.append(published)
+        self._events.append(published)
 
     def _consume(self, consumed: Consumed) -> None:
-        count("job", consumed.job)
         counts = self.state.counts.job(consumed.job)
         left = counts.finished - counts.consumed
-        if not 0 <= consumed.trajectories <= left:
+        if consumed.trajectories > left:
             raise InvalidArgument(
                 f"{consumed.trajectories} trajectories cannot be consumed: {left} are finished "
                 "and not consumed"
             )
         counts.consumed += consumed.trajectories
-        self._pending.append(consumed)
+        self._events.append(consumed)
 
     def _register(self, registered: Registered) -> None:
         number = registered.worker
-        count("worker", number)
         if self._is_back(registered):
             self._resume(registered)
         else:
             if number in self.state.workers:
-                self._pending.append(WorkerLost(number, "it came back as another"))
-            self._pending.append(registered.capabilities.joined(number, registered.kind))
+                self._lose(WorkerLost(number, "it came back as another"))
+            self._events.append(registered.capabilities.joined(number, registered.kind))
         self.state.workers[number] = replace(registered, running=())
 
     def _is_back(self, registered: Registered) -> bool:
@@ -364,11 +279,11 @@ class Rollouts:
     def _resume(self, registered: Registered) -> None:
         """Let turns go on that run on; what the worker has lost begins again at its last token."""
         version = registered.capabilities.version
-        self._pending.append(VersionCommitted(registered.worker, version, True, 0.0))
+        self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
         goes_on = self._going_on(registered)
         for course in self.state.trajectories.values():
-            if course.is_on(registered.worker) and course.number not in goes_on:
-                self._pending.append(
+            if course.worker == registered.worker and course.number not in goes_on:
+                self._events.append(
                     TurnEnded(
                         trajectory=course.number,
                         turn=len(course.turns),
@@ -389,62 +304,137 @@ class Rollouts:
         course = self.state.trajectories.get(turn.trajectory)
         return (
             course is not None
-            and course.is_on(worker)
+            and course.worker == worker
             and (turn.turn, turn.lease_epoch) == (len(course.turns), course.lease_epoch)
             and turn.tokens <= len(course.tokens)
         )
 
     def _hear(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
-        if isinstance(event, WorkerLost):
-            self.state.workers.pop(event.worker, None)
-            self._here.discard(event.worker)
-        if isinstance(event, TurnOutput) and event.end is TurnEnd.FAILED:
-            course = self.state.trajectories.get(event.trajectory)
-            if course is not None and course.is_on(event.worker):
+        match event:
+            case TurnOutput():
+                self._hear_output(event)
+            case WorkerLost():
+                self.state.workers.pop(event.worker, None)
+                self._lose(event)
+            case _:
+                self._events.append(event)
+
+    def _lose(self, lost: WorkerLost) -> None:
+        self.watches.show(lambda watch: watch.end_all(lost.worker))
+        self._workers.pop(lost.worker, None)
+        self._events.append(lost)
+
+    def _hear_output(self, output: TurnOutput) -> None:
+        if output.tokens:
+            self._outputs[len(self._events)] = output
+            self._events.append(
+                TurnProgress(
+                    trajectory=output.trajectory,
+                    turn=output.turn,
+                    worker=output.worker,
+                    lease_epoch=output.lease_epoch,
+                    first_token=output.first_token,
+                    tokens=len(output.tokens),
+                    version_min=min(output.versions),
+                )
+            )
+        if output.end is None:
+            return
+        self.watches.show(lambda watch: watch.end(output.trajectory, output.worker))
+        if output.end is TurnEnd.FAILED:
+            course = self.state.trajectories.get(output.trajectory)
+            if course is not None and course.worker == output.worker:
                 self._copy.keep(course)
-                course.error = event.error
-        self._pending.append(event)
+                course.error = output.error
+        self._events.append(
+            TurnEnded(
+                trajectory=output.trajectory,
+                turn=output.turn,
+                worker=output.worker,
+                lease_epoch=output.lease_epoch,
+                end=output.end,
+                tokens=output.first_token + len(output.tokens),
+            )
+        )
 
     def _forget(self, course: Course) -> None:
         del self.state.trajectories[course.number]
         self.state.used.add(course.number)
 
-    # ---- what the driver asks and says ----------------------------------------------------------
+    # ---- what the core decided ------------------------------------------------------------------
 
-    def refused(self, news: TurnOutput | WorkerLost) -> None:
-        """Keep it for the next step: what is not written down must change nothing."""
-        self._refusals.append(news)
+    def _act(self, action: Action, outputs: dict[int, TurnOutput]) -> Iterable[Event]:
+        """Do what the core decided; return what it must hear of that in its next step."""
+        match action:
+            case Admit():
+                self._known(action.trajectory).phase = Phase.THINKING
+                self._outcomes.append(action)
+            case Deliver():
+                self._deliver(action, outputs[action.event])
+            case TurnDone():
+                return self._turn_done(action.trajectory)
+            case Start():
+                return self._start(action)
+            case Stop():
+                if worker := self._workers.get(action.worker):
+                    self._stop(worker, action.trajectory)
+            case Drop():
+                self._drop(action.trajectory, action.reason)
+        return ()
 
-    def admitted(self, trajectory: int) -> None:
-        """Let its environment have it."""
-        course = self._known(trajectory)
-        course.phase = Phase.THINKING
-        self._outcomes.append(Admit(trajectory))
+    def _deliver(self, action: Deliver, output: TurnOutput) -> None:
+        course = self._known(action.trajectory)
+        taken = slice(action.skip, action.skip + action.tokens)
+        check(
+            output.first_token + action.skip == len(course.tokens),
+            f"trajectory {action.trajectory}: a token would be missing or there twice",
+        )
+        course.say(output.tokens[taken], output.logprobs[taken], output.versions[taken])
+        self.watches.show(lambda watch: watch.add(action.trajectory, action.tokens))
 
-    def said(self, trajectory: int) -> list[int]:
-        """Return the tokens of its present turn."""
-        return self._known(trajectory).tokens
+    def _start(self, start: Start) -> Iterable[Event]:
+        course = self._known(start.trajectory)
+        check(
+            start.first_token == len(course.tokens),
+            f"trajectory {start.trajectory}: a turn would go on at the wrong token",
+        )
+        if course.has_ended():
+            # Its last token was delivered, and the news of its end was lost with its worker.
+            ended = TurnEnded(
+                trajectory=start.trajectory,
+                turn=start.turn,
+                worker=start.worker,
+                lease_epoch=start.lease_epoch,
+                end=TurnEnd.FINISHED,
+                tokens=start.first_token,
+            )
+            return (ended,)
+        # Whoever is lost is so in the core before it places anything.
+        check(start.worker in self.state.workers, "a turn would start on a worker that is lost")
+        request, kind = course.request(start), self.state.workers[start.worker].kind
+        self.watches.show(lambda watch: watch.begin(request, start.worker, kind))
+        worker = self._workers.get(start.worker)
+        if worker is None:
+            return ()  # Not back yet: when it is, it says that it does not run this.
+        order = Order()
+        with order:
+            worker.start_turn(request)
+        match order.error:
+            case RoseError() as error:
+                self._refusals.append(failed_output(request, start.worker, str(error)))
+            case Exception() as error:
+                self._refusals.append(_broken(start.worker, error))
+        return ()
 
-    def has_ended(self, trajectory: int) -> bool:
-        """Whether its present turn has its last token."""
-        return self._known(trajectory).has_ended()
+    def _stop(self, worker: Worker, trajectory: int) -> None:
+        """Tell a worker to stop a turn; one that cannot is lost, and that is news."""
+        order = Order()
+        with order:
+            worker.stop_turn(trajectory)
+        if order.error is not None:
+            self._refusals.append(_broken(worker.number, order.error))
 
-    def request(self, start: Start) -> TurnRequest:
-        """Return the turn as its worker is asked to run it."""
-        return self._known(start.trajectory).request(start)
-
-    def say(
-        self,
-        trajectory: int,
-        tokens: tuple[int, ...],
-        logprobs: tuple[float, ...],
-        versions: tuple[int, ...],
-    ) -> None:
-        """Add tokens to its present turn."""
-        self._known(trajectory).say(tokens, logprobs, versions)
-
-    def turn_done(self, trajectory: int) -> Iterable[Event]:
-        """Take a turn as whole."""
+    def _turn_done(self, trajectory: int) -> Iterable[Event]:
         course = self._known(trajectory)
         if course.phase is Phase.ENDING:
             # It was given up in the step in which its turn ended: to the core it is done.
@@ -458,8 +448,7 @@ class Rollouts:
         self._outcomes.append(result)
         return ()
 
-    def dropped(self, trajectory: int, reason: DropReason) -> None:
-        """Forget it."""
+    def _drop(self, trajectory: int, reason: DropReason) -> None:
         course = self._known(trajectory)
         self._forget(course)
         if course.phase is Phase.ENDING:
@@ -476,14 +465,5 @@ class Rollouts:
         return course
 
 
-def _must_be_job(job: JobJoined) -> None:
-    count("job", job.job)
-    count("batch_trajectories", job.batch_trajectories)
-    if job.batch_trajectories == 0 or not 0 <= job.max_staleness <= _STALENESS_MAX:
-        raise InvalidArgument(f"job {job.job} cannot have {job}: its batch is above 0")
-    if job.max_staleness >= _TOTAL_MAX // job.batch_trajectories:
-        raise InvalidArgument(
-            f"job {job.job} cannot have {job}: max_staleness batches are fewer than 2^60"
-        )
-    if not _WEIGHT_MIN <= job.weight <= 1 / _WEIGHT_MIN:
-        raise InvalidArgument(f"the weight of job {job.job} is within 1e-6 and 1e6")
+def _broken(worker: int, error: Exception) -> WorkerLost:
+    return WorkerLost(worker, f"it is broken: {sentence(error)}")

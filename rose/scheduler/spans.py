@@ -1,89 +1,43 @@
-"""Spans of OpenTelemetry: a trace per trajectory, a span per turn. The extra `tracing` has its API.
+"""Spans of OpenTelemetry: a trace per trajectory, a span per turn. It needs the extra `tracing`.
 
 Names are those of its conventions for generative models where there is one, and `rose.*` elsewhere.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Any
 
+from opentelemetry import propagate, trace
 from typing_extensions import override
 
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.front_events import Asked, Begun, Ended, Entry
-from rose.scheduler.rollouts import Gone, Outcome, Rollouts
-from rose.scheduler.seen_leases import SeenLeases
+from rose.scheduler.state import Gone, Outcome, RolloutsState
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.watching import FrontWatch
-from rose.scheduler.worker import LeaseChanged, TurnRequest, WorkerKind
-
-try:
-    from opentelemetry import propagate, trace
-except ImportError:
-    trace = None
-
-TRACER: Final = "rose.scheduler"
-
-
-class Span(Protocol):
-    """What is used of a span of OpenTelemetry."""
-
-    def set_attribute(self, key: str, value: Any) -> None:
-        """Note something about it."""
-
-    def add_event(self, name: str, attributes: Mapping[str, Any] | None = None) -> None:
-        """Note that something happened."""
-
-    def end(self) -> None:
-        """End it."""
-
-
-# (name, the span it is part of or None, its traceparent, attributes) to a span that has begun
-StartSpan = Callable[[str, "Span | None", str, Mapping[str, Any]], Span]
-
-
-def open_spans(tracer_provider: object | None = None) -> FrontWatch:
-    """Return what makes spans; one that sees nothing where OpenTelemetry is not installed.
-
-    Args:
-        tracer_provider: of OpenTelemetry; None for the process's own.
-    """
-    if trace is None:
-        return FrontWatch()
-    provider: Any = trace.get_tracer_provider() if tracer_provider is None else tracer_provider
-    tracer = provider.get_tracer(TRACER)
-
-    def start(name: str, parent: Any, traceparent: str, attributes: Mapping[str, Any]) -> Span:
-        if parent is not None:
-            context = trace.set_span_in_context(parent)
-        else:
-            context = propagate.extract({"traceparent": traceparent} if traceparent else {})
-        span: Span = tracer.start_span(name, context=context, attributes=dict(attributes))
-        return span
-
-    return Spans(start)
+from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
 class Spans(FrontWatch):
     """Makes spans of what it sees.
 
     Args:
-        start: begins one.
+        provider: of tracers; None for the process's own.
     """
 
-    def __init__(self, start: StartSpan) -> None:
-        self._start = start
-        self._trajectories: dict[int, Span] = {}
-        self._turns: dict[int, Span] = {}
-        self._on: dict[int, int] = {}  # the worker that has a turn, by trajectory
-        self._seen_leases = SeenLeases()
+    def __init__(self, provider: trace.TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("rose.scheduler", tracer_provider=provider)
+        self._trajectories: dict[int, trace.Span] = {}
+        self._turns: dict[int, trace.Span] = {}
 
-    def opened(self, rollouts: Rollouts) -> None:
+    @override
+    def opened(self, state: RolloutsState) -> None:
         """Begin spans of what an earlier life of the scheduler left; its own were never ended."""
-        for course in rollouts.state.trajectories.values():
+        for course in state.trajectories.values():
             self._begin(course.number, course.group, course.job, course.traceparent, restarted=True)
             if course.phase is Phase.SPEAKING:
                 self._ask(course.number, len(course.turns), course)
 
+    @override
     def heard(self, entry: Entry) -> None:
         """Begin and end spans of trajectories, begin those of turns."""
         match entry:
@@ -93,34 +47,21 @@ class Spans(FrontWatch):
                 self._ask(entry.trajectory, entry.turn, entry)
             case Ended(is_wanted=True):
                 self._end(entry.trajectory, "finished")
-            case LeaseChanged():
-                if not self._seen_leases.is_news(entry) or entry.kv_tokens > 0:
-                    return
-                for trajectory, worker in self._on.items():
-                    if worker == entry.worker and trajectory in self._turns:
-                        self._turns[trajectory].add_event(
-                            "lease.revoked",
-                            {"rose.worker": worker, "rose.lease_epoch": entry.lease_epoch},
-                        )
 
+    @override
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
         """Note who has a turn now."""
-        span = self._turns.get(request.trajectory)
-        if span is None:
-            return
-        span.add_event(
-            "migrate" if request.first_token else "start",
-            {
+        if span := self._turns.get(request.trajectory):
+            attributes: dict[str, Any] = {
                 "rose.worker": worker,
                 "rose.worker.kind": kind.value,
                 "rose.lease_epoch": request.lease_epoch,
                 "rose.first_token": request.first_token,
-            },
-        )
-        self._on[request.trajectory] = worker
+            }
+            span.add_event("migrate" if request.first_token else "start", attributes)
 
     @override
-    def stepped(self, outcomes: Sequence[Outcome], seconds: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """End spans of turns, and of trajectories that nobody will have."""
         for outcome in outcomes:
             match outcome:
@@ -129,6 +70,7 @@ class Spans(FrontWatch):
                 case Gone():
                     self._end(outcome.trajectory, outcome.reason.name.lower())
 
+    @override
     def close(self) -> None:
         """End all: what is not over goes on in spans of the next life."""
         for trajectory in list(self._trajectories):
@@ -137,11 +79,11 @@ class Spans(FrontWatch):
     def _begin(
         self, trajectory: int, group: int, job: int, traceparent: str, *, restarted: bool = False
     ) -> None:
-        self._trajectories[trajectory] = self._start(
+        caller = propagate.extract({"traceparent": traceparent} if traceparent else {})
+        self._trajectories[trajectory] = self._tracer.start_span(
             "rose.trajectory",
-            None,
-            traceparent,
-            {
+            context=caller,
+            attributes={
                 "gen_ai.conversation.id": str(trajectory),
                 "rose.trajectory": trajectory,
                 "rose.group": group,
@@ -151,25 +93,27 @@ class Spans(FrontWatch):
         )
 
     def _ask(self, trajectory: int, turn: int, wanted: Asked | Course) -> None:
+        if isinstance(wanted, Asked):
+            prompt_tokens = wanted.kept + len(wanted.tail)
+        else:
+            prompt_tokens = len(wanted.context)
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "generate_content",
             "gen_ai.conversation.id": str(trajectory),
+            "gen_ai.usage.input_tokens": prompt_tokens,
             "rose.trajectory": trajectory,
             "rose.turn": turn,
         }
         if wanted.sampling is not None:
             attributes["gen_ai.request.max_tokens"] = wanted.sampling.max_new_tokens
             attributes["gen_ai.request.temperature"] = wanted.sampling.temperature
-        if isinstance(wanted, Asked):
-            attributes["gen_ai.usage.input_tokens"] = wanted.kept + len(wanted.tail)
-        else:
-            attributes["gen_ai.usage.input_tokens"] = len(wanted.context)
-        parent = self._trajectories.get(trajectory)
-        self._turns[trajectory] = self._start("rose.turn", parent, "", attributes)
+        whole = trace.set_span_in_context(self._trajectories[trajectory])
+        self._turns[trajectory] = self._tracer.start_span(
+            "rose.turn", context=whole, attributes=attributes
+        )
 
     def _done(self, result: TurnResult) -> None:
         span = self._turns.pop(result.trajectory, None)
-        self._on.pop(result.trajectory, None)
         if span is None:
             return
         span.set_attribute("gen_ai.usage.output_tokens", len(result.tokens))
@@ -184,11 +128,8 @@ class Spans(FrontWatch):
         span.end()
 
     def _end(self, trajectory: int, fate: str) -> None:
-        turn = self._turns.pop(trajectory, None)
-        self._on.pop(trajectory, None)
-        if turn is not None:
+        if turn := self._turns.pop(trajectory, None):
             turn.end()
-        span = self._trajectories.pop(trajectory, None)
-        if span is not None:
-            span.set_attribute("rose.fate", fate)
-            span.end()
+        if whole := self._trajectories.pop(trajectory, None):
+            whole.set_attribute("rose.fate", fate)
+            whole.end()

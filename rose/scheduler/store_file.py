@@ -1,4 +1,8 @@
-"""A store in files: a checkpoint that is whole or not there, and a journal beside it.
+"""Where a scheduler writes down what it must not forget: a checkpoint in a file, and a journal.
+
+A checkpoint is the whole state, and is whole or not there; a journal beside it holds each step
+since then. Whatever a step does is done after it was written, so whoever restores the checkpoint
+and takes the journal's steps again knows at least what anybody outside knows.
 
 `NAME` holds the checkpoint: a magic word, the length of its head as 8 bytes, the head, the
 trajectories, each by itself, and the SHA-256 of head and trajectories. The head says how long each
@@ -32,12 +36,12 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler.course import Course
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
-from rose.scheduler.store import Checkpoint
+from rose.scheduler.state import Checkpoint
 from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, WorkerLost
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may only change together with this.
-FORMAT: Final = 2
+FORMAT: Final = 3
 _CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
 _JOURNAL: Final = b"rose-scheduler-journal\n"
 _LENGTH: Final = struct.Struct("<Q")

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rose.errors import RoseError
 from rose.scheduler.events import Admit
-from rose.scheduler.rollouts import Gone, Outcome
+from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TrajectoryDropped, TurnResult
 
 # Stands for the turn of those who wait for a trajectory to be admitted.

@@ -1,15 +1,40 @@
-"""Who sees what the asyncio front does: metrics, spans, tests. Nothing depends on them."""
+"""Who sees what the asyncio front does: reports, spans, tests. Nothing depends on them."""
 
 import logging
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Final
 
 from rose.scheduler.front_events import Entry
-from rose.scheduler.order import Order
-from rose.scheduler.rollouts import Outcome, Rollouts
+from rose.scheduler.state import Outcome, RolloutsState
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 _LOG: Final = logging.getLogger(__name__)
+
+
+class Order:
+    """Keeps what somebody else's code raised, whatever it is: workers and watches are of any make.
+
+    One broken worker is lost; without this it would take the scheduler of all others with it. An
+    interrupt is not an error, and passes.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Keep an error; whoever gave the order looks at it."""
+        if isinstance(error, Exception):
+            self.error = error
+        return self.error is not None
 
 
 class FrontWatch:
@@ -27,58 +52,27 @@ class FrontWatch:
     def end_all(self, worker: int) -> None:
         """A worker is gone."""
 
-    def opened(self, rollouts: Rollouts) -> None:
-        """A life of the scheduler begins with these."""
+    def opened(self, state: RolloutsState) -> None:
+        """A life of the scheduler begins with this."""
 
     def heard(self, entry: Entry) -> None:
         """Something was taken in; the core steps next."""
 
-    def stepped(self, outcomes: Sequence[Outcome], seconds: float) -> None:
-        """The core has stepped, and this came of it after so many seconds."""
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        """The core has stepped, and this came of it."""
 
     def close(self) -> None:
         """Nothing more will be seen."""
 
 
-class Watches(FrontWatch):
+class Watches:
     """Shows everything to several. One that fails sees nothing more, and the log says why."""
 
-    def __init__(self, watches: Sequence[FrontWatch]) -> None:
+    def __init__(self, watches: Sequence[FrontWatch] = ()) -> None:
         self._watches = list(watches)
 
-    def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
-        """Show it to all."""
-        self._show(lambda watch: watch.begin(request, worker, kind))
-
-    def add(self, trajectory: int, tokens: int) -> None:
-        """Show it to all."""
-        self._show(lambda watch: watch.add(trajectory, tokens))
-
-    def end(self, trajectory: int, worker: int) -> None:
-        """Show it to all."""
-        self._show(lambda watch: watch.end(trajectory, worker))
-
-    def end_all(self, worker: int) -> None:
-        """Show it to all."""
-        self._show(lambda watch: watch.end_all(worker))
-
-    def opened(self, rollouts: Rollouts) -> None:
-        """Show it to all."""
-        self._show(lambda watch: watch.opened(rollouts))
-
-    def heard(self, entry: Entry) -> None:
-        """Show it to all."""
-        self._show(lambda watch: watch.heard(entry))
-
-    def stepped(self, outcomes: Sequence[Outcome], seconds: float) -> None:
-        """Show it to all."""
-        self._show(lambda watch: watch.stepped(outcomes, seconds))
-
-    def close(self) -> None:
-        """Tell all."""
-        self._show(lambda watch: watch.close())
-
-    def _show(self, it: Callable[[FrontWatch], None]) -> None:
+    def show(self, it: Callable[[FrontWatch], None]) -> None:
+        """Call each with what there is to see."""
         for watch in tuple(self._watches):
             order = Order()
             with order:

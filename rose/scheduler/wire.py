@@ -26,6 +26,22 @@ FORMAT: Final = 1
 # A context of half a million tokens; whatever is longer is a mistake or an attack.
 MESSAGE_BYTES_MAX: Final = 4 << 20
 
+# Of the stream.
+SERVICE: Final = "rose.scheduler.Worker"
+METHOD: Final = "Turns"
+# Whoever connects shows the token that the worker's process told its parent.
+TOKEN_KEY: Final = "rose-token"
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    # A proxy named by the environment has no business between two processes of one machine.
+    ("grpc.enable_http_proxy", 0),
+    # Another process must not be able to listen on the same port and take schedulers away.
+    ("grpc.so_reuseport", 0),
+    # Two channels to one address are two connections: one that is slow holds up no other.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StopTurn:
@@ -100,13 +116,6 @@ def encode_news(news: News) -> bytes:
 def decode_news(frame: bytes) -> News:
     """Return what a worker says in `frame`; as `decode_command`."""
     news: News = _decode(_NEWS, frame)
-    if isinstance(news, TurnOutput) and not (
-        len(news.tokens) == len(news.logprobs) == len(news.versions)
-    ):
-        raise CorruptData(
-            f"an output has {len(news.tokens)} tokens, {len(news.logprobs)} logprobs and "
-            f"{len(news.versions)} versions: they must be as many"
-        )
     return news
 
 

@@ -81,6 +81,22 @@ class TurnOutput:
     error: str | None = None
 
 
+def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
+    """Return what a worker says of a turn that it could not run."""
+    return TurnOutput(
+        worker=worker,
+        trajectory=request.trajectory,
+        turn=request.turn,
+        lease_epoch=request.lease_epoch,
+        first_token=request.first_token,
+        tokens=(),
+        logprobs=(),
+        versions=(),
+        end=TurnEnd.FAILED,
+        error=error,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseChanged:
     """A worker's lease was granted, resized, renewed or revoked.

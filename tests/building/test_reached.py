@@ -28,7 +28,7 @@ AWAITING: Final[Mapping[str, str]] = {
         (
             f"rose.scheduler.{name}"
             for name in """
-            metrics seen_leases spans store_file
+            metrics spans store_file
             """.split()
         ),
         "rollout service",

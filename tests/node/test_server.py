@@ -8,10 +8,13 @@ import pytest
 from rose.errors import InvalidArgument, Unavailable
 from rose.node.server import WorkerServer
 from rose.node.session import ServerLimits
-from rose.scheduler.channel import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.remote import RemoteLimits
 from rose.scheduler.wire import (
     MESSAGE_BYTES_MAX,
+    METHOD,
+    OPTIONS,
+    SERVICE,
+    TOKEN_KEY,
     Greeting,
     Heartbeat,
     decode_news,

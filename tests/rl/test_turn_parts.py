@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rose.rl.parts import Part, Parts
 from rose.scheduler.events import DropReason
-from rose.scheduler.rollouts import Gone
+from rose.scheduler.state import Gone
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
@@ -28,7 +28,7 @@ def request(trajectory: int, *, turn: int = 0, first_token: int = 0) -> TurnRequ
 
 
 def end(parts: Parts, trajectory: int) -> None:
-    parts.stepped([TurnResult(trajectory, 0, (), (), (), (), is_cut=False)], 0.0)
+    parts.stepped([TurnResult(trajectory, 0, (), (), (), (), is_cut=False)])
 
 
 def test_a_turn_that_moves_has_two_parts_with_their_own_tokens() -> None:
@@ -88,5 +88,5 @@ def test_a_part_is_put_away_once() -> None:
     parts = Parts(TickingClock())
     parts.begin(request(7), 0, BORROWED)
     end(parts, 7)
-    parts.stepped([Gone(7, DropReason.FAILED)], 0.0)
+    parts.stepped([Gone(7, DropReason.FAILED)])
     assert len(parts.done()) == 1

@@ -6,13 +6,12 @@ it said is written to a file; a life that finds one unfinished says it again fro
 
 import asyncio
 from contextlib import ExitStack
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rose.errors import InvalidArgument
 from rose.scheduler.elastic import ElasticRolloutScheduler
-from tests.scheduler.elastic_rig import LIMITS, Voices, assert_true, bring, make
+from tests.scheduler.elastic_rig import Voices, assert_true, bring, opened
 from tests.scheduler.front_world import SAMPLING, first_prompt, next_prompt, turns_of
 
 
@@ -36,8 +35,8 @@ async def play_on(
 
 async def play_all(folder: Path, life: int, trajectories: int, news: Connection) -> None:
     # Nobody of an earlier life will be back; checkpoints are written while turns come home.
-    limits = replace(LIMITS, rejoin_s=0.05, checkpoint_s=0.02)
-    async with make(folder / "scheduler", limits=limits) as scheduler:
+    limits = {"REJOIN_S": 0.05, "CHECKPOINT_S": 0.02}
+    async with opened(folder / "scheduler", limits=limits) as scheduler:
         with ExitStack() as stack:
             workers = [await bring(scheduler, 10 * life + one) for one in range(2)]
             stack.enter_context(Voices(*workers, tokens=1))

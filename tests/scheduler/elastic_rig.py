@@ -2,17 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from typing_extensions import Self
 
-from rose.scheduler import PlacementPolicy
+from rose.scheduler import PlacementPolicy, durable, elastic
 from rose.scheduler.elastic import ElasticRolloutScheduler
-from rose.scheduler.elastic_limits import FrontLimits
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import WorkerEvent, WorkerKind
@@ -29,7 +29,7 @@ from tests.scheduler.front_world import (
 from tests.scheduler.tuned import tuned
 
 HANG_S = 60.0
-LIMITS = FrontLimits(tick_s=0.005, checkpoint_s=3600.0, rejoin_s=3600.0)
+LIMITS = {"TICK_S": 0.005, "CHECKPOINT_S": 3600.0, "REJOIN_S": 3600.0}
 CAN = replace(CAPABILITIES, seats=64)
 WIDE = tuned(SETTINGS, batch_trajectories=100_000, retry_ms=1.0, recall_grace_ms=5.0)
 
@@ -39,8 +39,18 @@ def run(program: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(program, HANG_S))
 
 
+@contextmanager
+def limited(**limits: float) -> Iterator[None]:
+    """For a time, with other bounds of the front than those of production."""
+    with ExitStack() as stack:
+        for name, value in {**LIMITS, **limits}.items():
+            of = durable if hasattr(durable, name) else elastic
+            stack.enter_context(patch.object(of, name, value))
+        yield
+
+
 def make(path: Path | None = None, **changes: Any) -> ElasticRolloutScheduler:
-    given: dict[str, Any] = {"settings": WIDE, "limits": LIMITS, **changes}
+    given: dict[str, Any] = {"settings": WIDE, **changes}
     store = None if path is None else FileStore(path)
     settings = given.pop("settings")
     return ElasticRolloutScheduler(settings, PlacementPolicy.JOINT, store=store, **given)
@@ -114,7 +124,8 @@ async def play(
 
 @asynccontextmanager
 async def opened(
-    path: Path | None = None, **changes: Any
+    path: Path | None = None, limits: Mapping[str, float] = LIMITS, **changes: Any
 ) -> AsyncIterator[ElasticRolloutScheduler]:
-    async with make(path, **changes) as scheduler:
-        yield scheduler
+    with limited(**limits):
+        async with make(path, **changes) as scheduler:
+            yield scheduler

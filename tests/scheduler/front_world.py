@@ -12,12 +12,11 @@ from pathlib import Path
 
 from rose.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.durable import Draft, Durable
-from rose.scheduler.elastic_limits import FrontLimits
+from rose.scheduler.copying import SlowCopy
+from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn, Step
-from rose.scheduler.rollouts import Gone, Outcome
-from rose.scheduler.store import Checkpoint
+from rose.scheduler.state import Checkpoint, Gone, Outcome
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.watching import FrontWatch
@@ -44,7 +43,6 @@ SETTINGS = tuned(
     stall_ms=200.0,
     wait_max_ms=300.0,
 )
-LIMITS = FrontLimits(checkpoint_s=0.4, rejoin_s=0.5)
 SAMPLING = Sampling(max_new_tokens=12, temperature=1.0, stop_tokens=(EOS,))
 CAPABILITIES = Capabilities(seats=3, prefill_tokens_per_s=1000.0, decode_step_ms=5.0)
 TTL_MS = 250.0
@@ -138,33 +136,22 @@ class Caller:
         self.turn += 1
 
 
-class MortalStore:
+class MortalStore(FileStore):
     """A store whose process can be killed before or after a step was written."""
 
-    def __init__(self, path: Path) -> None:
-        self.store = FileStore(path)
-        self.kill_at: str | None = None
-
-    def load(self) -> tuple[Checkpoint, list[Step]] | None:
-        return self.store.load()
+    kill_at: str | None = None
 
     def append(self, step: Step) -> None:
         if self.kill_at == "before":
             raise Killed
-        self.store.append(step)
+        super().append(step)
         if self.kill_at == "after":
             raise Killed
-
-    def rotate(self) -> int:
-        return self.store.rotate()
 
     def save(self, checkpoint: Checkpoint) -> None:
         if self.kill_at == "unsaved":
             raise Killed
-        self.store.save(checkpoint)
-
-    def close(self) -> None:
-        self.store.close()
+        super().save(checkpoint)
 
 
 class DeadEpochs(FrontWatch):
@@ -220,13 +207,12 @@ class FrontWorld:
     # ---- lives of the scheduler
 
     def begin_life(self) -> None:
-        self.draft: Draft | None = None
+        self.draft: tuple[Checkpoint, SlowCopy] | None = None
         self.store = MortalStore(self.path)
         self.durable = Durable(
             SETTINGS,
             self.policy,
             clock=self.clock,
-            limits=LIMITS,
             store=self.store,
             watches=[DeadEpochs(self.epochs)],
         )
@@ -340,12 +326,12 @@ class FrontWorld:
             self.slices = 0
         if self.draft is None:
             return
-        while not self.draft.advance():
+        while not self.draft[1].advance():
             self.slices += 1
             if not is_now:
                 return
         draft, self.draft = self.draft, None
-        self.durable.save(draft.checkpoint())
+        self.durable.save(*draft)
         self.slow_checkpoints += self.slices > 3
 
     def step(self) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.scheduler.core_time import CoreTime
+from rose.scheduler.durable import CoreTime
 
 TIMES = st.integers(0, 1 << 61)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.scheduler.early import EarlyNews
+from rose.scheduler.hearsay import EarlyNews
 from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerLost
 
 LEASES = st.builds(LeaseChanged, st.just(1), st.integers(0, 3), st.integers(0, 9), st.just(0.0))

@@ -114,7 +114,7 @@ NEWS = {
 def test_news_with_a_value_of_another_kind_is_counted_and_ignored(tmp_path, name) -> None:
     async def poison(scheduler) -> None:
         scheduler.hear(NEWS[name])
-        await until(lambda: scheduler._rollouts.driver.nonsense == 1)
+        await until(lambda: scheduler._durable.nonsense == 1)
 
     run(nobody_is_harmed(tmp_path / "state", poison))
 
@@ -248,7 +248,7 @@ def test_a_worker_that_raises_as_it_is_asked_is_lost_and_its_turns_go_on(tmp_pat
             broken.start_turn = broken.stop_turn = start_turn
             await scheduler.start(0)
             asked = ask(scheduler, 0)
-            await until(lambda: scheduler._rollouts.driver.worker(0) is None)
+            await until(lambda: not scheduler._rollouts.is_here(0))
             worker = await bring(scheduler, 1)
             await speak_until(worker, asked)
             result = await asked
@@ -276,8 +276,8 @@ def test_a_worker_that_raises_as_it_is_stopped_is_lost_though_nothing_else_happe
             await until(lambda: broken.running or other.running)
             lost = 0 if broken.running else 1
             await scheduler.abort(0)
-            await until(lambda: scheduler._rollouts.driver.worker(lost) is None)
-            assert scheduler._rollouts.driver.worker(1 - lost) is not None
+            await until(lambda: not scheduler._rollouts.is_here(lost))
+            assert scheduler._rollouts.is_here(1 - lost)
             assert stops == [0]
             await asyncio.gather(asked, return_exceptions=True)
             # Those that are stopped as it closes are all told, though each of them raises.
@@ -301,6 +301,6 @@ def test_a_worker_that_is_back_and_cannot_stop_an_old_turn_is_lost() -> None:
 
             worker.stop_turn = stop_turn
             await scheduler.register(worker, CAN, running=[RunningTurn(7, 0, 1, 0)])
-            await until(lambda: scheduler._rollouts.driver.worker(0) is None)
+            await until(lambda: not scheduler._rollouts.is_here(0))
 
     run(program())

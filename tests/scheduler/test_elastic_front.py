@@ -21,7 +21,6 @@ from rose.scheduler.worker import (
 )
 from tests.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import (
-    LIMITS,
     WIDE,
     Voices,
     assert_true,
@@ -237,7 +236,7 @@ def test_a_turn_that_ends_as_it_is_given_up_leaves_no_gap_in_the_books() -> None
 
 def test_no_more_start_than_may_be_under_way_and_the_next_waits() -> None:
     async def program() -> None:
-        async with opened(limits=replace(LIMITS, trajectories_max=2)) as scheduler:
+        async with opened(limits={"TRAJECTORIES_MAX": 2}) as scheduler:
             await scheduler.start(0)
             await scheduler.start(1)
             third = asyncio.create_task(scheduler.start(2))
@@ -403,7 +402,7 @@ def test_a_worker_that_refuses_a_turn_costs_an_attempt() -> None:
 
 def test_a_worker_that_floods_the_scheduler_is_lost_and_its_turns_go_on() -> None:
     async def program() -> None:
-        async with opened(limits=replace(LIMITS, events_max=50)) as scheduler:
+        async with opened(limits={"EVENTS_MAX": 50}) as scheduler:
             loud, quiet = await bring(scheduler, 0, BORROWED), await bring(scheduler, 1)
             quiet.revoke()
             await asyncio.sleep(0.02)

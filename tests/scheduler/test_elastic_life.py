@@ -18,7 +18,6 @@ from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import (
     CAN,
-    LIMITS,
     WIDE,
     assert_true,
     bring,
@@ -175,7 +174,7 @@ def test_a_turn_whose_worker_never_comes_back_goes_on_elsewhere(tmp_path) -> Non
             await until(lambda: first.stats().tokens_delivered == 3)
         with pytest.raises(Unavailable, match="was closed"):
             await asked
-        async with opened(path, limits=replace(LIMITS, rejoin_s=0.05)) as second:
+        async with opened(path, limits={"REJOIN_S": 0.05}) as second:
             other = await bring(second, 1)
             asked = ask(second)
             await speak_until(other, asked)
@@ -198,7 +197,7 @@ def test_turns_that_are_done_are_known_in_every_later_life(tmp_path) -> None:
         for _ in range(2):
             async with opened(path) as later:
                 assert await ask(later) == said
-        async with opened(path, limits=replace(LIMITS, rejoin_s=0.05)) as last:
+        async with opened(path, limits={"REJOIN_S": 0.05}) as last:
             worker = await bring(last, 1)
             prompt = next_prompt(PROMPT, said)
             asked = ask(last, 1, prompt)
@@ -236,7 +235,7 @@ def test_what_a_worker_refused_is_remembered_too(tmp_path) -> None:
         await die(scheduler)
         with pytest.raises(Unavailable):
             await asked
-        async with opened(path, limits=replace(LIMITS, rejoin_s=0.02)) as later:
+        async with opened(path, limits={"REJOIN_S": 0.02}) as later:
             assert later.stats().tokens_delivered == 3
             last = await bring(later, 2)
             asked = ask(later)
@@ -321,7 +320,7 @@ def test_callers_go_on_while_a_checkpoint_is_made_and_it_is_of_when_it_began(
 
 def test_checkpoints_are_written_now_and_then(tmp_path) -> None:
     async def program() -> None:
-        async with opened(tmp_path / "s", limits=replace(LIMITS, checkpoint_s=0.01)) as scheduler:
+        async with opened(tmp_path / "s", limits={"CHECKPOINT_S": 0.01}) as scheduler:
             for number in range(3, 200):
                 await scheduler.start(number)
                 if (tmp_path / "s.journal-4").exists():
@@ -415,7 +414,7 @@ class FullStore(FileStore):
 def test_a_step_that_cannot_be_written_is_not_taken_and_ends_the_scheduler(tmp_path) -> None:
     async def life(path: Path) -> None:
         store = FullStore(path)
-        async with ElasticRolloutScheduler(WIDE, limits=LIMITS, store=store) as scheduler:
+        async with ElasticRolloutScheduler(WIDE, store=store) as scheduler:
             await scheduler.start(1)
             store.is_full = True
             with pytest.raises(Unavailable, match="the disk is full"):
@@ -435,7 +434,7 @@ def test_a_step_that_cannot_be_written_is_not_taken_and_ends_the_scheduler(tmp_p
 def test_nobody_waits_for_the_answer_of_a_step_that_failed(tmp_path, said) -> None:
     async def life() -> None:
         store = FullStore(tmp_path / "state")
-        async with ElasticRolloutScheduler(WIDE, limits=LIMITS, store=store) as scheduler:
+        async with ElasticRolloutScheduler(WIDE, store=store) as scheduler:
             await scheduler.start(1)
             store.is_full = True
             words = {
@@ -512,7 +511,7 @@ def test_the_package_needs_neither_msgspec_nor_grpc_nor_prometheus() -> None:
 def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_path) -> None:
     async def program() -> None:
         clock, box = ManualClock(), {}
-        made = {"clock": clock, "limits": replace(LIMITS, rejoin_s=60.0)}
+        made = {"clock": clock, "limits": {"REJOIN_S": 60.0}}
 
         def hear_now(event: WorkerEvent) -> None:
             box["now"].hear(event)

@@ -1,13 +1,11 @@
 """The scheduler is killed at any step and goes on: nothing lost, nothing said twice."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
-from rose.scheduler import PlacementPolicy, copying
-from tests.scheduler import front_world
-from tests.scheduler.front_world import LIMITS, FrontWorld
+from rose.scheduler import PlacementPolicy, copying, durable
+from tests.scheduler.front_world import FrontWorld
 
 KILLS = ("before", "after", "behind", "unsaved")
 
@@ -15,7 +13,8 @@ KILLS = ("before", "after", "behind", "unsaved")
 @pytest.fixture(autouse=True)
 def a_checkpoint_takes_many_steps(monkeypatch) -> None:
     monkeypatch.setattr(copying, "SLICE_COURSES", 1)
-    monkeypatch.setattr(front_world, "LIMITS", replace(LIMITS, checkpoint_s=0.02))
+    monkeypatch.setattr(durable, "CHECKPOINT_S", 0.02)
+    monkeypatch.setattr(durable, "REJOIN_S", 0.5)
 
 
 def run(world: FrontWorld, kills) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind, WorkerLost
 from tests.rl.saying_worker import SayingWorker
-from tests.scheduler.elastic_rig import CAN, LIMITS, assert_true, opened, run, speak, until
+from tests.scheduler.elastic_rig import CAN, assert_true, opened, run, speak, until
 from tests.scheduler.front_world import SAMPLING, first_prompt
 
 DEDICATED = WorkerKind.DEDICATED
@@ -126,7 +126,7 @@ def test_one_that_comes_as_another_when_its_time_is_up_is_not_lost(tmp_path) -> 
     async def program() -> None:
         async with opened(tmp_path / "store") as first:
             await first.register(SayingWorker(0, DEDICATED, first.hear), CAN)
-        limits = replace(LIMITS, rejoin_s=0.05, tick_s=3600.0)
+        limits = {"REJOIN_S": 0.05, "TICK_S": 3600.0}
         async with opened(tmp_path / "store", limits=limits) as second:
             await asyncio.sleep(0.1)  # No step since: nobody has said anything.
             told = Told(second)

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rose.errors import DeadlineExceeded, InvalidArgument
-from rose.scheduler.channel import METHOD, SERVICE
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.remote import RemoteLimits, RemoteWorker
 from rose.scheduler.wire import (
     MESSAGE_BYTES_MAX,
+    METHOD,
+    SERVICE,
     Command,
     Greeting,
     Heartbeat,

@@ -18,8 +18,7 @@ from rose.scheduler import PlacementPolicy, SchedulerSettings, store_file
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, RunningTurn, Step
-from rose.scheduler.rollouts import FrontCounts, JobCounts
-from rose.scheduler.store import Checkpoint
+from rose.scheduler.state import Checkpoint, FrontCounts, JobCounts
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.worker import (
