@@ -201,18 +201,18 @@ def _share(seen: Observation, slo: SLO) -> float | None:
     """Return the share of the device that was free around one reading; None if it does not say."""
     if not (seen.running or seen.waiting):
         return 1.0
-    if seen.tpot is None:
+    if seen.tpot_ms_p99 is None:
         return None
     if _is_met(seen, slo) is False:
         return 0.0
     # Not the mean: a prompt beside makes a step long, and waiting makes batches larger.
-    return max(0.0, 1 - seen.tpot.p99_ms / slo.tpot_ms)
+    return max(0.0, 1 - seen.tpot_ms_p99 / slo.tpot_ms)
 
 
 def _is_met(seen: Observation, slo: SLO) -> bool | None:
     tails = [
-        (window.p99_ms, target_ms)
-        for window, target_ms in ((seen.ttft, slo.ttft_ms), (seen.tpot, slo.tpot_ms))
-        if window is not None
+        (p99_ms, target_ms)
+        for p99_ms, target_ms in ((seen.ttft_ms_p99, slo.ttft_ms), (seen.tpot_ms_p99, slo.tpot_ms))
+        if p99_ms is not None
     ]
     return all(p99_ms <= target_ms for p99_ms, target_ms in tails) if tails else None

@@ -5,7 +5,6 @@ from typing import Any, Final
 from rose.cli.profile_lending import Lent, lend
 from rose.cli.profile_measured import Compute, Measured
 from rose.demo.numbers import percentile, plain
-from rose.scheduler.broker import LatencyWindow
 from rose.slo import SLO
 from rose.units import GIB, MS_PER_S
 
@@ -74,13 +73,9 @@ def _series(measured: Measured) -> dict[str, list[float | None]]:
         "used_gib": [one.kv_used * kv_gib for one in seen],
         "running": [float(one.running) for one in seen],
         "waiting": [float(one.waiting) for one in seen],
-        "ttft_ms_p99": [_p99(one.ttft) for one in seen],
-        "tpot_ms_p99": [_p99(one.tpot) for one in seen],
+        "ttft_ms_p99": [one.ttft_ms_p99 for one in seen],
+        "tpot_ms_p99": [one.tpot_ms_p99 for one in seen],
     }
-
-
-def _p99(window: LatencyWindow | None) -> float | None:
-    return None if window is None else window.p99_ms
 
 
 def _mean(values: list[float]) -> float | None:

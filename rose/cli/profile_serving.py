@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rose.scheduler.broker import LatencyWindow, Observation, ServingDevice
+from rose.scheduler.broker import Observation, ServingDevice
 from rose.scheduler.broker.engine_reader import WINDOW_MS
 from rose.sim import ArmOutcome, Request
 from rose.units import NS_PER_MS
@@ -72,8 +71,8 @@ class ServedRequests:
             kv_used=min(1.0, float(held) * token_bytes / device.kv_bytes),
             running=running + begun,
             waiting=prefilling - begun,
-            ttft=_window(self._first_tokens(at_ms)),
-            tpot=_window(*self._gaps(at_ms)),
+            ttft_ms_p99=_p99(self._first_tokens(at_ms)),
+            tpot_ms_p99=_p99(*self._gaps(at_ms)),
         )
 
     def _said(self, has_token: npt.NDArray[np.bool_], at_ms: float) -> float:
@@ -103,15 +102,12 @@ class ServedRequests:
         return ended - began, np.maximum(waited, 0)
 
 
-def _window(values: _Floats, weights: _Floats | None = None) -> LatencyWindow | None:
-    """Return mean and quantiles of values that count `weights` times; None without any."""
+def _p99(values: _Floats, weights: _Floats | None = None) -> float | None:
+    """Return the 99 % quantile of values that count `weights` times; None without any."""
     counts = np.ones(values.size) if weights is None else weights
     total = float(counts.sum())
     if not total:
         return None
     order = np.argsort(values, kind="stable")
-    ordered, at_or_below = values[order], np.cumsum(counts[order])
-    ranks: Any = np.searchsorted(at_or_below, np.array([0.5, 0.99]) * total - 1e-9)
-    p50_ms, p99_ms = ordered[np.minimum(ranks, ordered.size - 1)]
-    mean_ms = float((values * counts).sum()) / total
-    return LatencyWindow(total, mean_ms, float(p50_ms), float(p99_ms))
+    at = int(np.searchsorted(np.cumsum(counts[order]), 0.99 * total - 1e-9))
+    return float(values[order][min(at, values.size - 1)])

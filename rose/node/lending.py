@@ -171,12 +171,7 @@ def _metrics(said: DeviceReading) -> EngineMetrics:
 
 
 def _histogram(counts: TokenCounts) -> Histogram:
-    """Return the same counts; their sum takes all of a bucket to be as long as its end."""
+    """Return the same counts."""
     *ends, (_, total) = counts
     bounds_s = [upper_ns / NS_PER_S for upper_ns, _ in ends]
-    at_most = [count for _, count in ends]
-    sum_s, before = 0.0, 0
-    for bound_s, count in zip((*bounds_s, bounds_s[-1]), (*at_most, total), strict=True):
-        sum_s += bound_s * (count - before)
-        before = count
-    return Histogram((*bounds_s, math.inf), (*at_most, total), sum_s)
+    return Histogram((*bounds_s, math.inf), (*(count for _, count in ends), total))

@@ -1,16 +1,12 @@
 """A profile that was made up, small enough to follow by hand."""
 
 from rose.cli.profile_measured import Compute, Measured, Pool
-from rose.scheduler.broker import LatencyWindow, Observation
+from rose.scheduler.broker import Observation
 from rose.slo import SLO
 from rose.units import GIB, MIB
 
 POOL = Pool(kv_bytes=40 * GIB, reserve_bytes=4 * GIB, slab_bytes=32 * MIB)
 SLOS = (SLO(200, 25), SLO(500, 50))
-
-
-def window(p99_ms):
-    return LatencyWindow(count=50, mean_ms=p99_ms / 2, p50_ms=p99_ms / 2, p99_ms=p99_ms)
 
 
 def seen(at_s, *, kv=0.2, ttft=100.0, tpot=20.0, running=4):
@@ -20,8 +16,8 @@ def seen(at_s, *, kv=0.2, ttft=100.0, tpot=20.0, running=4):
         kv_used=kv,
         running=running,
         waiting=0,
-        ttft=window(ttft),
-        tpot=window(tpot),
+        ttft_ms_p99=ttft,
+        tpot_ms_p99=tpot,
     )
 
 

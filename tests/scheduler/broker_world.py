@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from rose.scheduler.broker import LatencyWindow, Observation, ServingDevice, Unread
+from rose.scheduler.broker import Observation, ServingDevice, Unread
 from rose.slo import SLO
 from rose.units import GIB, MIB
 
@@ -19,24 +19,20 @@ def device(name="d0", *, kv_gib=40, reserve_gib=4, slab_mib=32):
     )
 
 
-def window(p99_ms, *, count=100.0):
-    return LatencyWindow(count=count, mean_ms=p99_ms / 2, p50_ms=p99_ms / 2, p99_ms=p99_ms)
-
-
 def calm(at_ms, of=None, **changes):
     values = {
         "kv_used": 0.2,
         "running": 4,
         "waiting": 0,
-        "ttft": window(120.0),
-        "tpot": window(18.0),
+        "ttft_ms_p99": 120.0,
+        "tpot_ms_p99": 18.0,
         **changes,
     }
     return Observation(device=of or device(), at_ms=at_ms, **values)
 
 
 def late(at_ms, of=None, **changes):
-    return calm(at_ms, of, ttft=window(900.0), **changes)
+    return calm(at_ms, of, ttft_ms_p99=900.0, **changes)
 
 
 FLEET = tuple(
@@ -69,15 +65,15 @@ def readings(draw, at_ms, fleet=FLEET):
 
 @st.composite
 def observations(draw, at_ms, of):
-    tails = st.none() | st.floats(0, 2000).map(window)
+    tails = st.none() | st.floats(0, 2000)
     return Observation(
         device=of,
         at_ms=at_ms - draw(st.sampled_from((0.0, 0.0, 5e3, 2e4))),
         kv_used=draw(st.floats(0, 1)),
         running=draw(st.integers(0, 64)),
         waiting=draw(st.sampled_from((0, 0, 0, 1, 9))),
-        ttft=draw(tails),
-        tpot=draw(tails),
+        ttft_ms_p99=draw(tails),
+        tpot_ms_p99=draw(tails),
         sm_busy=draw(st.none() | st.floats(0, 1)),
         lent_bytes=draw(st.none() | st.integers(0, 60 * GIB)),
         revocations=draw(st.integers(0, 3)),

@@ -7,7 +7,7 @@ import pytest
 
 from rose.scheduler.broker import Broker, Move, Unread
 from rose.units import GIB
-from tests.scheduler.broker_world import calm, device, late, window
+from tests.scheduler.broker_world import calm, device, late
 
 POOL, RESERVE = 40 * GIB, 4 * GIB
 EVERY_MS = 5e3
@@ -102,11 +102,11 @@ def test_serving_that_grows_within_the_rest_takes_nothing_back():
 @pytest.mark.parametrize(
     ("pressed", "left", "why"),
     [
-        ({"ttft": window(501.0)}, 0.0, "first tokens have a P99 of 501 ms, with a target of 500"),
-        ({"tpot": window(float("inf"))}, 0.0, "later tokens have a P99 of inf ms"),
+        ({"ttft_ms_p99": 501.0}, 0.0, "first tokens have a P99 of 501 ms, with a target of 500"),
+        ({"tpot_ms_p99": float("inf")}, 0.0, "later tokens have a P99 of inf ms"),
         ({"preempted": 1}, 0.0, "1 requests were put back for want of KV"),
-        ({"ttft": window(451.0)}, 0.5, "first tokens have a P99 of 451 ms, with a target of 500"),
-        ({"tpot": window(56.0)}, 0.5, "later tokens have a P99 of 56 ms, with a target of 50 ms"),
+        ({"ttft_ms_p99": 451.0}, 0.5, "first tokens have a P99 of 451 ms, with a target of 500"),
+        ({"tpot_ms_p99": 56.0}, 0.5, "later tokens have a P99 of 56 ms, with a target of 50 ms"),
         ({"waiting": 4}, 0.5, "4 requests wait for serving"),
         ({"kv_used": 0.85}, 1.6 / 22.4, "serving's requests and its reserve need"),
     ],
@@ -121,7 +121,7 @@ def test_pressure_takes_back_as_much_as_its_kind_asks_for(pressed, left, why):
 
 
 @pytest.mark.parametrize(
-    "beside", [{"waiting": 3}, {"tpot": window(54.0)}, {"ttft": window(450.0)}, {"ttft": None}]
+    "beside", [{"waiting": 3}, {"tpot_ms_p99": 54.0}, {"ttft_ms_p99": 450.0}, {"ttft_ms_p99": None}]
 )
 def test_what_rollouts_do_on_purpose_and_what_a_step_makes_wait_is_no_pressure(beside):
     broker = Broker()

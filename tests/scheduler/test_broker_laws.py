@@ -1,7 +1,5 @@
 """What the broker keeps to whatever happens."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +16,7 @@ from rose.scheduler.broker.loan import (
 )
 from rose.scheduler.broker.pressure import pressure_of
 from rose.units import MIB
-from tests.scheduler.broker_world import calm, device, histories, late, window
+from tests.scheduler.broker_world import calm, device, histories, late
 
 
 def decided(history):
@@ -154,23 +152,3 @@ def test_readings_must_be_the_newest_of_each_device_and_time_goes_on():
     broker.decide([calm(5)], 5)
     with pytest.raises(InvalidArgument, match="now is 4 ms, after a decision at 5 ms"):
         broker.decide([calm(4)], 4)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("kv_used", float("nan")),
-        ("kv_used", -0.1),
-        ("kv_used", 1.5),
-        ("revoked_share", 1.1),
-        ("sm_busy", 2.0),
-        ("running", -1),
-        ("revocations", -1),
-        ("at_ms", float("inf")),
-    ],
-)
-def test_what_cannot_be_measured_is_no_observation(field, value):
-    with pytest.raises(InvalidArgument):
-        replace(calm(0.0), **{field: value})
-    with pytest.raises(InvalidArgument):
-        window(float("nan"))

@@ -2,18 +2,11 @@
 
 from rose.scheduler.broker.broker import Broker
 from rose.scheduler.broker.loan import Decision, Move
-from rose.scheduler.broker.observation import (
-    LatencyWindow,
-    Observation,
-    Reading,
-    ServingDevice,
-    Unread,
-)
+from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread
 
 __all__ = [
     "Broker",
     "Decision",
-    "LatencyWindow",
     "Move",
     "Observation",
     "Reading",

@@ -7,7 +7,7 @@ from typing import Final
 
 from rose.scheduler.broker.histogram import Histogram
 from rose.scheduler.broker.nvml import GpuUse
-from rose.scheduler.broker.observation import LatencyWindow, Observation, ServingDevice
+from rose.scheduler.broker.observation import Observation, ServingDevice
 
 WINDOW_MS: Final = 15_000.0
 """What tails are taken over: hundreds of tokens, and old news are forgotten in three readings."""
@@ -43,15 +43,9 @@ class EngineMetrics:
 class EngineReader:
     """Keeps the readings of a window, because engines count from their start."""
 
-    def __init__(self, device: ServingDevice, *, window_ms: float = WINDOW_MS) -> None:
-        """Start without a reading; the first has no latencies, for nobody knows of when they are.
-
-        Args:
-            device: that the engine serves on.
-            window_ms: that latencies are taken over.
-        """
+    def __init__(self, device: ServingDevice) -> None:
+        """Start without a reading of the device that the engine serves on."""
         self._device = device
-        self._window_ms = window_ms
         self._readings: deque[tuple[float, EngineMetrics]] = deque()
 
     def observe(
@@ -66,7 +60,7 @@ class EngineReader:
         """
         self._readings.append((at_ms, said))
         # The oldest that is kept lies at the window's beginning or before it.
-        while len(self._readings) > 2 and self._readings[1][0] <= at_ms - self._window_ms:
+        while len(self._readings) > 2 and self._readings[1][0] <= at_ms - WINDOW_MS:
             self._readings.popleft()
         oldest = self._readings[0][1]
         last = self._readings[-2][1] if len(self._readings) > 1 else said
@@ -77,12 +71,9 @@ class EngineReader:
             running=said.running,
             waiting=said.waiting,
             preempted=math.ceil(max(0.0, said.preempted - last.preempted)),
-            ttft=_window(said.ttft, oldest.ttft, is_first=len(self._readings) == 1),
-            tpot=_window(said.tpot, oldest.tpot, is_first=len(self._readings) == 1),
+            # Nobody knows of when the first reading's latencies are.
+            ttft_ms_p99=None if oldest is said else said.ttft.since(oldest.ttft).p99_ms(),
+            tpot_ms_p99=None if oldest is said else said.tpot.since(oldest.tpot).p99_ms(),
             sm_busy=None if use is None else use.sm_busy,
             memory_used=None if use is None else use.memory_used,
         )
-
-
-def _window(now: Histogram, before: Histogram, *, is_first: bool) -> LatencyWindow | None:
-    return None if is_first else now.since(before).window()

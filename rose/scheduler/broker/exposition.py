@@ -18,7 +18,6 @@ _LINES_MAX: Final = 20_000
 _TOKENS_MAX: Final = 1 << 40
 # A pool that is full may be rounded to a little more.
 _SHARE_SLACK: Final = 0.02
-_HISTOGRAM_PARTS: Final = ("_bucket", "_sum", "_count")
 
 _Samples: TypeAlias = dict[str, list[Sample]]
 
@@ -40,8 +39,7 @@ class _Dialect:
     def names(self) -> Iterator[str]:
         """Yield all names that samples may have."""
         yield from (*self.kv_used, self.running, self.waiting, *self.preempted)
-        for name in (*self.ttft, *self.tpot):
-            yield from (f"{name}{part}" for part in _HISTOGRAM_PARTS)
+        yield from (f"{name}_bucket" for name in (*self.ttft, *self.tpot))
 
 
 def _vllm_kv_tokens(samples: _Samples) -> int | None:
@@ -178,13 +176,6 @@ def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:
         except ValueError:
             raise CorruptData(f"a bucket of {name} has no bound") from None
         buckets[tuple(sorted(labels.items()))][bound_s] = sample.value
-    sums = {
-        tuple(sorted(sample.labels.items())): sample.value
-        for sample in samples.get(f"{name}_sum", [])
-    }
-    for key, counts in buckets.items():
-        if key not in sums:
-            raise CorruptData(f"{name} has buckets without a sum")
-        ordered = sorted(counts.items())
-        bounds_s, at_or_below = zip(*ordered, strict=True)
-        yield Histogram(bounds_s, at_or_below, sums[key])
+    for counts in buckets.values():
+        bounds_s, at_or_below = zip(*sorted(counts.items()), strict=True)
+        yield Histogram(bounds_s, at_or_below)

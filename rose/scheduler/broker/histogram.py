@@ -1,10 +1,10 @@
 """Latencies of a window: the difference between two readings of a counter's buckets."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rose.errors import CorruptData
-from rose.scheduler.broker.observation import LatencyWindow
 from rose.units import MS_PER_S
 
 
@@ -15,12 +15,10 @@ class Histogram:
     Args:
         bounds_s: upper bounds of the buckets, ascending; the last is infinite.
         counts: at or below each bound, ascending.
-        sum_s: of all that was counted.
     """
 
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
-    sum_s: float
 
     def __post_init__(self) -> None:
         """Refuse what no engine counts.
@@ -32,63 +30,46 @@ class Histogram:
             raise CorruptData("a histogram has no bucket without a bound")
         if list(self.bounds_s) != sorted(set(self.bounds_s)):
             raise CorruptData("the bounds of a histogram are not all different numbers")
-        if not all(math.isfinite(one) and one >= 0 for one in (*self.counts, self.sum_s)):
+        if not all(math.isfinite(one) and one >= 0 for one in self.counts):
             raise CorruptData("a histogram has a count that is negative or no number")
         if list(self.counts) != sorted(self.counts):
             raise CorruptData("the counts of a histogram descend")
 
     def since(self, before: "Histogram") -> "Histogram":
         """Return what was counted after `before`; everything, if the engine began anew."""
-        if before.bounds_s != self.bounds_s or self.sum_s < before.sum_s:
+        if before.bounds_s != self.bounds_s:
             return self
         counts = tuple(new - old for new, old in zip(self.counts, before.counts, strict=True))
         if min(counts) < 0 or list(counts) != sorted(counts):
             return self
-        return Histogram(self.bounds_s, counts, self.sum_s - before.sum_s)
+        return Histogram(self.bounds_s, counts)
 
-    def window(self) -> LatencyWindow | None:
-        """Return mean and quantiles; None when nothing was counted."""
-        count = self.counts[-1]
-        if not count:
-            return None
-        return LatencyWindow(
-            count=count,
-            mean_ms=self.sum_s / count * MS_PER_S,
-            p50_ms=self.quantile_s(0.5) * MS_PER_S,
-            p99_ms=self.quantile_s(0.99) * MS_PER_S,
-        )
-
-    def quantile_s(self, share: float) -> float:
-        """Return the latency that `share` of them did not exceed, in seconds.
+    def p99_ms(self) -> float | None:
+        """Return the latency that 99 of 100 did not exceed; None when nothing was counted.
 
         Inside a bucket they are taken to be spread evenly, as Prometheus does. Beyond the last
         bound it is infinite: Prometheus would name that bound, and a target above it were met.
-
-        Args:
-            share: in (0, 1); there must be something that was counted.
         """
-        rank = share * self.counts[-1]
+        rank = 0.99 * self.counts[-1]
+        if not rank:
+            return None
         at = next(n for n, count in enumerate(self.counts) if count >= rank)
         if self.bounds_s[at] == math.inf:
             return math.inf
         low_s, below = (self.bounds_s[at - 1], self.counts[at - 1]) if at else (0.0, 0.0)
-        low_s = min(low_s, self.bounds_s[at])  # a first bound below 0
-        inside = self.counts[at] - below
-        part = (rank - below) / inside if inside else 1.0
-        return max(0.0, low_s + (self.bounds_s[at] - low_s) * part)
+        low_s = min(low_s, self.bounds_s[at])  # A first bound below 0.
+        part = (rank - below) / (self.counts[at] - below)
+        return max(0.0, low_s + (self.bounds_s[at] - low_s) * part) * MS_PER_S
 
 
-def summed(histograms: list[Histogram]) -> Histogram:
+def summed(histograms: Sequence[Histogram]) -> Histogram:
     """Return the histogram of all of them: the ranks of one engine count on their own.
 
     Raises:
         CorruptData: their buckets differ.
     """
-    first = histograms[0]
-    if any(one.bounds_s != first.bounds_s for one in histograms):
+    bounds_s = histograms[0].bounds_s
+    if any(one.bounds_s != bounds_s for one in histograms):
         raise CorruptData("the buckets of one latency differ from label to label")
-    return Histogram(
-        first.bounds_s,
-        tuple(sum(counts) for counts in zip(*(one.counts for one in histograms), strict=True)),
-        sum(one.sum_s for one in histograms),
-    )
+    counts = zip(*(one.counts for one in histograms), strict=True)
+    return Histogram(bounds_s, tuple(map(sum, counts)))

@@ -1,7 +1,7 @@
 """What the broker is told: which devices serve, and how serving is on each."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from rose.errors import InvalidArgument
@@ -44,34 +44,6 @@ class ServingDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyWindow:
-    """Latencies that ended within the last seconds.
-
-    Args:
-        count: of them, > 0.
-        mean_ms: their mean.
-        p50_ms: half were at most so long.
-        p99_ms: 99 % were; infinite when it is beyond what is measured.
-    """
-
-    count: float
-    mean_ms: float
-    p50_ms: float
-    p99_ms: float
-
-    def __post_init__(self) -> None:
-        """Refuse what was not measured.
-
-        Raises:
-            InvalidArgument: a value is negative or not a number.
-        """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not value >= 0:
-                raise InvalidArgument(f"LatencyWindow({field.name}={value}) must be at least 0")
-
-
-@dataclass(frozen=True, slots=True)
 class Observation:
     """One reading of a device.
 
@@ -83,8 +55,9 @@ class Observation:
         running: requests that serving works on.
         waiting: requests that it has not begun.
         preempted: requests that it put back for want of KV since the reading before.
-        ttft: to the first token; None when no request had one in the window.
-        tpot: between tokens; None likewise.
+        ttft_ms_p99: to the first token, of the last seconds; infinite when it is beyond what is
+            measured, None when no request had one.
+        tpot_ms_p99: between tokens; likewise.
         sm_busy: the share of the time in which the device computes, rollouts included; None when
             nobody measures it.
         memory_used: the share of the device's memory that is taken; None likewise. For reports:
@@ -101,30 +74,13 @@ class Observation:
     running: int
     waiting: int
     preempted: int = 0
-    ttft: LatencyWindow | None = None
-    tpot: LatencyWindow | None = None
+    ttft_ms_p99: float | None = None
+    tpot_ms_p99: float | None = None
     sm_busy: float | None = None
     memory_used: float | None = None
     lent_bytes: int | None = None
     revocations: int = 0
     revoked_share: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what was not measured.
-
-        Raises:
-            InvalidArgument: a value is out of its range; the sentence names it.
-        """
-        for name in ("kv_used", "sm_busy", "memory_used", "revoked_share"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise InvalidArgument(f"device {self.device.name}: {name} is {value}, not a share")
-        for name in ("running", "waiting", "preempted", "lent_bytes", "revocations"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InvalidArgument(f"device {self.device.name}: {name} is {value}")
-        if not math.isfinite(self.at_ms):
-            raise InvalidArgument(f"device {self.device.name} was read at {self.at_ms} ms")
 
     @property
     def used_bytes(self) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from rose.scheduler.broker.observation import LatencyWindow, Observation
+from rose.scheduler.broker.observation import Observation
 
 # Ratios of a tail (P99) to its target. Near is pressure before a promise is broken, late means that
 # one is. Rollouts spend the slack under the target of later tokens on purpose, so that tail lies
@@ -48,17 +48,21 @@ def pressure_of(seen: Observation, lent_bytes: int) -> Pressure | None:
     """
     slo = seen.device.slo
     tails = (
-        _Tail("first tokens", seen.ttft, slo.ttft_ms, _TTFT_NEAR, _TTFT_LATE),
-        _Tail("later tokens", seen.tpot, slo.tpot_ms, _TPOT_NEAR, _TPOT_LATE),
+        ("first tokens", seen.ttft_ms_p99, slo.ttft_ms, _TTFT_NEAR, _TTFT_LATE),
+        ("later tokens", seen.tpot_ms_p99, slo.tpot_ms, _TPOT_NEAR, _TPOT_LATE),
     )
-    for tail in tails:
-        if tail.is_over(tail.late):
-            return Pressure(Severity.LATE, tail.sentence())
+    near = []
+    for name, p99_ms, target_ms, near_ratio, late_ratio in tails:
+        if p99_ms is None or p99_ms <= near_ratio * target_ms:
+            continue
+        why = f"{name} have a P99 of {p99_ms:.0f} ms, with a target of {target_ms:g} ms"
+        if p99_ms > late_ratio * target_ms:
+            return Pressure(Severity.LATE, why)
+        near.append(why)
     if seen.preempted:
         return Pressure(Severity.LATE, f"{seen.preempted} requests were put back for want of KV")
-    for tail in tails:
-        if tail.is_over(tail.near):
-            return Pressure(Severity.NEAR, tail.sentence())
+    if near:
+        return Pressure(Severity.NEAR, near[0])
     if seen.waiting > _WAITING_MAX:
         return Pressure(Severity.NEAR, f"{seen.waiting} requests wait for serving")
     if lent_bytes > free_bytes(seen):
@@ -70,21 +74,3 @@ def free_bytes(seen: Observation) -> int:
     """Return what serving's requests and its reserve leave of the pool, in whole slabs."""
     device = seen.device
     return device.whole_slabs(device.kv_bytes - seen.used_bytes - device.reserve_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """One latency, and the ratios to its target that mean something."""
-
-    name: str
-    window: LatencyWindow | None
-    target_ms: float
-    near: float
-    late: float
-
-    def is_over(self, ratio: float) -> bool:
-        return self.window is not None and self.window.p99_ms > ratio * self.target_ms
-
-    def sentence(self) -> str:
-        p99_ms = 0.0 if self.window is None else self.window.p99_ms
-        return f"{self.name} have a P99 of {p99_ms:.0f} ms, with a target of {self.target_ms:g} ms"
