@@ -118,7 +118,7 @@ class Durable:
     def _restore(self, checkpoint: Checkpoint, steps: Sequence[Step]) -> None:
         self._check_settings(checkpoint)
         self._core = SchedulerCore.restored(checkpoint.core)
-        self.rollouts = Rollouts(self._core, checkpoint.state().copy(), Watches())
+        self.rollouts = Rollouts(self._core, checkpoint.state(), Watches())
         taken = 0
         try:
             for step in steps:
@@ -250,12 +250,8 @@ class Durable:
             policy=self._policy,
             settings=self._settings,
             core=self._core.snapshot(),
-            now_ns=state.now_ns,
             trajectories=(),
-            workers=tuple(state.workers.values()),
-            used_below=state.used.below,
-            used_others=tuple(sorted(state.used.others)),
-            counts=state.counts.copy(),
+            rest=replace(state, trajectories={}).copy(),
         )
         return head, self.rollouts.begin_copy()
 

@@ -37,22 +37,22 @@ def _believed(event: object) -> WorkerEvent | None:
     match event:
         case TurnOutput():
             return _output(event)
-        case LeaseChanged():
+        case LeaseChanged(worker, lease_epoch, kv_tokens, ttl_ms):
             return LeaseChanged(
-                worker=count("worker", event.worker),
-                lease_epoch=count("lease_epoch", event.lease_epoch),
-                kv_tokens=count("kv_tokens", event.kv_tokens),
-                ttl_ms=real("ttl_ms", event.ttl_ms),
+                count("worker", worker),
+                count("lease_epoch", lease_epoch),
+                count("kv_tokens", kv_tokens),
+                real("ttl_ms", ttl_ms),
             )
-        case VersionCommitted():
+        case VersionCommitted(worker, version, is_match, pause_ms):
             return VersionCommitted(
-                worker=count("worker", event.worker),
-                version=count("version", event.version),
-                is_match=real("is_match", event.is_match) != 0,
-                pause_ms=real("pause_ms", event.pause_ms),
+                count("worker", worker),
+                count("version", version),
+                real("is_match", is_match) != 0,
+                real("pause_ms", pause_ms),
             )
-        case WorkerLost():
-            return WorkerLost(count("worker", event.worker), _printable(event.reason))
+        case WorkerLost(worker, reason):
+            return WorkerLost(count("worker", worker), _printable(reason))
     return None
 
 

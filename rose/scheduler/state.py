@@ -1,6 +1,6 @@
 """What a scheduler keeps of trajectories and workers, but for its core."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -75,16 +75,17 @@ class FrontCounts:
         return replace(self, jobs={number: replace(job) for number, job in self.jobs.items()})
 
 
+@dataclass(slots=True)
 class UsedNumbers:
     """A set of numbers >= 0 that only grows; it costs memory for those behind a gap only.
 
-    Trajectories count up, so nearly all numbers below some number were used.
+    Args:
+        below: all numbers below it were used, as trajectories count up.
+        others: used numbers from there on.
     """
 
-    def __init__(self, below: int = 0, others: Iterable[int] = ()) -> None:
-        """Start with all numbers below `below`, and `others`."""
-        self.below = below
-        self.others = set(others)
+    below: int = 0
+    others: set[int] = field(default_factory=set)
 
     def __contains__(self, number: int) -> bool:
         """Whether the number was used."""
@@ -104,7 +105,7 @@ class RolloutsState:
     """All but the core.
 
     Args:
-        now_ns: of the last step.
+        now_ns: of the last step, on the core's clock.
         trajectories: that are not over.
         workers: that joined and were not lost, as they registered.
         used: numbers of trajectories that are over.
@@ -123,7 +124,7 @@ class RolloutsState:
             now_ns=self.now_ns,
             trajectories={number: one.copy() for number, one in self.trajectories.items()},
             workers=dict(self.workers),
-            used=UsedNumbers(self.used.below, self.used.others),
+            used=UsedNumbers(self.used.below, set(self.used.others)),
             counts=self.counts.copy(),
         )
 
@@ -137,31 +138,19 @@ class Checkpoint:
         policy: of the core.
         settings: of the core.
         core: what it is restored of.
-        now_ns: of the last step, on the core's clock.
         trajectories: that are not over.
-        workers: that joined and were not lost.
-        used_below: numbers below this were used.
-        used_others: used numbers from there on.
-        counts: so far.
+        rest: of the state, without trajectories.
     """
 
     sequence: int
     policy: PlacementPolicy
     settings: SchedulerSettings
     core: bytes
-    now_ns: int
     trajectories: Sequence[Course]
-    workers: Sequence[Registered]
-    used_below: int
-    used_others: Sequence[int]
-    counts: FrontCounts
+    rest: RolloutsState
 
     def state(self) -> RolloutsState:
-        """Return what a front starts from."""
-        return RolloutsState(
-            now_ns=self.now_ns,
-            trajectories={one.number: one for one in self.trajectories},
-            workers={one.worker: one for one in self.workers},
-            used=UsedNumbers(self.used_below, self.used_others),
-            counts=self.counts,
-        )
+        """Return what a front starts from; it shares nothing with this."""
+        return replace(
+            self.rest, trajectories={one.number: one for one in self.trajectories}
+        ).copy()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from rose.errors import RoseError
@@ -18,22 +18,17 @@ class Waiters:
     """Futures by trajectory and turn; each caller has its own, so one may leave alone."""
 
     def __init__(self) -> None:
-        self._futures: dict[int, dict[int, list[asyncio.Future[Any]]]] = defaultdict(dict)
+        self._waiting: dict[int, list[tuple[int, asyncio.Future[Any]]]] = defaultdict(list)
 
     def add(self, trajectory: int, turn: int, future: asyncio.Future[Any]) -> None:
         """Let a future wait; it leaves by itself when its caller does."""
-        self._futures[trajectory].setdefault(turn, []).append(future)
+        self._waiting[trajectory].append((turn, future))
 
     def leave(self, trajectory: int, turn: int, future: asyncio.Future[Any]) -> None:
         """Forget a future, if it is still there."""
-        turns = self._futures.get(trajectory, {})
-        waiting = turns.get(turn, [])
-        if future in waiting:
-            waiting.remove(future)
-        if not waiting:
-            turns.pop(turn, None)
-        if not turns:
-            self._futures.pop(trajectory, None)
+        left = [one for one in self._waiting.pop(trajectory, ()) if one != (turn, future)]
+        if left:
+            self._waiting[trajectory] = left
 
     def tell(self, outcome: Outcome) -> None:
         """Tell those who waited for it."""
@@ -46,26 +41,22 @@ class Waiters:
                 error = "" if outcome.error is None else f" ({outcome.error})"
                 why = outcome.reason.value + error
                 said = TrajectoryDropped(f"trajectory {outcome.trajectory} was dropped: {why}")
-                turns = self._futures.pop(outcome.trajectory, {})
-                _refuse([one for waiting in turns.values() for one in waiting], said)
+                _refuse(self._waiting.pop(outcome.trajectory, ()), said)
 
     def fail_all(self, error: RoseError) -> None:
         """Tell everybody that there will be no answer."""
-        left, self._futures = self._futures, defaultdict(dict)
-        for turns in left.values():
-            _refuse([one for waiting in turns.values() for one in waiting], error)
+        for waiting in self._waiting.values():
+            _refuse(waiting, error)
+        self._waiting.clear()
 
     def _resolve(self, trajectory: int, turn: int, value: TurnResult | None) -> None:
-        turns = self._futures.get(trajectory, {})
-        for future in turns.pop(turn, []):
-            if not future.done():
-                future.set_result(value)
-        if not turns:
-            self._futures.pop(trajectory, None)
+        for asked, future in self._waiting.get(trajectory, ()):
+            if asked == turn and not future.done():
+                future.set_result(value)  # Its caller wakes, and leaves.
 
 
-def _refuse(futures: Sequence[asyncio.Future[Any]], error: RoseError) -> None:
-    for future in futures:
+def _refuse(waiting: Iterable[tuple[int, asyncio.Future[Any]]], error: RoseError) -> None:
+    for _, future in waiting:
         if not future.done():
             # One exception each: raising it changes it.
             future.set_exception(type(error)(*error.args))

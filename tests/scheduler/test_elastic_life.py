@@ -310,7 +310,7 @@ def test_callers_go_on_while_a_checkpoint_is_made_and_it_is_of_when_it_began(
         numbers = [one.number for one in checkpoint.trajectories]
         assert meanwhile > 5
         # What was begun and ended meanwhile is in the journal, and nothing of it in both.
-        began = checkpoint.counts.begun
+        began = checkpoint.rest.counts.begun
         assert numbers == list(range(began - len(numbers), began))
         entries = [entry for step in steps for entry in step.entries]
         assert sum(isinstance(one, Begun) for one in entries) == 50 + meanwhile - began

@@ -18,7 +18,7 @@ from rose.scheduler import PlacementPolicy, SchedulerSettings, store_file
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, RunningTurn, Step
-from rose.scheduler.state import Checkpoint, FrontCounts, JobCounts
+from rose.scheduler.state import Checkpoint, FrontCounts, JobCounts, RolloutsState, UsedNumbers
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.worker import (
@@ -57,12 +57,13 @@ def checkpoint(sequence: int) -> Checkpoint:
         policy=PlacementPolicy.JOINT,
         settings=SchedulerSettings(),
         core=bytes(range(256)),
-        now_ns=17,
         trajectories=[course],
-        workers=[Registered(4, WorkerKind.BORROWED, CAN)],
-        used_below=5,
-        used_others=[7],
-        counts=FrontCounts(begun=6, jobs={2: JobCounts(finished=3)}),
+        rest=RolloutsState(
+            now_ns=17,
+            workers={4: Registered(4, WorkerKind.BORROWED, CAN)},
+            used=UsedNumbers(5, {7}),
+            counts=FrontCounts(begun=6, jobs={2: JobCounts(finished=3)}),
+        ),
     )
 
 
