@@ -76,11 +76,11 @@ def lend(measured: Measured, slo: SLO) -> Lent:
         (at_ms, Unread(device, why)) for at_ms, why in measured.failures
     ]
     readings.sort(key=lambda one: one[0])
-    broker = Broker(reading_ms=measured.every_ms)
+    broker = Broker(device, reading_ms=measured.every_ms)
     at_ms, sizes, revocations = [], [], 0
     reasons: dict[str, int] = {}
     for now_ms, reading in readings:
-        (decision,) = broker.decide([reading], now_ms)
+        decision = broker.decide(reading, now_ms)
         at_ms.append(now_ms)
         sizes.append(decision.lend_bytes)
         if decision.move in {Move.SHRINK, Move.END}:

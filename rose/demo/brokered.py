@@ -7,7 +7,7 @@ from rose.closing import Closing
 from rose.demo.record import BrokerRecord, DecisionRecord
 from rose.executor import CoServing
 from rose.node.lending import BrokeredDevice, LendingLoop
-from rose.scheduler.broker import Broker, Decision
+from rose.scheduler.broker import Decision
 from rose.units import NS_PER_S
 
 # A window of a quick run lasts 2.5 s, and is to be seen in one reading at least.
@@ -35,7 +35,7 @@ class Brokered(Closing):
         self._decisions: list[DecisionRecord] = []
         self._loop = LendingLoop(
             [BrokeredDevice("demo", device)],
-            Broker(loan_bytes_min=said.slab_bytes),
+            loan_bytes_min=said.slab_bytes,
             on_decisions=self._note,
             clock=clock,
             period_ms=_PERIOD_MS,

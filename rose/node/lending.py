@@ -16,7 +16,7 @@ from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unre
 from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader
 from rose.scheduler.broker.histogram import Histogram
 from rose.thread import Thread
-from rose.units import MS_PER_S, NS_PER_MS, NS_PER_S
+from rose.units import GIB, MS_PER_S, NS_PER_MS, NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class LendingLoop(Closing):
     def __init__(
         self,
         devices: Sequence[BrokeredDevice],
-        broker: Broker,
         *,
+        loan_bytes_min: int = GIB,
         on_decisions: Callable[[list[Decision]], None] = lambda _: None,
         clock: Clock | None = None,
         period_ms: float = 5_000.0,
@@ -56,7 +56,7 @@ class LendingLoop(Closing):
 
         Args:
             devices: in any order.
-            broker: that decides; nobody else asks it.
+            loan_bytes_min: less is not worth a borrower's start.
             on_decisions: called behind each round, in the loop's thread, for logs and metrics; what
                 it raises counts as a failure in here.
             clock: of readings and decisions.
@@ -68,12 +68,14 @@ class LendingLoop(Closing):
                 the period is not above 0.
             Unavailable: rose has failed on a device.
         """
-        self._devices = {one.name: _Device(one) for one in devices}
+        self._devices = {
+            one.name: _Device(one, loan_bytes_min=loan_bytes_min, period_ms=period_ms)
+            for one in devices
+        }
         if len(self._devices) < len(devices):
             raise InvalidArgument("two devices have one name; name each differently")
         if not (math.isfinite(period_ms) and period_ms > 0):
             raise InvalidArgument(f"period_ms={period_ms} must be above 0")
-        self._broker = broker
         self._on_decisions = on_decisions
         self._clock = clock or BootClock()
         self._period_ms = period_ms
@@ -89,11 +91,7 @@ class LendingLoop(Closing):
 
     def poll(self) -> list[Decision]:
         """Read, decide and cap, once; for a loop that was not started, or is closed."""
-        readings = [one.read(self._now_ms()) for one in self._devices.values()]
-        decisions = self._broker.decide(readings, self._now_ms())
-        for decision in decisions:
-            self._devices[decision.device].lend_as(decision)
-        return decisions
+        return [one.poll(self._now_ms()) for one in self._devices.values()]
 
     def close(self) -> None:
         """End the thread, within a round. Idempotent."""
@@ -121,7 +119,7 @@ class LendingLoop(Closing):
 class _Device:
     """One device as the broker knows it, and what it said before."""
 
-    def __init__(self, brokered: BrokeredDevice) -> None:
+    def __init__(self, brokered: BrokeredDevice, *, loan_bytes_min: int, period_ms: float) -> None:
         self._device = brokered.device
         said = self._device.reading()
         self._as_serving = ServingDevice(
@@ -132,9 +130,15 @@ class _Device:
             slo=said.slo,
         )
         self._reader = EngineReader(self._as_serving)
+        self._broker = Broker(self._as_serving, loan_bytes_min=loan_bytes_min, reading_ms=period_ms)
         self._revocations = said.revocations
 
-    def read(self, now_ms: float) -> Reading:
+    def poll(self, now_ms: float) -> Decision:
+        decision = self._broker.decide(self._read(now_ms), now_ms)
+        self._device.lend_at_most(decision.lend_bytes, ttl_ms=decision.ttl_ms)
+        return decision
+
+    def _read(self, now_ms: float) -> Reading:
         try:
             said = self._device.reading()
         except RoseError as error:
@@ -147,9 +151,6 @@ class _Device:
             revocations=said.revocations,
             revoked_share=said.fallen_share(since),
         )
-
-    def lend_as(self, decision: Decision) -> None:
-        self._device.lend_at_most(decision.lend_bytes, ttl_ms=decision.ttl_ms)
 
     def give_back(self, cause: BaseException) -> None:
         self._device.safety.report(cause)

@@ -12,7 +12,7 @@ from rose.errors import InvalidArgument
 from rose.executor import CoServing, Reason
 from rose.executor.lender import Lease
 from rose.node.lending import BrokeredDevice, LendingLoop
-from rose.scheduler.broker import Broker, Decision, Move
+from rose.scheduler.broker import Decision, Move
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
 from tests.node.rig import wait_for
@@ -52,7 +52,7 @@ class World:
         self.rig.stop_keeper()
         self.loop = LendingLoop(
             [BrokeredDevice("d0", self.rig.device)],
-            Broker(loan_bytes_min=SLAB),
+            loan_bytes_min=SLAB,
             clock=Time(self.clock),
         )
 
@@ -236,7 +236,7 @@ def test_a_loop_that_starts_anew_takes_over_the_loan_it_finds(open_world) -> Non
     world.grown()
     world.loop = LendingLoop(
         [BrokeredDevice("d0", world.rig.device)],
-        Broker(loan_bytes_min=SLAB),
+        loan_bytes_min=SLAB,
         clock=Time(world.clock),
     )
     decision = world.round()
@@ -262,9 +262,8 @@ def started(
     devices: list[CoServing], on_decisions: Callable[[list[Decision]], None]
 ) -> LendingLoop:
     brokered = [BrokeredDevice(f"d{number}", device) for number, device in enumerate(devices)]
-    broker = Broker(loan_bytes_min=SLAB)
     loop = LendingLoop(
-        brokered, broker, on_decisions=on_decisions, clock=FastClock(), period_ms=1e3
+        brokered, loan_bytes_min=SLAB, on_decisions=on_decisions, clock=FastClock(), period_ms=1e3
     )
     loop.start()
     return loop
@@ -308,14 +307,14 @@ def test_what_makes_no_loop_is_refused(open_world) -> None:
     world = open_world()
     device = BrokeredDevice("d0", world.rig.device)
     with pytest.raises(InvalidArgument, match="one name"):
-        LendingLoop([device, device], Broker())
+        LendingLoop([device, device])
     with pytest.raises(InvalidArgument, match="period_ms"):
-        LendingLoop([device], Broker(), period_ms=0.0)
+        LendingLoop([device], period_ms=0.0)
     with (
         CoServing.open("cpu", pool_bytes=1 << 20) as empty,
         pytest.raises(InvalidArgument, match="add the serving engine"),
     ):
-        LendingLoop([BrokeredDevice("d1", empty)], Broker())
+        LendingLoop([BrokeredDevice("d1", empty)])
 
 
 def test_serving_is_not_held_up_by_a_loan_that_ends_in_the_middle_of_a_step(open_world) -> None:

@@ -17,12 +17,12 @@ def grown(broker, polls=20, begin_ms=0.0, **changes):
     """Let a calm device's loan grow as far as it does; return the last decision and its time."""
     for n in range(polls):
         now_ms = begin_ms + n * EVERY_MS
-        (decision,) = broker.decide([calm(now_ms, **changes)], now_ms)
+        decision = broker.decide(calm(now_ms, **changes), now_ms)
     return decision, now_ms
 
 
 def test_a_loan_begins_with_a_quarter_and_grows_to_most_of_what_is_left():
-    broker = Broker()
+    broker = Broker(device())
     most = 0.8 * (0.8 * POOL - RESERVE)
     first, now_ms = grown(broker, polls=3)
     assert first.move is Move.LEND
@@ -35,53 +35,53 @@ def test_a_loan_begins_with_a_quarter_and_grows_to_most_of_what_is_left():
 
 
 def test_growth_is_paced_however_often_readings_come():
-    broker = Broker()
+    broker = Broker(device())
     polls = range(0, 21_000, 100)
-    sizes = {broker.decide([calm(now_ms)], now_ms)[0].lend_bytes for now_ms in polls}
+    sizes = {broker.decide(calm(now_ms), now_ms).lend_bytes for now_ms in polls}
     assert len(sizes) == 4  # None at first, then at 10, 15 and 20 s.
 
 
 def test_nothing_is_lent_before_calm_was_seen_for_a_while():
-    broker = Broker()
-    (refused,) = broker.decide([calm(0)], 0)
+    broker = Broker(device())
+    refused = broker.decide(calm(0), 0)
     assert refused.retry_after_ms == 10e3
     assert refused.why == "calm must last 10 s more"
-    moves = [broker.decide([calm(at)], at)[0].move for at in (5e3, 9.9e3, 10e3)]
+    moves = [broker.decide(calm(at), at).move for at in (5e3, 9.9e3, 10e3)]
     assert moves == [Move.REFUSE] * 2 + [Move.LEND]
 
 
 def test_calm_is_seen_anew_after_readings_that_failed():
-    broker = Broker()
-    broker.decide([calm(0)], 0)
-    broker.decide([Unread(device(), "no answer")], 5e3)
-    moves = [broker.decide([calm(at)], at)[0].move for at in (10e3, 19e3, 20e3)]
+    broker = Broker(device())
+    broker.decide(calm(0), 0)
+    broker.decide(Unread(device(), "no answer"), 5e3)
+    moves = [broker.decide(calm(at), at).move for at in (10e3, 19e3, 20e3)]
     assert moves == [Move.REFUSE, Move.REFUSE, Move.LEND]
 
 
 def test_a_loan_that_nobody_renewed_in_time_is_over_and_another_may_begin():
-    broker = Broker()
+    broker = Broker(device())
     first, now_ms = grown(broker)
     late_ms = now_ms + first.ttl_ms
-    (ended,) = broker.decide([Unread(device(), "no answer")], late_ms)
+    ended = broker.decide(Unread(device(), "no answer"), late_ms)
     assert (ended.move, ended.lend_bytes) == (Move.END, 0)
-    other = Broker()
+    other = Broker(device())
     grown(other)
-    (begun,) = other.decide([calm(late_ms)], late_ms)
+    begun = other.decide(calm(late_ms), late_ms)
     assert begun.move is Move.LEND
     assert begun.lend_bytes < first.lend_bytes
 
 
 def test_a_reading_that_is_old_says_nothing():
-    broker = Broker()
+    broker = Broker(device())
     last, now_ms = grown(broker)
-    (kept,) = broker.decide([calm(now_ms - 12e3)], now_ms + 4e3)
+    kept = broker.decide(calm(now_ms - 12e3), now_ms + 4e3)
     assert (kept.move, kept.why) == (Move.KEEP, "not renewed: its last reading is 16 s old")
     assert kept.ttl_ms == last.ttl_ms - 4e3
 
 
 def test_the_peak_of_the_last_minute_counts_and_not_the_moment():
-    broker = Broker()
-    broker.decide([calm(0, kv_used=0.7)], 0)
+    broker = Broker(device())
+    broker.decide(calm(0, kv_used=0.7), 0)
     last, now_ms = grown(broker, begin_ms=EVERY_MS, polls=12)
     assert 0 < last.lend_bytes <= 0.8 * (0.3 * POOL - RESERVE)
     later, _ = grown(broker, begin_ms=now_ms + EVERY_MS)
@@ -89,12 +89,12 @@ def test_the_peak_of_the_last_minute_counts_and_not_the_moment():
 
 
 def test_serving_that_grows_within_the_rest_takes_nothing_back():
-    broker = Broker()
+    broker = Broker(device())
     last, now_ms = grown(broker)
     used = 1 - (last.lend_bytes + RESERVE) / POOL - 0.01
-    (kept,) = broker.decide([calm(now_ms + 1e3, kv_used=used)], now_ms + 1e3)
+    kept = broker.decide(calm(now_ms + 1e3, kv_used=used), now_ms + 1e3)
     assert (kept.move, kept.lend_bytes) == (Move.KEEP, last.lend_bytes)
-    (cut,) = broker.decide([calm(now_ms + 2e3, kv_used=used + 0.02)], now_ms + 2e3)
+    cut = broker.decide(calm(now_ms + 2e3, kv_used=used + 0.02), now_ms + 2e3)
     assert cut.move is Move.SHRINK
     assert cut.why == "serving's requests and its reserve need what is lent"
 
@@ -112,9 +112,9 @@ def test_serving_that_grows_within_the_rest_takes_nothing_back():
     ],
 )
 def test_pressure_takes_back_as_much_as_its_kind_asks_for(pressed, left, why):
-    broker = Broker()
+    broker = Broker(device())
     before, now_ms = grown(broker)
-    (after,) = broker.decide([calm(now_ms + 1e3, **pressed)], now_ms + 1e3)
+    after = broker.decide(calm(now_ms + 1e3, **pressed), now_ms + 1e3)
     assert after.lend_bytes == pytest.approx(left * before.lend_bytes, rel=0.01)
     assert why in after.why
     assert after.retry_after_ms >= 20e3  # one revocation: twice the shortest hold
@@ -124,39 +124,39 @@ def test_pressure_takes_back_as_much_as_its_kind_asks_for(pressed, left, why):
     "beside", [{"waiting": 3}, {"tpot_ms_p99": 54.0}, {"ttft_ms_p99": 450.0}, {"ttft_ms_p99": None}]
 )
 def test_what_rollouts_do_on_purpose_and_what_a_step_makes_wait_is_no_pressure(beside):
-    broker = Broker()
+    broker = Broker(device())
     before, now_ms = grown(broker)
-    (after,) = broker.decide([calm(now_ms + 1e3, **beside)], now_ms + 1e3)
+    after = broker.decide(calm(now_ms + 1e3, **beside), now_ms + 1e3)
     assert (after.move, after.lend_bytes) == (Move.KEEP, before.lend_bytes)
 
 
 def test_a_second_reading_under_the_same_pressure_is_the_same_revocation():
-    broker = Broker()
+    broker = Broker(device())
     _, now_ms = grown(broker)
     waits = []
     for n in range(1, 4):
         at_ms = now_ms + n * 1e3
-        waits.append(broker.decide([calm(at_ms, waiting=4)], at_ms)[0].retry_after_ms)
+        waits.append(broker.decide(calm(at_ms, waiting=4), at_ms).retry_after_ms)
     assert waits == [20e3] * 3
 
 
 def test_pressure_without_a_loan_holds_but_costs_no_level():
-    broker = Broker()
-    waits = [broker.decide([late(at)], at)[0].retry_after_ms for at in (0, 1e3, 2e3)]
+    broker = Broker(device())
+    waits = [broker.decide(late(at), at).retry_after_ms for at in (0, 1e3, 2e3)]
     assert waits == [10e3] * 3
 
 
 def test_what_the_executor_takes_back_by_itself_is_a_revocation_too():
-    broker = Broker()
+    broker = Broker(device())
     _, now_ms = grown(broker, lent_bytes=10 * GIB, revocations=7)
     reading = calm(now_ms + 1e3, lent_bytes=5 * GIB, revocations=8)
-    (after,) = broker.decide([reading], now_ms + 1e3)
+    after = broker.decide(reading, now_ms + 1e3)
     assert (after.move, after.lend_bytes) == (Move.SHRINK, 5 * GIB)
     assert after.retry_after_ms == 20e3
     assert after.why == "its executor took a loan back"
     # An executor that starts anew counts from zero: that is no revocation.
     reading = calm(now_ms + 2e3, lent_bytes=5 * GIB, revocations=0)
-    (after,) = broker.decide([reading], now_ms + 2e3)
+    after = broker.decide(reading, now_ms + 2e3)
     assert after.move is Move.KEEP
 
 
@@ -167,76 +167,68 @@ def test_what_the_executor_takes_back_by_itself_is_a_revocation_too():
 def test_what_ebbs_and_flows_on_loan_is_no_revocation_unless_it_is_much_or_nobody_knows(
     share, waits_ms
 ):
-    broker = Broker()
+    broker = Broker(device())
     last, now_ms = grown(broker, lent_bytes=8 * GIB)
     waits = []
     for n in range(1, 4):
         at_ms = now_ms + n * 1e3
         reading = calm(at_ms, lent_bytes=8 * GIB, revocations=5 * n, revoked_share=share)
-        (after,) = broker.decide([reading], at_ms)
+        after = broker.decide(reading, at_ms)
         assert after.lend_bytes == (8 * GIB if any(waits_ms) else last.lend_bytes)
         waits.append(after.retry_after_ms)
     assert waits == waits_ms
 
 
 def test_pressure_is_pressure_however_little_the_executor_took():
-    broker = Broker()
+    broker = Broker(device())
     _, now_ms = grown(broker)
     reading = late(now_ms + 1e3, revocations=3, revoked_share=0.01)
-    (after,) = broker.decide([reading], now_ms + 1e3)
+    after = broker.decide(reading, now_ms + 1e3)
     assert (after.move, after.lend_bytes, after.retry_after_ms) == (Move.END, 0, 20e3)
 
 
 def test_a_broker_that_starts_anew_takes_over_the_loans_it_finds():
-    (found,) = Broker().decide([calm(0, lent_bytes=8 * GIB)], 0)
+    found = Broker(device()).decide(calm(0, lent_bytes=8 * GIB), 0)
     assert (found.move, found.lend_bytes) == (Move.KEEP, 8 * GIB)
-    (too_much,) = Broker().decide([calm(0, lent_bytes=39 * GIB)], 0)
+    too_much = Broker(device()).decide(calm(0, lent_bytes=39 * GIB), 0)
     assert too_much.move is Move.SHRINK
 
 
 def test_a_loan_that_would_not_last_is_not_begun_until_an_hour_has_passed():
-    broker, seen, now_ms = Broker(), 1, 0.0
-    (last,) = broker.decide([calm(now_ms, lent_bytes=0, revocations=seen)], now_ms)
+    broker, seen, now_ms = Broker(device()), 1, 0.0
+    last = broker.decide(calm(now_ms, lent_bytes=0, revocations=seen), now_ms)
     while last.expected_life_s > 5:  # An executor that takes all back as often as it is asked.
         seen, now_ms = seen + 1, now_ms + 1e3
-        (last,) = broker.decide([calm(now_ms, lent_bytes=0, revocations=seen)], now_ms)
+        last = broker.decide(calm(now_ms, lent_bytes=0, revocations=seen), now_ms)
     while last.why.startswith(("calm", "its executor")):
         now_ms += EVERY_MS
-        (last,) = broker.decide([calm(now_ms, lent_bytes=0, revocations=seen)], now_ms)
+        last = broker.decide(calm(now_ms, lent_bytes=0, revocations=seen), now_ms)
     assert (last.move, last.retry_after_ms) == (Move.REFUSE, 0)
     assert last.why.startswith("it would be taken back within")
-    (last,) = broker.decide([calm(now_ms + 3600e3, lent_bytes=0, revocations=seen)], now_ms + 3.6e6)
+    last = broker.decide(calm(now_ms + 3600e3, lent_bytes=0, revocations=seen), now_ms + 3.6e6)
     assert last.move is Move.LEND
 
 
 def test_time_to_live_is_a_part_of_the_expected_life_within_its_limits():
-    steady, now_ms = grown(Broker())
+    steady, now_ms = grown(Broker(device()))
     assert steady.expected_life_s == pytest.approx(685, rel=0.01)  # lent for 85 s
     assert steady.ttl_ms == pytest.approx(60e3)
-    broker, ttls_ms = Broker(), []
+    broker, ttls_ms = Broker(device()), []
     grown(broker)
     for n in range(1, 12):
         at_ms = now_ms + n * 1e3
         reading = calm(at_ms, lent_bytes=8 * GIB, revocations=n)
-        ttls_ms.append(broker.decide([reading], at_ms)[0].ttl_ms)
+        ttls_ms.append(broker.decide(reading, at_ms).ttl_ms)
     assert ttls_ms[0] == pytest.approx(0.1 * 686e3 / 2, rel=0.01)
     assert ttls_ms == sorted(ttls_ms, reverse=True)
     assert ttls_ms[-1] == 15e3
-    (rare,) = Broker(reading_ms=60e3).decide([calm(0, lent_bytes=8 * GIB)], 0)
+    rare = Broker(device(), reading_ms=60e3).decide(calm(0, lent_bytes=8 * GIB), 0)
     assert rare.ttl_ms == 180e3
 
 
 def test_a_device_that_computes_all_the_time_gets_no_first_loan():
-    last, _ = grown(Broker(), sm_busy=0.96)
+    last, _ = grown(Broker(device()), sm_busy=0.96)
     assert (last.move, last.why) == (Move.REFUSE, "it computes 96% of the time")
-
-
-def test_each_device_has_a_loan_of_its_own():
-    broker = Broker()
-    one, other = device("a"), device("b")
-    for now_ms in (0, 5e3, 10e3):
-        decisions = broker.decide([late(now_ms, other), calm(now_ms, one)], now_ms)
-    assert [(it.device, it.move) for it in decisions] == [("a", Move.LEND), ("b", Move.REFUSE)]
 
 
 def test_the_policy_needs_no_package_that_reads_engines():

@@ -1,7 +1,6 @@
 """What to borrow of serving devices: read how serving is, decide, and read again."""
 
-from rose.scheduler.broker.broker import Broker
-from rose.scheduler.broker.loan import Decision, Move
+from rose.scheduler.broker.broker import Broker, Decision, Move
 from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread
 
 __all__ = [

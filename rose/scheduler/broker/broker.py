@@ -1,24 +1,106 @@
-"""The broker: how much of which serving devices to borrow, for how long, and when more."""
+"""The broker of a serving device: how much of it to borrow, for how long, and when more."""
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
-from rose.errors import InvalidArgument
-from rose.scheduler.broker.loan import Decision, Loan
-from rose.scheduler.broker.observation import Reading
-from rose.units import GIB
+from rose.errors import InvalidArgument, check
+from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread
+from rose.scheduler.broker.pressure import Pressure, Severity, free_bytes, pressure_of
+from rose.units import GIB, MS_PER_S
 
-# The shortest loan lasts for three readings that come so often.
+# An older reading says nothing: three readings of every 5 s may be lost.
+STALE_AFTER_MS: Final = 15_000.0
+# Serving's highest KV use in so long is what it is taken to need. A minute holds the second-scale
+# bursts of chat traffic.
+PEAK_WINDOW_MS: Final = 60_000.0
+# Of what the peak and the reserve leave. The rest takes up growth between two readings, so that it
+# is no revocation.
+LEND_SHARE: Final = 0.8
+# Of what could be lent that one decision adds; a wrong guess then costs a quarter and not all.
+_GROW_SHARE: Final = 0.25
+# The least between two growths of a device, however often readings come.
+GROW_EVERY_MS: Final = 5_000.0
+# Of a loan that is left when serving comes under pressure without being late: halves are gone
+# within a few readings, and a false alarm costs one half.
+_KEEP_SHARE: Final = 0.5
+# Of what is on loan that may go back to serving between two readings as the ebb and flow of a pool:
+# no revocation, which shrinks the loan and makes holds longer. As much as one growth adds.
+_EBB_SHARE: Final = 0.25
+# A device busier than that gets no first loan. Later its use is the rollouts' too, and says
+# nothing.
+_SM_BUSY_MAX: Final = 0.95
+# Calm that is seen before the first loan, and after readings that failed; two readings.
+SETTLE_MS: Final = 10_000.0
+# No growth for so long after pressure: two readings see whether it was one burst. Each recent
+# revocation doubles it, up to a longest hold that costs a tenth of an idle night's hour at most.
+HOLD_MIN_MS: Final = 10_000.0
+HOLD_MAX_MS: Final = 600_000.0
+_LEVEL_MAX: Final = math.ceil(math.log2(HOLD_MAX_MS / HOLD_MIN_MS))
+# Calm after a hold for which one revocation is forgotten.
+FORGIVE_MS: Final = 300_000.0
+# Revocations of a loan, before any was seen: one in ten minutes, which weighs as much as so much
+# lent time that was seen.
+_HAZARD_PER_S: Final = 1 / 600
+_HAZARD_PRIOR_S: Final = 600.0
+# How long lent time and revocations count; an hour follows the day's course.
+_HAZARD_WINDOW_S: Final = 3600.0
+# A loan that is expected to be revoked sooner is not begun: weights come to the device in seconds.
+_LIFE_WORTH_S: Final = 10.0
+# Of the life that a loan is expected to have; a short part of it, so that a loan whose broker died
+# ends before it would have been revoked.
+_TTL_SHARE: Final = 0.1
+# The shortest life: two readings and a retry, or loans run out between renewals.
+_READINGS_OF_TTL: Final = 3
 _READING_MS_MIN: Final = 5_000.0
+# The longest that a dead broker's loans live, if readings come as often as that.
+TTL_MAX_MS: Final = 60_000.0
+
+
+class Move(Enum):
+    """What becomes of a device's loan."""
+
+    LEND = "a loan begins"
+    GROW = "the loan gets larger"
+    KEEP = "the loan stays as it is"
+    SHRINK = "serving gets a part back"
+    END = "serving gets all back"
+    REFUSE = "there is no loan, and none begins"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One device, from now on.
+
+    Args:
+        device: its name.
+        move: what changes.
+        lend_bytes: of KV on loan, in whole slabs; 0 ends it.
+        ttl_ms: the loan ends so long after the decision unless a later one renews it; 0 without a
+            loan.
+        expected_life_s: until serving is expected to take the device back.
+        retry_after_ms: a loan cannot begin or grow sooner.
+        why: one sentence.
+    """
+
+    device: str
+    move: Move
+    lend_bytes: int
+    ttl_ms: float
+    expected_life_s: float
+    retry_after_ms: float
+    why: str
 
 
 class Broker:
-    """Decides what to borrow. It has no thread, clock or randomness: equal calls, equal answers.
+    """Decides what to borrow of one device.
 
-    It is not on serving's path. The executor on the device takes back what serving needs, at once
-    and without asking; the broker reads of it and, where it is more than the ebb and flow of a
-    loan, waits longer before it lends there again.
+    It has no thread, clock or randomness: equal calls, equal answers. It is not on serving's path.
+    The executor on the device takes back what serving needs, at once and without asking; the broker
+    reads of it and, where it is more than the ebb and flow of a loan, waits longer before it lends
+    there again.
 
     What always holds:
     1. A loan that begins, grows or stays after a fit reading fits beside what serving's requests
@@ -26,42 +108,265 @@ class Broker:
     2. A reading under pressure makes a loan smaller; nothing begins or grows before its hold ends.
     3. Without a fit reading nothing begins, grows or is renewed.
 
+    `lent_bytes` is a promise. It counts as lent until its TTL is over, whether or not anybody uses
+    it.
+
     Args:
+        device: that lends.
         loan_bytes_min: less is not worth the borrower's start.
-        reading_ms: between two readings of a device; the shortest loan lasts for three.
+        reading_ms: between two readings; the shortest loan lasts for three.
     """
 
-    def __init__(self, *, loan_bytes_min: int = GIB, reading_ms: float = _READING_MS_MIN) -> None:
+    def __init__(
+        self,
+        device: ServingDevice,
+        *,
+        loan_bytes_min: int = GIB,
+        reading_ms: float = _READING_MS_MIN,
+    ) -> None:
+        self.lent_bytes = 0
+        self._device = device
         self._loan_bytes_min = loan_bytes_min
-        self._reading_ms = max(reading_ms, _READING_MS_MIN)
-        self._loans: dict[str, Loan] = {}
+        self._ttl_min_ms = _READINGS_OF_TTL * max(reading_ms, _READING_MS_MIN)
         self._decided_ms = -math.inf
+        self._ends_ms = 0.0
+        self._grown_ms = -math.inf
+        self._seen: Observation | None = None  # the last one, if it is fit to decide on
+        self._pressure: Pressure | None = None
+        self._blind: str | None = None  # why the last reading says nothing
+        self._was_taken = False  # by the executor, since the reading before
+        self._executor_revocations: int | None = None
+        self._peaks: deque[tuple[float, int]] = deque()  # (time, used): descending
+        self._hold = _Hold()
+        # Revocations and lent seconds that were seen, both fading: a Gamma-Poisson estimate. The
+        # core's own (csrc/scheduler/hazard.h) forgets by lent time alone: a device that is refused
+        # for its revocations would be refused for ever.
+        self._revocations = self._lent_s = 0.0
 
-    def decide(self, readings: Sequence[Reading], now_ms: float) -> list[Decision]:
-        """Say what becomes of each device's loan.
+    def decide(self, reading: Reading, now_ms: float) -> Decision:
+        """Learn from a reading, and say what becomes of the loan.
 
         Args:
-            readings: the newest of each device. One that is left out is neither lent nor renewed.
+            reading: the newest.
             now_ms: on a clock that never goes back.
 
-        Returns:
-            One decision for each reading, in the order of the devices' names.
-
         Raises:
-            InvalidArgument: time goes back, or a device has two readings.
+            InvalidArgument: time goes back.
         """
         if not (math.isfinite(now_ms) and now_ms >= self._decided_ms):
             raise InvalidArgument(f"now is {now_ms} ms, after a decision at {self._decided_ms} ms")
-        by_name = {reading.device.name: reading for reading in readings}
-        if len(by_name) < len(readings):
-            raise InvalidArgument("a device has two readings; give the newest")
-        self._decided_ms = now_ms
-        return [self._loan(by_name[name]).decide(by_name[name], now_ms) for name in sorted(by_name)]
+        before_bytes = self.lent_bytes
+        has_lapsed = self._pass_time(now_ms)
+        self._take(reading, now_ms)
+        before_bytes = max(before_bytes, self.lent_bytes)
+        self.lent_bytes = self._kept_bytes()
+        why = self._why_shrunk() or self._why_not(now_ms)
+        if why is None:
+            grown_bytes = self._grown_bytes()
+            if grown_bytes > self.lent_bytes:
+                self.lent_bytes, self._grown_ms = grown_bytes, now_ms
+            else:
+                why = "there is no more to lend"
+        if has_lapsed and self.lent_bytes:
+            before_bytes = 0  # What begins again is another loan.
+        return self._decision(before_bytes, why or "serving has all it needs", now_ms)
 
-    def _loan(self, reading: Reading) -> Loan:
-        name = reading.device.name
-        if name not in self._loans:
-            self._loans[name] = Loan(
-                reading.device, loan_bytes_min=self._loan_bytes_min, reading_ms=self._reading_ms
+    def _pass_time(self, now_ms: float) -> bool:
+        """Let time go on to now; return whether the loan ran out, as nobody renewed it in time."""
+        since_ms, self._decided_ms = self._decided_ms, now_ms
+        if math.isinf(since_ms):
+            return False
+        lent_ms = min(now_ms, self._ends_ms) - since_ms if self.lent_bytes else 0.0
+        fading = math.exp((since_ms - now_ms) / MS_PER_S / _HAZARD_WINDOW_S)
+        self._revocations *= fading
+        self._lent_s = self._lent_s * fading + max(0.0, lent_ms) / MS_PER_S
+        has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms
+        if has_lapsed:
+            self.lent_bytes = 0
+        return has_lapsed
+
+    # ---- learning -------------------------------------------------------------------------------
+
+    def _take(self, reading: Reading, now_ms: float) -> None:
+        self._device, self._was_taken = reading.device, False
+        self._blind = _blindness(reading, now_ms)
+        if self._blind is not None or isinstance(reading, Unread):
+            self._seen, self._pressure = None, None
+            self._hold.lose_sight()
+            return
+        if self._executor_revocations is None and reading.lent_bytes:
+            # The broker starts anew, and takes over the loan that it finds.
+            self.lent_bytes = self._device.whole_slabs(reading.lent_bytes)
+            self._ends_ms = now_ms + self._ttl_min_ms
+        self._was_taken = self._taken_back(reading)
+        self._look(reading, now_ms)
+
+    def _taken_back(self, seen: Observation) -> bool:
+        """Whether the executor took a loan back by itself, and not as much as comes and goes.
+
+        A lower count than before is a new executor's.
+        """
+        before, self._executor_revocations = self._executor_revocations, seen.revocations
+        if before is None or seen.revocations <= before:
+            return False
+        if seen.revoked_share is not None and seen.revoked_share <= _EBB_SHARE:
+            return False  # Ebb and flow: serving has what it needs, and the loan is what it was.
+        if seen.lent_bytes is not None:
+            left_bytes = self._device.whole_slabs(seen.lent_bytes)
+            self.lent_bytes = min(self.lent_bytes, left_bytes)
+        return True
+
+    def _look(self, seen: Observation, now_ms: float) -> None:
+        was_pressed = self._pressure is not None
+        self._seen = seen
+        self._remember_peak(now_ms, seen.used_bytes)
+        self._pressure = pressure_of(seen, self.lent_bytes)
+        if self._pressure is None and not self._was_taken:
+            self._hold.rest(now_ms)
+            return
+        # A second reading under the same pressure is the same revocation.
+        costs_loan = self._was_taken or (self.lent_bytes > 0 and not was_pressed)
+        self._hold.press(now_ms, is_revocation=costs_loan)
+        self._revocations += costs_loan
+
+    def _remember_peak(self, now_ms: float, used_bytes: int) -> None:
+        while self._peaks and self._peaks[-1][1] <= used_bytes:
+            self._peaks.pop()
+        self._peaks.append((now_ms, used_bytes))
+        while self._peaks[0][0] < now_ms - PEAK_WINDOW_MS:
+            self._peaks.popleft()
+
+    # ---- deciding -------------------------------------------------------------------------------
+
+    def _ceiling_bytes(self) -> int:
+        """Return what can be lent with room for serving to grow until the next reading."""
+        if self._seen is None:
+            return 0
+        peak_bytes = self._peaks[0][1]
+        left_bytes = self._device.kv_bytes - peak_bytes - self._device.reserve_bytes
+        return min(self._device.whole_slabs(LEND_SHARE * left_bytes), free_bytes(self._seen))
+
+    def _kept_bytes(self) -> int:
+        """Return what pressure leaves of the loan: less than there was."""
+        if self._pressure is None:
+            return self.lent_bytes
+        if self._pressure.severity is Severity.LATE:
+            return 0
+        share = _KEEP_SHARE if self._pressure.severity is Severity.NEAR else 1.0
+        kept_bytes = min(share * self.lent_bytes, self._ceiling_bytes())
+        return self._worth(self._device.whole_slabs(kept_bytes))
+
+    def _why_shrunk(self) -> str | None:
+        if self._pressure is not None:
+            return self._pressure.why
+        return "its executor took a loan back" if self._was_taken else self._blind
+
+    def _why_not(self, now_ms: float) -> str | None:
+        """Return why a calm device's loan does not begin or grow yet, if it does not."""
+        seen = self._seen
+        check(seen is not None, f"{self._device.name} may grow without a reading")
+        wait_ms = self._hold.wait_ms(now_ms)
+        if wait_ms > 0:
+            return f"calm must last {wait_ms / MS_PER_S:.0f} s more"
+        if now_ms - self._grown_ms < GROW_EVERY_MS:
+            return "it has just grown"
+        if self.lent_bytes:
+            return None
+        if self._life_s() < _LIFE_WORTH_S:
+            return f"it would be taken back within {self._life_s():.0f} s"
+        if seen is not None and seen.sm_busy is not None and seen.sm_busy > _SM_BUSY_MAX:
+            return f"it computes {seen.sm_busy:.0%} of the time"
+        return None
+
+    def _grown_bytes(self) -> int:
+        """Return the size of the loan after one growth; what it was where there is no room."""
+        most_bytes = self._ceiling_bytes()
+        step_bytes = max(_GROW_SHARE * most_bytes, self._loan_bytes_min)
+        wished_bytes = min(most_bytes, self.lent_bytes + step_bytes)
+        return max(self.lent_bytes, self._worth(self._device.whole_slabs(wished_bytes)))
+
+    def _worth(self, size_bytes: int) -> int:
+        return size_bytes if size_bytes >= self._loan_bytes_min else 0
+
+    def _life_s(self) -> float:
+        """Return how long a loan is expected to last."""
+        revocations = _HAZARD_PER_S * _HAZARD_PRIOR_S + self._revocations
+        return (_HAZARD_PRIOR_S + self._lent_s) / revocations
+
+    def _decision(self, before_bytes: int, why: str, now_ms: float) -> Decision:
+        lend_bytes, life_s = self.lent_bytes, self._life_s()
+        move = _move_of(before_bytes, lend_bytes)
+        if lend_bytes and self._blind is None:
+            ttl_ms = max(self._ttl_min_ms, min(TTL_MAX_MS, _TTL_SHARE * life_s * MS_PER_S))
+            self._ends_ms = now_ms + ttl_ms
+        if lend_bytes and self._seen is not None:
+            check(
+                lend_bytes <= free_bytes(self._seen),
+                f"{self._device.name} would lend what serving has",
             )
-        return self._loans[name]
+        return Decision(
+            device=self._device.name,
+            move=move,
+            lend_bytes=lend_bytes,
+            ttl_ms=max(0.0, self._ends_ms - now_ms) if lend_bytes else 0.0,
+            expected_life_s=life_s,
+            retry_after_ms=self._hold.wait_ms(now_ms),
+            why=f"not renewed: {why}" if move is Move.KEEP and self._blind is not None else why,
+        )
+
+
+class _Hold:
+    """When growing again is safe: a hold after pressure, which recent revocations make longer.
+
+    It starts as after pressure: calm is to be seen first. A device that is revoked as soon as it
+    has grown climbs one level each time, so its hold reaches the longest. What is forgiven is calm
+    beyond the hold, so a hold that is long does not forgive itself.
+    """
+
+    def __init__(self) -> None:
+        self._level = 0
+        self._pressed_ms = -math.inf
+        self._calm_ms: float | None = None  # since when every reading was there and calm
+
+    def press(self, now_ms: float, *, is_revocation: bool) -> None:
+        """Note pressure; `is_revocation` when a loan paid for it."""
+        calm_ms = now_ms - self._pressed_ms - self._hold_ms()
+        forgiven = int(calm_ms // FORGIVE_MS) if self._level and calm_ms > 0 else 0
+        level = max(0, self._level - forgiven) + is_revocation
+        self._level = min(level, _LEVEL_MAX)
+        self._pressed_ms = now_ms
+        self._calm_ms = None
+
+    def lose_sight(self) -> None:
+        """Note a reading that failed: what was calm may not be so any more."""
+        self._calm_ms = None
+
+    def rest(self, now_ms: float) -> None:
+        """Note a calm reading."""
+        if self._calm_ms is None:
+            self._calm_ms = now_ms
+
+    def wait_ms(self, now_ms: float) -> float:
+        """Return how long no loan may begin or grow yet; 0 when one may."""
+        calm_ms = now_ms if self._calm_ms is None else self._calm_ms
+        until_ms = max(calm_ms + SETTLE_MS, self._pressed_ms + self._hold_ms())
+        return max(0.0, until_ms - now_ms)
+
+    def _hold_ms(self) -> float:
+        return min(HOLD_MAX_MS, HOLD_MIN_MS * 2.0**self._level)
+
+
+def _blindness(reading: Reading, now_ms: float) -> str | None:
+    if isinstance(reading, Unread):
+        return reading.why
+    age_ms = now_ms - reading.at_ms
+    return f"its last reading is {age_ms / MS_PER_S:.0f} s old" if age_ms > STALE_AFTER_MS else None
+
+
+def _move_of(before_bytes: int, after_bytes: int) -> Move:
+    """Return what a change of a loan's size is called."""
+    if after_bytes == before_bytes:
+        return Move.KEEP if after_bytes else Move.REFUSE
+    if after_bytes > before_bytes:
+        return Move.GROW if before_bytes else Move.LEND
+    return Move.SHRINK if after_bytes else Move.END
