@@ -111,8 +111,8 @@ def test_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lending_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LendingLoop, "_run", broken)
     rig = Rig(tmp_path / "log")
-    brokered = SimpleNamespace(name="a", device=rig.device, domain="", owner="")
-    loop = LendingLoop([brokered], broker=None, on_decisions=broken)
+    brokered = SimpleNamespace(name="a", device=rig.device)
+    loop = LendingLoop([brokered], on_decisions=broken)
     loop.start()
     wait_for(lambda: rig.device.gave_back)
     loop.close()

@@ -9,7 +9,7 @@ import grpc
 from rose.clock import Clock
 from rose.errors import CorruptData, DeadlineExceeded, InternalError, RoseError, sentence
 from rose.scheduler.mailbox import Mailbox, Nothing
-from rose.scheduler.wire import Greeting, Heartbeat, StopTurn, decode_command, encode_news
+from rose.scheduler.wire import Greeting, Heartbeat, StopTurn, decode_command, encode
 from rose.scheduler.worker import (
     TurnEnd,
     TurnOutput,
@@ -135,13 +135,13 @@ class Session:
             DeadlineExceeded: the scheduler said nothing for too long.
             InvalidArgument: the worker said what cannot be sent.
         """
-        yield encode_news(Greeting(self._worker.number, self._worker.kind))
+        yield encode(Greeting(self._worker.number, self._worker.kind))
         while True:
             event = self._outbox.take(wait_s=self._limits.heartbeat_s)
             self._check_scheduler_lives()
             if event is Nothing.MORE:
                 break
-            yield encode_news(Heartbeat() if isinstance(event, Nothing) else event)
+            yield encode(Heartbeat() if isinstance(event, Nothing) else event)
         if self._fault is not None:
             raise self._fault
 

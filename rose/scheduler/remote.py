@@ -21,7 +21,7 @@ from rose.scheduler.wire import (
     Ping,
     StopTurn,
     decode_news,
-    encode_command,
+    encode,
 )
 from rose.scheduler.worker import TurnOutput, TurnRequest, WorkerEvent, WorkerKind, failed_output
 from rose.scheduler.worker import WorkerLost as Lost
@@ -85,8 +85,8 @@ class RemoteWorker:
             InvalidArgument: the address is not of this machine.
         """
         loopback(address)
-        self._number = number
-        self._kind = kind
+        self.number = number
+        self.kind = kind
         self._on_event = on_event
         self._limits = limits
         self._outbox: Mailbox[Command] = Mailbox(items_max=limits.commands_max)
@@ -107,16 +107,6 @@ class RemoteWorker:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def number(self) -> int:
-        """What events and actions call it."""
-        return self._number
-
-    @property
-    def kind(self) -> WorkerKind:
-        """Dedicated or borrowed."""
-        return self._kind
 
     def start_turn(self, request: TurnRequest) -> None:
         """Queue a turn; does not wait."""
@@ -144,7 +134,7 @@ class RemoteWorker:
             thread.is_alive() for thread in self._threads if thread != threading.current_thread()
         ):
             raise DeadlineExceeded(
-                f"worker {self._number} could not be left within {self._limits.close_s} s: "
+                f"worker {self.number} could not be left within {self._limits.close_s} s: "
                 "its callback does not return"
             )
 
@@ -167,17 +157,17 @@ class RemoteWorker:
                 case Nothing.MORE:
                     return
                 case Nothing.YET:
-                    yield encode_command(Ping())
+                    yield encode(Ping())
                 case command:
                     try:
-                        yield encode_command(command)
+                        yield encode(command)
                     except InvalidArgument as error:
                         self._fail(command, str(error))
 
     def _fail(self, command: Command, error: str) -> None:
         """Answer a request that cannot be sent, as the worker would have."""
         if isinstance(command, TurnRequest):
-            output = failed_output(command, self._number, error)
+            output = failed_output(command, self.number, error)
             self._inbox.put(output, wait_s=self._limits.slow_max_s)
 
     # ---- the thread that receives ---------------------------------------------------------------
@@ -203,7 +193,7 @@ class RemoteWorker:
         self._inbox.close(is_emptied=True)
         self._call.cancel()
         if not self._is_closing.is_set():
-            self._on_event(Lost(worker=self._number, reason=reason))
+            self._on_event(Lost(worker=self.number, reason=reason))
 
     def _deliver_until_lost(self) -> str:
         """Deliver events; return why there are no more."""
@@ -230,11 +220,10 @@ class RemoteWorker:
             case Heartbeat():
                 return None
             case Greeting(number=number, kind=kind):
-                if (number, kind) == (self._number, self._kind):
+                if (number, kind) == (self.number, self.kind):
                     return None
                 return (
-                    f"worker {number}, {kind.value}, answered for {self._number}, "
-                    f"{self._kind.value}"
+                    f"worker {number}, {kind.value}, answered for {self.number}, {self.kind.value}"
                 )
             case Lost(reason=reason):
                 return reason

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rose.errors import InvalidArgument, Unavailable
-from rose.scheduler.coerce import COUNT_MAX, coerce, one_of, real, whole, wholes
+from rose.scheduler.coerce import COUNT_MAX, coerce, real, whole, wholes
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import WorkerKind
 
@@ -59,8 +59,6 @@ class Capabilities:
         domain: what fails, or is taken back, together with it.
         job: whose trajectories it runs.
         device: the device that it shares with workers of other jobs; None for one of its own.
-        gpu: what it runs on, such as "H100"; for reports.
-        kv_bytes_per_token: of its model's cache, >= 0; 0 when nobody knows. For reports.
     """
 
     seats: int
@@ -71,25 +69,22 @@ class Capabilities:
     domain: int = 0
     job: int = 0
     device: int | None = None
-    gpu: str = ""
-    kv_bytes_per_token: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what the core would refuse, before anybody has heard of it."""
-        coerce(self, whole, "seats", "version", "domain", "job", "kv_bytes_per_token")
+        coerce(self, whole, "seats", "version", "domain", "job")
         coerce(self, real, "prefill_tokens_per_s", "decode_step_ms", "decode_ms_per_sequence")
         if self.device is not None:
             coerce(self, whole, "device")
         rates = (self.prefill_tokens_per_s, self.decode_step_ms)
         from_zero = (
-            *(self.decode_ms_per_sequence, self.version, self.kv_bytes_per_token),
+            *(self.decode_ms_per_sequence, self.version),
             *(self.domain, self.job, self.device or 0),
         )
         if not (
             0 < self.seats <= COUNT_MAX
             and all(_RATE_MIN <= value <= COUNT_MAX for value in rates)
             and all(0 <= value <= COUNT_MAX for value in from_zero)
-            and one_of("gpu", self.gpu, str).isascii()
         ):
             raise InvalidArgument(f"a worker cannot have {self}: a number is out of range")
 

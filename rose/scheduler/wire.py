@@ -87,15 +87,27 @@ _NEWS: Final[Mapping[str, type]] = {
     "committed": VersionCommitted,
     "lost": WorkerLost,
 }
+_WORD_OF: Final = {kind: word for word, kind in (*_COMMANDS.items(), *_NEWS.items())}
 
 
-def encode_command(command: Command) -> bytes:
-    """Return the bytes of a command.
+def encode(message: Command | News) -> bytes:
+    """Return the bytes of a message.
 
     Raises:
         InvalidArgument: it cannot be sent: too long, or a value that the format has no room for.
     """
-    return _encode(_COMMANDS, command)
+    kind = type(message)
+    try:
+        body = msgspec.msgpack.encode(message)
+        frame = msgspec.msgpack.encode(_Envelope(FORMAT, _WORD_OF[kind], msgspec.Raw(body)))
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"a {kind.__name__} cannot be sent: {error}") from error
+    if len(frame) > MESSAGE_BYTES_MAX:
+        raise InvalidArgument(
+            f"a {kind.__name__} of {len(frame)} bytes cannot be sent: "
+            f"the most is {MESSAGE_BYTES_MAX}"
+        )
+    return frame
 
 
 def decode_command(frame: bytes) -> Command:
@@ -108,32 +120,10 @@ def decode_command(frame: bytes) -> Command:
     return command
 
 
-def encode_news(news: News) -> bytes:
-    """Return the bytes of what a worker says; as `encode_command`."""
-    return _encode(_NEWS, news)
-
-
 def decode_news(frame: bytes) -> News:
     """Return what a worker says in `frame`; as `decode_command`."""
     news: News = _decode(_NEWS, frame)
     return news
-
-
-def _encode(words: Mapping[str, type], message: Command | News) -> bytes:
-    word = next((word for word, kind in words.items() if kind is type(message)), None)
-    if word is None:
-        raise InvalidArgument(f"a {type(message).__name__} is no message of this direction")
-    try:
-        body = msgspec.msgpack.encode(message)
-        frame = msgspec.msgpack.encode(_Envelope(FORMAT, word, msgspec.Raw(body)))
-    except (TypeError, OverflowError, UnicodeEncodeError) as error:
-        raise InvalidArgument(f"a {type(message).__name__} cannot be sent: {error}") from error
-    if len(frame) > MESSAGE_BYTES_MAX:
-        raise InvalidArgument(
-            f"a {type(message).__name__} of {len(frame)} bytes cannot be sent: "
-            f"the most is {MESSAGE_BYTES_MAX}"
-        )
-    return frame
 
 
 def _decode(words: Mapping[str, type], frame: bytes) -> Any:

@@ -18,8 +18,7 @@ from rose.scheduler.wire import (
     Greeting,
     Heartbeat,
     decode_news,
-    encode_command,
-    encode_news,
+    encode,
 )
 from rose.scheduler.worker import (
     LeaseChanged,
@@ -287,7 +286,7 @@ def test_a_frozen_scheduler_is_gone_after_a_while(node, raw) -> None:
     """It keeps its stream open and says nothing: neither commands nor pings."""
     server = node.serve(limits=ServerLimits(heartbeat_s=0.05, silence_max_s=0.3))
     frozen = raw(server)
-    frozen.send(encode_command(request(1, tokens=100_000)))
+    frozen.send(encode(request(1, tokens=100_000)))
     code, details = frozen.status()
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "said nothing for 0.3 s" in details
@@ -344,13 +343,13 @@ def test_a_wrong_token_learns_nothing(node, raw, token: str) -> None:
         (b"\x00garbage", "cannot be read"),
         (b"", "cannot be read"),
         (b"\x93\x02\xa4ping\x80", "a message of format 2"),
-        (encode_news(Heartbeat()), "'heartbeat' is unknown"),
+        (encode(Heartbeat()), "'heartbeat' is unknown"),
     ],
 )
 def test_garbage_ends_the_stream_and_stops_its_turns(node, raw, frame, sentence: str) -> None:
     server = node.serve()
     stranger = raw(server)
-    stranger.send(encode_command(request(1, tokens=100_000)))
+    stranger.send(encode(request(1, tokens=100_000)))
     wait_for(server.worker.running)
     stranger.send(frame)
     code, details = stranger.status()

@@ -183,7 +183,6 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
         lambda: Sampling(5, 1.0, 7),
         lambda: Capabilities(4.0, 1000.0, 5.0),
         lambda: Capabilities(4, None, 5.0),
-        lambda: Capabilities(4, 1000.0, 5.0, gpu=7),
         lambda: Capabilities(4, 1000.0, 5.0, device="a"),
         lambda: Registered(0.0, DEDICATED, CAN),
         lambda: Registered(0, "dedicated", CAN),

@@ -23,13 +23,13 @@ from rose.scheduler.wire import (
     Ping,
     StopTurn,
     decode_command,
-    encode_news,
+    encode,
 )
 from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerKind, WorkerLost
 from tests.node.rig import LONG_S, Scheduler, no_thread_is_left, request, wait_for
 from tests.scheduler.test_wire import NEWS
 
-GREETING = encode_news(Greeting(1, WorkerKind.DEDICATED))
+GREETING = encode(Greeting(1, WorkerKind.DEDICATED))
 PATIENT = RemoteLimits(silence_max_s=60.0, ping_s=0.02)
 
 
@@ -97,15 +97,15 @@ def connect(play) -> Iterator[Callable[..., RemoteWorker]]:
         ([GREETING], "it ended the stream"),
         ([GREETING, b"garbage"], "cannot be read"),
         ([GREETING, b"\x93\x02\xa4what\x80"], "a message of format 2"),
-        ([encode_news(Greeting(2, WorkerKind.DEDICATED))], "worker 2, dedicated, answered for 1"),
-        ([encode_news(Greeting(1, WorkerKind.BORROWED))], "worker 1, borrowed, answered for 1"),
+        ([encode(Greeting(2, WorkerKind.DEDICATED))], "worker 2, dedicated, answered for 1"),
+        ([encode(Greeting(1, WorkerKind.BORROWED))], "worker 1, borrowed, answered for 1"),
         ([GREETING, b"x" * (MESSAGE_BYTES_MAX + 1)], "RESOURCE_EXHAUSTED"),
-        ([GREETING, encode_news(WorkerLost(1, "its loop died"))], "its loop died"),
+        ([GREETING, encode(WorkerLost(1, "its loop died"))], "its loop died"),
     ],
 )
 def test_a_worker_that_misbehaves_is_lost_once(play, connect, frames, sentence: str) -> None:
     scheduler = Scheduler()
-    late = [encode_news(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,)))] * 3
+    late = [encode(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,)))] * 3
     is_ending = len(frames) == 1 and "ended" in sentence
     script = Script(frames if is_ending else frames + late, is_ending=is_ending)
     worker = connect(play(script), scheduler)
@@ -153,7 +153,7 @@ def test_commands_arrive_in_order_and_pings_between(play, connect) -> None:
 @given(st.lists(NEWS.filter(lambda news: not isinstance(news, Greeting | WorkerLost))))
 def test_events_arrive_in_order_bit_for_bit(play, connect, news) -> None:
     scheduler = Scheduler()
-    worker = connect(play(Script([GREETING, *map(encode_news, news)])), scheduler)
+    worker = connect(play(Script([GREETING, *map(encode, news)])), scheduler)
     events = [one for one in news if one != Heartbeat()]
     wait_for(lambda: len(scheduler.events) >= len(events))
     worker.close()
@@ -191,10 +191,10 @@ def test_nothing_comes_after_close(play, connect) -> None:
     scheduler, script = Scheduler(), Script([GREETING])
     worker = connect(play(script), scheduler)
     output = TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,))
-    script.more.put(encode_news(output))
+    script.more.put(encode(output))
     wait_for(lambda: scheduler.events)
     worker.close()
-    script.more.put(encode_news(output))
+    script.more.put(encode(output))
     assert scheduler.events == [output]
     worker.close()  # Twice is once.
 
@@ -208,7 +208,7 @@ def test_a_callback_may_close_its_worker(play) -> None:
         left.set()
 
     ready = threading.Event()
-    script = Script([GREETING, encode_news(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,)))])
+    script = Script([GREETING, encode(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,)))])
     worker = RemoteWorker(play(script), "token", 1, WorkerKind.DEDICATED, leave, limits=PATIENT)
     ready.set()
     assert left.wait(LONG_S)
@@ -217,7 +217,7 @@ def test_a_callback_may_close_its_worker(play) -> None:
 def test_a_callback_that_does_not_return_is_told_in_time(play) -> None:
     held, script = threading.Event(), Script([GREETING])
     limits = RemoteLimits(silence_max_s=60.0, close_s=0.1)
-    script.more.put(encode_news(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,))))
+    script.more.put(encode(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,))))
     entered = threading.Event()
 
     def stuck(event) -> None:

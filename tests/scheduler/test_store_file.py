@@ -32,7 +32,7 @@ from rose.scheduler.worker import (
 
 HEAD = b"rose-scheduler-journal\n"
 SAMPLING = Sampling(5, 0.5, (7, 8))
-CAN = Capabilities(4, 1000.0, 5.0, gpu="H100", device=3)
+CAN = Capabilities(4, 1000.0, 5.0, device=3)
 ENTRIES = [
     Begun(0, 1, 2, 3, "00-aa-bb-01"),
     Asked(0, 0, 0, (1, 2, 3), SAMPLING),

@@ -15,8 +15,7 @@ from rose.scheduler.wire import (
     StopTurn,
     decode_command,
     decode_news,
-    encode_command,
-    encode_news,
+    encode,
 )
 from rose.scheduler.worker import (
     LeaseChanged,
@@ -81,12 +80,12 @@ def is_same(a, b) -> bool:
 
 @given(COMMANDS)
 def test_commands_survive_the_wire_bit_for_bit(command) -> None:
-    assert is_same(decode_command(encode_command(command)), command)
+    assert is_same(decode_command(encode(command)), command)
 
 
 @given(NEWS)
 def test_news_survive_the_wire_bit_for_bit(news) -> None:
-    assert is_same(decode_news(encode_news(news)), news)
+    assert is_same(decode_news(encode(news)), news)
 
 
 @pytest.mark.parametrize("decode", [decode_command, decode_news])
@@ -98,7 +97,7 @@ def test_garbage_is_corrupt_data(decode, frame: bytes) -> None:
 
 @given(NEWS, st.data())
 def test_a_damaged_message_is_never_of_another_type(news, data) -> None:
-    frame = bytearray(encode_news(news))
+    frame = bytearray(encode(news))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] = data.draw(st.integers(0, 255))
     try:
@@ -110,7 +109,7 @@ def test_a_damaged_message_is_never_of_another_type(news, data) -> None:
 
 @given(COMMANDS, st.data())
 def test_a_truncated_message_is_corrupt(command, data) -> None:
-    frame = encode_command(command)
+    frame = encode(command)
     with pytest.raises(CorruptData, match="cannot be read"):
         decode_command(frame[: data.draw(st.integers(0, len(frame) - 1))])
 
@@ -124,16 +123,14 @@ def test_another_format_is_refused_by_its_number(number: int) -> None:
 
 def test_the_directions_do_not_mix() -> None:
     with pytest.raises(CorruptData, match="'heartbeat' is unknown"):
-        decode_command(encode_news(Heartbeat()))
+        decode_command(encode(Heartbeat()))
     with pytest.raises(CorruptData, match="'stop' is unknown"):
-        decode_news(encode_command(StopTurn(1)))
-    with pytest.raises(InvalidArgument, match="Heartbeat is no message"):
-        encode_command(Heartbeat())  # type: ignore[arg-type]
+        decode_news(encode(StopTurn(1)))
 
 
 def test_sizes_are_bounded_on_both_sides() -> None:
     with pytest.raises(InvalidArgument, match=str(MESSAGE_BYTES_MAX)):
-        encode_news(WorkerLost(1, "x" * MESSAGE_BYTES_MAX))
+        encode(WorkerLost(1, "x" * MESSAGE_BYTES_MAX))
     long = msgspec.msgpack.encode([FORMAT, "lost", {"worker": 1, "reason": "x" * (4 << 20)}])
     with pytest.raises(CorruptData, match=str(len(long))):
         decode_news(long)
@@ -142,9 +139,9 @@ def test_sizes_are_bounded_on_both_sides() -> None:
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object()])
 def test_a_value_without_a_place_in_the_format_is_refused(value) -> None:
     with pytest.raises(InvalidArgument, match="StopTurn cannot be sent"):
-        encode_command(StopTurn(value))
+        encode(StopTurn(value))
 
 
 def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="cannot be sent"):
-        encode_news(WorkerLost(1, "\ud800"))
+        encode(WorkerLost(1, "\ud800"))

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rose.errors import InvalidArgument
 from rose.slo.targets import SLO
 
 
@@ -25,18 +24,6 @@ class ServingDevice:
     reserve_bytes: int
     slab_bytes: int
     slo: SLO
-
-    def __post_init__(self) -> None:
-        """Refuse a device that could not be.
-
-        Raises:
-            InvalidArgument: a size is out of range.
-        """
-        if not (self.kv_bytes > 0 and self.slab_bytes > 0 and self.reserve_bytes >= 0):
-            raise InvalidArgument(
-                f"device {self.name}: kv_bytes and slab_bytes must be above 0, and reserve_bytes "
-                f"at least 0, not {self.kv_bytes}, {self.slab_bytes} and {self.reserve_bytes}"
-            )
 
     def whole_slabs(self, size_bytes: float) -> int:
         """Return the bytes of the whole slabs in `size_bytes`, at least 0."""
