@@ -47,7 +47,7 @@ def written() -> dict[int, bytes]:
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),
         "SeedRequest": messages.SeedRequest(5, (0, 3)),
         "SubscribeReply": messages.SubscribeReply(),
-        "SubscribeRequest": messages.SubscribeRequest("a", "b", 1, (0, 2)),
+        "SubscribeRequest": messages.SubscribeRequest("a"),
         "WaitRequest": messages.WaitRequest(5, 100),
     }
     files = [manifest_message.to_bytes(manifest), disk.read(disk.names()[0])]

@@ -110,7 +110,6 @@ def test_publisher_hears_what_came_of_each_version() -> None:
         assert heard.wait(LONG_S)
     said = trainer.log.receivers()["worker"]
     assert (said.n, said.is_match, said.digest) == (3, True, row_digest(trainer.bits))
-    assert [(one.receivers, one.matched) for one in trainer.log.versions()][-1] == (1, 1)
 
 
 def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:

@@ -130,19 +130,9 @@ class ManifestsReply:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRequest:
-    """Say who receives what.
-
-    Args:
-        receiver: tells receivers apart.
-        replica: of the engine that it is a rank of.
-        rank: in the replica.
-        tiles: ascending; None for all.
-    """
+    """Say who receives."""
 
     receiver: str
-    replica: str
-    rank: int
-    tiles: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,19 +293,6 @@ def _manifests_of(message: Any) -> ManifestsReply:
     return ManifestsReply(manifests, _port(message.chunk_port), message.is_more)
 
 
-def _subscribe_to(one: SubscribeRequest) -> dict[str, Any]:
-    tiles = () if one.tiles is None else one.tiles
-    who = {"receiver": one.receiver, "replica": one.replica, "rank": one.rank}
-    return {**who, "is_all": one.tiles is None, "tiles": tiles}
-
-
-def _subscribe_of(message: Any) -> SubscribeRequest:
-    tiles = None if message.is_all else _tiles(message.tiles)
-    if message.is_all and message.tiles:
-        raise InvalidArgument("a subscription to all tiles names some")
-    return SubscribeRequest(_name(message.receiver), _name(message.replica), message.rank, tiles)
-
-
 def _report_to(one: ReportRequest) -> dict[str, Any]:
     who = {"receiver": one.receiver, "n": one.n, "is_match": one.is_match}
     return {**who, "digest": digest_bytes(one.digest)}
@@ -396,7 +373,11 @@ _KINDS: Final[Mapping[type[Any], tuple[Any, Callable[[Any], dict[str, Any]], Any
     WaitRequest: (pb.WaitRequest, _wait_to, _wait_of),
     SeedRequest: (pb.SeedRequest, _seed_to, _seed_of),
     ManifestsReply: (pb.ManifestsReply, _manifests_to, _manifests_of),
-    SubscribeRequest: (pb.SubscribeRequest, _subscribe_to, _subscribe_of),
+    SubscribeRequest: (
+        pb.SubscribeRequest,
+        lambda one: {"receiver": one.receiver},
+        lambda message: SubscribeRequest(_name(message.receiver)),
+    ),
     SubscribeReply: (pb.SubscribeReply, _nothing, lambda _: SubscribeReply()),
     ReportRequest: (pb.ReportRequest, _report_to, _report_of),
     PartAsk: (pb.PartAsk, _ask_to, _ask_of),

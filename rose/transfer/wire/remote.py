@@ -111,16 +111,13 @@ class RemoteSource:
         self._found(reply.chunk_port)
         return reply
 
-    def subscribe(
-        self, receiver: str, *, replica: str = "", rank: int = 0, tiles: Sequence[int] | None = None
-    ) -> None:
-        """Say who receives which tiles, ascending; None for all.
+    def subscribe(self, receiver: str) -> None:
+        """Say who receives.
 
         Raises:
             Unavailable: the server cannot be reached.
         """
-        wanted = None if tiles is None else tuple(tiles)
-        request = messages.SubscribeRequest(receiver, replica, rank, wanted)
+        request = messages.SubscribeRequest(receiver)
         messages.decode(messages.SubscribeReply, self._call("Subscribe", request, self._timeout_s))
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:

@@ -112,7 +112,7 @@ class WeightServer(Closing):
         return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
 
     def _subscribe(self, content: bytes) -> messages.SubscribeReply:
-        self._peers.subscribe(messages.decode(messages.SubscribeRequest, content))
+        self._peers.subscribe(messages.decode(messages.SubscribeRequest, content).receiver)
         return messages.SubscribeReply()
 
     def _report(self, content: bytes) -> messages.ReportReply:
