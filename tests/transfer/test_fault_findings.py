@@ -8,7 +8,7 @@ import pytest
 from rose.errors import InvalidArgument
 from rose.transfer import Version
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.staging import ReceiverState
 from rose.transfer.relaying.relay import Relay
 from tests.transfer.faults.shards import EVERY, flip
 from tests.transfer.faults.world import World

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.transfer.manifest import WHOLE, UpdateKey
-from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.log import VersionLog, WholeTiles
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.publishing.whole_tiles import WholeTiles
 from tests.transfer.worker import TILE, changed, weights
 
 Kept = list[tuple[int, dict[int, int]]]

@@ -13,9 +13,8 @@ from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.detached import Detached
-from rose.transfer.wire.methods import abort_with
 from rose.transfer.wire.security import Security, TlsFiles
-from rose.transfer.wire.token_server import TokenServer
+from rose.transfer.wire.token_server import TokenServer, abort_with
 
 # One publisher calls, and one that took its place while the calls of the other run out.
 _CALLS_MAX: Final = 4
