@@ -63,8 +63,8 @@ class ChunkServer:
 
     def _begin(self) -> None:
         thread = Thread(self._answer, name="rose-chunks", on_failure=self._begin_again)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # after it was started: `close` joins what is here
 
     def _begin_again(self, _failure: BaseException) -> None:
         """Have others answered; who asked what failed is refused when its time is over."""
