@@ -41,7 +41,7 @@ def written() -> dict[int, bytes]:
             (*log.wait_manifests(-1, 0), log.seed(None, (0, 3))), 7
         ),
         "PartAsk": messages.PartAsk(1, 2, 1, "ab" * 32, "step 2", (0, 2)),
-        "PartDigests": messages.PartDigests(((0, (1, 2)),)),
+        "PartDigests": messages.PartDigests((0,), ((1, 2),)),
         "PartFrame": messages.PartFrame(0, b"frame"),
         "ReportReply": messages.ReportReply(),
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),

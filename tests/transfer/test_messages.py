@@ -95,9 +95,12 @@ MESSAGES = {
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
     ReportReply: st.just(ReportReply()),
     PartAsk: st.builds(PartAsk, U64, U64, U64, st.just("") | LAYOUTS, NAMES, TILES),
-    PartDigests: st.builds(
-        PartDigests,
-        st.lists(st.tuples(st.integers(0, 2**32 - 1), DIGESTS), max_size=3).map(tuple),
+    PartDigests: st.integers(0, 3).flatmap(
+        lambda count: st.builds(
+            PartDigests,
+            st.tuples(*[st.integers(0, 2**32 - 1)] * count),
+            st.tuples(*[DIGESTS] * count),
+        )
     ),
     PartFrame: st.builds(PartFrame, st.integers(0, 2**32 - 1), st.binary(max_size=99)),
 }

@@ -139,9 +139,10 @@ class PartServer(Closing):
             self._newest = 0
             made = Contributor(shadow, self._tiles, self._owned, threads=self._threads)
             self._session, self._contributor, self._is_sound = ask.session, made, True
-            digests = [(tile, made.digests[tile]) for tile in self._owned]
+            digests = [made.digests[tile] for tile in self._owned]
         for at in range(0, len(digests), messages.PART_TILES_MAX):
-            yield messages.PartDigests(tuple(digests[at : at + messages.PART_TILES_MAX]))
+            some = slice(at, at + messages.PART_TILES_MAX)
+            yield messages.PartDigests(tuple(self._owned[some]), tuple(digests[some]))
 
     def _pack(self, ask: messages.PartAsk, context: Any) -> Iterator[object]:
         new = self._asked.call(self._weights.fresh, _label(ask), context)

@@ -21,7 +21,7 @@ from rose.errors import (
 )
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_check, delta_pack
-from rose.transfer.digests import TileDigests
+from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.contributor import Part, chunk_of
 from rose.transfer.tiles import Tiles
@@ -112,11 +112,10 @@ class RemotePart(Closing):
         self._session = secrets.randbits(63)
         self._number = self._kept = 0
         call = self._call("Open", layout=self._tiles.layout, label=label, waits=True)
-        found = {
-            tile: digest
-            for content in self._messages(call)
-            for tile, digest in messages.decode(messages.PartDigests, content).digests
-        }
+        found: dict[int, Digest] = {}
+        for content in self._messages(call):
+            some = messages.decode(messages.PartDigests, content)
+            found.update(zip(some.tiles, some.digests, strict=True))
         if any(tile >= len(self._tiles) for tile in found):
             raise CorruptData(f"the part at {self._address} has tiles that there are not")
         self.owned: Sequence[int] = sorted(found)
