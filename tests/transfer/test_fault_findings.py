@@ -105,7 +105,7 @@ def test_relay_asks_again_for_a_seed_whose_tiles_nobody_keeps_any_more() -> None
     n = life.publisher.version.n
     seed = relay.seed(n, EVERY)
     assert seed is not None
-    life.log._seed.clear()  # a seed of another version took its place
+    life.log._whole.clear()  # a seed of another version took its place
     assert relay.chunk(seed.key, 3) is None
     again = relay.seed(n, EVERY)
     assert again == seed

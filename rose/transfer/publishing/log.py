@@ -14,43 +14,6 @@ from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import LocalSource
 from rose.transfer.version import Version
 
-
-class WholeTiles:
-    """Keeps whole tiles of some versions: who asks for one costs nobody that of another.
-
-    The caller has a lock.
-    """
-
-    def __init__(self) -> None:
-        self._frames: dict[UpdateKey, dict[int, bytes]] = {}  # the one asked for longest ago first
-        self.nbytes = 0
-
-    def get(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a frame that is kept."""
-        return self._frames.get(key, {}).get(tile)
-
-    def keep(self, key: UpdateKey, frames: Mapping[int, bytes], *, bytes_max: int) -> None:
-        """Keep frames beside others, of which the oldest make room; these alone stay in any case.
-
-        Of their own version all others go where there is no room for both.
-        """
-        self._frames[key] = {**self._frames.pop(key, {}), **frames}
-        self._count()
-        while self.nbytes > bytes_max and len(self._frames) > 1:
-            del self._frames[next(iter(self._frames))]
-            self._count()
-        if self.nbytes > bytes_max:
-            self._frames[key] = dict(frames)
-            self._count()
-
-    def clear(self) -> None:
-        """Keep nothing."""
-        self._frames, self.nbytes = {}, 0
-
-    def _count(self) -> None:
-        self.nbytes = sum(len(one) for some in self._frames.values() for one in some.values())
-
-
 # Counts are small and outlive the chunks, but not without end.
 COUNTS_MAX: Final = 4096
 RECEIVERS_MAX: Final = 1024
@@ -139,7 +102,7 @@ class VersionLog(LocalSource):
         self._appending = threading.Lock()
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
-        self._seed = WholeTiles()
+        self._whole = MemoryStore()  # seeds of some versions
         self._make_seed: SeedMaker | None = None
         self._opened: Version | None = None  # by the publisher that has it now
         self._receivers: dict[str, Acknowledgement] = {}
@@ -174,7 +137,7 @@ class VersionLog(LocalSource):
             self._shelf.forget_others(manifest.version.run, manifest.version.incarnation)
             self._make_seed, self._opened = make_seed, manifest.version
             with self._lock:
-                self._seed.clear()  # of the incarnation before
+                self._whole.clear()  # of the incarnation before
             self._count(manifest.version.n, dense_bytes=0)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
@@ -253,8 +216,8 @@ class VersionLog(LocalSource):
     def _trim(self) -> None:
         """Keep to the limits: whole tiles go first, they can be made again; then the oldest."""
         with self._lock:
-            if self._seed.nbytes + self._shelf.nbytes > self._bytes_max:
-                self._seed.clear()
+            if self._whole.nbytes + self._shelf.nbytes > self._bytes_max:
+                self._whole.clear()
         self._shelf.trim(replace(self._limits, bytes_max=self._bytes_max))
 
     def _cut_short(self) -> list[UpdateKey]:
@@ -304,8 +267,13 @@ class VersionLog(LocalSource):
             return
         with self._lock:
             self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
-            self._seed.keep(manifest.key, chunks, bytes_max=self._bytes_max - self._shelf.nbytes)
-            left = self._bytes_max - self._seed.nbytes
+            self._whole.put(manifest, chunks)
+            room = self._bytes_max - self._shelf.nbytes
+            self._whole.trim(room, staying=manifest.key)
+            if self._whole.nbytes > room:  # others of this version
+                self._whole.clear()
+                self._whole.put(manifest, chunks)
+            left = self._bytes_max - self._whole.nbytes
         with self._appending:  # this one was asked for now, so versions make room
             self._shelf.trim(replace(self._limits, bytes_max=max(left, 1)))
 
@@ -317,7 +285,7 @@ class VersionLog(LocalSource):
         """
         if key.is_whole:
             with self._lock:
-                frame = self._seed.get(key, tile)
+                frame = self._whole.get(key, tile)
         else:
             frame = self._shelf.store.get(key, tile)
         if frame is not None:
