@@ -137,13 +137,7 @@ class Contributor:
             bits = host_row(bits_of("shadow", self._shadow.bits(tile)))
             if any(tile in deltas for deltas in undone):
                 bits = bits.copy()
-                for deltas in undone:
-                    if tile in deltas:
-                        delta_apply(bits, deltas[tile], undo=True)
-            zeros = np.zeros_like(bits)
-            delta = delta_pack(bits, zeros, block_elements=self._block_elements)
-            frame = delta.to_bytes()
-            yield chunk_of(tile, delta, frame), frame
+            yield whole_tile(tile, bits, undone, block_elements=self._block_elements)
 
     @property
     def shadow(self) -> TileViews:
@@ -191,6 +185,18 @@ class Contributor:
             for views in (new, self._shadow)
         ]
         return class_rule(*(np.concatenate(rows) for rows in pairs))
+
+
+def whole_tile(
+    tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]], *, block_elements: int
+) -> tuple[Chunk, bytes]:
+    """Return a tile as a delta from zeros, once some deltas are undone in `bits`."""
+    for deltas in undone:
+        if tile in deltas:
+            delta_apply(bits, deltas[tile], undo=True)
+    delta = delta_pack(bits, np.zeros_like(bits), block_elements=block_elements)
+    frame = delta.to_bytes()
+    return chunk_of(tile, delta, frame), frame
 
 
 def chunk_of(tile: int, delta: Delta, frame: bytes) -> Chunk:

@@ -23,8 +23,7 @@ from rose.transfer.publishing.retention import Limits, Link, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.relaying.flights import Flight
-from rose.transfer.relaying.relay_frames import RelayFrames, Turns
+from rose.transfer.relaying.relay_frames import Flight, RelayFrames, Turns
 from rose.transfer.relaying.relay_spans import rebuilt
 from rose.transfer.relaying.seed_book import SeedBook
 from rose.transfer.source import LocalSource, Source
