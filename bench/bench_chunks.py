@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from bench.conftest import Report
 from bench.grpc_chunks import OPTIONS, GrpcChunks, serving
 from bench.paired import Measure, timed
 from bench.rows import Bar, Peer
+from rose import _core
 from rose.errors import check
 from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, UpdateKey
-from rose.transfer.wire.chunk_plane import ChunkClient, ChunkServer
+from rose.transfer.wire.chunk_plane import ChunkClient, core_files
 
 KEY = UpdateKey(2, 1)
 CHUNKS = 64  # 256 MiB
@@ -81,9 +82,9 @@ def cpu_ms(pull: Pull) -> Measure:
     return measure
 
 
-def put_all(server: ChunkServer, kept: list[bytes]) -> None:
+def put_all(server: _core.ChunkServer, kept: list[bytes]) -> None:
     for tile, frame in enumerate(kept):
-        server.put(KEY, tile, frame)
+        server.put(KEY.n, KEY.base_n, tile, frame)
 
 
 @contextmanager
@@ -93,7 +94,7 @@ def both_planes() -> Iterator[tuple[Pull, Pull]]:
     wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
     with (
         serving(kept) as address,
-        ChunkServer(TOKEN) as server,
+        closing(_core.ChunkServer("127.0.0.1", 0, TOKEN)) as server,
         grpc.insecure_channel(address, options=OPTIONS) as channel,
         ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=TIMEOUT_S) as client,
     ):
@@ -138,8 +139,8 @@ def test_chunks_in_tls(report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tls = certificate(Path(folder))
         with (
-            ChunkServer(TOKEN) as clear,
-            ChunkServer(TOKEN, tls=tls) as server,
+            closing(_core.ChunkServer("127.0.0.1", 0, TOKEN)) as clear,
+            closing(_core.ChunkServer("127.0.0.1", 0, TOKEN, tls=core_files(tls))) as server,
             ChunkClient("127.0.0.1", clear.port, TOKEN, timeout_s=TIMEOUT_S) as in_the_clear,
             ChunkClient("127.0.0.1", server.port, TOKEN, tls=tls, timeout_s=TIMEOUT_S) as in_tls,
         ):

@@ -323,7 +323,7 @@ def receive(
         hello = there.wait_until_there()
         checkpoint, tiling = _open(folder, plan, hello, options.events)
         wanted = _wanted(plan, replica, rank, tiles_text)
-        there.subscribe(who, replica=replica, rank=rank or 0, tiles=wanted)
+        there.subscribe(who)
         target_n = there.newest_n() if once else None
         with LiveCheckpoint(checkpoint) as live:
             made = CheckpointReceiver(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from rose.cli.weight_events import Events
 from rose.clock import BootClock
@@ -104,13 +104,10 @@ class Addresses:
                 return max((one.version.n for one in manifests), default=NOTHING_KNOWN)
         raise Unavailable("none of the upstreams answers any more")
 
-    def subscribe(
-        self, receiver: str, *, replica: str, rank: int, tiles: Sequence[int] | None
-    ) -> None:
-        """Tell all of them who receives what; one that is away need not know."""
-        who: dict[str, Any] = {"replica": replica, "rank": rank, "tiles": tiles}
+    def subscribe(self, receiver: str) -> None:
+        """Tell all of them who receives; one that is away need not know."""
         for source in self._sources:
-            self._tried(partial(source.subscribe, receiver, **who))
+            self._tried(partial(source.subscribe, receiver))
 
     def _liar(self, relay: int, what: str) -> None:
         self._events.say("liar", address=self._addresses[relay], reason=what)

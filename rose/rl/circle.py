@@ -33,7 +33,7 @@ from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.digests import Digest
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.staging import ReceiverState
 from rose.transfer.wire.remote import RemoteSource
 
 BORROWED: Final = 0

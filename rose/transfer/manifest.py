@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from typing_extensions import Buffer
+
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.digests import Digest
@@ -66,6 +68,11 @@ class Chunk:
         is_known = 0 <= self.tile < 1 << 32 and 0 <= self.changed < 1 << 63
         if not is_known or len(self.sha256) != SHA256_BYTES or not _is_digest(self.digest):
             raise InvalidArgument(f"tile {self.tile} has a chunk with fields that no chunk has")
+
+    def is_of(self, frame: Buffer) -> bool:
+        """Whether a frame is the one that was published."""
+        nbytes = memoryview(frame).nbytes
+        return nbytes == self.nbytes and hashlib.sha256(frame).digest() == self.sha256
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ AWAITING: Final[Mapping[str, str]] = {
     "rose.kernels.scale_blocks": "vLLM",
     "rose.engines.transformers.warm_up": "CUDA half",
     "rose.engines.shards": "one house",
-    "rose.transfer.codec.tied": "one house",
     **dict.fromkeys(
         (
             f"rose.scheduler.{name}"

@@ -41,13 +41,13 @@ def written() -> dict[int, bytes]:
             (*log.wait_manifests(-1, 0), log.seed(None, (0, 3))), 7
         ),
         "PartAsk": messages.PartAsk(1, 2, 1, "ab" * 32, "step 2", (0, 2)),
-        "PartDigests": messages.PartDigests(((0, (1, 2)),)),
+        "PartDigests": messages.PartDigests((0,), ((1, 2),)),
         "PartFrame": messages.PartFrame(0, b"frame"),
         "ReportReply": messages.ReportReply(),
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),
         "SeedRequest": messages.SeedRequest(5, (0, 3)),
         "SubscribeReply": messages.SubscribeReply(),
-        "SubscribeRequest": messages.SubscribeRequest("a", "b", 1, (0, 2)),
+        "SubscribeRequest": messages.SubscribeRequest("a"),
         "WaitRequest": messages.WaitRequest(5, 100),
     }
     files = [manifest_message.to_bytes(manifest), disk.read(disk.names()[0])]

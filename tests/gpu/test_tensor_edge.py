@@ -10,7 +10,6 @@ import pytest
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.codec.operations import digest, topk_pack, topk_unpack
-from rose.transfer.codec.tied import distinct
 
 pytestmark = pytest.mark.gpu
 
@@ -117,14 +116,6 @@ def test_an_expanded_tensor_is_not_written_to(torch: Any) -> None:
     row = torch.zeros(8, dtype=torch.bfloat16, device="cuda")
     with pytest.raises(InvalidArgument, match="shadow has elements that may share memory"):
         delta_pack(torch.zeros(3, 8, dtype=torch.bfloat16, device="cuda"), row.expand(3, 8))
-
-
-def test_ties_are_found_on_the_device(torch: Any) -> None:
-    embed = torch.zeros(8, 4, device="cuda")
-    named = {"embed": embed, "head": embed.view(32), "norm": torch.zeros(4, device="cuda")}
-    assert distinct(named).ties == {"head": "embed"}
-    with pytest.raises(InvalidArgument, match="share memory and are not the same tensor"):
-        distinct({"embed": embed, "head": embed.t()})
 
 
 # ---- other libraries

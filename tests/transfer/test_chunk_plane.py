@@ -22,10 +22,11 @@ from rose import _core
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.wire import chunk_plane
-from rose.transfer.wire.chunk_plane import ChunkClient, ChunkServer, Pace
+from rose.transfer.wire.chunk_plane import ChunkClient
 from rose.transfer.wire.chunk_server import ChunkServer as LogServer
 from tests.transfer import chunk_wire
 from tests.transfer.chunk_frames import KEY, chunk_of
+from tests.transfer.plain_chunk_server import PlainServer
 from tests.transfer.worker import LONG_S, eventually
 
 TOKEN = secrets.token_bytes(32)
@@ -41,16 +42,16 @@ def wanted(kept: dict[int, bytes]) -> list[Chunk]:
 
 
 @pytest.fixture
-def server() -> Iterator[ChunkServer]:
-    with ChunkServer(TOKEN) as one:
+def server() -> Iterator[PlainServer]:
+    with PlainServer(TOKEN) as one:
         yield one
 
 
-def client_of(server: ChunkServer, **knobs: object) -> ChunkClient:
+def client_of(server: PlainServer, **knobs: object) -> ChunkClient:
     return ChunkClient("127.0.0.1", server.port, TOKEN, timeout_s=LONG_S, **knobs)  # type: ignore[arg-type]
 
 
-def put_all(server: ChunkServer, kept: dict[int, bytes], key: UpdateKey = KEY) -> None:
+def put_all(server: PlainServer, kept: dict[int, bytes], key: UpdateKey = KEY) -> None:
     for tile, frame in kept.items():
         server.put(key, tile, frame)
 
@@ -59,7 +60,7 @@ def put_all(server: ChunkServer, kept: dict[int, bytes], key: UpdateKey = KEY) -
 
 
 @pytest.mark.parametrize(("count", "nbytes"), [(1, 1), (3000, 33), (9, CHUNK_BYTES_MAX)])
-def test_frames_come_bit_for_bit(server: ChunkServer, count: int, nbytes: int) -> None:
+def test_frames_come_bit_for_bit(server: PlainServer, count: int, nbytes: int) -> None:
     kept = frames(count, nbytes)
     put_all(server, kept)
     with client_of(server) as client:
@@ -71,7 +72,9 @@ def test_frames_come_bit_for_bit(server: ChunkServer, count: int, nbytes: int) -
     assert server.sent_bytes(KEY) == 0
 
 
-def test_what_is_not_kept_is_none_and_whole_tiles_are_another_update(server: ChunkServer) -> None:
+def test_what_is_not_kept_is_none_and_whole_tiles_are_another_update(
+    server: PlainServer,
+) -> None:
     kept = frames(5, 100)
     put_all(server, kept)
     put_all(server, frames(5, 100, seed=2), UpdateKey(7, WHOLE))
@@ -84,7 +87,7 @@ def test_what_is_not_kept_is_none_and_whole_tiles_are_another_update(server: Chu
     assert whole == frames(5, 100, seed=2)
 
 
-def test_frames_are_bytes_that_hash_and_read_like_others(server: ChunkServer) -> None:
+def test_frames_are_bytes_that_hash_and_read_like_others(server: PlainServer) -> None:
     kept = frames(2, 50_000)
     put_all(server, {0: bytearray(kept[0]), 1: memoryview(kept[1])})  # type: ignore[dict-item]
     with client_of(server) as client:
@@ -93,7 +96,7 @@ def test_frames_are_bytes_that_hash_and_read_like_others(server: ChunkServer) ->
             assert hashlib.sha256(frame).digest() == chunk_of(tile, kept[tile]).sha256
 
 
-def test_frames_are_kept_not_copied_and_let_go_of(server: ChunkServer) -> None:
+def test_frames_are_kept_not_copied_and_let_go_of(server: PlainServer) -> None:
     content = np.arange(1000, dtype=np.uint8)
     gone = weakref.ref(content)
     server.put(KEY, 0, memoryview(content))
@@ -106,7 +109,7 @@ def test_frames_are_kept_not_copied_and_let_go_of(server: ChunkServer) -> None:
 
 
 def test_what_is_on_its_way_is_bounded(
-    server: ChunkServer, monkeypatch: pytest.MonkeyPatch
+    server: PlainServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = frames(40, 1000)
     put_all(server, kept)
@@ -168,7 +171,7 @@ def test_a_line_is_kept_full_while_there_is_more(monkeypatch: pytest.MonkeyPatch
         ahead.came(next(iter(ahead.sizes)))
 
 
-def test_generator_that_is_closed_early_leaves_the_client_usable(server: ChunkServer) -> None:
+def test_generator_that_is_closed_early_leaves_the_client_usable(server: PlainServer) -> None:
     kept = frames(60, CHUNK_BYTES_MAX // 8)
     put_all(server, kept)
     with client_of(server) as client:
@@ -183,7 +186,7 @@ def test_generator_that_is_closed_early_leaves_the_client_usable(server: ChunkSe
 
 
 def test_cancel_and_close_from_another_thread_end_a_wait() -> None:
-    with ChunkServer(TOKEN, park_s=LONG_S) as server, client_of(server) as client:
+    with PlainServer(TOKEN, park_s=LONG_S) as server, client_of(server) as client:
         for end in (client.cancel, client.close):
             coming = client.chunks(KEY, [chunk_of(0, b"never")])
             caught: list[BaseException] = []
@@ -219,7 +222,7 @@ def test_silence_and_absence_are_errors_of_their_own() -> None:
         list(client.chunks(KEY, [chunk_of(0, b"never")]))
 
 
-def test_wrong_token_is_said_and_counted(server: ChunkServer) -> None:
+def test_wrong_token_is_said_and_counted(server: PlainServer) -> None:
     put_all(server, kept := frames(3, 10))
     with (
         ChunkClient("127.0.0.1", server.port, bytes(32), timeout_s=LONG_S) as client,
@@ -230,10 +233,10 @@ def test_wrong_token_is_said_and_counted(server: ChunkServer) -> None:
     assert server.sent_bytes_total == 0
 
 
-def test_bad_input_is_refused_in_a_sentence(server: ChunkServer) -> None:
+def test_bad_input_is_refused_in_a_sentence(server: PlainServer) -> None:
     for token in (b"", bytes(31), bytes(33)):
         with pytest.raises(InvalidArgument, match="32 bytes"):
-            ChunkServer(token)
+            PlainServer(token)
         with pytest.raises(InvalidArgument, match="32 bytes"):
             ChunkClient("127.0.0.1", 1, token)
     for frame in (b"", bytes(CHUNK_BYTES_MAX + 1)):
@@ -244,14 +247,14 @@ def test_bad_input_is_refused_in_a_sentence(server: ChunkServer) -> None:
     with pytest.raises(InvalidArgument, match="no update"):
         server.put(UpdateKey(3, 3), 0, b"x")
     with pytest.raises(InvalidArgument, match="burst_bytes"):
-        server.set_pace(Pace(1000, 10))
+        server.set_pace(1000, 10)
     with pytest.raises(Unavailable, match="listened on"):
-        ChunkServer(TOKEN, port=server.port)
+        PlainServer(TOKEN, port=server.port)
     with client_of(server) as client, pytest.raises(InvalidArgument, match="twice"):
         list(client.chunks(KEY, [chunk_of(0, b"a"), chunk_of(0, b"a")]))
 
 
-def test_wire_is_what_the_protocol_says(server: ChunkServer) -> None:
+def test_wire_is_what_the_protocol_says(server: PlainServer) -> None:
     put_all(server, kept := frames(1, 77))
     with socket.create_connection(("127.0.0.1", server.port), LONG_S) as wire:
         wire.sendall(chunk_wire.greeting(TOKEN, stream=63) + chunk_wire.ask(KEY, 0) * 2)
@@ -272,7 +275,7 @@ def test_relay_answers_what_receivers_wait_for() -> None:
     kept = frames(6, 1000)
     caught: list[dict[int, object]] = []
     handed: list[int] = []
-    with ChunkServer(TOKEN, park_s=LONG_S) as server:
+    with PlainServer(TOKEN, park_s=LONG_S) as server:
 
         def receive() -> None:
             with client_of(server) as client:
@@ -385,7 +388,7 @@ def test_chunks_come_in_tls_between_those_whose_certificates_are_good(
     files: dict[str, Files], host: str
 ) -> None:
     kept = {**frames(200, 3000), 777: secrets.token_bytes(CHUNK_BYTES_MAX)}
-    with ChunkServer(TOKEN, tls=files["server"], pace=Pace(1 << 30)) as server:
+    with PlainServer(TOKEN, tls=files["server"], bytes_per_s=1 << 30) as server:
         put_all(server, kept)
         assert fetch_in_tls(host, server.port, files["client"], kept) == kept
 
@@ -402,7 +405,7 @@ def test_chunks_come_in_tls_between_those_whose_certificates_are_good(
 def test_certificate_of_another_authority_or_host_is_refused(
     files: dict[str, Files], of_server: str, of_client: str, says: str
 ) -> None:
-    with ChunkServer(TOKEN, tls=files[of_server]) as server:
+    with PlainServer(TOKEN, tls=files[of_server]) as server:
         put_all(server, kept := frames(3, 10))
         with pytest.raises(Unavailable, match=says):
             fetch_in_tls("127.0.0.1", server.port, files[of_client], kept)
@@ -418,7 +421,7 @@ def python_tls(files: Files, *, is_server: bool) -> ssl.SSLContext:
 
 @needs_openssl
 def test_client_without_a_certificate_hears_nothing(files: dict[str, Files]) -> None:
-    with ChunkServer(TOKEN, tls=files["server"]) as server:
+    with PlainServer(TOKEN, tls=files["server"]) as server:
         put_all(server, frames(1, 10))
         context = python_tls(files["server"], is_server=False)
         for show in (False, True):
@@ -460,7 +463,7 @@ def test_server_whose_certificate_has_expired_is_refused(files: dict[str, Files]
 
 @needs_openssl
 def test_client_in_the_clear_hears_nothing_of_a_server_in_tls(files: dict[str, Files]) -> None:
-    with ChunkServer(TOKEN, tls=files["server"]) as server, client_of(server) as client:
+    with PlainServer(TOKEN, tls=files["server"]) as server, client_of(server) as client:
         put_all(server, kept := frames(3, 10))
         with pytest.raises(Unavailable):
             list(client.chunks(KEY, wanted(kept)))
@@ -481,7 +484,7 @@ def test_files_that_are_no_use_are_said(files: dict[str, Files], tmp_path: Path)
         (Files(good.certificate, good.key, tmp_path / "no.ca"), "no.ca' cannot be read"),
     ]:
         with pytest.raises(InvalidArgument, match=says):
-            ChunkServer(TOKEN, tls=bad)
+            PlainServer(TOKEN, tls=bad)
         with pytest.raises(InvalidArgument, match=says):
             ChunkClient("127.0.0.1", 1, TOKEN, tls=bad)
 

@@ -8,7 +8,7 @@ import pytest
 from rose.errors import InvalidArgument
 from rose.transfer import Version
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.staging import ReceiverState
 from rose.transfer.relaying.relay import Relay
 from tests.transfer.faults.shards import EVERY, flip
 from tests.transfer.faults.world import World
@@ -105,7 +105,7 @@ def test_relay_asks_again_for_a_seed_whose_tiles_nobody_keeps_any_more() -> None
     n = life.publisher.version.n
     seed = relay.seed(n, EVERY)
     assert seed is not None
-    life.log._seed.clear()  # a seed of another version took its place
+    life.log._whole.clear()  # a seed of another version took its place
     assert relay.chunk(seed.key, 3) is None
     again = relay.seed(n, EVERY)
     assert again == seed

@@ -14,8 +14,7 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
 from rose.transfer.source import Frame, SourceAround
@@ -110,7 +109,6 @@ def test_publisher_hears_what_came_of_each_version() -> None:
         assert heard.wait(LONG_S)
     said = trainer.log.receivers()["worker"]
     assert (said.n, said.is_match, said.digest) == (3, True, row_digest(trainer.bits))
-    assert [(one.receivers, one.matched) for one in trainer.log.versions()][-1] == (1, 1)
 
 
 def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:

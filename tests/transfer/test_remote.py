@@ -28,10 +28,9 @@ from rose.transfer.version import Version
 from rose.transfer.wire import messages
 from rose.transfer.wire import server as server_module
 from rose.transfer.wire.chunk_server import ANSWERERS
-from rose.transfer.wire.pages import page
 from rose.transfer.wire.proto import weights_pb2 as pb
 from rose.transfer.wire.remote import RemoteSource
-from rose.transfer.wire.server import WeightServer, serve
+from rose.transfer.wire.server import WeightServer, page, serve
 from tests.transfer import chunk_wire as wire
 from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
 

@@ -89,6 +89,17 @@ def test_what_is_forgotten_is_gone(store: MemoryStore) -> None:
     assert store.nbytes == sum(map(len, frames(3).values()))
 
 
+def test_trimming_drops_the_lowest_first_and_not_the_one_that_stays(store: MemoryStore) -> None:
+    for n in (1, 2, 3):
+        store.put(manifest(n), frames(n))
+    store.trim(store.nbytes - 1, staying=UpdateKey(1, 0))
+    assert [one.key.n for one in store.manifests()] == [1, 3]
+    store.trim(0, staying=UpdateKey(1, 0))
+    assert [one.key.n for one in store.manifests()] == [1]
+    store.clear()
+    assert (store.manifests(), store.nbytes) == ([], 0)
+
+
 def test_a_frame_of_another_size_is_refused_and_nothing_of_it_kept(store: MemoryStore) -> None:
     for wrong in ({0: frame(2, 0), 1: frame(2, 1) + b"\0"}, {0: frame(2, 0), 9: b"x"}):
         with pytest.raises(CorruptData):

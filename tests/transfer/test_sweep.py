@@ -9,7 +9,7 @@ from rose.errors import InvalidArgument
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.receiver_state import ReceiverState
+from rose.transfer.receiving.staging import ReceiverState
 from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.row import Row
 from rose.units import NS_PER_MS

@@ -22,8 +22,7 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
 from rose.transfer.source import Frame, SourceAround

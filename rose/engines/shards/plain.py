@@ -8,8 +8,7 @@ from rose.engines.shards.look import Look
 from rose.engines.shards.storages import dtype_of, look_of, storage_of
 from rose.errors import InvalidArgument
 from rose.transfer.codec.tensor import bits_of
-from rose.transfer.codec.tied import distinct
-from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec
+from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec, check_coverage
 
 
 def shard_map_of(named: Mapping[str, torch.Tensor], *, rank: int = 0) -> ShardMap:
@@ -28,7 +27,6 @@ def shard_map_of(named: Mapping[str, torch.Tensor], *, rank: int = 0) -> ShardMa
     """
     for name, tensor in named.items():
         _check(name, tensor)
-    distinct(named)
     first: dict[int, str] = {}
     pieces = [
         whole(name, look_of(tensor), first.setdefault(storage_of(tensor), name), rank=rank)
@@ -36,7 +34,9 @@ def shard_map_of(named: Mapping[str, torch.Tensor], *, rank: int = 0) -> ShardMa
         if tensor.numel()
     ]
     specs = {name: TensorSpec(name, tuple(one.shape), dtype_of(one)) for name, one in named.items()}
-    return ShardMap(specs, tuple(pieces), {})
+    made = ShardMap(specs, tuple(pieces), {})
+    check_coverage(made)
+    return made
 
 
 def whole(name: str, held: Look, parameter: str, *, rank: int) -> Piece:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from math import prod
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.pieces import check_pieces
 from rose.transfer.plan.refinement import Patterns
-from rose.transfer.plan.regions import described
+from rose.transfer.plan.regions import check_pieces, described
 from rose.transfer.plan.spec import Region, ShardMap
 from rose.transfer.plan.storage import Storage, described_elements, uncovered_elements
 from rose.transfer.plan.ties import find_ties, renamed

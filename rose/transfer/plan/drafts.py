@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan.coverage import check_coverage
-from rose.transfer.plan.dtypes import width_of
 from rose.transfer.plan.members import Holder, Replica, Source
+from rose.transfer.plan.planned import width_of
 from rose.transfer.plan.refinement import Patterns, slabs
 from rose.transfer.plan.regions import described
 from rose.transfer.plan.spec import Region, ShardMap

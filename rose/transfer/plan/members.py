@@ -82,12 +82,7 @@ def check_names(replicas: tuple[Replica, ...], relays: tuple[Relay, ...]) -> Non
         InvalidArgument: the sentence names it.
     """
     seen: set[str] = set()
-    for name in names_of(replicas, relays):
+    for name in [*(one.name for one in replicas), *(one.name for one in relays)]:
         if name in seen:
             raise InvalidArgument(f"two replicas or relays have the name {name}")
         seen.add(name)
-
-
-def names_of(replicas: tuple[Replica, ...], relays: tuple[Relay, ...]) -> list[str]:
-    """Return the names of all members that have one."""
-    return [*(replica.name for replica in replicas), *(relay.name for relay in relays)]

@@ -6,9 +6,8 @@ from functools import partial
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan.drafts import refine
-from rose.transfer.plan.identity import layout_id, plan_id
 from rose.transfer.plan.members import Holder, Relay, Replica, Source, check_names
-from rose.transfer.plan.planned import PlannedTile
+from rose.transfer.plan.planned import PlannedTile, layout_id, plan_id
 from rose.transfer.plan.regions import RegionIndex, moved
 from rose.transfer.plan.routes import routed
 from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap

@@ -1,15 +1,50 @@
 """The way of every tile: who sends it, where it lands, and who has it then."""
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from math import log
 from typing import Final
 
 from rose.transfer.plan.balance import contributors
 from rose.transfer.plan.drafts import Draft
-from rose.transfer.plan.dtypes import width_of
-from rose.transfer.plan.identity import tile_name
 from rose.transfer.plan.members import Holder, Relay
-from rose.transfer.plan.planned import Landing, PlannedTile
-from rose.transfer.plan.rendezvous import Rendezvous
+from rose.transfer.plan.planned import Landing, PlannedTile, tile_name, width_of
+
+# A float has 53 bits; half of one more keeps a draw from 0 and 1, of which there is no logarithm.
+_DRAWN_BITS: Final = 53
+
+
+class Rendezvous:
+    """Where tiles meet the relays of one cluster.
+
+    Args:
+        relays: of the cluster.
+    """
+
+    __slots__ = ("_relays",)
+
+    def __init__(self, relays: Iterable[Relay]) -> None:
+        self._relays = [
+            (relay.name, relay.bandwidth, blake2b(relay.name.encode(), digest_size=32).digest())
+            for relay in relays
+        ]
+
+    def landing(self, tile: bytes) -> str | None:
+        """Choose a relay by name; None where there is none.
+
+        Args:
+            tile: what identifies the tile, however many others there are.
+        """
+        arrivals = (
+            (-log(_share(tile, key)) / bandwidth, name) for name, bandwidth, key in self._relays
+        )
+        return min(arrivals, default=(0.0, None))[1]
+
+
+def _share(tile: bytes, key: bytes) -> float:
+    drawn = int.from_bytes(blake2b(tile, digest_size=8, key=key).digest(), "little")
+    return ((drawn >> (64 - _DRAWN_BITS)) + 0.5) / (1 << _DRAWN_BITS)
+
 
 # Bytes of narrow dtypes are no whole numbers; loads are, so that sums are the same everywhere.
 _PARTS_PER_BYTE: Final = 16

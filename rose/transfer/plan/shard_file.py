@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.pieces import check_pieces
+from rose.transfer.plan.regions import check_pieces
 from rose.transfer.plan.spec import ShardMap
 from rose.transfer.plan.storage import Storage
 

@@ -10,9 +10,7 @@ from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
-from rose.transfer.publishing.statistics import ELEMENT_BYTES, TransferStatistics, VersionStatistics
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.publishing.whole_tiles import WholeTiles
 from rose.transfer.source import LocalSource
 from rose.transfer.version import Version
 
@@ -20,6 +18,7 @@ from rose.transfer.version import Version
 COUNTS_MAX: Final = 4096
 RECEIVERS_MAX: Final = 1024
 NAME_MAX: Final = 256
+ELEMENT_BYTES: Final = 2
 
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
 # Makes a version, None for the newest, with these tiles whole; None where it cannot any more.
@@ -41,31 +40,34 @@ class Acknowledgement:
     digest: Digest
 
 
-@dataclass(slots=True)
-class _Counts:
-    """What is counted for one version; `is_opening`: it is what the log began with.
+@dataclass(frozen=True, slots=True)
+class TransferStatistics:
+    """All versions since the log was made, also those that it forgot.
 
-    It holds no manifest: thousands of those are more than the weights.
+    Args:
+        versions: published; what the log began with is none.
+        seeds: made.
+        sent_bytes: of all chunks handed out.
+        dense_bytes: of whole weights, for each answer of a receiver for a version.
     """
 
-    n: int
-    count: int
-    changed: int
-    packed_bytes: int
-    is_opening: bool
+    versions: int = 0
+    seeds: int = 0
     sent_bytes: int = 0
-    answers: dict[str, bool] = field(default_factory=dict)
+    dense_bytes: int = 0
 
-    def statistics(self) -> VersionStatistics:
-        return VersionStatistics(
-            n=self.n,
-            count=self.count,
-            changed=self.changed,
-            packed_bytes=self.packed_bytes,
-            sent_bytes=self.sent_bytes,
-            receivers=len(self.answers),
-            matched=sum(self.answers.values()),
-        )
+
+@dataclass(slots=True)
+class _Counts:
+    """What is noted of one version, which is less than its manifest: thousands are noted.
+
+    Args:
+        dense_bytes: of whole weights; 0 of what the log began with.
+        answered: receivers that did.
+    """
+
+    dense_bytes: int
+    answered: set[str] = field(default_factory=set)
 
 
 class VersionLog(LocalSource):
@@ -100,7 +102,7 @@ class VersionLog(LocalSource):
         self._appending = threading.Lock()
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
-        self._seed = WholeTiles()
+        self._whole = MemoryStore()  # seeds of some versions
         self._make_seed: SeedMaker | None = None
         self._opened: Version | None = None  # by the publisher that has it now
         self._receivers: dict[str, Acknowledgement] = {}
@@ -135,8 +137,8 @@ class VersionLog(LocalSource):
             self._shelf.forget_others(manifest.version.run, manifest.version.incarnation)
             self._make_seed, self._opened = make_seed, manifest.version
             with self._lock:
-                self._seed.clear()  # of the incarnation before
-            self._count(manifest, is_opening=True)
+                self._whole.clear()  # of the incarnation before
+            self._count(manifest.version.n, dense_bytes=0)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
         """Keep a version; on an error the log is as before.
@@ -150,7 +152,8 @@ class VersionLog(LocalSource):
         with self._appending:
             self._check_newer(manifest)
             self._check_room(manifest)
-            self._count(manifest, is_opening=False)  # before anybody can answer for it
+            # Before anybody can answer for it.
+            self._count(manifest.version.n, dense_bytes=ELEMENT_BYTES * manifest.count)
             is_kept = False
             try:
                 self._shelf.put(manifest, chunks)
@@ -204,19 +207,17 @@ class VersionLog(LocalSource):
                 f"{self._bytes_max}"
             )
 
-    def _count(self, manifest: Manifest, *, is_opening: bool) -> None:
-        n = manifest.version.n
-        counts = _Counts(n, manifest.count, manifest.changed, manifest.nbytes, is_opening)
+    def _count(self, n: int, *, dense_bytes: int) -> None:
         with self._lock:
-            self._counts[n] = counts
+            self._counts[n] = _Counts(dense_bytes)
             if len(self._counts) > COUNTS_MAX:
                 del self._counts[next(iter(self._counts))]
 
     def _trim(self) -> None:
         """Keep to the limits: whole tiles go first, they can be made again; then the oldest."""
         with self._lock:
-            if self._seed.nbytes + self._shelf.nbytes > self._bytes_max:
-                self._seed.clear()
+            if self._whole.nbytes + self._shelf.nbytes > self._bytes_max:
+                self._whole.clear()
         self._shelf.trim(replace(self._limits, bytes_max=self._bytes_max))
 
     def _cut_short(self) -> list[UpdateKey]:
@@ -266,8 +267,13 @@ class VersionLog(LocalSource):
             return
         with self._lock:
             self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
-            self._seed.keep(manifest.key, chunks, bytes_max=self._bytes_max - self._shelf.nbytes)
-            left = self._bytes_max - self._seed.nbytes
+            self._whole.put(manifest, chunks)
+            room = self._bytes_max - self._shelf.nbytes
+            self._whole.trim(room, staying=manifest.key)
+            if self._whole.nbytes > room:  # others of this version
+                self._whole.clear()
+                self._whole.put(manifest, chunks)
+            left = self._bytes_max - self._whole.nbytes
         with self._appending:  # this one was asked for now, so versions make room
             self._shelf.trim(replace(self._limits, bytes_max=max(left, 1)))
 
@@ -279,12 +285,13 @@ class VersionLog(LocalSource):
         """
         if key.is_whole:
             with self._lock:
-                frame = self._seed.get(key, tile)
+                frame = self._whole.get(key, tile)
         else:
             frame = self._shelf.store.get(key, tile)
         if frame is not None:
             with self._lock:
-                self._count_sent(key.n, len(frame))
+                sent_bytes = self._totals.sent_bytes + len(frame)
+                self._totals = replace(self._totals, sent_bytes=sent_bytes)
         return frame
 
     def frames(self, key: UpdateKey) -> Chunks | None:
@@ -294,11 +301,6 @@ class VersionLog(LocalSource):
         frames = {one.tile: self._shelf.store.get(key, one.tile) for one in manifest.chunks}
         kept = {tile: frame for tile, frame in frames.items() if frame is not None}
         return kept if len(kept) == len(frames) else None
-
-    def _count_sent(self, n: int, nbytes: int) -> None:
-        self._totals = replace(self._totals, sent_bytes=self._totals.sent_bytes + nbytes)
-        if (counts := self._counts.get(n)) is not None:
-            counts.sent_bytes += nbytes
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Take a receiver's answer; one for a version that is unknown says nothing.
@@ -315,20 +317,10 @@ class VersionLog(LocalSource):
             self._receivers[receiver] = Acknowledgement(n, is_match, digest)
             if len(self._receivers) > RECEIVERS_MAX:
                 del self._receivers[next(iter(self._receivers))]
-            is_first = receiver not in counts.answers
-            if is_first and len(counts.answers) >= RECEIVERS_MAX:
-                return  # a version is counted for so many
-            was_match = counts.answers.get(receiver, False)
-            counts.answers[receiver] = is_match
-            if not counts.is_opening:
-                totals = self._totals
-                dense = ELEMENT_BYTES * counts.count
-                self._totals = replace(
-                    totals,
-                    answers=totals.answers + is_first,
-                    dense_bytes=totals.dense_bytes + dense * is_first,
-                    matched=totals.matched + is_match - was_match,
-                )
+            if receiver not in counts.answered and len(counts.answered) < RECEIVERS_MAX:
+                counts.answered.add(receiver)
+                dense_bytes = self._totals.dense_bytes + counts.dense_bytes
+                self._totals = replace(self._totals, dense_bytes=dense_bytes)
 
     # ---- what it counted
 
@@ -336,11 +328,6 @@ class VersionLog(LocalSource):
         """Return what each receiver said last."""
         with self._lock:
             return dict(self._receivers)
-
-    def versions(self) -> list[VersionStatistics]:
-        """Return the figures of the latest versions, the oldest first; the opening is none."""
-        with self._lock:
-            return [one.statistics() for one in self._counts.values() if not one.is_opening]
 
     def statistics(self) -> TransferStatistics:
         """Return the sums over all versions there were."""

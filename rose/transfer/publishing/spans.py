@@ -107,7 +107,7 @@ class Spans:
         self._halves: dict[int, Update] = {}  # by level: the first halves that wait for the second
         self._rising: tuple[int, Update] | None = None  # a level, and what was made for it
         self.made = 0
-        self.failure: str | None = None
+        self.failure: str | None = None  # why the last span that could not be made could not
 
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
         """Take a version that the log has; nothing is computed, and nobody waits.
@@ -173,47 +173,29 @@ class Spans:
             del self._halves[max(self._halves)]
 
 
-class SpanMaker(Closing):
+class SpanMaker(Spans, Closing):
     """`Spans` with a thread, from the first line of a `with` to its last.
 
     Args:
         log: that the versions are in; gets the spans.
         signing: the publisher's.
-        waiting_bytes_max: of deltas that wait for their other half.
     """
 
-    def __init__(
-        self,
-        log: VersionLog,
-        signing: Signing,
-        *,
-        waiting_bytes_max: int = WAITING_BYTES_MAX,
-    ) -> None:
-        self._spans = Spans(log, signing, waiting_bytes_max=waiting_bytes_max)
+    def __init__(self, log: VersionLog, signing: Signing) -> None:
+        super().__init__(log, signing)
         self._changed = threading.Condition()  # guards the next three
         self._versions = 0  # noted
         self._settled = 0  # of those, how many are merged as far as they can be
         self._is_closed = False
-        self._failure: str | None = None
         self._thread = Thread(self._run, name="rose-spans", on_failure=self._broke)
         self._thread.start()
 
-    @property
-    def made(self) -> int:
-        """Return how many spans were made."""
-        return self._spans.made
-
-    @property
-    def failure(self) -> str | None:
-        """Return why a span could not be made, the last one of them; None if all could."""
-        return self._failure or self._spans.failure
-
     def _broke(self, failure: BaseException) -> None:
-        self._failure = f"no more spans are made: {sentence(failure)}"
+        self.failure = f"no more spans are made: {sentence(failure)}"
 
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
         """Take a version that the log has; see `Spans.note`."""
-        self._spans.note(manifest, deltas)
+        super().note(manifest, deltas)
         with self._changed:
             self._versions += 1
             self._changed.notify_all()
@@ -246,7 +228,7 @@ class SpanMaker(Closing):
 
     def _make(self) -> bool:
         """Merge all there is; return whether it was, and not closed meanwhile."""
-        while self._spans.step():
+        while self.step():
             with self._changed:
                 if self._is_closed:
                     return False

@@ -56,6 +56,17 @@ class MemoryStore:
             if (update := self._updates.pop(key, None)) is not None:
                 self._nbytes -= sum(map(len, update[1].values()))
 
+    def trim(self, bytes_max: int, *, staying: UpdateKey | None = None) -> None:
+        """Drop the lowest updates beyond a number of bytes, but for one."""
+        for key in [one.key for one in self.manifests() if one.key != staying]:
+            if self.nbytes <= bytes_max:
+                return
+            self.forget(key)
+
+    def clear(self) -> None:
+        """Drop all updates."""
+        self.trim(-1)
+
     def manifests(self) -> list[Manifest]:
         """Return what there is, ascending by key."""
         with self._lock:

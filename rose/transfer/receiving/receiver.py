@@ -9,8 +9,7 @@ from rose.transfer.manifest import UNSIGNED, Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Outcome
 from rose.transfer.receiving.puller import RETRIES, Puller
-from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.staging import ReadTile, ReceiverStatistics, Staging
+from rose.transfer.receiving.staging import ReadTile, ReceiverState, ReceiverStatistics, Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
 from rose.transfer.source import Source

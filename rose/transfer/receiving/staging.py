@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable, check
@@ -17,10 +18,36 @@ from rose.transfer.manifest import UNSIGNED, Manifest, Signing, StagedVersion, U
 from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.receiver_state import MOVES, ReceiverState
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import NOTHING_KNOWN, Source
 from rose.transfer.version import Version
+
+
+class ReceiverState(Enum):
+    """Where a receiver is with the next version."""
+
+    SYNCED = "it holds a version, and looks for the next"
+    STAGING = "chunks come in"
+    STAGED = "a version lies ready"
+    APPLYING = "the engine commits it"
+    ROLLED_BACK = "the commit went back; what to do next is not yet said"
+    QUARANTINED = "its weights are no known version; final"
+
+
+MOVES: Final = frozenset(
+    {
+        (ReceiverState.SYNCED, ReceiverState.STAGING),
+        (ReceiverState.STAGING, ReceiverState.SYNCED),
+        (ReceiverState.STAGING, ReceiverState.STAGED),
+        (ReceiverState.STAGED, ReceiverState.APPLYING),
+        (ReceiverState.STAGED, ReceiverState.SYNCED),
+        (ReceiverState.APPLYING, ReceiverState.SYNCED),
+        (ReceiverState.APPLYING, ReceiverState.ROLLED_BACK),
+        (ReceiverState.ROLLED_BACK, ReceiverState.SYNCED),
+        (ReceiverState.APPLYING, ReceiverState.QUARANTINED),
+    }
+)
+
 
 ReadTile: TypeAlias = Callable[[int], Any]
 

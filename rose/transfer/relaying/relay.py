@@ -3,11 +3,19 @@
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as LateError
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
+from rose.errors import (
+    CorruptData,
+    DeadlineExceeded,
+    InvalidArgument,
+    OutOfMemory,
+    RoseError,
+    Unavailable,
+)
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import NAME_MAX
@@ -15,10 +23,9 @@ from rose.transfer.publishing.retention import Limits, Link, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.relaying.relay_frames import RelayFrames
+from rose.transfer.relaying.relay_frames import Flight, RelayFrames, Turns
 from rose.transfer.relaying.relay_spans import rebuilt
 from rose.transfer.relaying.seed_book import SeedBook
-from rose.transfer.relaying.turn import Turns
 from rose.transfer.source import LocalSource, Source
 from rose.units import GIB
 
@@ -360,7 +367,7 @@ class Relay(LocalSource):
                     self._shelf.store.forget(key)
         for chunk in wanted:
             if (flight := flights.get(chunk.tile)) is not None:
-                found[chunk.tile] = flight.frame(self._turns.patience_s)
+                found[chunk.tile] = _landed(flight, self._turns.patience_s)
             elif chunk.tile not in found:
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
@@ -415,3 +422,14 @@ class Relay(LocalSource):
                 rejected=self._frames.rejected + self._whole.rejected,
                 seeds=self._forwarded,
             )
+
+
+def _landed(flight: Flight, timeout_s: float) -> bytes | None:
+    try:
+        return flight.result(timeout_s)
+    except LateError:
+        raise DeadlineExceeded(
+            f"a chunk that is fetched did not come within {timeout_s} s"
+        ) from None
+    except RoseError as error:  # each caller raises its own
+        raise type(error)(str(error)) from error

@@ -4,16 +4,104 @@ A frame that is not what its manifest says is never kept and never handed on: a 
 spread damage. Who made the manifest a relay cannot tell; its receivers can.
 """
 
-import hashlib
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import TypeAlias
 
-from rose.errors import CorruptData, OutOfMemory, RoseError, Unavailable
+from rose.errors import CorruptData, DeadlineExceeded, OutOfMemory, RoseError, Unavailable
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.relaying.flights import Flight, Flights, Place
 from rose.transfer.source import Frame, Source
+
+Place: TypeAlias = tuple[UpdateKey, int]  # an update, and a tile of it
+# A chunk that somebody fetches: its frame, or None where it is kept no more.
+Flight: TypeAlias = Future[bytes | None]
+
+
+class Flights:
+    """All that are under way. Any thread may call; the lock guards the table."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._flights: dict[Place, Flight] = {}
+
+    def begin(self, places: Iterable[Place]) -> tuple[list[Place], dict[Place, Flight]]:
+        """Return the places that nobody fetches yet, and the flights of the others.
+
+        The caller fetches the first, after another look whether they came meanwhile, and ends
+        each by `land` or `fail`, whatever happens.
+        """
+        mine: list[Place] = []
+        others: dict[Place, Flight] = {}
+        with self._lock:
+            for place in places:
+                if (flight := self._flights.get(place)) is not None:
+                    others[place] = flight
+                else:
+                    self._flights[place] = Future()
+                    mine.append(place)
+        return mine, others
+
+    def land(self, place: Place, frame: bytes | None) -> None:
+        """End a flight; the frame is where everybody finds it before this is called."""
+        with self._lock:
+            flight = self._flights.pop(place)
+        flight.set_result(frame)
+
+    def fail(self, places: Iterable[Place], error: RoseError) -> None:
+        """End flights that did not come."""
+        for place in places:
+            with self._lock:
+                flight = self._flights.pop(place)
+            flight.set_exception(error)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._flights)
+
+
+class Turns:
+    """Lets so many callers in, and of those one at a time to what stands one only.
+
+    Args:
+        callers_max: that are in at a time; another one is refused at once.
+        patience_s: how long each waits for its turn.
+    """
+
+    def __init__(self, callers_max: int, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self._room = threading.Semaphore(callers_max)
+        self._one = threading.Lock()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be one of the callers.
+
+        Raises:
+            Unavailable: there are as many as may be.
+        """
+        if not self._room.acquire(blocking=False):
+            raise Unavailable("too many wait for upstream at a time")
+        try:
+            yield
+        finally:
+            self._room.release()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Be the one.
+
+        Raises:
+            DeadlineExceeded: the turn did not come in time.
+        """
+        if not self._one.acquire(timeout=self.patience_s):
+            raise DeadlineExceeded(f"upstream was busy with others for {self.patience_s} s")
+        try:
+            yield
+        finally:
+            self._one.release()
 
 
 class RelayFrames:
@@ -145,7 +233,7 @@ class RelayFrames:
                 self._flights.land(place, sound)
 
     def _sound(self, frame: Frame, chunk: Chunk) -> bytes | None:
-        is_sound = len(frame) == chunk.nbytes and hashlib.sha256(frame).digest() == chunk.sha256
+        is_sound = chunk.is_of(frame)
         with self._lock:
             self.crossing_bytes += len(frame)
             self.rejected += not is_sound

@@ -79,15 +79,11 @@ class SeedBook:
         """Drop all seeds and all whole tiles."""
         with self._lock:
             self._seeds.clear()
-        for old in self.store.manifests():
-            self.store.forget(old.key)
+        self.store.clear()
 
     def trim(self) -> None:
         """Keep to the limit: the newest version's tiles stay longest."""
-        for old in self.store.manifests():
-            if self.store.nbytes <= self._bytes_max:
-                return
-            self.store.forget(old.key)
+        self.store.trim(self._bytes_max)
 
 
 def _fields_of(seed: Manifest) -> int:

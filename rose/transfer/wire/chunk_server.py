@@ -4,19 +4,22 @@ import threading
 from contextlib import suppress
 from typing import Final
 
+from rose import _core
 from rose.errors import RoseError
 from rose.thread import Thread
 from rose.transfer.manifest import UpdateKey
 from rose.transfer.source import LocalSource
-from rose.transfer.wire import chunk_plane
-from rose.transfer.wire.chunk_plane import AS_FAST_AS_IT_GOES, CONNECTIONS_MAX, Pace, TlsPaths
+from rose.transfer.wire.chunk_plane import core_files
+from rose.transfer.wire.security import TlsFiles
 
 # How long an ask waits for whoever has the chunk: a relay may have to fetch it. Less than a client
 # waits for a byte.
-PARK_S: Final = 8.0
+PARK_MS: Final = 8000.0
+# Of all receivers; a receiver has several.
+CONNECTIONS_MAX: Final = 64
 # As many asks as can be looked up at once: one that takes long delays no other.
 ANSWERERS: Final = 4
-_LOOK_S: Final = 60.0
+_LOOK_MS: Final = 60_000.0
 # A bug that comes back at once must not take a core.
 _BREATH_S: Final = 0.1
 # What the world does to who looks a chunk up: the receiver asks again.
@@ -33,7 +36,6 @@ class ChunkServer:
         token: that every peer must present first.
         host: an address of this machine; the port is any that is free.
         tls: certificates that both sides show; None: loopback only.
-        pace: of all receivers together.
     """
 
     def __init__(
@@ -42,13 +44,17 @@ class ChunkServer:
         token: bytes,
         host: str,
         *,
-        tls: TlsPaths | None = None,
-        pace: Pace = AS_FAST_AS_IT_GOES,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._served = served
         self._is_closing = threading.Event()
-        self._plane = chunk_plane.ChunkServer(
-            token, host, tls=tls, pace=pace, connections_max=CONNECTIONS_MAX, park_s=PARK_S
+        self._plane = _core.ChunkServer(
+            host,
+            0,
+            token,
+            tls=core_files(tls),
+            connections_max=CONNECTIONS_MAX,
+            park_ms=PARK_MS,
         )
         self.port: int = self._plane.port
         self._threads: list[Thread] = []
@@ -58,7 +64,7 @@ class ChunkServer:
     def _begin(self) -> None:
         thread = Thread(self._answer, name="rose-chunks", on_failure=self._begin_again)
         thread.start()
-        self._threads.append(thread)  # `close` joins what is here: only what was started
+        self._threads.append(thread)  # after it was started: `close` joins what is here
 
     def _begin_again(self, _failure: BaseException) -> None:
         """Have others answered; who asked what failed is refused when its time is over."""
@@ -72,23 +78,19 @@ class ChunkServer:
         while self._threads:  # One that failed may still begin another.
             self._threads.pop().join()
 
-    def set_pace(self, pace: Pace) -> None:
-        """Change the pace while it runs."""
-        self._plane.set_pace(pace)
-
     def _answer(self) -> None:
         while not self._is_closing.is_set():
-            for key, tile in self._plane.take_misses(_LOOK_S, most=1):
-                self._look_up(key, tile)
+            for n, base_n, tile in self._plane.take_misses(_LOOK_MS, most=1):
+                self._look_up(UpdateKey(n, base_n), tile)
 
     def _look_up(self, key: UpdateKey, tile: int) -> None:
         try:
             frame = self._served.chunk(key, tile)
-            asked = 0 if frame is None else self._plane.give(key, tile, frame)
+            asked = 0 if frame is None else self._plane.give(key.n, key.base_n, tile, frame)
         except _WORLD:
             frame, asked = None, 0
         if frame is None:
-            self._plane.refuse(key, tile)
+            self._plane.refuse(key.n, key.base_n, tile)
         with suppress(*_WORLD):
             for _ in range(1, asked):
                 self._served.chunk(key, tile)  # looked up once for several, and sent to each

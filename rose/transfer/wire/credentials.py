@@ -1,6 +1,5 @@
 """Security as gRPC takes it: ports and channels, with certificates of both sides or on loopback."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +11,13 @@ from rose.transfer.wire.security import Security, TlsFiles
 
 # What the handshake says when one side does not like the other's certificate.
 _REFUSED: Final = ("CERTIFICATE_VERIFY_FAILED", "erification", "SSL_ERROR_SSL")
+_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),  # loopback
+    ("grpc.use_local_subchannel_pool", 1),  # a server that is gone leaves no back-off to its heir
+)
 
 
 def add_port(server: Any, host: str, port: int, security: Security) -> int:
@@ -38,15 +44,14 @@ def add_port(server: Any, host: str, port: int, security: Security) -> int:
         raise Unavailable(f"port {port} of {host} cannot be listened on: {error}") from error
 
 
-def open_channel(
-    host: str, port: int, security: Security, options: Sequence[tuple[str, Any]]
-) -> Any:
+def open_channel(host: str, port: int, security: Security, reply_bytes_max: int) -> Any:
     """Return a channel to a server; it connects when it is used.
 
     Raises:
         InvalidArgument: a certificate cannot be read.
     """
     where = spelled(host, port)
+    options = (("grpc.max_receive_message_length", reply_bytes_max), *_OPTIONS)
     if security.tls is None:
         return grpc.insecure_channel(where, options=options)
     key, certificate, authority = _contents(security.tls)

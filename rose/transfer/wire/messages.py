@@ -5,7 +5,7 @@ comes is either such a value or refused: nothing of protobuf is seen outside of 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -130,19 +130,9 @@ class ManifestsReply:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRequest:
-    """Say who receives what.
-
-    Args:
-        receiver: tells receivers apart.
-        replica: of the engine that it is a rank of.
-        rank: in the replica.
-        tiles: ascending; None for all.
-    """
+    """Say who receives."""
 
     receiver: str
-    replica: str
-    rank: int
-    tiles: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +179,10 @@ class PartAsk:
 
 @dataclass(frozen=True, slots=True)
 class PartDigests:
-    """Some tiles of a part, and their digests."""
+    """Some tiles of a part, and the digest of each."""
 
-    digests: tuple[tuple[int, Digest], ...]
+    tiles: tuple[int, ...]
+    digests: tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +199,9 @@ def encode(message: object) -> bytes:
     Raises:
         InvalidArgument: a field does not fit, such as a name that is no text.
     """
-    kind, to, _ = _KINDS[type(message)]
+    kind, _ = _KINDS[type(message)]
     try:
-        return bytes(kind(format=FORMAT, **to(message)).SerializeToString())
+        return bytes(kind(format=FORMAT, **_fields_of(message)).SerializeToString())
     except (ValueError, TypeError, DecodeError) as error:
         raise InvalidArgument(f"{type(message).__name__} cannot be sent: {error}") from error
 
@@ -222,7 +213,7 @@ def decode(kind: type[T], content: bytes) -> T:
         CorruptData: the bytes are no such message.
         InvalidArgument: it is of another version.
     """
-    its, _, of = _KINDS[kind]
+    its, of = _KINDS[kind]
     try:
         message = its.FromString(content)
     except DecodeError as error:
@@ -238,19 +229,25 @@ def decode(kind: type[T], content: bytes) -> T:
     return value
 
 
-def _hello_to(one: HelloReply) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "role": one.role,
-        "up_ms": one.up_ms,
-        "layout": bytes.fromhex(one.layout),
-        "chunk_port": one.chunk_port,
-        "relays": [pb.Relay(address=relay.address, tiles=relay.tiles) for relay in one.relays],
-        "tensors": [
-            pb.Tensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
-            for tensor in one.tensors
-        ],
-    }
+def _fields_of(message: Any) -> dict[str, Any]:
+    """Return the fields of a value as its message takes them; None is left out there."""
+    names = [one.name for one in fields(message)]
+    return {name: _SENT.get(name, _same)(getattr(message, name)) for name in names}
+
+
+def _same(value: object) -> object:
+    return value
+
+
+# How fields are sent that are not what their message takes.
+_SENT: Final[Mapping[str, Callable[[Any], object]]] = {
+    "layout": bytes.fromhex,
+    "digest": digest_bytes,
+    "digests": digests_bytes,
+    "manifests": lambda some: [manifest_to(one) for one in some],
+    "relays": lambda some: [_fields_of(one) for one in some],
+    "tensors": lambda some: [_fields_of(one) for one in some],
+}
 
 
 def _hello_of(message: Any) -> HelloReply:
@@ -283,18 +280,9 @@ def _wait_of(message: Any) -> WaitRequest:
     return WaitRequest(message.after_n, message.timeout_ms, base_n)
 
 
-def _seed_to(one: SeedRequest) -> dict[str, Any]:
-    return {"tiles": one.tiles} if one.n is None else {"n": one.n, "tiles": one.tiles}
-
-
 def _seed_of(message: Any) -> SeedRequest:
     n = _number(message.n) if message.HasField("n") else None
     return SeedRequest(n, _tiles(message.tiles))
-
-
-def _manifests_to(one: ManifestsReply) -> dict[str, Any]:
-    manifests = [manifest_to(m) for m in one.manifests]
-    return {"chunk_port": one.chunk_port, "manifests": manifests, "is_more": one.is_more}
 
 
 def _manifests_of(message: Any) -> ManifestsReply:
@@ -303,33 +291,9 @@ def _manifests_of(message: Any) -> ManifestsReply:
     return ManifestsReply(manifests, _port(message.chunk_port), message.is_more)
 
 
-def _subscribe_to(one: SubscribeRequest) -> dict[str, Any]:
-    tiles = () if one.tiles is None else one.tiles
-    who = {"receiver": one.receiver, "replica": one.replica, "rank": one.rank}
-    return {**who, "is_all": one.tiles is None, "tiles": tiles}
-
-
-def _subscribe_of(message: Any) -> SubscribeRequest:
-    tiles = None if message.is_all else _tiles(message.tiles)
-    if message.is_all and message.tiles:
-        raise InvalidArgument("a subscription to all tiles names some")
-    return SubscribeRequest(_name(message.receiver), _name(message.replica), message.rank, tiles)
-
-
-def _report_to(one: ReportRequest) -> dict[str, Any]:
-    who = {"receiver": one.receiver, "n": one.n, "is_match": one.is_match}
-    return {**who, "digest": digest_bytes(one.digest)}
-
-
 def _report_of(message: Any) -> ReportRequest:
     digest = as_digest(message.digest)
     return ReportRequest(_name(message.receiver), _number(message.n), message.is_match, digest)
-
-
-def _ask_to(one: PartAsk) -> dict[str, Any]:
-    numbers = {"session": one.session, "number": one.number, "kept": one.kept}
-    what = {"layout": bytes.fromhex(one.layout), "label": one.label, "tiles": one.tiles}
-    return {**numbers, **what}
 
 
 def _ask_of(message: Any) -> PartAsk:
@@ -338,17 +302,12 @@ def _ask_of(message: Any) -> PartAsk:
     return PartAsk(*numbers, message.layout.hex(), message.label, _tiles(message.tiles))
 
 
-def _digests_to(one: PartDigests) -> dict[str, Any]:
-    tiles = [tile for tile, _ in one.digests]
-    return {"tiles": tiles, "digests": digests_bytes([digest for _, digest in one.digests])}
-
-
 def _digests_of(message: Any) -> PartDigests:
     digests = as_digests(message.digests)
     _check_most(digests, PART_TILES_MAX, "digests")
     if len(message.tiles) != len(digests):
         raise InvalidArgument(f"{len(message.tiles)} tiles have {len(digests)} digests")
-    return PartDigests(tuple(zip(message.tiles, digests, strict=True)))
+    return PartDigests(tuple(message.tiles), tuple(digests))
 
 
 def _tiles(column: Sequence[int]) -> tuple[int, ...]:
@@ -381,30 +340,18 @@ def _check_most(column: Sequence[object], most: int, what: str) -> None:
         raise InvalidArgument(f"{len(column)} {what}: at most {most}")
 
 
-def _nothing(_one: object) -> dict[str, Any]:
-    return {}
-
-
-def _wait_to(one: WaitRequest) -> dict[str, Any]:
-    said = {"after_n": one.after_n, "timeout_ms": one.timeout_ms}
-    return said if one.after_base_n is None else {**said, "after_base_n": one.after_base_n}
-
-
-_KINDS: Final[Mapping[type[Any], tuple[Any, Callable[[Any], dict[str, Any]], Any]]] = {
-    HelloRequest: (pb.HelloRequest, _nothing, lambda _: HelloRequest()),
-    HelloReply: (pb.HelloReply, _hello_to, _hello_of),
-    WaitRequest: (pb.WaitRequest, _wait_to, _wait_of),
-    SeedRequest: (pb.SeedRequest, _seed_to, _seed_of),
-    ManifestsReply: (pb.ManifestsReply, _manifests_to, _manifests_of),
-    SubscribeRequest: (pb.SubscribeRequest, _subscribe_to, _subscribe_of),
-    SubscribeReply: (pb.SubscribeReply, _nothing, lambda _: SubscribeReply()),
-    ReportRequest: (pb.ReportRequest, _report_to, _report_of),
-    PartAsk: (pb.PartAsk, _ask_to, _ask_of),
-    PartDigests: (pb.PartDigests, _digests_to, _digests_of),
-    PartFrame: (
-        pb.PartFrame,
-        lambda one: {"tile": one.tile, "frame": one.frame},
-        lambda message: PartFrame(message.tile, message.frame),
-    ),
-    ReportReply: (pb.ReportReply, _nothing, lambda _: ReportReply()),
+# The message of each value, and how it is read.
+_KINDS: Final[Mapping[type[Any], tuple[Any, Callable[[Any], Any]]]] = {
+    HelloRequest: (pb.HelloRequest, lambda _: HelloRequest()),
+    HelloReply: (pb.HelloReply, _hello_of),
+    WaitRequest: (pb.WaitRequest, _wait_of),
+    SeedRequest: (pb.SeedRequest, _seed_of),
+    ManifestsReply: (pb.ManifestsReply, _manifests_of),
+    SubscribeRequest: (pb.SubscribeRequest, lambda one: SubscribeRequest(_name(one.receiver))),
+    SubscribeReply: (pb.SubscribeReply, lambda _: SubscribeReply()),
+    ReportRequest: (pb.ReportRequest, _report_of),
+    ReportReply: (pb.ReportReply, lambda _: ReportReply()),
+    PartAsk: (pb.PartAsk, _ask_of),
+    PartDigests: (pb.PartDigests, _digests_of),
+    PartFrame: (pb.PartFrame, lambda one: PartFrame(one.tile, one.frame)),
 }

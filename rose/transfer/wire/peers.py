@@ -1,9 +1,7 @@
 """Who serves, and who said that it receives: what a weight server answers beside versions."""
 
 import threading
-from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from rose.clock import BootClock, Clock
@@ -12,14 +10,11 @@ from rose.transfer.wire.messages import (
     ROLES,
     HelloReply,
     RelayPlace,
-    SubscribeRequest,
     TensorEntry,
 )
 from rose.units import NS_PER_MS
 
 SUBSCRIBERS_MAX: Final = 1024
-# Of all subscribers together: 256 MiB.
-TILES_MAX: Final = 1 << 26
 
 
 class Peers:
@@ -49,9 +44,7 @@ class Peers:
         self._lock = threading.Lock()  # guards what follows
         self._layout, self._tensors = layout, tuple(tensors)
         self._relays: tuple[RelayPlace, ...] = ()
-        # Who is heard of first is first; their tiles are packed, for there are very many.
-        self._subscribers: dict[str, tuple[SubscribeRequest, array[int]]] = {}
-        self._tiles = 0
+        self._subscribers: dict[str, None] = {}  # who was not heard of for longest is first
 
     def hello(self, chunk_port: int) -> HelloReply:
         """Say who serves."""
@@ -71,38 +64,19 @@ class Peers:
         with self._lock:
             self._layout, self._tensors, self._relays = layout, tuple(tensors), tuple(relays)
 
-    def subscribe(self, request: SubscribeRequest) -> None:
-        """Note who receives what; who says it again means it anew.
+    def subscribe(self, receiver: str) -> None:
+        """Note who receives.
 
-        Names come and go with processes: of too many, those not heard of for longest are dropped.
+        Names come and go with processes: of too many, the one not heard of for longest is dropped.
         """
-        tiles = array("I", request.tiles or ())
-        known = replace(request, tiles=None if request.tiles is None else ())
         with self._lock:
-            self._forget(request.receiver)
-            self._subscribers[request.receiver] = known, tiles
-            self._tiles += len(tiles)
-            while len(self._subscribers) > SUBSCRIBERS_MAX or (
-                self._tiles > TILES_MAX and len(self._subscribers) > 1
-            ):
-                self._forget(next(iter(self._subscribers)))
-
-    def _forget(self, receiver: str) -> None:
-        if (gone := self._subscribers.pop(receiver, None)) is not None:
-            self._tiles -= len(gone[1])
+            self._subscribers.pop(receiver, None)
+            self._subscribers[receiver] = None
+            if len(self._subscribers) > SUBSCRIBERS_MAX:
+                del self._subscribers[next(iter(self._subscribers))]
 
     @property
     def subscriber_count(self) -> int:
         """Return how many subscribed."""
         with self._lock:
             return len(self._subscribers)
-
-    @property
-    def subscribers(self) -> dict[str, SubscribeRequest]:
-        """Return who subscribed, by name."""
-        with self._lock:
-            known = dict(self._subscribers)
-        return {
-            name: one if one.tiles is None else replace(one, tiles=tuple(tiles))
-            for name, (one, tiles) in known.items()
-        }

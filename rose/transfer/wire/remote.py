@@ -18,14 +18,6 @@ from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 CALL_S: Final = 10.0
 _SEED_S: Final = 60.0
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", messages.REPLY_BYTES_MAX),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_http_proxy", 0),  # loopback
-    ("grpc.use_local_subchannel_pool", 1),  # a server that is gone leaves no back-off to its heir
-)
 
 
 class RemoteSource:
@@ -74,7 +66,7 @@ class RemoteSource:
         host, port = security.place(address)
         if port == 0:
             raise InvalidArgument(f"{address} and its token are not those of a weight server")
-        channel = open_channel(host, port, security, _OPTIONS)
+        channel = open_channel(host, port, security, messages.REPLY_BYTES_MAX)
         with self._lock:
             before, self._channel = self._channel, channel
             self._host, self._token = host, security.token
@@ -111,16 +103,13 @@ class RemoteSource:
         self._found(reply.chunk_port)
         return reply
 
-    def subscribe(
-        self, receiver: str, *, replica: str = "", rank: int = 0, tiles: Sequence[int] | None = None
-    ) -> None:
-        """Say who receives which tiles, ascending; None for all.
+    def subscribe(self, receiver: str) -> None:
+        """Say who receives.
 
         Raises:
             Unavailable: the server cannot be reached.
         """
-        wanted = None if tiles is None else tuple(tiles)
-        request = messages.SubscribeRequest(receiver, replica, rank, wanted)
+        request = messages.SubscribeRequest(receiver)
         messages.decode(messages.SubscribeReply, self._call("Subscribe", request, self._timeout_s))
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:

@@ -20,10 +20,10 @@ from rose.errors import (
     check,
 )
 from rose.transfer.codec.delta import Delta
-from rose.transfer.codec.operations import delta_apply, delta_check, delta_pack
-from rose.transfer.digests import TileDigests
+from rose.transfer.codec.operations import delta_apply, delta_check
+from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Chunk
-from rose.transfer.publishing.contributor import Part, chunk_of
+from rose.transfer.publishing.contributor import Part, chunk_of, whole_tile
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.transfer.wire import messages
@@ -32,14 +32,6 @@ from rose.transfer.wire.security import Security, TlsFiles
 
 # For a rank to come to the step, to pack it, and to bring its frames.
 PACK_S: Final = 120.0
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", messages.PART_BYTES_MAX),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 # Whole tiles in one call: what a rank sends is bounded by its deadline.
 _WHOLE_AT_ONCE: Final = 64
 
@@ -91,7 +83,8 @@ class RemotePart(Closing):
     ) -> None:
         security = Security.of(token, tls)
         self._address, self._tiles, self._timeout_s = address, tiles, timeout_s
-        self._channel = open_channel(*security.place(address), security, _OPTIONS)
+        host, port = security.place(address)
+        self._channel = open_channel(host, port, security, messages.PART_BYTES_MAX)
         self._metadata = ((messages.TOKEN_KEY, security.token.hex()),)
         self._running: Any = None  # the call that `begin` or `give_up` made
         self._fetcher = ThreadPoolExecutor(1, "rose-part-frames")
@@ -112,11 +105,10 @@ class RemotePart(Closing):
         self._session = secrets.randbits(63)
         self._number = self._kept = 0
         call = self._call("Open", layout=self._tiles.layout, label=label, waits=True)
-        found = {
-            tile: digest
-            for content in self._messages(call)
-            for tile, digest in messages.decode(messages.PartDigests, content).digests
-        }
+        found: dict[int, Digest] = {}
+        for content in self._messages(call):
+            some = messages.decode(messages.PartDigests, content)
+            found.update(zip(some.tiles, some.digests, strict=True))
         if any(tile >= len(self._tiles) for tile in found):
             raise CorruptData(f"the part at {self._address} has tiles that there are not")
         self.owned: Sequence[int] = sorted(found)
@@ -206,16 +198,12 @@ class RemotePart(Closing):
         self, tile: int, frame: bytes, undone: Sequence[dict[int, Delta]]
     ) -> tuple[Chunk, bytes]:
         delta = Delta.from_bytes(frame)
-        if any(tile in deltas for deltas in undone):
-            at = self._tiles[tile]
-            bits = np.zeros(at.count, f"u{at.width // 8}")
-            delta_apply(bits, delta)
-            for deltas in undone:
-                if tile in deltas:
-                    delta_apply(bits, deltas[tile], undo=True)
-            delta = delta_pack(bits, np.zeros_like(bits), block_elements=delta.block_elements)
-            frame = delta.to_bytes()
-        return chunk_of(tile, delta, frame), frame
+        if not any(tile in deltas for deltas in undone):
+            return chunk_of(tile, delta, frame), frame
+        at = self._tiles[tile]
+        bits = np.zeros(at.count, f"u{at.width // 8}")
+        delta_apply(bits, delta)
+        return whole_tile(tile, bits, undone, block_elements=delta.block_elements)
 
     def _sound(self, tile: int, frame: bytes) -> Delta:
         if tile not in self.digests:

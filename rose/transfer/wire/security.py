@@ -11,8 +11,8 @@ from typing import Final
 
 from rose.addresses import reachable
 from rose.errors import InvalidArgument
-from rose.transfer.wire.chunk_plane import TOKEN_BYTES
 
+TOKEN_BYTES: Final = 32
 # More kinds and addresses than a healthy service sees; a flood of them is not worth more lines.
 REJECTIONS_MAX: Final = 256
 

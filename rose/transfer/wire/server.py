@@ -1,7 +1,7 @@
 """The weight server: versions for receivers in other processes, and on other machines with TLS."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -9,15 +9,35 @@ import grpc
 
 from rose.closing import Closing
 from rose.errors import RoseError
-from rose.transfer.manifest import UpdateKey
+from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.source import LocalSource
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_server import ChunkServer
-from rose.transfer.wire.methods import abort_with
-from rose.transfer.wire.pages import page
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
-from rose.transfer.wire.token_server import TokenServer
+from rose.transfer.wire.token_server import TokenServer, abort_with
+from rose.units import MIB
+
+# Half of what a message may have: one manifest alone is never more than the other half.
+PAGE_BYTES: Final = 32 * MIB
+# Of a manifest as a message, at most: what it has besides columns, and of each chunk and digest.
+_HEADER_BYTES: Final = 2048
+_CHUNK_BYTES: Final = 5 + 5 + 10 + 32 + 16
+_DIGEST_BYTES: Final = 16
+
+
+def page(
+    manifests: Sequence[Manifest], *, bytes_max: int = PAGE_BYTES
+) -> tuple[tuple[Manifest, ...], bool]:
+    """Return the first manifests, at least one of them, and whether there are more."""
+    nbytes = 0
+    for count, one in enumerate(manifests):
+        nbytes += _HEADER_BYTES
+        nbytes += _CHUNK_BYTES * len(one.chunks) + _DIGEST_BYTES * len(one.tile_digests)
+        if nbytes > bytes_max and count > 0:
+            return tuple(manifests[:count]), True
+    return tuple(manifests), False
+
 
 WAIT_MAX_S: Final = 10.0
 # Each receiver that waits takes a thread.
@@ -112,7 +132,7 @@ class WeightServer(Closing):
         return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
 
     def _subscribe(self, content: bytes) -> messages.SubscribeReply:
-        self._peers.subscribe(messages.decode(messages.SubscribeRequest, content))
+        self._peers.subscribe(messages.decode(messages.SubscribeRequest, content).receiver)
         return messages.SubscribeReply()
 
     def _report(self, content: bytes) -> messages.ReportReply:

@@ -1,17 +1,118 @@
 """A gRPC server for those who show its token: of a log, or of the part of a trainer's rank."""
 
-from collections.abc import Mapping
+import hmac
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
 from rose.addresses import spelled
 from rose.closing import Closing
-from rose.transfer.wire.call_threads import CallThreads
+from rose.errors import OutOfMemory, RoseError, Unavailable
+from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import add_port
-from rose.transfer.wire.methods import TokenMethods
-from rose.transfer.wire.security import Security
+from rose.transfer.wire.security import Rejections, Security
+
+_CODES: Final = (
+    (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the method of a call; without the token there is none to find.
+
+    Args:
+        token: that is shown.
+        methods: handlers by the full names of the methods.
+        has_room: whether there is room for a stranger, who is told what is wrong then.
+    """
+
+    def __init__(
+        self, token: bytes, methods: Mapping[str, Any], has_room: Callable[[], bool]
+    ) -> None:
+        self._token = token.hex()
+        self._methods = methods
+        self._has_room = has_room
+        self._rejections = Rejections()
+
+    def service(self, call: Any) -> Any:
+        """Return what answers a call."""
+        presented = dict(call.invocation_metadata or ()).get(messages.TOKEN_KEY, "")
+        if not hmac.compare_digest(str(presented).encode(), self._token.encode()):
+            if not self._has_room():
+                return None  # gRPC says that there is no such method: without a place or a thread
+            # As a stream its messages are not even read, so that none can be too large.
+            return grpc.stream_stream_rpc_method_handler(self._denied)
+        return self._methods.get(call.method)
+
+    def _denied(self, _requests: Any, context: Any) -> Any:
+        self._rejections.note("it has another token", _host(context.peer()))
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
+        return iter(())
+
+
+def abort_with(error: RoseError, context: Any) -> NoReturn:
+    """End a call with an error of rose as gRPC says it."""
+    codes = (code for kind, code in _CODES if isinstance(error, kind))
+    context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
+    raise error  # abort has raised
+
+
+def _host(peer: str) -> str:
+    """Return who called, without the port, which is another one each time."""
+    return peer.rpartition(":")[0]
+
+
+T = TypeVar("T")
+
+
+class CallThreads(ThreadPoolExecutor):
+    """What a gRPC server runs its calls in.
+
+    Any thread. The condition guards the number of calls.
+
+    Args:
+        name: of the threads.
+        most: how many there are.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        super().__init__(most, name)
+        self._changed = threading.Condition()
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """Return how many run, or wait for a thread."""
+        with self._changed:
+            return self._calls
+
+    def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:  # type: ignore[override]
+        """Run a call, as gRPC asks for it: without names."""
+        future = super().submit(work, *arguments)
+        with self._changed:
+            self._calls += 1
+        future.add_done_callback(self._ended)
+        return future
+
+    def join(self, timeout_s: float) -> bool:
+        """Take no more calls, and wait for those that run; return whether they ended in time."""
+        self.shutdown(wait=False, cancel_futures=True)
+        with self._changed:
+            has_ended = self._changed.wait_for(lambda: self._calls == 0, timeout_s)
+        if has_ended:
+            self.shutdown()
+        return has_ended
+
+    def _ended(self, _call: Future[Any]) -> None:
+        with self._changed:
+            self._calls -= 1
+            self._changed.notify_all()
+
 
 # For a call that is in the middle of something when its server is closed.
 CLOSE_S: Final = 10.0

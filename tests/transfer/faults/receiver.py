@@ -12,8 +12,7 @@ from rose.transfer.manifest import Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.receiver_state import ReceiverState
-from rose.transfer.receiving.staging import Staging
+from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.source import Source
 from tests.transfer.faults.history import History, demand

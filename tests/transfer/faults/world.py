@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from rose.transfer.relaying.relay_set import RelaySet
-from rose.transfer.relaying.standing import BACKOFF_MAX_S
+from rose.transfer.relaying.relay_set import BACKOFF_MAX_S, RelaySet
 from rose.transfer.source import Source
 from rose.units import NS_PER_S
 from tests.transfer.faults.history import History, demand

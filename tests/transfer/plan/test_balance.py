@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rose.errors import InvalidArgument
 from rose.transfer.plan import Relay
 from rose.transfer.plan.balance import contributors
-from rose.transfer.plan.rendezvous import Rendezvous
+from rose.transfer.plan.routes import Rendezvous
 from tests.reference.plan import least_load
 
 CANDIDATES = st.sets(st.integers(0, 3), min_size=1, max_size=3).map(lambda one: tuple(sorted(one)))

@@ -19,7 +19,7 @@ from rose.transfer.plan import (
     make_plan,
     traffic,
 )
-from rose.transfer.plan.dtypes import width_of
+from rose.transfer.plan.planned import width_of
 from tests.reference.plan import (
     elements_of,
     least_crossing,

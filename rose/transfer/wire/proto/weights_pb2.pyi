@@ -85,20 +85,12 @@ class ManifestsReply(_message.Message):
     def __init__(self, format: _Optional[int] = ..., chunk_port: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., is_more: _Optional[bool] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("format", "receiver", "replica", "rank", "is_all", "tiles")
+    __slots__ = ("format", "receiver")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    REPLICA_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    IS_ALL_FIELD_NUMBER: _ClassVar[int]
-    TILES_FIELD_NUMBER: _ClassVar[int]
     format: int
     receiver: str
-    replica: str
-    rank: int
-    is_all: bool
-    tiles: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., replica: _Optional[str] = ..., rank: _Optional[int] = ..., is_all: _Optional[bool] = ..., tiles: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ...) -> None: ...
 
 class SubscribeReply(_message.Message):
     __slots__ = ("format",)
