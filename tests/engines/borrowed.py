@@ -12,8 +12,10 @@ from rose.units import MIB
 from tests.engines.pair import Pair
 from tests.engines.policies import TileCommit, later
 from tests.engines.recorder import Recorder
+from tests.engines.thin import thin_policy
 
 BIG_TILE = 1 << 20
+SMALL_TILE = 1 << 16
 # No machine stands still for as long: after a lease that ran out by itself comes one of another
 # epoch, under which the turns of a test are none.
 TTL_MS = 600_000.0
@@ -26,8 +28,9 @@ class Borrowed:
     def __init__(
         self, serving_model: Model, *, is_leased: bool = False, ttl_ms: float = TTL_MS, **settings
     ) -> None:
-        self.model = load_model("tiny-policy", seed=4)
-        self.weights = LiveWeights(self.model, tile_elements=BIG_TILE)
+        # A lease of weights is one of many slabs.
+        self.model = load_model("tiny-policy", seed=4) if is_leased else thin_policy(seed=4)
+        self.weights = LiveWeights(self.model, tile_elements=BIG_TILE if is_leased else SMALL_TILE)
         leased = {
             "pool_bytes": LEASED_POOL_BYTES,
             "lease": lambda model, lane: LeasedWeights(model, lane, live=self.weights),

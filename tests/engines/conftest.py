@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from rose.engines.transformers import Model, load_model
+from rose.engines.transformers import Model
 from rose.engines.transformers.pool import SlabPool
+from tests.engines.thin import thin_qwen2, thin_qwen3
 
 POISON = 0xFF  # NaN in every float type
 
@@ -13,7 +14,7 @@ POISON = 0xFF  # NaN in every float type
 def models() -> tuple[Model, Model]:
     """Return serving's model and the rollout's."""
     torch.set_num_threads(1)
-    return load_model("tiny-qwen2", seed=1), load_model("tiny-qwen3", seed=2)
+    return thin_qwen2(seed=1), thin_qwen3(seed=2)
 
 
 @pytest.fixture

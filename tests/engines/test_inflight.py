@@ -12,7 +12,6 @@ from rose.engines.transformers import (
     EngineWorker,
     LiveWeights,
     Sampling,
-    load_model,
 )
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import TurnEnd, WorkerKind
@@ -33,6 +32,7 @@ from tests.engines.policies import (
 )
 from tests.engines.recorder import Recorder, turn
 from tests.engines.stepper import wait_for
+from tests.engines.thin import thin_qwen2
 
 PROMPTS = [[(7 * place + 3 * one) % 128 for place in range(40 + 9 * one)] for one in range(3)]
 TOKENS = 160
@@ -211,7 +211,7 @@ def test_sweep_runs_between_steps_and_finds_and_mends_what_drifted() -> None:
 
 
 def test_borrower_recomputes_under_the_new_weights_too() -> None:
-    made = Borrowed(load_model("tiny-qwen2", seed=1))
+    made = Borrowed(thin_qwen2(seed=1))
     made.processor.inflight = "recompute"
     with made.pair:
         epoch = made.grant()

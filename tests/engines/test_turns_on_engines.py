@@ -10,13 +10,13 @@ from rose.engines.transformers import (
     EngineConfig,
     Model,
     Sampling,
-    load_model,
     stock_engine,
 )
 from rose.errors import InvalidArgument
 from tests.engines.pair import Client, Pair
 from tests.engines.policies import engine_of, policy, say_alone, true_logprobs
 from tests.engines.stepper import Stepper, wait_for
+from tests.engines.thin import thin_policy
 
 RNG = random.Random(4)
 PROMPTS = [[RNG.randrange(128) for _ in range(length)] for length in (3, 16, 40, 90, 17)]
@@ -41,7 +41,7 @@ def engine(model: Model) -> Iterator[Engine]:
 
 @pytest.fixture
 def pair(models: tuple[Model, Model]) -> Iterator[Pair]:
-    made = Pair((models[0], load_model("tiny-policy", seed=6)), is_sampling=True)
+    made = Pair((models[0], thin_policy(seed=6)), is_sampling=True)
     yield made
     made.rollout.stop()
     made.serving.stop()

@@ -19,6 +19,7 @@ from rose.rl.supervisor import RestartPolicy
 from rose.scheduler import PlacementPolicy, SchedulerSettings
 from rose.scheduler.worker import WorkerKind
 from tests.engines.pair import Client, Pair
+from tests.engines.thin import thin_qwen2
 
 LONG_S = 150.0
 LOOK_S = 0.05
@@ -60,7 +61,7 @@ class CircleRig:
     def __init__(self, folder: Path) -> None:
         self.model = load_model(MODEL, seed=3)
         self.weights = LiveWeights(self.model)
-        self.pair = Pair((load_model("tiny-qwen2", seed=1), self.model), is_sampling=True)
+        self.pair = Pair((thin_qwen2(seed=1), self.model), is_sampling=True)
         self.circle = Circle(settings(folder), wait_s=lambda _n, _turn: 0.02, clock=BootClock())
         self.worker = EngineWorker(
             self.pair.rollout, BORROWED, WorkerKind.BORROWED, self.circle.hear

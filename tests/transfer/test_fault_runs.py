@@ -18,6 +18,8 @@ DEFAULT, ALL = 100, 10_000
 AT_ONCE = 25
 # Seeds until a guard that is missing must have been missed.
 MUTANT_SEEDS = 400
+# Seeds that have missed a guard and lie far back: they are tried first, which saves 16 s.
+TRIED_FIRST = {"base check": 80, "proof of undo": 44, "sweep": 96}
 
 
 def run(first: int, tried: Callable[..., None]) -> None:
@@ -48,7 +50,7 @@ def test_whatever_fails_in_ten_thousand_runs(first: int, tried) -> None:
 @pytest.mark.parametrize("guard", MUTANTS)
 def test_a_guard_that_is_taken_out_is_missed(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[guard](monkeypatch)
-    seeds = range(MUTANT_SEEDS)
+    seeds = (TRIED_FIRST.get(guard, 0), *range(MUTANT_SEEDS))
     assert any(failure_of(seed, script_of(seed), is_plain=seed % 4 > 0) for seed in seeds)
 
 
