@@ -11,6 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rose.clock import BootClock
+from rose.demo.environments import GridWorld, Task
+from rose.demo.rl.history import History
+from rose.demo.rl.intake import Intake
+from rose.demo.rl.loop import LoopSettings
+from rose.demo.rl.rollouts import RolloutThread
+from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
+from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers import (
     EngineConfig,
     EngineWorker,
@@ -21,17 +28,10 @@ from rose.engines.transformers import (
     serving_engine,
     stock_engine,
 )
-from rose.environments import GridWorld, Task
 from rose.errors import DeadlineExceeded, check
 from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
-from rose.rl.feed import receive
-from rose.rl.history import History
-from rose.rl.intake import Intake
-from rose.rl.loop import LoopSettings
-from rose.rl.rollouts import RolloutThread
-from rose.rl.trainer import PolicyTrainer, TrainerSettings
-from rose.rl.trajectory import Trajectory
+from rose.node.feed import receive
 from rose.scheduler import Capabilities, PlacementPolicy, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.worker import WorkerKind

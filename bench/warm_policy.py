@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rose.demo.environments import GridWorld, Tokenizer
+from rose.demo.environments.text import EOS
 from rose.engines.transformers import load_model
-from rose.environments import GridWorld, Tokenizer
-from rose.environments.text import EOS
 
 _STEPS = 120
 _BATCH = 64

@@ -10,6 +10,9 @@ import pytest
 
 from rose import thread as thread_module
 from rose.clock import BootClock
+from rose.demo.rl.background import Background
+from rose.demo.rl.child import Child
+from rose.demo.rl.supervisor import Death, Supervisor
 from rose.errors import InternalError, Unavailable
 from rose.executor import CoServing
 from rose.executor.keeper import Keeper
@@ -17,9 +20,6 @@ from rose.executor.listener import Listener
 from rose.executor.watcher import Watcher
 from rose.node.lending import LendingLoop
 from rose.node.session import ServerLimits, Session
-from rose.rl.background import Background
-from rose.rl.child import Child
-from rose.rl.supervisor import Death, Supervisor
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread

@@ -72,16 +72,16 @@ TOP: Final = ("cli", "demo", "node", "cluster", "adapters")
 FLOORS: Final = {
     "_core": 0,
     **dict.fromkeys(("", *GROUND), 1),
-    **dict.fromkeys(("memory", "compute", "slo", "kernels", "traces", "environments"), 2),
+    **dict.fromkeys(("memory", "compute", "slo", "kernels", "traces"), 2),
     **dict.fromkeys(("executor", "scheduler", "transfer"), 3),
     **dict.fromkeys(("checkpoints", "engines"), 4),
-    **dict.fromkeys(("api", "rl", "sim"), 5),
+    **dict.fromkeys(("api", "sim"), 5),
     **dict.fromkeys((*TOP, "__main__"), 6),
     "demo": 7,  # Experiments also run what a node is made of.
     "cli": 8,
 }
 FRAMEWORKS: Final = frozenset({"torch", "transformers", "triton", "vllm", "sglang", "cupy"})
-FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels", "rl"})
+FRAMEWORK_ROOMS: Final = frozenset({"engines", "adapters", "kernels", "demo"})
 # The tensor edge of transfer looks at tensors of torch, and imports it when it is given one.
 TENSOR_EDGE: Final = PurePosixPath("rose/transfer/codec/tensor.py")
 

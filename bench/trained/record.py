@@ -16,8 +16,8 @@ from bench.trained.pretraining import pretrain
 from bench.trained.rollouts import roll_out
 from bench.trained.settings import Point, Run, Settings
 from bench.trained.statistics import spans_of, step_statistics
+from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.errors import check
-from rose.rl.trainer import PolicyTrainer, TrainerSettings
 
 Bits = npt.NDArray[np.uint16]
 

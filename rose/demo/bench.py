@@ -15,6 +15,9 @@ from rose.demo.governed import GOVERNED, GovernedPair
 from rose.demo.governed_loops import LeastOfAll
 from rose.demo.record import CircleRecord, Slice
 from rose.demo.replay import Arm, CountIn, Replay
+from rose.demo.rl.feeder import RolloutFeeder
+from rose.demo.rl.loop import LoopSettings
+from rose.demo.rl.turn_feeder import TurnFeeder
 from rose.demo.rose_device import RoseDevice
 from rose.demo.schemes import SHARE_ALL, Scheme
 from rose.demo.settings import BenchSettings, rollout_tenant, serving_tenant
@@ -24,9 +27,6 @@ from rose.demo.workload import RolloutLoad
 from rose.engines.transformers import Engine, LiveWeights, Model
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import check
-from rose.rl.feeder import RolloutFeeder
-from rose.rl.loop import LoopSettings
-from rose.rl.turn_feeder import TurnFeeder
 from rose.scheduler.worker import WorkerKind
 from rose.slo import SLO
 from rose.traces import Trace

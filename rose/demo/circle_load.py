@@ -12,12 +12,12 @@ from rose.demo.record import (
     TurnRecord,
     VersionRecord,
 )
+from rose.demo.rl.circle import BORROWED, Circle
+from rose.demo.rl.circle_settings import CircleSettings
+from rose.demo.rl.history import SeenCommit, SeenVersion
+from rose.demo.rl.parts import Part
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded
-from rose.rl.circle import BORROWED, Circle
-from rose.rl.circle_settings import CircleSettings
-from rose.rl.history import SeenCommit, SeenVersion
-from rose.rl.parts import Part
 from rose.scheduler.worker import WorkerKind
 from rose.units import NS_PER_S
 

@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from rose.demo.environments import Tokenizer, ToolWaits
+from rose.demo.rl.circle_settings import CircleSettings, DedicatedWorker, TrainerPace
+from rose.demo.rl.loop import LoopSettings
+from rose.demo.rl.supervisor import RestartPolicy
 from rose.engines.transformers import Model
-from rose.environments import Tokenizer, ToolWaits
 from rose.errors import InvalidArgument
-from rose.rl.circle_settings import CircleSettings, DedicatedWorker, TrainerPace
-from rose.rl.loop import LoopSettings
-from rose.rl.supervisor import RestartPolicy
 from rose.scheduler import PlacementPolicy, SchedulerSettings
 from rose.traces import read_agent_trace, tool_waits
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rose.clock import Clock
+from rose.demo.rl.circle_settings import CircleSettings
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import InvalidArgument
 from rose.memory import KVGeometry
-from rose.rl.circle_settings import CircleSettings
 from rose.slo import Policy
 from rose.units import MIB
 

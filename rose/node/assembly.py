@@ -10,9 +10,9 @@ from rose.engines.transformers import Engine, EngineConfig, load_model, stock_en
 from rose.engines.transformers.live_weights import LiveWeights
 from rose.engines.transformers.worker import EngineWorker
 from rose.errors import InvalidArgument
+from rose.node.feed import receive
 from rose.node.options import WorkerOptions
 from rose.node.speed import measure
-from rose.rl.feed import receive
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from rose.transfer.wire.remote import RemoteSource
 from rose.units import ceil_div

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rose.rl.cores import cores_of
+from rose.node.cores import cores_of
 
 
 @dataclass(frozen=True, slots=True)

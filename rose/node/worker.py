@@ -10,8 +10,8 @@ from rose.clock import BootClock
 from rose.errors import RoseError
 from rose.node.assembly import assemble
 from rose.node.options import read_options
+from rose.node.place import take_place
 from rose.node.program import serve_until_told
-from rose.rl.place import take_place
 
 
 def main() -> int:

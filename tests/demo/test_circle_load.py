@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from rose.clock import BootClock
 from rose.demo.circle_load import CircleLoad
+from rose.demo.rl.history import History
 from rose.errors import DeadlineExceeded
-from rose.rl.history import History
 
 
 def test_what_does_not_end_is_an_incident_and_the_report_still_comes() -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from rose.rl.child import Child
+from rose.demo.rl.child import Child
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
 from tests.node.rig import LONG_S, Scheduler, request, wait_for
 
@@ -18,7 +18,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.server import serve
 
-# Half a minute; `tests/rl/test_circle.py` starts the same program.
+# Half a minute; `tests/demo/rl/test_circle.py` starts the same program.
 pytestmark = pytest.mark.slow
 
 KV_TOKENS = 2048

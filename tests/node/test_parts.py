@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from rose.errors import Unavailable
 from rose.node.ending import Ending
+from rose.node.feed import WeightFeed
 from rose.node.options import read_options
 from rose.node.speed import PREFILL_TOKENS, measure
-from rose.rl.feed import WeightFeed
 from rose.scheduler.worker import WorkerKind
 from tests.node.rig import LONG_S
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
+from rose.demo.rl.child import Child
+from rose.demo.rl.supervisor import RestartPolicy, Supervisor
 from rose.errors import Unavailable
-from rose.rl.child import Child
-from rose.rl.supervisor import RestartPolicy, Supervisor
 from rose.scheduler.remote import RemoteLimits
 from rose.scheduler.worker import LeaseChanged, TurnEnd
 from tests.node.rig import Scheduler, request, wait_for

@@ -16,7 +16,7 @@ from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from tests.rl.saying_worker import SayingWorker
+from tests.demo.rl.saying_worker import SayingWorker
 from tests.scheduler.front_world import (
     CAPABILITIES,
     SAMPLING,

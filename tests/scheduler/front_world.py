@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rose.environments.text import EOS
+from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.copying import SlowCopy
 from rose.scheduler.durable import Durable
@@ -30,8 +30,8 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 from rose.units import NS_PER_MS
-from tests.rl.play import logprob_at, token_at, version_at
-from tests.rl.saying_worker import SayingWorker
+from tests.demo.rl.play import logprob_at, token_at, version_at
+from tests.demo.rl.saying_worker import SayingWorker
 from tests.scheduler.tuned import tuned
 
 SETTINGS = tuned(

@@ -19,7 +19,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from tests.rl.saying_worker import SayingWorker
+from tests.demo.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import (
     WIDE,
     Voices,

@@ -15,7 +15,7 @@ from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.front_events import Begun, RunningTurn, Step
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from tests.rl.saying_worker import SayingWorker
+from tests.demo.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import (
     CAN,
     WIDE,

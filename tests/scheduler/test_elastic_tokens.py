@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerEvent, WorkerKind, WorkerLost
-from tests.rl.play import logprob_at, token_at, version_at
+from tests.demo.rl.play import logprob_at, token_at, version_at
 from tests.scheduler.elastic_rig import assert_true, bring, opened, run, speak, until
 from tests.scheduler.front_world import SAMPLING, first_prompt, truth
 

@@ -7,7 +7,7 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind, WorkerLost
-from tests.rl.saying_worker import SayingWorker
+from tests.demo.rl.saying_worker import SayingWorker
 from tests.scheduler.elastic_rig import CAN, assert_true, opened, run, speak, until
 from tests.scheduler.front_world import SAMPLING, first_prompt
 

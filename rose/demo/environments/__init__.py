@@ -1,0 +1,20 @@
+"""Worlds that trajectories act in: text in, text out, rewards that can be recomputed."""
+
+from rose.demo.environments.calculator import Calculator
+from rose.demo.environments.environment import Environment, Step, Transcript
+from rose.demo.environments.grid import GridWorld
+from rose.demo.environments.tasks import Task, task
+from rose.demo.environments.text import Tokenizer
+from rose.demo.environments.tool_waits import ToolWaits
+
+__all__ = [
+    "Calculator",
+    "Environment",
+    "GridWorld",
+    "Step",
+    "Task",
+    "Tokenizer",
+    "ToolWaits",
+    "Transcript",
+    "task",
+]

@@ -1,0 +1,123 @@
+"""A question of arithmetic, and a tool to work it out with before answering (ReAct style)."""
+
+import re
+from typing import Final
+
+import numpy as np
+
+from rose.demo.environments.arithmetic import LENGTH_MAX, Malformed, evaluate
+from rose.demo.environments.environment import Step, Transcript, check_seed, check_turns
+from rose.errors import InternalError, InvalidArgument
+
+_CALL: Final = re.compile(r"(calc|answer)\(")
+_ANSWER: Final = re.compile(r" *(-?[0-9]{1,12}) *\)")
+_HOW: Final = "say calc(..) or answer(N)"
+
+
+class Calculator:
+    """One question at a time.
+
+    The first call in what was said counts, text around it is thinking. A right answer is worth 1,
+    everything else 0; the first answer ends the episode.
+    """
+
+    name = "calculator"
+
+    def __init__(self, *, turns_max: int = 4, terms_max: int = 3, largest: int = 9) -> None:
+        """Set the rules.
+
+        Args:
+            turns_max: things that may be said, > 0.
+            terms_max: numbers in a question, from 2 to 6.
+            largest: of these numbers, from 1 to 99.
+        """
+        if turns_max <= 0 or not 2 <= terms_max <= 6 or not 1 <= largest <= 99:
+            raise InvalidArgument(
+                f"turns_max {turns_max}, terms_max {terms_max}, largest {largest}: give at least "
+                "1 turn, 2 to 6 terms, and a largest number from 1 to 99"
+            )
+        self._turns_max = turns_max
+        self._terms_max = terms_max
+        self._largest = largest
+        self._answer = 0
+        self._turns_left = 0
+
+    def reset(self, seed: int) -> str:
+        """Ask the question of `seed`."""
+        question, self._answer = self._draw(seed)
+        self._turns_left = self._turns_max
+        return f"{question}=? {_HOW}"
+
+    def step(self, said: str) -> Step:
+        """Use the calculator or answer; what is malformed costs a turn and is told so."""
+        if self._turns_left == 0:
+            raise InvalidArgument("no question is open: call reset")
+        self._turns_left -= 1
+        call, rest = _first_call(said)
+        if call == "answer" and (number := _number(rest)) is not None:
+            self._turns_left = 0
+            is_right = number == self._answer
+            return Step("right" if is_right else "wrong", float(is_right), is_over=True, tool=None)
+        is_over = self._turns_left == 0
+        if call == "calc":
+            return Step(_calculate(rest), 0.0, is_over, tool="calc")
+        told = "malformed: answer(N) takes a number" if call == "answer" else _HOW
+        return Step(told, 0.0, is_over, tool=None)
+
+    def score(self, transcript: Transcript) -> float:
+        """Return 1 if the first answer in the transcript is right, 0 if not or if there is none."""
+        check_turns(self.name, len(transcript.said), self._turns_max)
+        _, right = self._draw(transcript.seed)
+        for turn, said in enumerate(transcript.said, start=1):
+            call, rest = _first_call(said)
+            number = _number(rest) if call == "answer" else None
+            if number is not None:
+                check_turns(self.name, len(transcript.said), turn)
+                return float(number == right)
+        return 0.0
+
+    def _draw(self, seed: int) -> tuple[str, int]:
+        check_seed(seed)
+        random = np.random.default_rng(seed)
+        terms = int(random.integers(2, self._terms_max + 1))
+        numbers = random.integers(0, self._largest + 1, size=terms)
+        signs = random.choice(["+", "-", "*"], size=terms - 1)
+        question = str(numbers[0])
+        for place, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
+            # Brackets now and then: without them reading from left to right would be a rule.
+            if place > 0 and random.random() < 0.5:
+                question = f"({question})"
+            question += f"{sign}{number}"
+        value = evaluate(question)
+        if isinstance(value, Malformed):
+            raise InternalError(f"the question {question} has no value: {value.reason}")
+        return question, value
+
+
+def _first_call(said: str) -> tuple[str, str]:
+    """Return the name of the first call and all after its bracket, or nothing twice."""
+    found = _CALL.search(said)
+    return (found[1], said[found.end() :]) if found else ("", "")
+
+
+def _number(rest: str) -> int | None:
+    found = _ANSWER.match(rest)
+    return int(found[1]) if found else None
+
+
+def _calculate(rest: str) -> str:
+    inside = _up_to_closing(rest)
+    if inside is None:
+        return "malformed: a bracket is not closed"
+    value = evaluate(inside)
+    return f"malformed: {value.reason}" if isinstance(value, Malformed) else f"calc: {value}"
+
+
+def _up_to_closing(rest: str) -> str | None:
+    """Return the text before the bracket that closes the call; nobody looks far for it."""
+    depth = 1
+    for place, one in enumerate(rest[: 2 * LENGTH_MAX]):
+        depth += (one == "(") - (one == ")")
+        if depth == 0:
+            return rest[:place]
+    return None

@@ -1,0 +1,101 @@
+"""A maze walked by saying N, E, S or W."""
+
+import re
+from typing import Final
+
+from rose.demo.environments.environment import Step, Transcript, check_seed, check_turns
+from rose.demo.environments.maze import Cell, Maze, draw_maze
+from rose.errors import InvalidArgument
+
+_MOVE: Final = re.compile("[NESW]")
+
+
+class GridWorld:
+    """One maze at a time.
+
+    The first of N, E, S, W in what was said is the move, text before it is thinking. The goal is
+    worth 1 and ends the episode. With `shaping` each move adds `shaping` times the share of the way
+    that it brought the player nearer, so that a policy that never arrives can still be told better
+    from worse; over an episode that depends on where it ended alone.
+    """
+
+    name = "grid"
+
+    def __init__(
+        self, *, size: int = 4, turns_max: int = 8, wall_share: float = 0.2, shaping: float = 0.0
+    ) -> None:
+        """Set the rules.
+
+        Args:
+            size: cells on a side, from 2 to 32.
+            turns_max: moves an episode may have, at least 2 (size - 1) so that every goal can be
+                reached.
+            wall_share: of the cells, from 0 to 1; walls that leave no way are taken away.
+            shaping: what the whole way to the goal adds to the 1 for being there, >= 0.
+        """
+        if not 2 <= size <= 32 or turns_max < 2 * (size - 1):
+            raise InvalidArgument(
+                f"size {size} with turns_max {turns_max}: give a size from 2 to 32 and at least "
+                "2 (size - 1) turns"
+            )
+        if not 0.0 <= wall_share <= 1.0 or not 0.0 <= shaping < float("inf"):
+            raise InvalidArgument(
+                f"wall_share {wall_share}, shaping {shaping}: give a share from 0 to 1 and a "
+                "shaping of at least 0"
+            )
+        self._size = size
+        self._turns_max = turns_max
+        self._wall_share = wall_share
+        self._shaping = shaping
+        self._maze: Maze | None = None
+        self._at: Cell = (0, 0)
+        self._turns = 0
+
+    def reset(self, seed: int) -> str:
+        """Enter the maze of `seed`."""
+        self._maze = self.maze(seed)
+        self._at = self._maze.start
+        self._turns = 0
+        return self._seen(self._maze, "go N, E, S or W")
+
+    def step(self, said: str) -> Step:
+        """Make a move; what is none costs a turn and is told so."""
+        if (maze := self._maze) is None:
+            raise InvalidArgument("no maze was entered: call reset")
+        before, self._turns = self._at, self._turns + 1
+        found = _MOVE.search(said)
+        self._at = maze.after(before, found[0]) if found else before
+        is_there = self._at == maze.goal
+        reward = float(is_there) + self._potential(maze, self._at) - self._potential(maze, before)
+        if is_there or self._turns == self._turns_max:
+            self._maze = None
+        told = ("moved" if self._at != before else "a wall") if found else "say N, E, S or W"
+        seen = self._seen(maze, "the goal" if is_there else told)
+        return Step(seen, reward, self._maze is None, tool="move" if found else None)
+
+    def score(self, transcript: Transcript) -> float:
+        """Walk the transcript and value the cell it ends in."""
+        check_turns(self.name, len(transcript.said), self._turns_max)
+        maze = self.maze(transcript.seed)
+        cell = maze.start
+        for turn, said in enumerate(transcript.said, start=1):
+            found = _MOVE.search(said)
+            cell = maze.after(cell, found[0]) if found else cell
+            if cell == maze.goal:
+                check_turns(self.name, len(transcript.said), turn)
+        return float(cell == maze.goal) + self._potential(maze, cell)
+
+    def maze(self, seed: int) -> Maze:
+        """Return the maze of a seed."""
+        check_seed(seed)
+        return draw_maze(
+            seed, size=self._size, wall_share=self._wall_share, steps_max=self._turns_max
+        )
+
+    def _potential(self, maze: Maze, cell: Cell) -> float:
+        """Return `shaping` times the share of the way that is behind; 0 at the start."""
+        return self._shaping * (1.0 - maze.steps_to_goal[cell] / maze.steps_to_goal[maze.start])
+
+    def _seen(self, maze: Maze, told: str) -> str:
+        (x, y), (goal_x, goal_y) = self._at, maze.goal
+        return f"at {x},{y} goal {goal_x},{goal_y} open {maze.open_moves(self._at)}: {told}"

@@ -1,0 +1,346 @@
+"""The circle: trajectories roll out, a trainer learns from them, fresh weights come back.
+
+Three programs are started and minded: the trainer, a relay that its weights go through, and a
+dedicated worker; a borrowed worker lives in this process, beside serving. Whichever of the programs
+dies is started again, and the circle goes on with what is left until it is back.
+"""
+
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+from rose.clock import Clock
+from rose.demo.rl.circle_settings import CircleSettings
+from rose.demo.rl.client import TrainerClient
+from rose.demo.rl.handoff import Handoff
+from rose.demo.rl.history import History
+from rose.demo.rl.noted_source import NotedSource
+from rose.demo.rl.relayed import RelayedBytes
+from rose.demo.rl.rollouts import RolloutThread
+from rose.demo.rl.supervisor import Death, Supervisor
+from rose.demo.rl.training import unsaved_max
+from rose.demo.rl.watch import TrainerWatch
+from rose.engines.transformers import EngineWorker, LiveWeights
+from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.node.feed import receive
+from rose.scheduler import Capabilities
+from rose.scheduler.events import Consumed
+from rose.scheduler.remote import RemoteWorker
+from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
+from rose.transfer.digests import Digest
+from rose.transfer.receiving.receiver import Receiver
+from rose.transfer.receiving.staging import ReceiverState
+from rose.transfer.wire.remote import RemoteSource
+
+BORROWED: Final = 0
+_TRAINER: Final = "trainer"
+_FIRST_DEDICATED: Final = 1
+_READY_S: Final = 180.0
+_TOKEN_BYTES: Final = 32
+
+
+def _is_beyond_help(event: WorkerEvent) -> bool:
+    """Whether a dedicated worker is gone, or has ended its lease: its weights are no version."""
+    return isinstance(event, WorkerLost) or (
+        isinstance(event, LeaseChanged) and event.kv_tokens == 0
+    )
+
+
+class Circle:
+    """Owns the programs, the rollouts and everything between them.
+
+    Args:
+        settings: what it is made of.
+        wait_s: `(trajectory, turn)` to how long a tool takes.
+        clock: where time comes from.
+    """
+
+    def __init__(
+        self, settings: CircleSettings, *, wait_s: Callable[[int, int], float], clock: Clock
+    ) -> None:
+        self.history = History(clock)
+        self.handoff = Handoff(
+            kept=unsaved_max(settings.pace.batch, settings.loop.group_size),
+            on_refused=self._refused,
+        )
+        self._settings = settings
+        self._checkpoint = settings.folder / "trainer.checkpoint"
+        self._clock = clock
+        self.loop = RolloutThread(
+            settings.loop,
+            scheduler=settings.scheduler,
+            policy=settings.policy,
+            seed=settings.seed,
+            wait_s=wait_s,
+            on_finished=self.handoff.put,
+            clock=clock,
+            watches=(self.history,),
+        )
+        self.watch = TrainerWatch(self.loop.tell)
+        self._token = secrets.token_hex(_TOKEN_BYTES)
+        self._trainer_address = self._weights_address = "127.0.0.1:0"  # the relay has the latter
+        self.relayed = RelayedBytes()
+        self._trainer_ready = threading.Event()
+        self._relay_ready = threading.Event()
+        self._dedicated_ready = threading.Event()
+        self._given_up: str | None = None
+        self._parts = ExitStack()
+        self._clients = self._parts.enter_context(ExitStack())  # Closed last.
+        self._dedicated: RemoteWorker | None = None
+        self._trainer: Supervisor | None = None
+        self._relay: Supervisor | None = None
+        self._worker: Supervisor | None = None
+        self._receiver: Receiver | None = None
+        self._speed: dict[str, Any] = {}
+        self._started = 0
+
+    # ---- from outside ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the programs, and wait until all are ready; trajectories begin meanwhile.
+
+        Raises:
+            InvalidArgument: the folder has the checkpoint of another circle.
+            Unavailable: a program does not start.
+            DeadlineExceeded: it takes too long.
+        """
+        if self._checkpoint.exists():
+            # Its trajectories have the numbers that ours would get.
+            raise InvalidArgument(f"{self._checkpoint} is there already: name another folder")
+        self._trainer = Supervisor(
+            self._trainer_command,
+            self._trainer_began,
+            partial(self._died, _TRAINER, self._trainer_ready),
+            policy=self._settings.restarts,
+            clock=self._clock,
+            first_line=self._token,
+        )
+        self._parts.callback(self._trainer.stop)
+        self._wait_for(self._trainer_ready, "the trainer")
+        self._relay = Supervisor(
+            self._relay_command,
+            self._relay_began,
+            partial(self._died, "relay", self._relay_ready),
+            policy=self._settings.restarts,
+            on_line=self.relayed.hear,
+            first_line=self._token,
+            clock=self._clock,
+        )
+        self._parts.callback(self._relay.stop)
+        self._wait_for(self._relay_ready, "the relay")
+        self._parts.callback(self.watch.stop)  # It looks once more when all was handed over.
+        self._parts.callback(self.handoff.stop)
+        self._parts.callback(self.loop.stop)
+        for part in (self.loop, self.handoff, self.watch):
+            part.start()
+        self._worker = Supervisor(
+            self._worker_command,
+            self._worker_began,
+            partial(self._died, "dedicated worker", self._dedicated_ready),
+            policy=self._settings.restarts,
+            first_line=self._token,
+            clock=self._clock,
+        )
+        self._parts.callback(self._worker.stop)
+        self._parts.callback(self._hang_up)
+        self._wait_for(self._dedicated_ready, "the dedicated worker")
+
+    def add_borrowed(
+        self, worker: EngineWorker, weights: LiveWeights, *, seats: int, share: float
+    ) -> None:
+        """Let a borrowed worker take part; its engine runs, and `start` was called.
+
+        Args:
+            worker: number `BORROWED`, made with `on_event=circle.hear`.
+            weights: of its engine's model, loaded from the same preset or folder.
+            seats: most turns it takes at once.
+            share: of the time in which it is expected to run, > 0: it is taken to be so much
+                slower than the dedicated worker, which was measured.
+        """
+        source = RemoteSource(self._weights_address, self._token)
+        noted = NotedSource(source, self.history.version)
+        self._receiver = receive(noted, weights, worker, version=0)
+        self._parts.callback(self._receiver.close)
+        self._parts.callback(source.close)  # First: it breaks off what the receiver waits for.
+        measured = self._speed
+        can = Capabilities(
+            seats=seats,
+            prefill_tokens_per_s=measured["prefill_tokens_per_s"] * share,
+            decode_step_ms=measured["decode_step_ms"] / share,
+            decode_ms_per_sequence=measured["decode_ms_per_sequence"] / share,
+            domain=BORROWED,
+        )
+        self.loop.join(worker, can)
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Take an event of a worker; never waits, so an engine may call it in a step."""
+        self.loop.hear(event)
+
+    def lost(self) -> int:
+        """Return the trajectories that nobody can account for; exact after `stop`.
+
+        One that was started is under way, dropped, waiting to be handed over, refused by the
+        trainer, or known to it.
+        """
+        counts = self.loop.counts()
+        known = self.watch.known + self.handoff.waiting + self.handoff.refused
+        return counts.lost + max(0, counts.finished - known)
+
+    def kill_trainer(self) -> None:
+        """Kill the trainer, for tests of what follows."""
+        if self._trainer is not None:
+            self._trainer.kill()
+
+    def kill_relay(self) -> None:
+        """Kill the relay, for tests of what follows."""
+        if self._relay is not None:
+            self._relay.kill()
+
+    def dedicated_pid(self) -> int | None:
+        """Return the number of the dedicated worker's process, if it runs."""
+        return None if self._worker is None else self._worker.pid
+
+    def kill_dedicated(self) -> None:
+        """Kill the dedicated worker: the next incarnation takes its place."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def held_digest(self) -> Digest | None:
+        """Return the digest of the version that the borrowed worker is said to hold."""
+        return None if self._receiver is None else self._receiver.digest
+
+    def failure(self) -> str | None:
+        """Return what ended the circle for good; None while it turns."""
+        for part in (self.loop, self.handoff, self.watch):
+            if part.error is not None:
+                return str(part.error)
+            if part.has_died:
+                return f"a thread of the circle has died: {type(part).__name__}"
+        if self._receiver is not None and self._receiver.state is ReceiverState.QUARANTINED:
+            return "the borrowed worker's weights are those of no version"
+        return self._given_up
+
+    def stop(self) -> None:
+        """Stop everything in the order in which nothing is lost; what was counted stays.
+
+        Raises:
+            DeadlineExceeded: a thread or a program does not end; all others were stopped.
+        """
+        self._parts.close()
+
+    def _refused(self, why: str) -> None:
+        self.history.incident(f"the trainer refuses a trajectory: {why}")
+        self.loop.tell(Consumed(1))  # It waits for another instead.
+
+    def _hang_up(self) -> None:
+        if self._dedicated is not None:
+            self._dedicated.close()
+
+    # ---- the programs ---------------------------------------------------------------------------
+
+    def _place(self) -> list[str]:
+        cores = ",".join(str(core) for core in sorted(self._settings.cores))
+        background = ["--background"] if self._settings.is_background else []
+        return [*background, *([f"--cores={cores}"] if cores else [])]
+
+    def _trainer_command(self, _incarnation: int) -> list[str]:
+        settings, pace = self._settings, self._settings.pace
+        return [
+            *(sys.executable, "-m", "rose.demo.rl.program", f"--model={settings.model}"),
+            *(f"--seed={settings.seed}", f"--run=seed-{settings.seed}"),
+            f"--checkpoint={self._checkpoint}",
+            f"--group-size={settings.loop.group_size}",
+            f"--temperature={settings.loop.temperature}",
+            *(f"--lr={pace.lr}", f"--batch={pace.batch}", f"--max-staleness={pace.max_staleness}"),
+            *(f"--learned-max={pace.learned_max}", *(["--bf16"] if pace.is_bf16 else [])),
+            f"--publish-every-s={pace.publish_every_s}",
+            f"--checkpoint-every={pace.checkpoint_every}",
+            f"--first-version={self.watch.version + 1 if self.watch.version else 0}",
+            *(f"--weights-address={self._trainer_address}", "--weights-token-on-stdin"),
+            *self._place(),
+        ]
+
+    def _trainer_began(self, incarnation: int, ready: dict[str, Any]) -> None:
+        if incarnation:
+            self.history.incident(f"trainer is back at version {ready['version']}")
+        self._trainer_address = ready["weights_address"]
+        client = TrainerClient(ready["trainer_address"], ready["trainer_token"])
+        self._clients.callback(client.close)
+        self.handoff.follow(client.submit)
+        self.watch.follow(client.status)
+        self._trainer_ready.set()
+
+    def _relay_command(self, _incarnation: int) -> list[str]:
+        self.relayed.begin()
+        return [
+            *(sys.executable, "-m", "rose.demo.rl.relay_program"),
+            *(f"--upstream={self._trainer_address}", f"--weights-address={self._weights_address}"),
+            *self._place(),
+        ]
+
+    def _relay_began(self, incarnation: int, ready: dict[str, Any]) -> None:
+        if incarnation:
+            self.history.incident("relay is back")
+        # The same for all that follow, so that workers find them.
+        self._weights_address = ready["address"]
+        self._relay_ready.set()
+
+    def _worker_command(self, incarnation: int) -> list[str]:
+        settings = self._settings
+        self._started = incarnation
+        return [
+            *(sys.executable, "-m", "rose.node.worker", f"--model={settings.model}"),
+            *(f"--seed={settings.seed}", f"--number={_FIRST_DEDICATED + incarnation}"),
+            f"--seats={settings.dedicated.seats}",
+            f"--kv-tokens={settings.dedicated.kv_tokens}",
+            *(f"--weights={self._weights_address}", "--weights-token-on-stdin"),
+            *self._place(),
+        ]
+
+    def _worker_began(self, incarnation: int, ready: dict[str, Any]) -> None:
+        if incarnation:
+            self.history.incident("dedicated worker is back")
+        self._speed = ready
+        number = _FIRST_DEDICATED + incarnation
+        can = Capabilities(
+            seats=ready["seats"],
+            prefill_tokens_per_s=ready["prefill_tokens_per_s"],
+            decode_step_ms=ready["decode_step_ms"],
+            decode_ms_per_sequence=ready["decode_ms_per_sequence"],
+            version=ready["version"],
+            domain=number,
+        )
+        before = self._dedicated
+
+        def hear(event: WorkerEvent) -> None:
+            self.hear(event)
+            if _is_beyond_help(event) and self._started == incarnation:
+                self.kill_dedicated()  # Another incarnation takes its place.
+
+        self._dedicated = RemoteWorker(
+            ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear
+        )
+        self.loop.join(self._dedicated, can)
+        if before is not None:
+            before.close()
+        self._dedicated_ready.set()
+
+    def _died(self, name: str, is_up: threading.Event, death: Death) -> None:
+        self.history.incident(f"{name} died: {death.reason}")
+        if name == _TRAINER:
+            self.handoff.follow(None)
+            self.watch.follow(None)
+        if death.is_final or not is_up.is_set():
+            # One that never was ready will not be: its options or its machine are at fault.
+            self._given_up = f"the {name} was given up: {death.reason}"
+            is_up.set()
+
+    def _wait_for(self, ready: threading.Event, name: str) -> None:
+        if not ready.wait(timeout=_READY_S):
+            raise DeadlineExceeded(f"{name} is not ready after {_READY_S:g} s")
+        if self._given_up is not None:
+            raise Unavailable(self._given_up)

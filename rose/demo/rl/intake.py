@@ -1,0 +1,126 @@
+"""Where trajectories wait until their group is complete."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from rose.demo.rl.messages import Submitted
+from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
+from rose.errors import InvalidArgument
+
+
+class Intake:
+    """Takes each number once and gives whole groups, in the order in which they became complete.
+
+    Any thread: everything is under one condition, which wakes whoever waits for groups.
+
+    Args:
+        group_size: trajectories of a group, > 0.
+        vocabulary: ids are below it.
+        waiting_max: how many may wait; more are told to come later.
+        learned: numbers that were learned from before this process.
+        tokens_max: of one trajectory.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_size: int,
+        vocabulary: int,
+        waiting_max: int,
+        learned: Iterable[int] = (),
+        tokens_max: int = TRAJECTORY_TOKENS_MAX,
+    ) -> None:
+        if group_size <= 0 or waiting_max < group_size:
+            raise InvalidArgument(
+                f"group_size {group_size}, waiting_max {waiting_max}: give groups of at least 1 "
+                "and room for one of them"
+            )
+        self._group_size = group_size
+        self._vocabulary = vocabulary
+        self._waiting_max = waiting_max
+        self._tokens_max = tokens_max
+        self._changed = threading.Condition()
+        self._known = set(learned)
+        self._groups: dict[int, list[Trajectory]] = {}  # not complete yet
+        self._complete: deque[list[Trajectory]] = deque()
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many trajectories have not been taken yet."""
+        with self._changed:
+            return self._waiting
+
+    @property
+    def known(self) -> int:
+        """How many trajectories need not be sent again."""
+        with self._changed:
+            return len(self._known)
+
+    def submit(self, trajectories: Sequence[Trajectory], *, newest: int) -> Submitted:
+        """Take what is not known yet, and is one of this model's.
+
+        Args:
+            trajectories: in any order.
+            newest: published version; nothing can have been said by a newer one.
+        """
+        accepted, known, later = [], [], []
+        refused: dict[int, str] = {}
+        with self._changed:
+            for one in trajectories:
+                if one.number in self._known:
+                    known.append(one.number)
+                elif fault := self._fault(one, newest):
+                    refused[one.number] = fault
+                elif self._waiting >= self._waiting_max:
+                    later.append(one.number)
+                else:
+                    self._add(one)
+                    accepted.append(one.number)
+            self._changed.notify_all()
+        return Submitted(tuple(accepted), tuple(known), tuple(later), refused)
+
+    def take(self, count: int, *, timeout_s: float) -> list[Trajectory]:
+        """Return all whole groups, once they have `count` trajectories; nothing if not in time."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: len(self._complete) * self._group_size >= count, timeout_s
+            ):
+                return []
+            taken: list[Trajectory] = []
+            while self._complete:
+                taken += self._complete.popleft()
+            self._waiting -= len(taken)
+            return taken
+
+    def drop_stale(self, oldest: int) -> list[Trajectory]:
+        """Take out the incomplete groups that only have trajectories older than a version.
+
+        Without this a group whose last member never comes would fill the room for ever.
+        """
+        with self._changed:
+            dropped: list[Trajectory] = []
+            for group, members in list(self._groups.items()):
+                if all(one.version_min < oldest for one in members):
+                    dropped += self._groups.pop(group)
+            self._waiting -= len(dropped)
+            return dropped
+
+    def _add(self, one: Trajectory) -> None:
+        members = self._groups.setdefault(one.group, [])
+        members.append(one)
+        self._known.add(one.number)
+        self._waiting += 1
+        if len(members) == self._group_size:
+            self._complete.append(self._groups.pop(one.group))
+
+    def _fault(self, one: Trajectory, newest: int) -> str | None:
+        name = f"trajectory {one.number}"
+        if len(one.tokens) > self._tokens_max:
+            return f"{name} has {len(one.tokens)} tokens, at most {self._tokens_max} are taken"
+        if (token := max(one.tokens)) >= self._vocabulary:
+            return f"{name} has token {token}, the model knows ids below {self._vocabulary}"
+        if (version := max(one.versions)) > newest:
+            return f"{name} is of version {version}, the newest is {newest}"
+        return None

@@ -1,0 +1,77 @@
+"""One trajectory, from its task to what is learned from: environment and scheduler in turn."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from rose.demo.environments import Task, Tokenizer
+from rose.demo.environments.text import EOS
+from rose.demo.rl.loop import LoopSettings
+from rose.demo.rl.trajectory import NOT_GENERATED, Trajectory
+from rose.scheduler import ElasticRolloutScheduler, Sampling
+
+_TOKENIZER: Final = Tokenizer()
+
+
+async def play(
+    scheduler: ElasticRolloutScheduler,
+    task: Task,
+    *,
+    number: int,
+    seed: int,
+    settings: LoopSettings,
+    wait_s: Callable[[int, int], float],
+) -> Trajectory:
+    """Play a trajectory until its environment is over, or its context has no room for a turn.
+
+    Args:
+        scheduler: generates the turns.
+        task: of the trajectory's group; the environment is this trajectory's alone.
+        number: of the trajectory, unique in a run.
+        seed: of the sampling, >= 0.
+        settings: sizes of the trajectory.
+        wait_s: `(trajectory, turn)` to how long the tool of that turn takes.
+
+    Raises:
+        TrajectoryDropped: the scheduler gave it up.
+        Unavailable: the scheduler was closed.
+    """
+    environment = task.environment
+    tokens = list(_TOKENIZER.prompt(environment.reset(task.seed)))
+    logprobs, versions = [0.0] * len(tokens), [NOT_GENERATED] * len(tokens)
+    reward, turn = 0.0, 0
+    await scheduler.start(number, group=task.group, seed=seed)
+    while True:
+        room = settings.context_tokens_max - len(tokens)
+        # However long the first observation is, it gets an answer.
+        tokens_max = max(1, min(settings.turn_tokens_max, room))
+        sampling = Sampling(tokens_max, settings.temperature, (EOS,))
+        said = await scheduler.generate(number, turn=turn, prompt=tokens, sampling=sampling)
+        tokens += said.tokens
+        logprobs += said.logprobs
+        versions += said.versions
+        step = environment.step(_TOKENIZER.decode(said.tokens))
+        reward += step.reward
+        turn += 1
+        observation = _TOKENIZER.prompt(step.observation)
+        room = settings.context_tokens_max - settings.turn_tokens_max
+        if step.is_over or len(tokens) + len(observation) > room:
+            break
+        tokens += observation
+        logprobs += [0.0] * len(observation)
+        versions += [NOT_GENERATED] * len(observation)
+        if step.tool is not None:
+            await asyncio.sleep(wait_s(number, turn - 1))
+    await scheduler.finish(number)
+    return Trajectory(
+        number=number,
+        group=task.group,
+        seed=task.seed,
+        environment=environment.name,
+        tokens=tuple(tokens),
+        is_generated=tuple(version != NOT_GENERATED for version in versions),
+        logprobs=tuple(logprobs),
+        versions=tuple(versions),
+        reward=reward,
+        turns=turn,
+    )

@@ -1,0 +1,205 @@
+"""Rollouts of an RL loop: as many trajectories as are wanted at once, in a thread of their own."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Event
+from typing import Any, Final
+
+from rose.clock import Clock
+from rose.demo.environments import Task, task
+from rose.demo.rl.background import Background
+from rose.demo.rl.groups import Groups
+from rose.demo.rl.loop import LoopCounts, LoopSettings
+from rose.demo.rl.parts import Parts
+from rose.demo.rl.play import play
+from rose.demo.rl.trajectory import Trajectory
+from rose.errors import check
+from rose.scheduler import (
+    Capabilities,
+    ElasticRolloutScheduler,
+    PlacementPolicy,
+    SchedulerSettings,
+    TrajectoryDropped,
+)
+from rose.scheduler.events import Consumed, VersionPublished
+from rose.scheduler.watching import FrontWatch
+from rose.scheduler.worker import Worker, WorkerEvent
+
+# Episodes and sampling have streams of numbers of their own.
+_SAMPLING_STRIDE: Final = 1_000_003
+
+_Make = Callable[[], Coroutine[Any, Any, None]]
+
+
+class RolloutThread(Background):
+    """Keeps `in_flight` trajectories going until it is stopped.
+
+    The thread runs an event loop with the scheduler and one coroutine per trajectory. Workers only
+    put events into the scheduler's inbox, so an engine never waits for this thread.
+
+    Args:
+        settings: sizes of the trajectories.
+        scheduler: knobs of the scheduler's core.
+        policy: decides where a turn runs.
+        seed: of tasks and sampling, >= 0.
+        wait_s: `(trajectory, turn)` to how long the tool of that turn takes.
+        on_finished: receives each finished trajectory in this thread; must not wait.
+        clock: of the scheduler and of `parts`.
+        watches: see everything that the scheduler does.
+        draw_task: returns the task of a group, with a new environment each time; None for those of
+            `rose.demo.environments.task`.
+
+    Attributes:
+        scheduler: other threads use `hear` alone until `stop` has returned.
+        parts: which worker ran which part of which turn.
+    """
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        *,
+        scheduler: SchedulerSettings,
+        policy: PlacementPolicy,
+        seed: int,
+        wait_s: Callable[[int, int], float],
+        on_finished: Callable[[Trajectory], None],
+        clock: Clock,
+        watches: Sequence[FrontWatch] = (),
+        draw_task: Callable[[int], Task] | None = None,
+    ) -> None:
+        super().__init__("rose-rollouts")
+        self.parts = Parts(clock)
+        self.scheduler = ElasticRolloutScheduler(
+            scheduler, policy, clock=clock, watches=(self.parts, *watches)
+        )
+        size = settings.group_size
+        self._settings = settings
+        self._draw_task = draw_task or (lambda group: task(seed, group * size, group_size=size))
+        self._seed = seed
+        self._wait_s = wait_s
+        self._on_finished = on_finished
+        self._is_open = Event()
+        # Both are there when it is open.
+        self._loop: asyncio.AbstractEventLoop
+        self._over: asyncio.Future[None]
+        # All below is this thread's; others read how many there are.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._groups = Groups(size)
+        self._in_flight: set[int] = set()
+        self._started = self._finished = self._dropped = 0
+
+    # ---- any thread -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread, and return when workers may join and send events."""
+        super().start()
+        self._is_open.wait()
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Take an event of a worker; never waits, so an engine may call it in a step."""
+        self.scheduler.hear(event)
+
+    def join(self, worker: Worker, capabilities: Capabilities) -> None:
+        """Register a worker without waiting; its lease may be reported before or after."""
+        self._call(self._spawn, partial(self.scheduler.register, worker, capabilities))
+
+    def tell(self, news: VersionPublished | Consumed) -> None:
+        """Report what the trainer did, without waiting."""
+        match news:
+            case VersionPublished():
+                self._call(self._spawn, partial(self.scheduler.publish, news.version))
+            case Consumed():
+                self._call(self._spawn, partial(self.scheduler.consumed, news.trajectories))
+
+    def stop(self) -> None:
+        """End the thread; turns in flight are stopped, and their trajectories stay unfinished.
+
+        Raises:
+            DeadlineExceeded: the thread does not end.
+        """
+        with self._changed:
+            self._is_stopping = True
+        if self._is_open.is_set():
+            self._call(self._end, None)
+        super().stop()
+
+    def counts(self) -> LoopCounts:
+        """Return what became of the trajectories so far; exact once the thread is stopped."""
+        in_flight, over = len(self._in_flight), self._finished + self._dropped
+        return LoopCounts(
+            started=self._started,
+            finished=self._finished,
+            dropped=self._dropped,
+            in_flight=in_flight,
+            resumed=self.parts.resumed,
+            lost=self._started - over - in_flight,
+        )
+
+    def _call(self, act: Callable[..., None], *arguments: object) -> None:
+        """Call something in this thread, unless it has ended."""
+        check(self._is_open.is_set(), "the rollouts have not been started")
+        with suppress(RuntimeError):  # The event loop is closed.
+            self._loop.call_soon_threadsafe(act, *arguments)
+
+    # ---- this thread ----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._roll_out())
+        finally:
+            self._is_open.set()
+
+    async def _roll_out(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = self._loop.create_future()
+        async with self.scheduler:
+            self._is_open.set()
+            for _ in range(self._settings.in_flight):
+                self._spawn(self._play_on)
+            await self._over
+
+    def _spawn(self, make: _Make) -> None:
+        """Run a coroutine beside the others; its error ends them all."""
+        spawned = asyncio.ensure_future(make())
+        self._tasks.add(spawned)
+        spawned.add_done_callback(self._has_ended)
+
+    def _has_ended(self, spawned: asyncio.Task[None]) -> None:
+        self._tasks.discard(spawned)
+        error = None if spawned.cancelled() else spawned.exception()
+        if error is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+    async def _play_on(self) -> None:
+        """Play one trajectory after the other."""
+        while True:
+            number, group = self._started, self._groups.take()
+            self._started += 1
+            self._in_flight.add(number)
+            finished = None
+            with suppress(TrajectoryDropped):
+                finished = await play(
+                    self.scheduler,
+                    self._draw_task(group),
+                    number=number,
+                    seed=self._seed * _SAMPLING_STRIDE + number,
+                    settings=self._settings,
+                    wait_s=self._wait_s,
+                )
+            self._in_flight.discard(number)
+            if finished is None:
+                self._dropped += 1
+                self._groups.give_back(group)
+            else:
+                self._finished += 1
+                self._on_finished(finished)

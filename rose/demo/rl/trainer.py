@@ -1,0 +1,247 @@
+"""Learns from trajectories: fp32 masters, AdamW, a policy-gradient loss."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from rose.demo.rl.batches import first_groups, microbatches
+from rose.demo.rl.masters import Bits, Masters
+from rose.demo.rl.policy_gradient import clipped_loss, group_advantages, token_logprobs
+from rose.demo.rl.trajectory import Trajectory
+from rose.errors import InvalidArgument, check
+
+_ROWS: Final = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """The knobs of learning.
+
+    Args:
+        lr: of AdamW, constant, > 0.
+        betas: of AdamW, each in [0, 1).
+        eps: of AdamW, > 0.
+        weight_decay: of AdamW, >= 0.
+        clip: how far the ratio of a token may be from 1, > 0.
+        grad_norm_max: longer gradients are scaled down to it, > 0.
+        max_staleness: trajectories older than this many versions are dropped, >= 0.
+        learned_max: a step learns from whole groups until it has so many trajectories; the others
+            are passed over, and counted. 0 for all: rollouts may come faster than a trainer learns.
+        microbatch_tokens: padded tokens of one forward pass, > 0.
+        temperature: at which tokens were sampled, > 0.
+        is_bf16: multiply in bf16, not fp32, on the way forward and back: faster where the processor
+            can, but a ratio then is 1 only to within about a percent.
+    """
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 0.2
+    grad_norm_max: float = 1.0
+    max_staleness: int = 8
+    learned_max: int = 0
+    microbatch_tokens: int = 2048
+    temperature: float = 1.0
+    is_bf16: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained with."""
+        for name in ("lr", "eps", "clip", "grad_norm_max", "microbatch_tokens", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}, give a number above 0")
+        for name in ("max_staleness", "learned_max", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}, give at least 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InvalidArgument(f"betas are {self.betas}, give numbers from 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStats:
+    """What one step was.
+
+    Args:
+        loss: mean over the generated tokens of the trajectories that were kept.
+        reward_mean: of all trajectories handed in.
+        staleness: versions published since the oldest token of each, dropped ones too.
+        grad_norm: before it was clipped.
+        tokens: generated ones of the trajectories that were kept.
+        dropped_stale: trajectories that were too old to learn from.
+        passed_over: trajectories that were neither too old nor learned from.
+        is_changed: the weights took a step; not if no trajectory was better than its group.
+    """
+
+    loss: float
+    reward_mean: float
+    staleness: tuple[int, ...]
+    grad_norm: float
+    tokens: int
+    dropped_stale: int
+    passed_over: int
+    is_changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """All that the next step depends on. Rows are (n,) fp32 views, in the order of the masters."""
+
+    steps: int
+    masters: npt.NDArray[np.float32]
+    exp_avg: npt.NDArray[np.float32]
+    exp_avg_sq: npt.NDArray[np.float32]
+
+
+class PolicyTrainer:
+    """Improves the weights of a model. It draws nothing, so equal calls do equal things.
+
+    One thread.
+
+    Args:
+        model: a causal language model in fp32 on the CPU: (input_ids, attention_mask) to logits.
+            From now on it computes with the rounded weights, and it is the trainer's.
+        settings: the knobs.
+    """
+
+    def __init__(self, model: nn.Module, settings: TrainerSettings) -> None:
+        self._model = model.eval()  # dropout would learn for weights that nobody serves
+        self._settings = settings
+        self._masters = Masters(model)
+        self._steps = 0
+        row = self._masters.row
+        # One row instead of many tensors, and the fused loop: a step is one pass over memory.
+        self._adam = torch.optim.AdamW(
+            [row],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def steps(self) -> int:
+        """How often the weights have changed."""
+        return self._steps
+
+    @property
+    def count(self) -> int:
+        """How many weights there are."""
+        return self._masters.count
+
+    def bits(self) -> Bits:
+        """Return the (n,) bf16 bits to serve, in the order of `named_parameters()`.
+
+        A read-only view that the next step writes to: whoever keeps it copies it.
+        """
+        return self._masters.bits()
+
+    def step(self, trajectories: Sequence[Trajectory], *, published: int) -> TrainStats:
+        """Learn once from trajectories; groups are compared within this call.
+
+        Nothing changes, the moments of AdamW neither, if no trajectory did better or worse than its
+        group, or if all were too old.
+
+        Args:
+            trajectories: at least one.
+            published: the newest version whose tokens they can have; says how old each is.
+
+        Raises:
+            InvalidArgument: there is none, or one is of a version not published yet.
+            InternalError: the gradient is not finite; weights and moments are unchanged.
+        """
+        if not trajectories:
+            raise InvalidArgument("there is nothing to learn from: give at least one trajectory")
+        staleness = tuple(published - one.version_min for one in trajectories)
+        if min(staleness) < 0:
+            raise InvalidArgument(
+                f"a trajectory is of version {published - min(staleness)}, "
+                f"the newest is {published}"
+            )
+        fresh = [
+            one
+            for one, age in zip(trajectories, staleness, strict=True)
+            if age <= self._settings.max_staleness
+        ]
+        kept = first_groups(fresh, self._settings.learned_max)
+        tokens = sum(one.generated_tokens for one in kept)
+        loss, has_learned = self._add_gradients(kept, tokens)
+        grad_norm = self._take_step() if has_learned else 0.0
+        return TrainStats(
+            loss=loss,
+            reward_mean=sum(one.reward for one in trajectories) / len(trajectories),
+            staleness=staleness,
+            grad_norm=grad_norm,
+            tokens=tokens,
+            dropped_stale=len(trajectories) - len(fresh),
+            passed_over=len(fresh) - len(kept),
+            is_changed=has_learned,
+        )
+
+    def state(self) -> TrainerState:
+        """Return what a checkpoint needs; views that the next step writes to."""
+        kept = self._adam.state[self._masters.row]
+        rows = [kept[name] if kept else torch.zeros(self.count) for name in _ROWS]
+        return TrainerState(
+            self._steps, self._masters.row.detach().numpy(), *(row.numpy() for row in rows)
+        )
+
+    def restore(self, state: TrainerState) -> None:
+        """Go on from a state, bit for bit.
+
+        Raises:
+            InvalidArgument: it is of a model with another number of weights.
+        """
+        if {state.masters.size, state.exp_avg.size, state.exp_avg_sq.size} != {self.count}:
+            raise InvalidArgument(
+                f"the state has {state.masters.size} weights, the model {self.count}"
+            )
+        row = self._masters.row
+        with torch.no_grad():
+            row.copy_(torch.tensor(state.masters))
+        self._adam.state[row] = {
+            "step": torch.tensor(float(state.steps)),
+            "exp_avg": torch.tensor(state.exp_avg),
+            "exp_avg_sq": torch.tensor(state.exp_avg_sq),
+        }
+        self._steps = state.steps
+        self._masters.round()
+
+    def _add_gradients(self, kept: Sequence[Trajectory], tokens: int) -> tuple[float, bool]:
+        """Return the loss, and whether there was anything to learn."""
+        settings = self._settings
+        advantages = group_advantages([one.reward for one in kept], [one.group for one in kept])
+        self._masters.gradient.zero_()
+        loss, has_learned = 0.0, False
+        for batch in microbatches(kept, advantages, tokens_max=settings.microbatch_tokens):
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings.is_bf16):
+                output = self._model(
+                    input_ids=batch.tokens, attention_mask=batch.is_token, use_cache=False
+                )
+            logits = output.logits[:, :-1][batch.is_learned]
+            logprobs = token_logprobs(logits, batch.targets, settings.temperature)
+            # Over all tokens of the step: how it was cut into microbatches does not matter.
+            part = (
+                clipped_loss(logprobs, batch.behaviour, batch.advantages, clip=settings.clip)
+                / tokens
+            )
+            part.backward()
+            loss, has_learned = loss + float(part.detach()), True
+        return loss, has_learned
+
+    def _take_step(self) -> float:
+        gradient = self._masters.gradient
+        norm = float(torch.linalg.vector_norm(gradient))
+        check(math.isfinite(norm), f"the gradient of step {self._steps + 1} is {norm}")
+        if norm > self._settings.grad_norm_max:
+            gradient.mul_(self._settings.grad_norm_max / norm)
+        self._adam.step()
+        self._steps += 1
+        self._masters.round()
+        return norm

@@ -1,0 +1,118 @@
+"""Turns of trajectories on one engine, placed by the scheduler; nobody learns from them."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rose.clock import Clock
+from rose.demo.rl.loop import LoopCounts, LoopSettings
+from rose.demo.rl.rollouts import RolloutThread
+from rose.demo.rl.trajectory import Trajectory
+from rose.engines.transformers import Engine, EngineWorker
+from rose.scheduler import Capabilities, PlacementPolicy, SchedulerSettings
+from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
+
+_WORKER: Final = 0
+# No version ever comes, so one batch has all there is. A turn that looks stalled in a pause stays:
+# there is no other worker to go to.
+_SCHEDULER: Final = SchedulerSettings(max_staleness=0, batch_trajectories=1_000_000)
+# Whoever counts tokens between two moments misses at most what was said in so long.
+_FLUSH_MS: Final = 5.0
+# What the scheduler believes of its only worker decides nothing.
+_PREFILL_TOKENS_PER_S: Final = 1000.0
+_DECODE_STEP_MS: Final = 10.0
+
+
+class TurnFeeder:
+    """Keeps trajectories of environments going on an engine, some of them in tools.
+
+    Args:
+        engine: built with `EngineConfig(sampling=True)` and not started.
+        kind: borrowed if it is rose's borrower, whose turns come back when serving takes memory.
+        loop: of the trajectories; more in flight than `seats`, or the engine waits for tools.
+        wait_s: `(trajectory, turn)` to how long a tool takes.
+        seats: most turns at once.
+        seed: of tasks and sampling.
+        clock: where time comes from.
+
+    Raises:
+        InvalidArgument: the engine does not sample, or is of another kind.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        kind: WorkerKind,
+        *,
+        loop: LoopSettings,
+        wait_s: Callable[[int, int], float],
+        seats: int,
+        seed: int,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._seats = seats
+        self._tokens = 0
+        self._loop = RolloutThread(
+            loop,
+            scheduler=_SCHEDULER,
+            policy=PlacementPolicy.JOINT,
+            seed=seed,
+            wait_s=wait_s,
+            on_finished=_let_go,
+            clock=clock,
+        )
+        self._worker = EngineWorker(
+            engine, _WORKER, kind, self._hear, flush_ms=_FLUSH_MS, ttl_ms=0.0
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._tokens
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """Why there are no more turns, if so."""
+        found = [str(one) for one in (self._engine.error, self._loop.error) if one is not None]
+        if self._loop.has_died:
+            found.append("the thread of the rollouts has died")
+        if dropped := self._loop.counts().dropped:
+            found.append(f"the scheduler gave {dropped} trajectories up")
+        return found
+
+    def counts(self) -> LoopCounts:
+        """Return what became of the trajectories so far; exact after `stop`."""
+        return self._loop.counts()
+
+    def start(self) -> None:
+        """Start the loop and the engine; it stays paused until `resume`."""
+        self._loop.start()  # First: the engine's first step reports its lease.
+        self._engine.start()
+        self._engine.pause()  # Before any turn can come.
+        can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
+        self._loop.join(self._worker, can)
+        self._worker.grant()
+
+    def resume(self) -> None:
+        """Let the engine run."""
+        self._engine.resume()
+
+    def pause(self) -> None:
+        """Stop the engine at a step boundary; its turns and their KV stay, tools go on."""
+        self._engine.pause()
+
+    def stop(self) -> None:
+        """End the loop, and let the engine run, so that it can be stopped."""
+        self._loop.stop()
+        if self._engine.is_running:
+            self._engine.resume()
+
+    def _hear(self, event: WorkerEvent) -> None:
+        """Count what was said; in the engine's thread."""
+        if isinstance(event, TurnOutput):
+            self._tokens += len(event.tokens)
+        self._loop.hear(event)
+
+
+def _let_go(_trajectory: Trajectory) -> None:
+    """Nobody learns from it."""

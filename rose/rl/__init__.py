@@ -1,5 +1,0 @@
-"""Learning from trajectories: what one is, and what is learned from it."""
-
-from rose.rl.trajectory import Trajectory
-
-__all__ = ["Trajectory"]

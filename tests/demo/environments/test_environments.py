@@ -1,0 +1,197 @@
+"""What every world promises: equal words have equal effects, and any reward can be recomputed."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.demo.environments import Calculator, Environment, GridWorld, Step, Transcript, task
+from rose.errors import InvalidArgument
+
+WORDS = st.one_of(
+    st.text(),
+    st.text("NESW", max_size=3),
+    st.integers(-200, 200).map("answer({})".format),
+    st.text("0123456789+-*() ", max_size=12).map("think calc({}) more".format),
+    st.sampled_from(["answer(", "calc(", "answer()", "answer(\u0661)", "calc(1)answer(2)"]),
+)
+SEEDS = st.integers(0, 1 << 40)
+WORLDS = st.one_of(
+    st.builds(
+        GridWorld,
+        size=st.integers(2, 6),
+        turns_max=st.integers(10, 14),
+        wall_share=st.floats(0, 1),
+        shaping=st.sampled_from([0.0, 0.5]),
+    ),
+    st.builds(Calculator, turns_max=st.integers(1, 5), terms_max=st.integers(2, 6)),
+)
+
+
+def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], str, list[Step]]:
+    """Return what was said until it was over, the first observation, and all steps."""
+    first, said, steps = world.reset(seed), [], []
+    for one in words:
+        said.append(one)
+        steps.append(world.step(one))
+        if steps[-1].is_over:
+            break
+    return said, first, steps
+
+
+@given(WORLDS, SEEDS, st.lists(WORDS, max_size=14))
+def test_a_score_is_the_sum_of_the_rewards(world: Environment, seed: int, words: list[str]) -> None:
+    said, _, steps = play(world, seed, words)
+    assert world.score(Transcript(seed, tuple(said))) == pytest.approx(
+        sum(step.reward for step in steps)
+    )
+
+
+@given(WORLDS, SEEDS, SEEDS, st.lists(WORDS, max_size=14))
+def test_an_episode_depends_on_seed_and_words_alone(
+    world: Environment, seed: int, other: int, words: list[str]
+) -> None:
+    once = play(world, seed, words)
+    play(world, other, words)  # what was played before leaves nothing behind
+    assert play(world, seed, words) == once
+
+
+@given(WORLDS, SEEDS, WORDS)
+def test_every_episode_ends_and_takes_nothing_after(
+    world: Environment, seed: int, word: str
+) -> None:
+    said, _, steps = play(world, seed, [word] * 100)
+    assert steps[-1].is_over
+    with pytest.raises(InvalidArgument):
+        world.step(word)
+    with pytest.raises(InvalidArgument, match="ended after"):
+        world.score(Transcript(seed, (*said, word)))
+
+
+@pytest.mark.parametrize("world", [GridWorld(), Calculator()])
+def test_nothing_can_be_said_before_an_episode_begins(world: Environment) -> None:
+    with pytest.raises(InvalidArgument, match="call reset"):
+        world.step("N")
+    with pytest.raises(InvalidArgument, match="seed"):
+        world.reset(-1)
+
+
+@given(SEEDS, st.integers(2, 9), st.floats(0, 1))
+def test_every_maze_has_a_way_that_is_worth_one(seed: int, size: int, wall_share: float) -> None:
+    world = GridWorld(size=size, turns_max=2 * size, wall_share=wall_share, shaping=0.5)
+    maze, cell, said = world.maze(seed), world.maze(seed).start, []
+    assert maze.start != maze.goal
+    while cell != maze.goal:
+        nearer = [
+            move
+            for move in "NESW"
+            if maze.steps_to_goal[maze.after(cell, move)] < maze.steps_to_goal[cell]
+        ]
+        said.append(nearer[0])
+        cell = maze.after(cell, nearer[0])
+    _, _, steps = play(world, seed, said)
+    assert steps[-1].is_over
+    assert "the goal" in steps[-1].observation
+    assert sum(step.reward for step in steps) == pytest.approx(1.5)
+
+
+@given(SEEDS)
+def test_a_maze_is_what_its_text_says(seed: int) -> None:
+    world = GridWorld(size=5, turns_max=9, wall_share=0.4)
+    seen = world.reset(seed)
+    maze = world.maze(seed)
+    for move in "NESWNESWN":
+        at = tuple(map(int, re.findall(r"at (\d),(\d)", seen)[0]))
+        assert at not in maze.walls
+        is_open = move in re.findall(r"open (\w*):", seen)[0]
+        step = world.step(f"i think {move.lower()}: {move}")
+        moved = tuple(map(int, re.findall(r"at (\d),(\d)", step.observation)[0])) != at
+        assert moved == is_open
+        assert step.tool == "move"
+        assert len(step.observation) < 60
+        if step.is_over:
+            break
+        seen = step.observation
+
+
+def test_walls_are_kept_where_there_is_a_way_without_them() -> None:
+    walls = [len(GridWorld(wall_share=0.2).maze(seed).walls) for seed in range(50)]
+    assert sum(count == round(0.2 * 14) for count in walls) > 25
+
+
+@given(SEEDS)
+def test_a_question_is_answered_with_the_tool(seed: int) -> None:
+    world = Calculator()
+    question = world.reset(seed).split("=")[0]
+    used = world.step(f"let me see calc({question}) then")
+    assert (used.tool, used.reward, used.is_over) == ("calc", 0.0, False)
+    value = int(used.observation.removeprefix("calc: "))
+    assert value == eval(question)  # the question is the world's own, not the policy's
+    assert world.step(f"so answer( {value} )") == Step("right", 1.0, is_over=True, tool=None)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("calc(1+)", "malformed: a number is missing"),
+        ("calc((1+2)", "malformed: a bracket is not closed"),
+        ("calc(__import__('os'))", "malformed: unexpected '_'"),
+        ("answer(x)", "malformed: answer(N) takes a number"),
+        ("answer(x) or answer(1)", "malformed: answer(N) takes a number"),
+        ("answer(1", "malformed: answer(N) takes a number"),
+        ("calc(2*(3+4))answer(1)", "calc: 14"),
+        ("hello", "say calc(..) or answer(N)"),
+    ],
+)
+def test_what_is_malformed_is_told_so_and_goes_on(said: str, told: str) -> None:
+    world = Calculator()
+    world.reset(1)
+    step = world.step(said)
+    assert (step.observation, step.reward, step.is_over) == (told, 0.0, False)
+
+
+def test_a_wrong_answer_ends_it_with_nothing() -> None:
+    world = Calculator()
+    world.reset(1)
+    assert world.step("answer(-999)answer(1)") == Step("wrong", 0.0, is_over=True, tool=None)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        lambda: GridWorld(size=1),
+        lambda: GridWorld(size=5, turns_max=7),
+        lambda: GridWorld(wall_share=1.1),
+        lambda: GridWorld(shaping=-1.0),
+        lambda: Calculator(turns_max=0),
+        lambda: Calculator(terms_max=7),
+        lambda: Calculator(largest=0),
+        lambda: task(-1, 0),
+        lambda: task(0, -1),
+        lambda: task(0, 0, group_size=0),
+        lambda: task(0, 0, grid_share=2.0),
+    ],
+)
+def test_rules_that_make_no_world_are_refused(rules) -> None:
+    with pytest.raises(InvalidArgument, match="give"):
+        rules()
+
+
+@given(SEEDS, st.integers(0, 1000), st.integers(2, 9))
+def test_a_group_shares_its_task_and_no_world(seed: int, group: int, group_size: int) -> None:
+    numbers = range(group * group_size, (group + 1) * group_size)
+    tasks = [task(seed, number, group_size=group_size) for number in numbers]
+    assert {(one.group, one.seed, one.environment.name) for one in tasks} == {
+        (group, tasks[0].seed, tasks[0].environment.name)
+    }
+    assert len({id(one.environment) for one in tasks}) == group_size
+    assert task(seed, numbers[-1] + 1, group_size=group_size).group == group + 1
+
+
+def test_worlds_are_mixed_by_share_and_groups_differ() -> None:
+    tasks = [task(3, number, group_size=1, grid_share=0.25) for number in range(400)]
+    assert len({one.seed for one in tasks}) == 400
+    assert 60 < sum(one.environment.name == "grid" for one in tasks) < 140
+    for share, name in ((0.0, "calculator"), (1.0, "grid")):
+        assert {task(3, n, grid_share=share).environment.name for n in range(80)} == {name}

@@ -1,0 +1,186 @@
+"""A checkpoint is whole or refused; what goes on from it goes on bit for bit."""
+
+import itertools
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.demo.rl import checkpoint as checkpoint_module
+from rose.demo.rl.checkpoint import (
+    Progress,
+    from_ranges,
+    load_checkpoint,
+    save_checkpoint,
+    to_ranges,
+)
+from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings, TrainerState
+from rose.errors import CorruptData, InvalidArgument, Unavailable
+from tests.demo.rl.micro import micro_model, trajectory
+
+PROGRESS = Progress("a run", 3, 17, learned=((0, 4), (9, 9)), dropped_stale=2)
+
+
+def small(seed: int = 0, count: int = 5) -> TrainerState:
+    rows = np.random.default_rng(seed).normal(size=(3, count)).astype(np.float32)
+    return TrainerState(7, *rows)
+
+
+def assert_equal(one: TrainerState, other: TrainerState) -> None:
+    assert one.steps == other.steps
+    for name in ("masters", "exp_avg", "exp_avg_sq"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
+
+
+def test_a_trainer_that_died_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    told = [trajectory(n, [70 + n, 1], reward=float(n), group=0) for n in range(2)]
+    settings = TrainerSettings(lr=1e-3)
+    whole, first, second = (PolicyTrainer(micro_model(seed), settings) for seed in (0, 0, 1))
+    path = tmp_path / "checkpoint"
+    for trainer in (whole, first):
+        for _ in range(2):
+            trainer.step(told, published=0)
+    save_checkpoint(path, first.state(), PROGRESS)
+    found = load_checkpoint(path, count=second.count)
+    assert found is not None
+    second.restore(found[0])
+    for _ in range(2):
+        whole.step(told, published=0)
+        second.step(told, published=0)
+    assert_equal(second.state(), whole.state())
+    assert np.array_equal(second.bits(), whole.bits())
+
+
+@given(st.integers(0, 1 << 32), st.integers(0, 40))
+def test_what_was_saved_is_loaded(tmp_path_factory, seed: int, count: int) -> None:
+    path = tmp_path_factory.mktemp("checkpoint") / "c"
+    assert load_checkpoint(path, count=count) is None
+    for progress in (PROGRESS, replace(PROGRESS, incarnation=4, learned=())):
+        save_checkpoint(path, small(seed, count), progress)
+        found = load_checkpoint(path, count=count)
+        assert found is not None
+        assert_equal(found[0], small(seed, count))
+        assert found[1] == progress
+    assert [one.name for one in path.parent.iterdir()] == ["c"]
+
+
+def test_every_byte_is_guarded(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    save_checkpoint(path, small(), PROGRESS)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptData, match="checkpoint"):
+            load_checkpoint(path, count=5)
+    for end in range(len(content)):
+        path.write_bytes(content[:end])
+        with pytest.raises(CorruptData, match="checkpoint"):
+            load_checkpoint(path, count=5)
+    path.write_bytes(content + b"x")
+    with pytest.raises(CorruptData, match="length"):
+        load_checkpoint(path, count=5)
+
+
+def test_a_checkpoint_of_another_model_or_time_is_refused(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "c"
+    save_checkpoint(path, small(), PROGRESS)
+    with pytest.raises(InvalidArgument, match="5 weights, the model 6"):
+        load_checkpoint(path, count=6)
+    monkeypatch.setattr(checkpoint_module, "FORMAT", 2)
+    with pytest.raises(CorruptData, match="has format 1, this rose reads 2"):
+        load_checkpoint(path, count=5)
+    with pytest.raises(Unavailable, match="cannot be read"):
+        load_checkpoint(tmp_path, count=5)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_save_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch, call: str) -> None:
+    path = tmp_path / "c"
+    save_checkpoint(path, small(0), PROGRESS)
+
+    def fail(*_args) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = os if call == "fsync" else Path
+    monkeypatch.setattr(target, call, fail)
+    with pytest.raises(Unavailable, match="No space left"):
+        save_checkpoint(path, small(1), PROGRESS)
+    monkeypatch.undo()
+    found = load_checkpoint(path, count=5)
+    assert found is not None
+    assert_equal(found[0], small(0))
+    assert [one.name for one in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_save_that_fails_last_of_all_leaves_a_whole_one_and_says_so(
+    tmp_path: Path, monkeypatch
+) -> None:
+    path, fsync = tmp_path / "c", os.fsync
+    save_checkpoint(path, small(0), PROGRESS)
+
+    def fail_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(5, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_for_folders)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        save_checkpoint(path, small(1), PROGRESS)
+    found = load_checkpoint(path, count=5)
+    assert found is not None
+    assert_equal(found[0], small(1))  # As long as the machine lives; then it, or the old one.
+    assert [one.name for one in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_save_after_which_nothing_can_be_cleared_is_a_failure_of_rose(
+    tmp_path: Path, monkeypatch
+) -> None:
+    def fail(*_args, **_kwargs) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(Unavailable, match="Read-only"):
+        save_checkpoint(tmp_path / "c", small(), PROGRESS)
+
+
+def test_what_a_killed_trainer_had_begun_is_cleared_by_the_next_save(tmp_path: Path) -> None:
+    begun, other = tmp_path / ".c.0123456789abcdef", tmp_path / ".d.0123456789abcdef"
+    for one in (begun, other):
+        one.write_bytes(b"half")
+    save_checkpoint(tmp_path / "c", small(), PROGRESS)
+    assert sorted(tmp_path.iterdir()) == [other, tmp_path / "c"]
+
+
+def test_the_new_file_is_on_the_disk_before_it_has_the_name(tmp_path: Path, monkeypatch) -> None:
+    path, order, fsync, replace_ = tmp_path / "c", [], os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        order.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        order.append(("rename", self))
+        return replace_(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    save_checkpoint(path, small(), PROGRESS)
+    part = order[0][1]
+    assert part.name.startswith(".c.")
+    assert order == [("fsync", part), ("rename", part), ("fsync", tmp_path)]
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_ranges_hold_the_numbers_and_are_as_few_as_can_be(numbers: set[int]) -> None:
+    ranges = to_ranges(numbers)
+    assert from_ranges(ranges) == numbers
+    for (_, last), (first, _) in itertools.pairwise(ranges):
+        assert last + 1 < first

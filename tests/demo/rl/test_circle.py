@@ -1,0 +1,132 @@
+"""The circle turns, and goes on turning whatever dies: one rig, to which everything happens."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rose.demo.rl.trajectory import Trajectory
+from rose.scheduler.events import Consumed
+from rose.scheduler.worker import WorkerKind
+from rose.transfer.digests import TileDigests
+from tests.demo.rl.circle_rig import CircleRig
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CircleRig]:
+    with CircleRig(tmp_path_factory.mktemp("circle")) as rig:
+        yield rig
+
+
+def test_versions_go_round_and_both_workers_say_turns(rig: CircleRig) -> None:
+    rig.wait(lambda: min(rig.newest(kind) for kind in WorkerKind) >= 2 and rig.finished() >= 16)
+    assert all(commit.is_match for commit in rig.circle.history.commits)
+    kinds = Counter(part.kind for part in rig.circle.loop.parts.done())
+    assert min(kinds[kind] for kind in WorkerKind) > 0
+
+
+def test_turns_of_a_revoked_lease_go_on_elsewhere(rig: CircleRig) -> None:
+    def resumed_on_dedicated() -> int:
+        parts = rig.circle.loop.parts.done()
+        return sum(part.is_resumed and part.kind is WorkerKind.DEDICATED for part in parts)
+
+    before = resumed_on_dedicated()
+    while resumed_on_dedicated() == before:
+        rig.worker.grant()
+        rig.wait_for_more_tokens(WorkerKind.BORROWED)
+        rig.worker.revoke()
+        rig.wait(lambda: not rig.circle.history.is_granted)
+        rig.wait_for_more_finished(4)
+    rig.worker.grant()
+
+
+def test_trajectory_that_the_trainer_refuses_is_let_go_and_no_other(rig: CircleRig) -> None:
+    loop, told = rig.circle.loop, []
+    hand_on, tell = loop._on_finished, loop.tell
+
+    def hand_on_nonsense(trajectory: Trajectory) -> None:
+        loop._on_finished = hand_on
+        hand_on(replace(trajectory, tokens=(*trajectory.tokens[:-1], 1_000_000)))
+
+    loop.tell = lambda news: (told.append(news), tell(news))
+    loop._on_finished = hand_on_nonsense
+    rig.wait(lambda: rig.incidents("refuses a trajectory") == 1)
+    assert rig.incidents("token 1000000") == 1
+    rig.wait_for_more_finished(8)
+    rig.wait(lambda: rig.circle.handoff.waiting == 0)
+    loop.tell = tell
+    assert [news for news in told if isinstance(news, Consumed)] == [Consumed(1)]
+
+
+def test_trainer_that_is_killed_while_it_publishes_comes_back(rig: CircleRig) -> None:
+    seen = len(rig.circle.history.versions)
+    rig.wait(lambda: len(rig.circle.history.versions) > seen)
+    rig.circle.kill_trainer()  # Receivers have just heard of a version, and pull it.
+    rig.wait(lambda: rig.incidents("trainer is back") > 0)
+    dead = max(version.n for version in rig.circle.history.versions)
+    rig.wait(lambda: min(rig.newest(kind) for kind in WorkerKind) > dead)
+    rig.wait_for_more_finished(1)
+    rig.wait(lambda: rig.circle.handoff.waiting == 0)
+
+
+@pytest.mark.slow
+def test_relay_that_is_killed_comes_back_and_workers_catch_up(rig: CircleRig) -> None:
+    seen = len(rig.circle.history.versions)
+    rig.wait(lambda: len(rig.circle.history.versions) > seen)
+    rig.circle.kill_relay()  # A receiver has just heard of a version from it, and pulls it.
+    for kind in WorkerKind:
+        rig.wait_for_more_tokens(kind)  # Nobody waits for it.
+    rig.wait(lambda: rig.incidents("relay is back") > 0)
+    at_return = rig.circle.watch.version
+    rig.wait(lambda: min(rig.newest(kind) for kind in WorkerKind) > at_return)
+
+
+@pytest.mark.slow
+def test_change_crosses_to_the_relay_once_and_goes_from_there_to_each_worker(
+    rig: CircleRig,
+) -> None:
+    moved = rig.circle.relayed
+    before = moved.crossing_bytes, moved.sent_bytes
+    for kind in WorkerKind:
+        newest = rig.newest(kind)
+        rig.wait(lambda kind=kind, newest=newest: rig.newest(kind) > newest)
+    rig.wait(lambda: moved.crossing_bytes > before[0] and moved.sent_bytes > before[1])
+    assert moved.sent_bytes > moved.crossing_bytes
+
+
+def test_dedicated_worker_that_is_killed_mid_turn_comes_back(rig: CircleRig) -> None:
+    resumed = rig.kill_dedicated_mid_turn()
+    rig.wait(lambda: rig.circle.loop.counts().resumed > resumed)  # On the borrowed worker.
+    rig.wait(lambda: rig.incidents("dedicated worker is back") > 0)
+    rig.wait_for_more_tokens(WorkerKind.DEDICATED)
+
+
+@pytest.mark.slow
+def test_dedicated_worker_that_freezes_is_replaced(rig: CircleRig) -> None:
+    back = rig.incidents("dedicated worker is back")
+    os.kill(rig.circle.dedicated_pid(), signal.SIGSTOP)  # It lives, and says nothing.
+    rig.wait(lambda: rig.incidents("dedicated worker is back") > back)
+    rig.wait_for_more_tokens(WorkerKind.DEDICATED)
+
+
+def test_what_is_left_at_the_end_adds_up(rig: CircleRig) -> None:
+    """The last test: it stops the circle."""
+    rig.worker.revoke()
+    rig.wait(lambda: not rig.circle.history.is_granted)
+    rig.circle.stop()
+    assert rig.circle.failure() is None
+    counts = rig.circle.loop.counts()
+    assert rig.circle.handoff.refused == 1
+    assert rig.circle.lost() == 0
+    assert counts.started == counts.finished + counts.dropped + counts.in_flight
+    numbers = [version.n for version in rig.circle.history.versions if not version.is_seed]
+    assert len(numbers) == len(set(numbers))
+    # What the borrower computes with is, bit for bit, the version it is called.
+    assert rig.weights.sweep()
+    digests = TileDigests.of(rig.weights.digest(tile) for tile in range(rig.weights.tiles))
+    assert digests.total == rig.circle.held_digest()

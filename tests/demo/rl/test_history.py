@@ -1,0 +1,197 @@
+"""What a report says happened is what workers and receivers said."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rose.demo.rl.history import History, SeenCommit, SeenVersion
+from rose.demo.rl.noted_source import NotedSource
+from rose.scheduler.front_events import Registered
+from rose.scheduler.turns import Capabilities
+from rose.scheduler.worker import (
+    LeaseChanged,
+    TurnEnd,
+    TurnOutput,
+    VersionCommitted,
+    WorkerKind,
+    WorkerLost,
+)
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.version import Version
+from rose.units import NS_PER_S
+
+DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
+
+
+class Clock:
+    now_s = 0.0
+
+    def now_ns(self) -> int:
+        return round(self.now_s * NS_PER_S)
+
+    def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
+class Book:
+    """A history of a borrowed worker 0 and a dedicated worker 1."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.history = History(self.clock)
+        self.register(0, BORROWED)
+        self.register(1, DEDICATED)
+
+    def register(self, worker: int, kind: WorkerKind) -> None:
+        self.history.heard(Registered(worker, kind, Capabilities(1, 1.0, 1.0)))
+
+    def hear(self, at_s: float, event) -> None:
+        self.clock.now_s = at_s
+        self.history.heard(event)
+
+    def lease(self, at_s: float, kv_tokens: int, *, worker: int = 0) -> None:
+        self.hear(at_s, LeaseChanged(worker, 1, kv_tokens, 100.0))
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+def output(worker: int, tokens: int, end: TurnEnd | None = None) -> TurnOutput:
+    return TurnOutput(
+        worker, 5, 0, 1, 0, (65,) * tokens, (-1.0,) * tokens, (0,) * tokens, end
+    )  # fmt: skip
+
+
+def manifest(n: int, *, base: int | None, changed: tuple[int, ...] = ()) -> Manifest:
+    chunks = tuple(
+        Chunk(tile, nbytes=10 * many, changed=many, sha256=bytes(32), digest=(0, 0))
+        for tile, many in enumerate(changed)
+    )
+    base_version = None if base is None else Version("run", 0, base)
+    return Manifest(Version("run", 0, n), base_version, (n, n), (0, 0), "0" * 64, 2, 200, chunks)
+
+
+def test_a_span_is_from_a_grant_to_the_revocation_after_it(book) -> None:
+    book.lease(1, 500)
+    assert book.history.is_granted
+    book.lease(2, 500)  # renewed
+    book.lease(3, 200)  # shrunk
+    book.lease(4, 0)
+    assert not book.history.is_granted
+    book.lease(5, 0)
+    book.lease(6, 500)
+    book.clock.now_s = 9
+    assert book.history.spans() == ((1, 4), (6, 9))  # The last is not over.
+    book.lease(10, 0)
+    assert book.history.spans() == ((1, 4), (6, 10))
+
+
+def test_the_lease_of_a_dedicated_worker_is_no_span(book) -> None:
+    book.lease(1, 500, worker=1)
+    assert not book.history.is_granted
+    assert book.history.spans() == ()
+
+
+def test_the_lease_of_a_borrowed_worker_that_is_lost_is_over(book) -> None:
+    book.lease(1, 500)
+    book.hear(2, WorkerLost(1, "killed"))
+    assert book.history.is_granted
+    book.hear(3, WorkerLost(0, "its engine died"))
+    assert not book.history.is_granted
+    book.clock.now_s = 9
+    assert book.history.spans() == ((1, 3),)
+
+
+def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -> None:
+    book.hear(1, VersionCommitted(0, 3, True, 2.5))
+    book.hear(2, VersionCommitted(1, 3, False, 4.0))
+    assert book.history.commits == (
+        SeenCommit(BORROWED, 1, 3, 2.5, is_match=True),
+        SeenCommit(DEDICATED, 2, 3, 4.0, is_match=False),
+    )
+    ((at_s, sentence),) = book.history.incidents
+    assert at_s == 2
+    assert sentence == "dedicated worker could not take a version; it is at 3"
+
+
+def test_a_lost_worker_is_an_incident_among_the_others(book) -> None:
+    book.clock.now_s = 1
+    book.history.incident("trainer died: killed")
+    book.hear(2, WorkerLost(1, "no sign of life"))
+    assert book.history.incidents == (
+        (1, "trainer died: killed"),
+        (2, "dedicated worker lost: no sign of life"),
+    )
+
+
+def test_a_worker_that_nobody_knows_has_said_nothing(book) -> None:
+    book.hear(1, WorkerLost(7, "whoever it is"))
+    book.hear(1, output(7, 3))
+    assert book.history.incidents == ()
+
+
+def test_tokens_are_counted_by_kind(book) -> None:
+    book.register(2, DEDICATED)  # The next incarnation.
+    book.hear(1, output(0, 3))
+    book.hear(1, output(1, 5))
+    book.hear(1, output(2, 7))
+    book.hear(1, output(0, 0, TurnEnd.FINISHED))
+    assert (book.history.tokens(BORROWED), book.history.tokens(DEDICATED)) == (3, 12)
+
+
+def test_a_version_is_noted_once_whole_and_once_as_a_change(book) -> None:
+    history = book.history
+    history.version(manifest(5, base=5))  # Says what is there.
+    book.clock.now_s = 1
+    history.version(manifest(4, base=3, changed=(2, 5)))
+    book.clock.now_s = 2
+    history.version(manifest(3, base=2, changed=(1,)))
+    history.version(manifest(4, base=3, changed=(2, 5)))  # Heard of again.
+    history.version(manifest(4, base=None, changed=(60, 50)))
+    assert history.versions == (
+        SeenVersion(3, 2, is_seed=False, changed=1, count=200, nbytes=10),
+        SeenVersion(4, 1, is_seed=False, changed=7, count=200, nbytes=70),
+        SeenVersion(4, 2, is_seed=True, changed=110, count=200, nbytes=1100),
+    )
+
+
+class Source:
+    """Says what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple] = []
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        self.asked.append((after_n, timeout_s))
+        return [manifest(1, base=0), manifest(2, base=1)]
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        self.asked.append((n, tuple(tiles)))
+        return manifest(3, base=None, changed=(1,) * len(tiles)) if n == 3 else None
+
+    def chunks(self, key: UpdateKey, wanted):
+        self.asked.append((key, wanted))
+        yield 1, b"frame"
+
+    def report(self, receiver: str, n: int, is_match: bool, digest) -> None:
+        self.asked.append((receiver, n, is_match, digest))
+
+
+def test_a_noted_source_changes_nothing_and_tells_of_every_version() -> None:
+    source, noted = Source(), []
+    around = NotedSource(source, noted.append)
+    passed = around.wait_manifests(7, 0.5)
+    survey, seed, none = around.seed(3, ()), around.seed(3, [0, 1]), around.seed(4, [0])
+    assert (survey, none) == (manifest(3, base=None, changed=()), None)
+    assert noted == [*passed, seed]  # a survey brings no weights
+    key = UpdateKey(3, 2)
+    assert list(around.chunks(key, ())) == [(1, b"frame")]
+    around.report("worker-0", 3, True, (1, 2))
+    assert source.asked == [
+        (7, 0.5),
+        *[(3, ()), (3, (0, 1)), (4, (0,))],
+        (key, ()),
+        ("worker-0", 3, True, (1, 2)),
+    ]

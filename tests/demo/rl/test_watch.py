@@ -1,0 +1,223 @@
+"""What the trainer says becomes news once, however often it dies and falls back."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.demo.rl import watch as watch_module
+from rose.demo.rl.messages import TrainerStatus
+from rose.demo.rl.watch import TrainerWatch
+from rose.errors import CorruptData, DeadlineExceeded, Unavailable
+from rose.scheduler.events import Consumed, VersionPublished
+from rose.units import NS_PER_S
+from tests.node.rig import LONG_S, no_thread_is_left, wait_for
+
+START = TrainerStatus(
+    incarnation=0,
+    version=0,
+    steps=0,
+    reward_mean=None,
+    loss=None,
+    staleness={},
+    dropped_stale=0,
+    passed_over=0,
+    consumed=0,
+    waiting=0,
+    durable=0,
+    versions=0,
+    bytes_sent=0,
+    dense_bytes=0,
+    publish_ms=(),
+    checkpoint_n=0,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _look_often() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch_module, "_EVERY_S", 0.001)
+        yield
+
+
+class CountingClock:
+    now_s = 0
+
+    def now_ns(self) -> int:
+        self.now_s += 1
+        return self.now_s * NS_PER_S
+
+    def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
+class Trainer:
+    """Says each of `answers` once, in order, and the last of them for ever."""
+
+    def __init__(self, answers: Sequence[TrainerStatus | Exception]) -> None:
+        self.answers = list(answers)
+        self.told = 0
+
+    def status(self) -> TrainerStatus:
+        answer = self.answers[min(self.told, len(self.answers) - 1)]
+        self.told += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def has_said_all(self) -> bool:
+        """Whether all was said, and heard: it was asked again."""
+        return self.told > len(self.answers)
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.news: list[VersionPublished | Consumed] = []
+        self.watch = TrainerWatch(self.news.append)
+
+    def follow(self, answers: Sequence[TrainerStatus | Exception]) -> None:
+        """Follow a trainer until it has said all."""
+        trainer = Trainer(answers)
+        self.watch.follow(trainer.status)
+        wait_for(lambda: trainer.has_said_all)
+        self.watch.follow(None)
+
+    @property
+    def versions(self) -> list[int]:
+        return [one.version for one in self.news if isinstance(one, VersionPublished)]
+
+    @property
+    def consumed(self) -> list[int]:
+        return [one.trajectories for one in self.news if isinstance(one, Consumed)]
+
+
+@contextmanager
+def watching() -> Iterator[Watched]:
+    with no_thread_is_left():
+        watched = Watched()
+        watched.watch.start()
+        try:
+            yield watched
+        finally:
+            watched.watch.stop()
+
+
+def said(**values) -> TrainerStatus:
+    return replace(START, **values)
+
+
+def test_versions_are_told_once_and_never_back() -> None:
+    with watching() as on:
+        on.follow([said(version=n) for n in (0, 1, 1, 4)])
+        on.follow([said(version=n) for n in (2, 4, 5)])  # It went back to its checkpoint.
+    assert on.versions == [1, 4, 5]
+    assert on.watch.version == 5
+
+
+def test_what_waits_is_not_consumed_yet() -> None:
+    with watching() as on:
+        on.follow([said(consumed=9, waiting=9), said(consumed=12, waiting=4)])
+    assert on.consumed == [8]
+
+
+@st.composite
+def lives(draw) -> list[list[TrainerStatus]]:
+    """Draw incarnations; each goes on from what one before it had learned, or less."""
+    drawn, learned = [], 0
+    for incarnation in range(draw(st.integers(1, 4))):
+        learned = draw(st.integers(0, learned))
+        stales: Counter[int] = Counter()
+        life = []
+        for _ in range(draw(st.integers(1, 4))):
+            more = draw(st.lists(st.integers(0, 3), max_size=5))
+            stales.update(more)
+            learned += len(more)
+            waiting = draw(st.integers(0, 9))
+            life.append(
+                said(
+                    incarnation=incarnation,
+                    consumed=learned + waiting,
+                    waiting=waiting,
+                    staleness=dict(stales),
+                    passed_over=2 * stales.total(),
+                )
+            )
+        drawn.append(life)
+    return drawn
+
+
+@given(lives())
+def test_consumption_and_staleness_add_up_over_incarnations_that_fall_back(drawn) -> None:
+    with watching() as on:
+        for life in drawn:
+            on.follow(life)
+    every = [status.consumed - status.waiting for life in drawn for status in life]
+    # What one learned again after it had forgotten was consumed before.
+    assert sum(on.consumed) == max(every)
+    assert all(more > 0 for more in on.consumed)
+    truth: Counter[int] = Counter()
+    for life in drawn:
+        truth.update(life[-1].staleness)
+    assert on.watch.staleness == truth
+    assert on.watch.passed_over == sum(life[-1].passed_over for life in drawn)
+
+
+def test_versions_are_counted_over_incarnations() -> None:
+    with watching() as on:
+        on.follow([said(version=1, versions=1), said(version=3, versions=3)])
+        on.follow([said(version=9, versions=1), said(version=10, versions=2)])
+    assert on.watch.version == 10
+    assert on.watch.published == 5
+
+
+@pytest.mark.parametrize("error", [Unavailable, DeadlineExceeded])
+def test_a_trainer_that_does_not_answer_is_asked_again(error) -> None:
+    with watching() as on:
+        on.follow([error("not now"), said(version=1), error("nor now"), said(version=2)])
+        assert on.watch.error is None
+    assert on.versions == [1, 2]
+
+
+def test_an_answer_that_cannot_be_read_ends_it_visibly() -> None:
+    with watching() as on:
+        on.watch.follow(Trainer([CorruptData("what is this")]).status)
+        wait_for(lambda: on.watch.error is not None)
+    assert str(on.watch.error) == "what is this"
+
+
+def test_what_a_trainer_says_after_it_was_left_is_not_heard() -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def ask() -> TrainerStatus:
+        is_asked.set()
+        assert may_answer.wait(LONG_S)
+        return said(version=9, consumed=9, staleness={1: 9})
+
+    with watching() as on:
+        on.watch.follow(ask)
+        assert is_asked.wait(LONG_S)
+        on.watch.follow(None)
+        may_answer.set()
+        on.follow([said(version=1)])
+    assert on.versions == [1]
+    assert on.consumed == []
+    assert on.watch.staleness == Counter()
+
+
+def test_stop_asks_once_more(monkeypatch) -> None:
+    monkeypatch.setattr(watch_module, "_EVERY_S", LONG_S)
+    trainer = Trainer([said(version=3, consumed=2)])
+    with watching() as on:
+        on.watch.follow(trainer.status)
+    assert on.versions == [3]
+    assert trainer.told == 1
+
+
+def test_one_that_was_never_started_can_be_stopped() -> None:
+    Watched().watch.stop()
