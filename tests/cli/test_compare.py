@@ -182,6 +182,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(  # noqa: PLR0917 (fixture
     monkeypatch.chdir(tmp_path)
     if not kind and "1e9" in arguments:  # Engines run before the trace is found to be too short.
         monkeypatch.setattr("rose.demo.experiment._CALIBRATION_S", 0.5)
+        monkeypatch.setattr("rose.cli.compare._SERVING_MODEL", "micro-policy")
     scratch = tmp_path.with_name(f"{tmp_path.name}-scratch")
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
