@@ -5,7 +5,7 @@ receivers follow the relay. All are in this process, and what crosses is counted
 """
 
 import queue
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -31,7 +31,7 @@ from rose.transfer import (
     Version,
     VersionLog,
 )
-from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
 from rose.transfer.plan import Relay as Landing
@@ -43,7 +43,7 @@ from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.row import Row
-from rose.transfer.source import Frame, Source
+from rose.transfer.source import Frames, Source, SourceAround
 from rose.transfer.views import ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
@@ -59,28 +59,17 @@ LAYOUTS: Final = {
 }
 
 
-class CountedSource:
+class CountedSource(SourceAround):
     """A source that notes the bytes of every frame that comes through it."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
+        super().__init__(source)
         self.nbytes = 0
 
-    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        return self._source.wait_manifests(after_n, timeout_s)
-
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        return self._source.seed(n, tiles)
-
-    def chunks(
-        self, key: UpdateKey, wanted: Sequence[Chunk]
-    ) -> Generator[tuple[int, Frame | None], None, None]:
-        for tile, frame in self._source.chunks(key, wanted):
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+        for tile, frame in super().chunks(key, wanted):
             self.nbytes += len(frame or b"")
             yield tile, frame
-
-    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
-        self._source.report(receiver, n, is_match, digest)
 
 
 @dataclass(slots=True)
