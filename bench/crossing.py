@@ -32,7 +32,7 @@ from rose.transfer import (
     VersionLog,
 )
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
 from rose.transfer.plan import Relay as Landing
 from rose.transfer.plan import Source as Trainer
