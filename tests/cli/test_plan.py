@@ -234,6 +234,8 @@ def test_a_pool_of_that_shape_lends_what_the_plan_says(setting: Setting, running
         )
         kept += plan.slabs - largest_grant(terms)
     assert plan.lendable_busy == arbiter.snapshot().unowned - kept
+    if plan.lendable_busy < plan.quantum_slabs:
+        return  # too few for a slab of each group, as the plan says
     # The loan is real: each group of the rollouts has its part, and serving the rest.
     for space in spaces[len(plan.serving.groups) :]:
         assert len(arbiter.take(space.partition, plan.lendable_busy // plan.quantum_slabs)) > 0

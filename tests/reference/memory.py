@@ -609,7 +609,13 @@ class MemoryModel:
             self.evict_oldest(partition)
             free = [slab for slab in self.open(partition) if self.free_in(slab)]
         # The fullest first, and among equals those that were filled up: only the last was not.
-        order = sorted(aside, key=lambda s: (self.not_taken(self.slabs[s]), -aside[s]))
+        order = sorted(
+            aside,
+            key=lambda s: (
+                self.not_taken(self.slabs[s]),
+                aside[s] < self.free_in(self.slabs[s]),
+            ),
+        )
         for index in order:
             slab = self.slabs[index]
             if aside[index]:
