@@ -273,7 +273,8 @@ def test_the_thread_lends_round_after_round_until_it_is_closed(open_world) -> No
     first, second = open_world(), open_world()
     seen: list[list[Decision]] = []
     with started([first.rig.device, second.rig.device], seen.append):
-        wait_for(lambda: len(seen) >= 3)
+        # A loan begins once the device has been calm for a while.
+        wait_for(lambda: len(seen) >= 3 and all(one.lend_bytes > 0 for one in seen[-1]))
     count, last = len(seen), seen[-1]
     assert [one.device for one in last] == ["d0", "d1"]
     for world, decision in zip((first, second), last, strict=True):
