@@ -77,6 +77,8 @@ class Pair:
         **knobs,
     ) -> None:
         self.serving_model, self.rollout_model = models
+        if not probes:  # Nothing but requests brings evidence back after an outlier: ask for less.
+            knobs = {"epsilon": 0.1, **knobs}
         config = EngineConfig(max_batch_tokens=64, prefix_cache=serving_prefix_cache)
         borrower = EngineConfig(
             max_batch_tokens=64,
