@@ -75,7 +75,7 @@ struct Settings {
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
           cache_wait_ns, move_contexts, mlfq_quantum_tokens);
   }
-  // Whether sums with them stay within 64 bits, as an image is believed no number.
+  // Returns whether sums with these numbers fit into 64 bits. An image may hold any number.
   bool is_sound() const noexcept;
 };
 

@@ -1,4 +1,4 @@
-// What the scheduler runs with, each value with its reason, and the names that trials change it by.
+// The constants of the scheduler, the reason for each value, and the names that trials set them by.
 //
 // "The drawn scenarios" are those of `bench.drawn`; what they said is in
 // bench/results/drawn-200.json. "The paper" is ROSE (arXiv 2605.06534).
@@ -21,7 +21,7 @@ inline constexpr Settings kStandard{
     // Versions between the start of a trajectory and its use. One is where most off-policy
     // corrections stop hurting.
     .max_staleness = 1,
-    // What the trainer takes for one version.
+    // Trajectories that the trainer uses for one version.
     .batch_trajectories = 8,
     // A worker that is more versions behind the newest gets no turns. One lets it work while a new
     // version is on its way.
@@ -44,7 +44,7 @@ inline constexpr Settings kStandard{
     // When so many seats for each live trajectory are free, all of them are urgent: with two there
     // is room for each, and a choice besides. 0: always, 1e9: never.
     .tail_seats = 2,
-    // How much more its own time, and a revocation, count for an urgent turn.
+    // Extra weight of its own time, and of its revocation risk, for an urgent turn; others weigh 1.
     .urgent_time_weight = 1,
     .urgent_risk_weight = 1,
     // Seconds that a fresher worker is worth, per version.
@@ -52,7 +52,7 @@ inline constexpr Settings kStandard{
     // A turn leaves the cache it is used to for more than this only: predictions are wrong by as
     // much, and a moved prompt is computed again.
     .leave_home_margin_s = 0.3,
-    // How often a borrowed lease is revoked, before any revocation was seen.
+    // Prior rate of revocations of a borrowed lease.
     .hazard_per_s = 1.0 / 60,
     // Weight of that prior, as seconds of observed leases: a domain's against its observations, and
     // a worker's domain against the worker's. Five minutes follow a change of load and ride out one
@@ -77,18 +77,17 @@ inline constexpr Settings kStandard{
     // Of prompts that come back after a revocation, a worker computes at most so many at once, or
     // one, so that decodes go on between them: about a second of an 8B model on one device.
     .burst_prefill_tokens = 32'768,
-    // How far a job may run ahead of another that waits for the same shared device, over its
-    // weight. More keeps turns at their caches, less shares more evenly.
+    // A job may lead another one that waits for the same shared device by so many tokens per unit
+    // of weight. More keeps turns at their caches, less shares more evenly.
     .fair_lead_tokens = 16'384,
-    // What a revoked turn waits for its next worker, besides the prompt: the report takes
-    // milliseconds, and the turn waits for a step of a busy engine or two.
+    // Delay of a revoked turn until its next worker takes it, without its prompt: the report takes
+    // milliseconds, and a busy engine takes the turn after a step or two.
     .requeue_s = 0.1,
     // Mean length of a turn before any has finished, and mean turns of a trajectory; each counts
     // for one observation, so a wrong guess is soon forgotten.
     .turn_tokens_prior = 128,
     .turns_prior = 4,
-    // What a token takes, waiting for a worker and prompts included, before a turn has finished: a
-    // busy engine's step.
+    // Prior time per token, with prompts and the wait for a worker: the step of a busy engine.
     .token_s_prior = 0.03,
     // Mean time of a tool before one was seen; most tools answer within a second.
     .tool_s_prior = 1,
@@ -111,9 +110,9 @@ inline constexpr Settings kStandard{
     // for the most urgent. One lets the longest of them begin first, and a short one wait no longer
     // than the longest takes. 0 is first come, first served.
     .longest_first = 1,
-    // How far a turn that took longer or shorter than its worker's figures say moves what is
-    // believed of that worker's pace, in [0, 1): of what serving leaves of it, and of whatever else
-    // the figures do not say. 0 believes the figures.
+    // Learning rate of a worker's pace, in [0, 1). A turn that takes longer than the worker's
+    // figures predict lowers the pace, a shorter one raises it. The pace stands for what serving
+    // leaves of the worker and for all that the figures do not say. 0 believes the figures.
     .pace_rate = 0.1,
     // Of trajectories, so many may lose a cache for want of room, in (0, 1]; with more of them
     // fewer are admitted, with less more. Contexts grow: a batch that fits at its start may not fit
@@ -130,9 +129,9 @@ inline constexpr Settings kStandard{
     // some to twice the mean; where they do not fit, each turn pushes out the next one's cache. 0:
     // it moves anywhere.
     .move_contexts = 2,
-    // What a trajectory may say in all before kMlfq puts it a level lower; each further level takes
-    // as much as all before. A few turns of a short trajectory: with less all are soon low, with
-    // more the long ones are not told apart.
+    // Tokens that a trajectory generates before kMlfq puts it a level lower; each further level
+    // takes as many as all before. A few turns of a short trajectory: with fewer tokens all are
+    // soon low, with more the long ones are not told apart.
     .mlfq_quantum_tokens = 1024,
 };
 

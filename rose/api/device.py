@@ -125,7 +125,7 @@ class Device(Closing):
         """Add the engine that runs rollouts; from now on the device lends.
 
         Args:
-            model: of the rollouts; `serving` says in which forms it may be given.
+            model: model of the rollouts, in any form that `serving` takes.
             limit_bytes: most KV memory it may borrow. None: all that serving can do without.
 
         Raises:
