@@ -268,7 +268,7 @@ class PartsRun:
         )
         staged = staged_of(self._log, manifest, Subscription(tiles))
         commit = Commit(staged, self._row, manifest.base_digest, digests=digests)
-        _, commit_s = timed_call(lambda: run(commit))
+        _, commit_s = timed_call(commit.run)
         check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
         self._samples.append(
             (
@@ -310,11 +310,6 @@ def timed_call(function: Callable[[], T]) -> tuple[T, float]:
     began_ns = time.perf_counter_ns()
     result = function()
     return result, (time.perf_counter_ns() - began_ns) / 1e9
-
-
-def run(commit: Commit) -> None:
-    while commit.step():
-        pass
 
 
 def test_extrapolation(report: Report) -> None:

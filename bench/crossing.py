@@ -44,6 +44,7 @@ from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.row import Row
 from rose.transfer.source import Frames, Source, SourceAround
+from rose.transfer.version import NAMELESS
 from rose.transfer.views import ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
@@ -96,8 +97,7 @@ class Rank:
             digests=self.known,
             subscribed=self.subscription.wanted,
         )
-        while commit.step():
-            pass
+        commit.run()
         check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
         self.known = commit.digests
         self.receiver.report(commit.outcome)
@@ -221,7 +221,7 @@ class Crossing:
             rank.receiver = Receiver(
                 self._relay,
                 f"receiver-{number}",
-                Version("", 0, 0),
+                NAMELESS,
                 digests.total,
                 rank.subscription,
                 lambda number=number: self._staged.put(number),

@@ -18,12 +18,13 @@ from bench.refit_peers import Bits
 from bench.refit_ranks import Rank
 from bench.versions import PATTERN, two_versions
 from rose.errors import CorruptData, InvalidArgument, check
-from rose.transfer import Commit, Receiver, Tiles, Version, VersionLog
+from rose.transfer import Commit, Receiver, Tiles, VersionLog
 from rose.transfer.digests import TileDigests
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
+from rose.transfer.version import NAMELESS
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 
@@ -122,7 +123,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
     known: TileDigests | None = digests
     is_staged = threading.Event()
     source = RemoteSource(address, token)
-    held = Version("", 0, 0)
+    held = NAMELESS
     all_tiles = Subscription(tiles)
     with Receiver(
         source, "engine", held, digests.total, all_tiles, is_staged.set, digests=digests.copy()
@@ -138,8 +139,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
             check(staged is not None, "what is announced lies ready")
             began_ns = time.perf_counter_ns()
             commit = Commit(staged, row, receiver.digest, digests=known)  # type: ignore[arg-type]
-            while commit.step():
-                pass
+            commit.run()
             pause_ns = time.perf_counter_ns() - began_ns
             check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
             known = commit.digests

@@ -22,6 +22,7 @@ from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.tiles import TILE_ELEMENTS
+from rose.transfer.version import NAMELESS
 from rose.transfer.views import ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
@@ -98,7 +99,7 @@ def serve_rose(line: Connection, place: Place, address: str, token: str) -> None
     known: TileDigests | None = digests
     is_staged = threading.Event()
     source = RemoteSource(address, token)
-    held = Version("", 0, 0)
+    held = NAMELESS
     name = f"rank-{place.rank}"
     start = partial(Receiver, source, name, held, digests.total, subscription, is_staged.set)
     with start(digests=digests.copy()) as receiver:
@@ -112,8 +113,7 @@ def serve_rose(line: Connection, place: Place, address: str, token: str) -> None
             commit = Commit(
                 staged, shard, receiver.digest, digests=known, subscribed=subscription.wanted
             )
-            while commit.step():
-                pass
+            commit.run()
             pause_ns = time.perf_counter_ns() - began_ns
             check(commit.state is CommitState.COMMITTED, f"{commit.outcome}")
             known = commit.digests

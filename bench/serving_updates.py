@@ -18,10 +18,11 @@ from bench.paired import quantile
 from bench.refit_peers import Bits
 from bench.refit_ranks import Rank
 from rose.errors import Unavailable, check
-from rose.transfer import Commit, Receiver, Version, VersionLog
+from rose.transfer import Commit, Receiver, VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.version import NAMELESS
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 
@@ -106,7 +107,7 @@ class ServedEngine:
         receiver = Receiver(
             self._source,
             "engine",
-            Version("", 0, 0),
+            NAMELESS,
             self._digests.total,
             Subscription(self._weights.cut),
             self._on_staged,

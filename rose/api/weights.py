@@ -20,17 +20,16 @@ from rose.transfer.manifest import Signing
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.receiving.commit import Commit, CommitState, Outcome
+from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.version import Version
+from rose.transfer.version import NAMELESS, Version
 from rose.units import NS_PER_S
 
 Tensors = Mapping[str, Any]
 Tls = tuple[str | Path, str | Path, str | Path]
 
 _RUN: Final = "rose"
-_UNKNOWN: Final = Version("", 0, 0)
 # The name of each element type in a safetensors file, by its name in NumPy and torch.
 _STORED: Final = {
     "uint8": "U8",
@@ -101,8 +100,8 @@ def receive(
             Whatever they hold, only tiles that differ are fetched. Nobody else may write to them.
         upstream: address of `rose.publish`, `rose publish` or `rose relay`.
         token: the publisher's.
-        tls: as for `publish`.
-        manifest_key: as for `publish`.
+        tls: PEM files (certificate, key, authority), needed when `upstream` is on another machine.
+        manifest_key: key of the publisher; versions signed with another one are refused.
         name: tells receivers of a publisher apart. None makes one.
 
     Raises:
@@ -242,7 +241,7 @@ class WeightReceiver(Closing):
         return Receiver(
             self._source,
             self._name,
-            _UNKNOWN,
+            NAMELESS,
             digests.total,
             self._subscription,
             self._staged.set,
@@ -283,31 +282,29 @@ class WeightReceiver(Closing):
 
         Raises:
             CorruptData: the tensors were changed by somebody else, or a digest differs. They hold
-                what they held before, or, if even that failed, no known version. In both cases
-                they are read anew, and a later `commit` repairs them.
+                what they held before, or, if even that failed, no known version. A later `commit`
+                repairs them.
         """
         staged = self._receiver.take_staged()
         if staged is None:
             return None
         commit = Commit(staged, self._target, self._receiver.digest, digests=self._digests)
         try:
-            while commit.step():
-                pass
+            outcome = commit.run()
         finally:
-            if not commit.is_over:  # an interrupt: the tensors are a version when it ends
-                commit.abandon()
-        outcome = commit.outcome
-        if outcome.state is CommitState.COMMITTED:
-            self._digests = commit.digests
-            self._receiver.report(outcome)
-            return outcome.version.n
-        self._begin_again(outcome)
-        raise CorruptData(f"version {outcome.version.n} was not committed: {outcome.reason}")
+            self._settle(commit)
+        if outcome.state is not CommitState.COMMITTED:
+            raise CorruptData(f"version {outcome.version.n} was not committed: {outcome.reason}")
+        return outcome.version.n
 
-    def _begin_again(self, outcome: Outcome) -> None:
-        self._receiver.report(outcome)
-        self._receiver.close()
-        self._receiver = self._begun()
+    def _settle(self, commit: Commit) -> None:
+        """Receive from now on for what the tensors are, also after an interrupt."""
+        if commit.state is CommitState.QUARANTINED:
+            self._receiver.close()
+            self._receiver = self._begun()
+        else:
+            self._digests = commit.digests
+            self._receiver.report(commit.outcome)
 
     def close(self) -> None:
         """Stop receiving; the tensors keep the version that they are."""

@@ -38,13 +38,12 @@ from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source
-from rose.transfer.version import Version
+from rose.transfer.version import NAMELESS
 from rose.transfer.wire.messages import HelloReply, TensorEntry
 from rose.units import NS_PER_S
 from rose.whole_file import lock
 
 _POLL_S: Final = 0.2
-_NAMELESS: Final = Version("", 0, 0)
 
 
 class CheckpointReceiver:
@@ -91,7 +90,7 @@ class CheckpointReceiver:
         return Receiver(
             self.source,
             self._name,
-            _NAMELESS,
+            NAMELESS,
             digests.total,
             self._subscription,
             self.source.staged(self._staged),
@@ -137,14 +136,9 @@ class CheckpointReceiver:
             subscribed=self._wanted,
         )
         with self._timeline.span("commit", n=staged.manifest.version.n, tiles=len(staged.deltas)):
-            try:
-                while commit.step():
-                    pass
-            finally:
-                if not commit.is_over:  # told to end: the files are a version when it does
-                    commit.abandon()
+            outcome = commit.run()  # when it is told to end, the files are a version
         self._digests = commit.digests
-        return commit.outcome
+        return outcome
 
     def _say(self, outcome: Outcome, staged: StagedVersion) -> None:
         what = outcome.state.name.lower()

@@ -1,6 +1,7 @@
 """Versions of weights: a chain that a trainer which went back cannot take a link of twice."""
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,3 +21,7 @@ class Version:
 
     def __str__(self) -> str:
         return f"{self.run}/{self.incarnation}.{self.n}"
+
+
+NAMELESS: Final = Version("", 0, 0)
+"""What weights are called that are of no publisher yet."""

@@ -125,6 +125,28 @@ def test_tensors_that_somebody_else_changed_are_repaired(publisher) -> None:
         assert equal(here, there)
 
 
+def test_after_an_interrupt_the_tensors_are_a_version_and_follow_on(
+    publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = arrays(1), changed(arrays(0), 1)
+    with received(publisher, here) as receiver:
+        follow(receiver, 1)
+        n = publisher.update(there)
+        receiver.wait(WAIT_S)
+
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(receiver._target, "apply", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                receiver.commit()
+        assert receiver.version == 1
+        assert equal(here, arrays(0))
+        follow(receiver, n)
+        assert equal(here, there)
+
+
 def test_a_checkpoint_on_disk_follows_too(publisher, tmp_path, monkeypatch) -> None:
     there = changed(arrays(0), 4)
     publisher.update(there)

@@ -27,13 +27,12 @@ from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
 from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
+from rose.transfer.version import NAMELESS, Version
 from tests.transfer.worker import Bits, changed, weights
 from tests.transfer.worker import row_digest as digest_in_tiles
 
 COUNT, TILE = 150, 32
 TILES = Tiles.of(COUNT, TILE)
-NAMELESS = Version("", 0, 0)
 
 
 def row_digest(bits: Bits) -> Digest:

@@ -16,7 +16,7 @@ from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.row import Row
 from rose.transfer.source import Source
 from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
+from rose.transfer.version import NAMELESS, Version
 
 Bits = npt.NDArray[np.uint16]
 COUNT, TILE = 1000, 64
@@ -32,9 +32,6 @@ def eventually(is_so: Callable[[], bool]) -> None:
             return
         pause.wait(0.005)
     raise AssertionError("it never came to that")
-
-
-NAMELESS = Version("", 0, 0)
 
 
 def weights(seed: int, count: int = COUNT) -> Bits:

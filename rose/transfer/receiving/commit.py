@@ -177,6 +177,16 @@ class Commit:
                 self._undo_slice()
         return not self.is_over
 
+    def run(self) -> Outcome:
+        """Do all that is left; an interrupt passes on once the weights are a version again."""
+        try:
+            while self.step():
+                pass
+        finally:
+            if not self.is_over:
+                self.abandon()
+        return self.outcome
+
     def abandon(self) -> CommitState:
         """Go back to the base at once, unless it is over, and return what came of it."""
         if self._state is CommitState.CHECKING:

@@ -15,6 +15,7 @@ from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.source import Source
+from rose.transfer.version import NAMELESS
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
     SHARES,
@@ -28,7 +29,6 @@ from tests.transfer.faults.shards import (
     random_bits,
 )
 
-NAMELESS: Final = Version("", 0, 0)
 # What `Receiver` takes for the world's doing; anything else is a bug and ends its thread.
 WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable)
 COMMIT_SLICES_MAX: Final = 200
