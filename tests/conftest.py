@@ -7,6 +7,7 @@ one of them, and the files of `tests/alone.py` while the others wait.
 import gc
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator
@@ -23,6 +24,9 @@ STARTED: Final = time.monotonic()
 # Test processes share the cores already: threads of torch would only wait for each other, and spin.
 # Set before torch is imported, and passed on to the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that starts tests in the background has them ignore interrupts, and with them all programs
+# that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline, and none for finding examples: the machine is shared, and time is judged by
 # benchmarks, as ratios.

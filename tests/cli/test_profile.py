@@ -146,15 +146,6 @@ def test_an_engine_that_goes_away_is_reported_until_then(capsys, tmp_path):
     assert "status 500" in text
 
 
-@pytest.fixture
-def interruptible():
-    """Whoever runs the tests in the background has them ignore interrupts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_reports_what_there_is(capsys, tmp_path):
     def interrupted(handler, given):
         signal.pthread_kill(main_thread.ident, signal.SIGINT)

@@ -16,11 +16,7 @@ from rose.cli.main import main
 from rose.slo.verify import verify_log
 
 ARMS = {"alone", "alone_again", "share_all", "rose"}
-# A shell that starts something in the background has it ignore interrupts; here they must count.
-SCRIPT = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from rose.cli.main import main; raise SystemExit(main())"
-)
+SCRIPT = "from rose.cli.main import main; raise SystemExit(main())"
 COMMAND = (sys.executable, "-P", "-c", SCRIPT)
 # What comes before the first round, shorter: its numbers are not looked at.
 BRIEFLY = "from rose.demo import experiment as its;its._CALIBRATION_S, its._WARM_UP_S = 1.0, 0.5;"
