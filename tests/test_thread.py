@@ -28,7 +28,8 @@ from rose.transfer.manifest import Signing
 from rose.transfer.publishing.spans import SpanMaker
 from rose.transfer.rounds import Rounds
 from rose.transfer.wire.chunk_server import ANSWERERS, ChunkServer
-from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig, wait_for
+from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig
+from tests.waiting import wait_for
 
 # pytest reports what threading.excepthook is given, which is the other half of "seen".
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,11 @@ import rose
 from rose.executor import KVGeometry
 from rose.slo.verify import verify_log
 from tests.executor.conftest import CALM
-from tests.executor.conftest import wait_for as wait_long_for
 from tests.known_model import confirm
 
 SLAB = 2 << 20
 LONG_S = 20.0
 LONG_MS = LONG_S * 1000
-wait_for = partial(wait_long_for, timeout_s=LONG_S)
 SERVING_KV = KVGeometry(layers=2, block_tokens=16, bytes_per_token=8192)  # 16 blocks in a slab
 ROLLOUT_KV = KVGeometry(layers=4, block_tokens=8, bytes_per_token=16384)  # 16 blocks in a slab
 SLO = rose.SLO(ttft_ms=20_000, tpot_ms=1000)

@@ -6,7 +6,8 @@ import pytest
 
 import rose
 from rose.api import borrower as borrower_module
-from tests.api.conftest import LONG_MS, LONG_S, wait_for
+from tests.api.conftest import LONG_MS, LONG_S
+from tests.waiting import wait_for
 
 
 def fill_pool(rig, *, requests: int = 9) -> list[rose.Request]:

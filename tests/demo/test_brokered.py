@@ -10,8 +10,8 @@ from rose.executor import Reason
 from rose.scheduler.broker import Move
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, Rig
-from tests.node.rig import wait_for
 from tests.node.test_lending import Time
+from tests.waiting import wait_for
 
 
 def test_nothing_is_lent_before_the_broker_has_decided_and_what_it_says_is_kept(

@@ -1,19 +1,10 @@
 """The borrower's loop, driven by hand."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from rose.errors import StepAborted
-from tests.engines.pair import WAIT_S, Client, Pair
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
+from tests.engines.pair import Client, Pair
+from tests.waiting import wait_for
 
 
 class Stepper:

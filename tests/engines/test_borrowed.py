@@ -16,7 +16,7 @@ from tests.engines.borrowed import TTL_MS, Borrowed
 from tests.engines.pair import WAIT_S
 from tests.engines.policies import TileCommit, copy_of, engine_of, later, say_alone
 from tests.engines.recorder import Recorder, turn
-from tests.engines.stepper import wait_for
+from tests.waiting import wait_for
 
 PROMPTS = [[(13 * place + 7 * one) % 128 for place in range(30 + one)] for one in range(6)]
 

@@ -25,7 +25,7 @@ from tests.engines.policies import (
     say_alone,
     true_logprobs,
 )
-from tests.engines.stepper import wait_for
+from tests.waiting import wait_for
 
 PROMPT = [(7 * place + 3) % 128 for place in range(70)]
 SAMPLING = Sampling(seed=77, temperature=1.0)

@@ -15,7 +15,8 @@ from rose.executor import Reason, Refusal
 from rose.executor.lender import Lease
 from rose.executor.revocation import Revocation
 from tests.engines.pair import WAIT_S, Client, Pair, generate, would_say
-from tests.engines.stepper import Stepper, wait_for
+from tests.engines.stepper import Stepper
+from tests.waiting import wait_for
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from tests.engines.policies import (
     true_logprobs,
 )
 from tests.engines.recorder import Recorder, turn
-from tests.engines.stepper import wait_for
 from tests.engines.thin import thin_qwen2
+from tests.waiting import wait_for
 
 PROMPTS = [[(7 * place + 3 * one) % 128 for place in range(40 + 9 * one)] for one in range(3)]
 TOKENS = 160

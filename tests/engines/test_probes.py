@@ -10,7 +10,7 @@ from rose.engines.transformers import Model
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.executor import StepBatch
 from tests.engines.pair import WAIT_S, Client, Pair, would_say
-from tests.engines.stepper import wait_for
+from tests.waiting import wait_for
 
 WAIT_MS = WAIT_S * 1000
 

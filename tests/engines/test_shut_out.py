@@ -15,8 +15,8 @@ from rose.units import NS_PER_MS, NS_PER_S
 from tests.engines.borrowed import Borrowed
 from tests.engines.policies import say_alone
 from tests.engines.recorder import turn
-from tests.engines.stepper import wait_for
 from tests.known_model import confirm
+from tests.waiting import wait_for
 
 PROMPTS = [[(13 * place + 7 * one) % 128 for place in range(30 + one)] for one in range(4)]
 PAUSE_NS = 50 * NS_PER_MS

@@ -15,8 +15,9 @@ from rose.engines.transformers import (
 from rose.errors import InvalidArgument
 from tests.engines.pair import Client, Pair
 from tests.engines.policies import engine_of, policy, say_alone, true_logprobs
-from tests.engines.stepper import Stepper, wait_for
+from tests.engines.stepper import Stepper
 from tests.engines.thin import thin_policy
+from tests.waiting import wait_for
 
 RNG = random.Random(4)
 PROMPTS = [[RNG.randrange(128) for _ in range(length)] for length in (3, 16, 40, 90, 17)]

@@ -17,7 +17,8 @@ from tests.engines.borrowed import LEASED_POOL_BYTES, Borrowed
 from tests.engines.pair import WAIT_S, Client, Pair
 from tests.engines.policies import TileCommit, copy_of, later, say_alone
 from tests.engines.recorder import turn
-from tests.engines.stepper import Stepper, wait_for
+from tests.engines.stepper import Stepper
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")

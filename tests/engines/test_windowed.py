@@ -12,8 +12,9 @@ from rose.engines.transformers import (
     stock_engine,
 )
 from tests.engines.pair import Client, Pair
-from tests.engines.stepper import Stepper, wait_for
+from tests.engines.stepper import Stepper
 from tests.engines.windowed import MODELS, WINDOW, windowed
+from tests.waiting import wait_for
 
 LENGTHS = [(5, 40), (60, 30), (23, 30), (150, 20)]  # prompts and answers, around the window
 

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,13 +14,13 @@ from rose.executor.revocation import Revocation
 from rose.memory import Isolation
 from rose.slo.verify import verify_log
 from tests.known_model import confirm
+from tests.waiting import LONG_S, wait_for
 
 SLAB = 4096
 SLABS = 16
 HEADERS = 2
 SERVING_KV = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)  # 4 blocks in a slab
 ROLLOUT_KV = KVGeometry(layers=1, block_tokens=8, bytes_per_token=64)  # 8 blocks in a slab
-LONG_S = 200.0
 
 # Deadlines that a busy machine does not miss, targets that leave room for any quantum, and an
 # engine so slow that it takes little within a deadline.
@@ -32,13 +31,6 @@ CALM = {
     "lease_ttl_ms": 600_000.0,
     "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0),
 }
-
-
-def wait_for(condition: Callable[[], object], *, timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.0005)
 
 
 class Rig:

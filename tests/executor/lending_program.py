@@ -5,7 +5,8 @@ import threading
 from pathlib import Path
 
 from rose.executor import StepBatch
-from tests.executor.conftest import Rig, wait_for
+from tests.executor.conftest import Rig
+from tests.waiting import wait_for
 
 DECODE = StepBatch(decode_sequences=1, context_tokens=8, prefill_tokens=0, requests=("a",))
 

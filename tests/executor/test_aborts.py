@@ -12,17 +12,9 @@ from rose.errors import StepAborted
 from rose.executor import SLO, CoServing, Policy, Quantum, Reason, Refusal
 from rose.executor.aborts import AbortRation
 from rose.units import NS_PER_MS, NS_PER_S
-from tests.executor.conftest import (
-    CALM,
-    HEADERS,
-    ROLLOUT_KV,
-    SERVING_KV,
-    SLAB,
-    SLABS,
-    ParkedStep,
-    wait_for,
-)
+from tests.executor.conftest import CALM, HEADERS, ROLLOUT_KV, SERVING_KV, SLAB, SLABS, ParkedStep
 from tests.known_model import confirm
+from tests.waiting import wait_for
 
 STEP_MS = 20
 WISH_BLOCKS = 24  # of the borrower: three slabs

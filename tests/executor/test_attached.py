@@ -24,15 +24,8 @@ from rose.executor import CoServing
 from rose.executor.channel import Channel
 from rose.executor.messages import AskGrow, AskLedger, Hello, Ledger, decode, encode
 from rose.whole_file import lock
-from tests.executor.conftest import (
-    LONG_S,
-    ROLLOUT_KV,
-    SERVING_KV,
-    SLAB,
-    SLABS,
-    Rig,
-    wait_for,
-)
+from tests.executor.conftest import ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig
+from tests.waiting import LONG_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {

@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
-from tests.executor.conftest import LONG_S, SERVING_KV, SLAB, SLABS, wait_for
+from tests.executor.conftest import SERVING_KV, SLAB, SLABS
 from tests.executor.tenant_program import Tenant
 from tests.executor.test_attached import BLOCKS_PER_SLAB, SETTINGS, RemoteRig
 from tests.forks import FORKS
+from tests.waiting import LONG_S, wait_for
 
 ALL_BLOCKS = SERVING_KV.blocks_per_slab(SLAB) * SLABS
 

@@ -11,8 +11,9 @@ from rose.executor import CoServing, Reason, StepBatch
 from rose.executor.lender import Lease
 from rose.executor.revocation import Cause
 from rose.units import NS_PER_MS
-from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig, wait_for
+from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
 from tests.executor.test_lender import overtake
+from tests.waiting import wait_for
 
 BLOCKS = 8  # of the borrower in a slab
 EVER = math.inf

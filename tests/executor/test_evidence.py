@@ -7,8 +7,9 @@ import pytest
 from rose.executor import CoServing, Reason, StepBatch
 from rose.executor.probing import ProbeRation
 from rose.executor.reading import Binding
-from tests.executor.conftest import ROLLOUT_KV, SLAB, wait_for
+from tests.executor.conftest import ROLLOUT_KV, SLAB
 from tests.known_model import confirm
+from tests.waiting import wait_for
 
 
 @pytest.fixture

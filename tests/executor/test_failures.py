@@ -24,10 +24,11 @@ from rose.errors import RoseError, StepAborted
 from rose.executor import SLO, CoServing, Policy, Quantum, Reason, Refusal, StepBatch
 from rose.units import NS_PER_MS
 from tests.executor import test_gpu as gpu
-from tests.executor.conftest import CALM, LONG_S, SERVING_KV, SLAB, ParkedStep, Rig, wait_for
+from tests.executor.conftest import CALM, SERVING_KV, SLAB, ParkedStep, Rig
 from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, Child
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
+from tests.waiting import LONG_S, wait_for
 
 QUANTUM = Policy().max_segments
 # A parked borrower looks up so often, whether it was rung for or not (`HostGate::kLookAgainNs`).

@@ -4,7 +4,6 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rose.memory import DeviceArray
 from rose.units import MIB
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
+from tests.waiting import wait_for
 
 SLAB = 2 * MIB
 SLABS = 8
@@ -67,13 +67,6 @@ class Rig:
     def close(self) -> None:
         self.device.close()
         self.device.arbiter.check_invariants()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
 
 
 @in_child()

@@ -19,7 +19,7 @@ from rose.executor.lent_window import LentWindow
 from rose.executor.messages import Granted
 from rose.memory import LentSlabs
 from tests.executor import test_gpu as gpu
-from tests.executor.conftest import LONG_S, ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig, wait_for
+from tests.executor.conftest import ROLLOUT_KV, SERVING_KV, SLAB, SLABS, Rig
 
 # The same as ever, with each slab mapped by itself: these run here with the `rig` of this file.
 from tests.executor.test_attached import (  # noqa: F401 (collected here too)
@@ -37,6 +37,7 @@ from tests.executor.test_attached import (  # noqa: F401 (collected here too)
 )
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
+from tests.waiting import LONG_S, wait_for
 
 SECRET = 0x5A
 EVERYTHING = SLABS * SERVING_KV.blocks_per_slab(SLAB)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from rose.executor.keeper import Keeper
-from tests.executor.conftest import LONG_S
+from tests.waiting import LONG_S
 
 NEVER_MS = 1e9
 

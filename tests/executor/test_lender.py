@@ -18,7 +18,8 @@ from rose.executor import lender as lender_module
 from rose.executor.lender import Lease
 from rose.slo.verify import verify_log
 from rose.units import NS_PER_S
-from tests.executor.conftest import LONG_S, SLABS, ParkedStep, Rig, wait_for
+from tests.executor.conftest import SLABS, ParkedStep, Rig
+from tests.waiting import LONG_S, wait_for
 
 # What serving can take within T before any step was measured: a whole request and one block of
 # another (see `Policy.burst_requests`); each running request may grow by what it decodes in T.

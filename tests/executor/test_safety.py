@@ -11,7 +11,8 @@ import pytest
 from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.executor import Reason, Refusal, StepBatch
 from rose.executor.safety import Safety
-from tests.executor.conftest import LONG_S, ParkedStep, Rig, wait_for
+from tests.executor.conftest import ParkedStep, Rig
+from tests.waiting import LONG_S, wait_for
 
 ALL_BLOCKS = 64
 

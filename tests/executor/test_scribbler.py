@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rose.memory import Isolation
-from tests.executor.conftest import LONG_S, SERVING_KV, SLAB, SLABS, wait_for
+from tests.executor.conftest import SERVING_KV, SLAB, SLABS
 from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, RemoteRig
+from tests.waiting import LONG_S, wait_for
 
 PARK_MS = 100.0
 REVOKE_MS = 300.0

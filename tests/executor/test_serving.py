@@ -6,7 +6,8 @@ import pytest
 
 from rose._core import CloseReason
 from rose.executor import Reason, Refusal, StepBatch, Ticket
-from tests.executor.conftest import LONG_S, ParkedStep, wait_for
+from tests.executor.conftest import ParkedStep
+from tests.waiting import LONG_S, wait_for
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ import pytest
 from rose._core import LedgerView, SlabState
 from rose.executor.channel import Channel
 from rose.executor.messages import AskLedger
-from tests.executor.conftest import CALM, LONG_S, SLABS, wait_for
+from tests.executor.conftest import CALM, SLABS
 from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, Child
+from tests.waiting import LONG_S, wait_for
 
 SERVING, BORROWER = 0, 1
 

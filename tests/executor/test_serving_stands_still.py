@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.executor.conftest import LONG_S, wait_for
 from tests.executor.test_attached import BLOCKS_PER_SLAB, Child
 from tests.executor.test_serving_dies import Serving
+from tests.waiting import LONG_S, wait_for
 
 STOP_S = 2.0
 KNOBS = {"revoke_ms": 500.0, "lease_ttl_ms": 1000.0}

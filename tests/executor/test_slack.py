@@ -13,7 +13,8 @@ from rose._core import CloseReason, HarvestMode, RecordKind
 from rose.errors import Unavailable
 from rose.executor import StepBatch
 from rose.slo.log_file import read_log
-from tests.executor.conftest import LONG_S, Rig, wait_for
+from tests.executor.conftest import Rig
+from tests.waiting import LONG_S, wait_for
 
 TPOT_MS = 200.0
 # Steps of a millisecond, so that nearly all of a TPOT target is slack.

@@ -10,11 +10,11 @@ import pytest
 from rose._core import CloseReason, RecordKind
 from rose.errors import Unavailable
 from rose.executor import device
-from tests.executor.conftest import LONG_S, Rig, wait_for
+from tests.executor.conftest import Rig
 from tests.executor.test_gpu import Rig as GpuRig
-from tests.executor.test_gpu import wait_for as wait_for_gpu
 from tests.executor.test_safety import fail
 from tests.fake_driver import Fake, in_child
+from tests.waiting import LONG_S, wait_for
 
 GATES = 5
 # Many times the watchdog's patience: whoever waits so long without it waits for ever.
@@ -141,7 +141,7 @@ def test_segments_in_a_stream_are_let_go_for_a_declared_call(fake: Fake) -> None
         threading.Event().wait(LONG_ENOUGH_S)
         assert left() > 0
         with rig.serving.blocking():
-            wait_for_gpu(lambda: left() == 0)
+            wait_for(lambda: left() == 0)
         assert rig.device.gate.stats().forced_opens == 1
     rig.serving.finished("a")
     rig.close()

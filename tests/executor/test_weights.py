@@ -13,7 +13,8 @@ from rose.executor import Reason, Refusal, WeightsLease
 from rose.executor.revocation import Revocation
 from rose.executor.weight_bins import HostUpload
 from rose.executor.weights import WeightsState
-from tests.executor.conftest import LONG_S, SLAB, Rig, wait_for
+from tests.executor.conftest import SLAB, Rig
+from tests.waiting import LONG_S, wait_for
 
 # One tensor of two slabs, some that share one, one of nothing.
 SIZES = (5000, 900, 0, 3000, SLAB, 700, 1)

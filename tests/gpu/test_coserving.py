@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from rose.executor.revocation import Revocation
 from rose.slo.verify import verify_log
 from rose.units import MIB
 from tests.known_model import confirm
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.gpu
 
@@ -34,13 +35,6 @@ CALM: Final = {
     "latency_prior_ms": (500.0, 0.0, 0.0, 0.0, 0.0),
     "regrow_after_ms": 1.0,
 }
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.001)
 
 
 class Rig:

@@ -1,21 +1,12 @@
 """What the tests of workers in other processes share."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerEvent, WorkerLost
 from tests.node.steady import VERSION, logprob_at, token_at
-
-LONG_S = 200.0
-
-
-def wait_for(condition: Callable[[], object], *, timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
+from tests.waiting import wait_for
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from rose.demo.rl.child import Child
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
-from tests.node.rig import LONG_S, Scheduler, request, wait_for
+from tests.node.rig import Scheduler, request
 
 pytest.importorskip("rose.engines.transformers.worker", reason="needs transformers")
 from rose.engines.transformers import load_model
@@ -17,6 +17,7 @@ from rose.engines.transformers.live_weights import LiveWeights
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.server import serve
+from tests.waiting import LONG_S, wait_for
 
 # Half a minute; `tests/demo/rl/test_circle.py` starts the same program.
 pytestmark = pytest.mark.slow

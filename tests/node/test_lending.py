@@ -15,7 +15,7 @@ from rose.node.lending import BrokeredDevice, LendingLoop
 from rose.scheduler.broker import Decision, Move
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
-from tests.node.rig import wait_for
+from tests.waiting import wait_for
 
 BLOCKS = 8  # of the borrower in a slab
 ROUND_MS = 5_000

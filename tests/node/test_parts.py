@@ -18,7 +18,7 @@ from rose.node.feed import WeightFeed
 from rose.node.options import read_options
 from rose.node.speed import PREFILL_TOKENS, measure
 from rose.scheduler.worker import WorkerKind
-from tests.node.rig import LONG_S
+from tests.waiting import LONG_S
 
 MICROSECOND = 1000
 

@@ -16,9 +16,10 @@ from rose.demo.rl.supervisor import RestartPolicy, Supervisor
 from rose.errors import Unavailable
 from rose.scheduler.remote import RemoteLimits
 from rose.scheduler.worker import LeaseChanged, TurnEnd
-from tests.node.rig import Scheduler, request, wait_for
+from tests.node.rig import Scheduler, request
 from tests.node.steady import KV_TOKENS, VERSION
 from tests.node.steady_program import DEADLY_SEED
+from tests.waiting import wait_for
 
 FAST, SLOW = "0.0005", "0.01"
 

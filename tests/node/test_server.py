@@ -29,8 +29,9 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 from rose.units import NS_PER_S
-from tests.node.rig import LONG_S, Scheduler, request, wait_for
+from tests.node.rig import Scheduler, request
 from tests.node.steady import KV_TOKENS, SteadyWorker
+from tests.waiting import LONG_S, wait_for
 
 
 class QuietWorker:

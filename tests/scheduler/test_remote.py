@@ -26,8 +26,9 @@ from rose.scheduler.wire import (
     encode,
 )
 from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerKind, WorkerLost
-from tests.node.rig import LONG_S, Scheduler, no_thread_is_left, request, wait_for
+from tests.node.rig import Scheduler, no_thread_is_left, request
 from tests.scheduler.test_wire import NEWS
+from tests.waiting import LONG_S, wait_for
 
 GREETING = encode(Greeting(1, WorkerKind.DEDICATED))
 PATIENT = RemoteLimits(silence_max_s=60.0, ping_s=0.02)

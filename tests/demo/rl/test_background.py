@@ -7,7 +7,8 @@ import pytest
 from rose.demo.rl import background
 from rose.demo.rl.background import Background
 from rose.errors import DeadlineExceeded
-from tests.node.rig import LONG_S, no_thread_is_left
+from tests.node.rig import no_thread_is_left
+from tests.waiting import LONG_S
 
 
 class Slow(Background):

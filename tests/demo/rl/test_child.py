@@ -16,7 +16,8 @@ import pytest
 from rose.demo.rl.child import Child
 from rose.demo.rl.supervisor import Death, RestartPolicy, Supervisor
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from tests.node.rig import LONG_S, no_thread_is_left, wait_for
+from tests.node.rig import no_thread_is_left
+from tests.waiting import LONG_S, wait_for
 
 READY = 'print(json.dumps({"token": "t", "pid": os.getpid()}), flush=True)'
 UNTIL_STDIN_CLOSES = "sys.stdin.read()"

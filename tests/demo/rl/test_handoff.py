@@ -13,7 +13,8 @@ from rose.demo.rl.handoff import Handoff
 from rose.demo.rl.messages import SUBMIT_MAX, Submitted
 from rose.demo.rl.trajectory import NOT_GENERATED, Trajectory
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from tests.node.rig import LONG_S, no_thread_is_left, wait_for
+from tests.node.rig import no_thread_is_left
+from tests.waiting import LONG_S, wait_for
 
 
 @pytest.fixture(autouse=True, scope="module")

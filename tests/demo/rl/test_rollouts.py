@@ -23,8 +23,9 @@ from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind, WorkerLost
 from tests.demo.rl.play import CONTEXT_MAX, GROUP_SIZE, RUN_SEED, TURN_MAX, play
 from tests.demo.rl.saying_worker import SayingWorker
-from tests.node.rig import no_thread_is_left, wait_for
+from tests.node.rig import no_thread_is_left
 from tests.scheduler.tuned import tuned
+from tests.waiting import wait_for
 
 DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
 PACE_S = 0.001
@@ -274,9 +275,9 @@ def test_no_more_begin_than_the_trainer_will_use_soon_enough() -> None:
         on.rollouts.tell(Consumed(2))
         wait_for(lambda: len(on.finished) == 4)
         assert {request.trajectory for request in worker.asked} == {0, 1, 2, 3}
-        assert on.rollouts.counts().in_flight == LOOP.in_flight
+        wait_for(lambda: on.rollouts.counts().in_flight == LOOP.in_flight)
         on.rollouts.tell(VersionPublished(1))
-    assert on.rollouts.scheduler.counts().job(0).published == 1
+        wait_for(lambda: on.rollouts.scheduler.counts().job(0).published == 1)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from rose.demo.rl.loop import LoopSettings
 from rose.demo.rl.turn_feeder import TurnFeeder
 from rose.engines.transformers import Engine
 from rose.scheduler.worker import WorkerKind
-from tests.engines.pair import WAIT_S
 from tests.engines.policies import engine_of, policy
+from tests.waiting import wait_for
 
 LOOP = LoopSettings(
     in_flight=12, group_size=2, turn_tokens_max=8, context_tokens_max=96, temperature=1.0
@@ -42,13 +42,6 @@ def fed() -> Iterator[Fed]:
     made.feeder.start()
     yield made
     made.close()
-
-
-def wait_for(is_there: Callable[[], object]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not is_there():
-        assert time.monotonic() < until
-        time.sleep(0.002)
 
 
 def test_trajectories_go_on_turn_by_turn_and_none_is_lost(fed: Fed) -> None:

@@ -16,7 +16,8 @@ from rose.demo.rl.watch import TrainerWatch
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.units import NS_PER_S
-from tests.node.rig import LONG_S, no_thread_is_left, wait_for
+from tests.node.rig import no_thread_is_left
+from tests.waiting import LONG_S, wait_for
 
 START = TrainerStatus(
     incarnation=0,
