@@ -12,7 +12,7 @@ from bench.rows import Bar, Peer
 from rose._core import SlowdownBound
 from rose.slo import Policy
 from rose.slo.latency_file import new_latency_model
-from rose.slo.policy import ADAPTATION, RESIDUAL_WINDOW
+from rose.slo.policy import ADAPTATION_SHARE, RESIDUAL_WINDOW
 
 STEPS = 40_000
 EPSILONS = (0.01, 0.05)
@@ -60,7 +60,7 @@ def with_one_margin(run_: Run, policy: Policy) -> Run:
     bound = SlowdownBound(
         prior=policy.slowdown,
         epsilon=policy.epsilon,
-        adaptation=ADAPTATION,
+        adaptation=policy.epsilon * ADAPTATION_SHARE,
         window=RESIDUAL_WINDOW,
     )
     margins = []

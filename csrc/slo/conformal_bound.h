@@ -11,7 +11,7 @@ namespace rose::slo {
 
 struct ConformalConfig {
   double epsilon{0.01};       // share of ratios that may exceed the margin, in (0, 0.5)
-  double adaptation{0.005};   // step of the level per miss, 0..1
+  double adaptation{0.002};   // step of the level per miss, 0..1
   std::uint32_t window{512};  // ratios kept, 1..1024
 };
 

@@ -25,7 +25,7 @@ struct LatencyConfig {
   std::array<double, 5> prior_ms{1.0, 0.0, 0.0, 0.0, 0.0};
   double epsilon{0.01};       // share of steps that may exceed upper()
   double forgetting{0.998};   // weight of an observation after one more: a memory of 500 steps
-  double adaptation{0.005};   // step of the level per miss
+  double adaptation{0.002};   // step of the level per miss
   std::uint32_t window{512};  // residuals kept of each kind of step, 1..1024
   std::uint32_t step_tokens{8192};  // most tokens of one step, > 0: what a full chunk is
 };

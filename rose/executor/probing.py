@@ -12,7 +12,7 @@ ShapeName: TypeAlias = Literal["step", "chunk"]
 # within 80 s, and leaves three quarters of the device's energy and memory bandwidth alone.
 _SEARCH_SHARE: Final = 0.25
 # Renewal keeps scores young, and finds out when a machine has become faster. Rollouts lose so much.
-_RENEWAL_SHARE: Final = 0.02
+RENEWAL_SHARE: Final = 0.02
 # A round that changed nothing makes the next one less likely to.
 _NEXT_ROUND: Final = 0.5
 # Longer idle times save up no more than this, so probes come one by one and never in a burst.
@@ -82,12 +82,12 @@ class ProbeRation:
         self._round += 1
         if self._round >= self._wanted:
             self._round = 0
-            self._search_share = max(self._search_share * _NEXT_ROUND, _RENEWAL_SHARE)
+            self._search_share = max(self._search_share * _NEXT_ROUND, RENEWAL_SHARE)
 
     @property
     def share(self) -> float:
         """The share of idle time that probes may take now."""
-        return _RENEWAL_SHARE if self._searched is None else self._search_share
+        return RENEWAL_SHARE if self._searched is None else self._search_share
 
     def _fill(self, now_ns: int, *, is_idle: bool) -> None:
         if self._idle_since_ns is not None and is_idle:

@@ -18,8 +18,10 @@ from rose._core import (
     Verdict,
 )
 from rose.executor.certified import certificate_log, certified_creditor
+from rose.executor.probing import ProbeRation, Seen, ShapeName
+from rose.executor.refusals import UNCERTIFIED, read_evidence
 from rose.sim.device import DeviceModel, Sharing, StepWork, ns_of
-from rose.sim.governor import Governor, Grain
+from rose.sim.governor import Governor, Grain, Probe
 from rose.slo import SLO, Policy
 from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
@@ -29,19 +31,45 @@ from rose.units import NS_PER_MS
 _NOISE_MIN: Final = 0.01
 # What the log's header says about memory, of which there is none here.
 NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
+# How often serving's engine asks for a probe while it is idle.
+_PROBE_LOOK_MS: Final = 20.0
 
 
-def start_up(model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
-    """Let `model` learn from the steps that serving's engine runs before its first request."""
-    random = np.random.default_rng(0)
+class Prober:
+    """The steps that serving's engine runs only to measure them, at start-up and in idle time."""
 
-    def run(shape: Shape) -> None:
-        sequences, context, prefill = shape
-        work = StepWork(int(sequences), int(context), int(prefill), int(context))
-        took_ms = device.step_ms(work) * random.lognormal(0.0, max(device.noise, _NOISE_MIN))
-        model.observe(took_ms, **dict(zip(SHAPE_NAMES, shape, strict=True)))
+    def __init__(self, model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
+        """Let `model` learn from the steps that run before the first request."""
+        self._creditor, self._device = creditor, device
+        self._random = np.random.default_rng(0)
+        self._shapes: dict[ShapeName, Shape] = {
+            "step": creditor.largest_step,
+            "chunk": creditor.largest_chunk,
+        }
 
-    collect_evidence(model, (creditor.largest_step, creditor.largest_chunk), run)
+        def run(shape: Shape) -> None:
+            model.observe(self._probe(shape).took_ms, **dict(zip(SHAPE_NAMES, shape, strict=True)))
+
+        collect_evidence(model, self._shapes.values(), run)
+        self.ration = ProbeRation(wanted=read_evidence(model, "step", self._shapes["step"]).wanted)
+
+    def due(self, now_ns: int) -> Probe | None:
+        """Return the probe that an idle device runs now, or None."""
+        shape = None if self._creditor.binding is None else self._creditor.binding.shape
+        seen = Seen(
+            is_idle=True,
+            granted=sum(self._creditor.granted(mode) for mode in HarvestMode),
+            refused=sum(self._creditor.refused(why) for why in UNCERTIFIED),
+            binding=next((name for name in self._shapes if name == shape), None),
+        )
+        name = self.ration.due(now_ns, seen)
+        return None if name is None else self._probe(self._shapes[name])
+
+    def _probe(self, shape: Shape) -> Probe:
+        sequences, context, prefill = map(int, shape)
+        work = StepWork(sequences, context, prefill, context)
+        factor = self._random.lognormal(0.0, max(self._device.noise, _NOISE_MIN))
+        return Probe(work, self._device.step_ms(work) * factor)
 
 
 class CoreGovernor(Governor):
@@ -96,8 +124,9 @@ class CoreGovernor(Governor):
             step_tokens=device.chunk_tokens,
             clock=self.clock,
         )
+        self._prober: Prober | None = None
         if "margin" not in policy.without:
-            start_up(self.model, self.creditor, device)
+            self._prober = Prober(self.model, self.creditor, device)
         self._mode = policy.mode
         self._commits_batch = device.commits_batch
         self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
@@ -105,6 +134,7 @@ class CoreGovernor(Governor):
             is_confined = "confinement" not in policy.without
             self.sharing = Sharing.CONFINED if is_confined else Sharing.TOGETHER
         self._slots: dict[int, int] = {}
+        self._is_probe = False  # the step that runs
         self._offer: Offer | None = None
         self._passed = 0  # segments, when the step began
         self._looked_at = self.gate.demand  # the rings that the last look has heard
@@ -117,6 +147,13 @@ class CoreGovernor(Governor):
         """Close the gate."""
         self._move_to(now_ms)
         self._slots[request] = self.state.arrived(tokens=prompt_tokens)
+
+    def probe_due(self, now_ms: float) -> Probe | None:
+        """Ask the ration of probes, as serving's lane does."""
+        self._move_to(now_ms)
+        if self._prober is None or self._slots:
+            return None
+        return self._prober.due(self.clock.now_ns())
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
         """Do what lending slack does before a step: offer, see it used up, and offer again."""
@@ -146,6 +183,9 @@ class CoreGovernor(Governor):
         if self._mode != "spatial":
             self.creditor.withdraw()
         self._passed = self.gate.passed
+        self._is_probe = not self._slots
+        if self._prober is not None:
+            self._prober.ration.stepped()
 
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
@@ -162,6 +202,9 @@ class CoreGovernor(Governor):
             began_ns=self.clock.now_ns() - ns_of(took_ms),
             **features,
         )
+        if self._prober is not None and self._is_probe:
+            shape: ShapeName = "chunk" if work.prefill_tokens else "step"
+            self._prober.ration.probed(shape, ns_of(took_ms))
 
     def _learn(self, took_ms: float, features: dict[str, float]) -> Forecast:
         """Return what was forecast; a step beside rollouts says how much they slow it down."""
@@ -202,9 +245,10 @@ class CoreGovernor(Governor):
             self.gate.begin_step()
 
     def look_again(self, now_ms: float) -> float:
-        """Wake when the creditor would."""
-        del now_ms
-        return self._ms_of(self._look_ns)
+        """Wake when the creditor would, and on an idle device for the next probe."""
+        look_ms = self._ms_of(self._look_ns)
+        is_idle = self._prober is not None and not self._slots
+        return min(look_ms, now_ms + _PROBE_LOOK_MS) if is_idle else look_ms
 
     @property
     def grants(self) -> int:

@@ -8,6 +8,7 @@ nothing.
 import math
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from rose.sim.device import Sharing, StepWork
 
@@ -17,6 +18,13 @@ class Grain(Enum):
 
     SEGMENT = "layers between two gates"
     STEP = "a whole rollout step"
+
+
+class Probe(NamedTuple):
+    """A step that serving runs while it is idle, only to measure how long it takes."""
+
+    work: StepWork
+    took_ms: float
 
 
 class Governor:
@@ -32,6 +40,11 @@ class Governor:
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
         """Note a request, before the engine can see it."""
+
+    def probe_due(self, now_ms: float) -> Probe | None:
+        """Return the probe to run now, or None. Asked while the device is idle."""
+        del now_ms
+        return None
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
         """Say until when serving, which is ready for a step, lets rollouts go first.

@@ -143,6 +143,7 @@ class Machine:
         self._look_ns = _NEVER
         self._steps = 0
         self._step: _Task | None = None
+        self._is_probe = False
         self._work = StepWork(0, 0, 0)
         self._turn: _Turn | None = None
         self._segment: _Task | None = None
@@ -212,6 +213,8 @@ class Machine:
         self._governor.tick(self.now_ms)
         if self._step is None and self._engine.has_work():
             self._take_turn()
+        elif self._is_idle():
+            self._probe()
         if self._sharing is not Sharing.TURNS or (self._step is None and self._turn is None):
             self._feed()
         self._set_slowdowns()
@@ -243,6 +246,22 @@ class Machine:
             # From here on serving waits because it must.
             self._turn.lend_end_ns = min(self._now_ns, self._turn.lend_until_ns)
             self._turn.lend_until_ns = -1
+
+    def _is_idle(self) -> bool:
+        """Whether nothing runs, and no request waits for its first step."""
+        is_empty = self._step is None and self._segment is None and not self._launched
+        return is_empty and self._admitted == self._arrived and not self._engine.has_work()
+
+    def _probe(self) -> None:
+        probe = self._governor.probe_due(self.now_ms)
+        if probe is None:
+            return
+        self._governor.step_begins(self.now_ms, probe.work)
+        self._work, self._is_probe = probe.work, True
+        self._blocked_ns = self._lent_ns = 0
+        wait_ns = max(0, self._segment_ended_ns + self._signal_ns - self._now_ns)
+        took_ns = max(1, ns_of(probe.took_ms))
+        self._step = _Task((wait_ns + took_ns) * _PS_PER_NS, self._now_ns + wait_ns)
 
     def _take_turn(self) -> None:
         """Let rollouts go first if the governor lends, then begin the step."""
@@ -287,8 +306,10 @@ class Machine:
     def _end_step(self, step: _Task) -> None:
         self._step = None
         took_ns = self._now_ns - step.began_ns
-        self._tally.serving_busy_ns += took_ns
-        self._tell("step_end", self._steps - 1)
+        is_probe, self._is_probe = self._is_probe, False
+        if not is_probe:
+            self._tally.serving_busy_ns += took_ns
+            self._tell("step_end", self._steps - 1)
         self._governor.step_ended(
             self.now_ms,
             self._work,
@@ -296,6 +317,8 @@ class Machine:
             blocked_ms=self._blocked_ns / NS_PER_MS,
             lent_ms=self._lent_ns / NS_PER_MS,
         )
+        if is_probe:
+            return
         emitted = self._engine.complete(self._work)
         self._tell("context", self._engine.context_tokens)
         for number in emitted.tokens:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rose._core import LatencyModel, LatencyState
 from rose.errors import CorruptData, InvalidArgument
-from rose.slo.policy import ADAPTATION, FORGETTING, RESIDUAL_WINDOW, Policy
+from rose.slo.policy import ADAPTATION_SHARE, FORGETTING, RESIDUAL_WINDOW, Policy
 from rose.whole_file import write_whole
 
 _FORMAT: Final = "rose latency model"
@@ -42,7 +42,7 @@ def new_latency_model(
         prior_ms=policy.latency_prior_ms if prior_ms is None else prior_ms,
         epsilon=policy.epsilon,
         forgetting=FORGETTING,
-        adaptation=ADAPTATION,
+        adaptation=policy.epsilon * ADAPTATION_SHARE,
         window=RESIDUAL_WINDOW,
         step_tokens=step_tokens,
     )
@@ -104,7 +104,7 @@ def load_text(text: str, policy: Policy, *, identity: str | None = None) -> Late
         prior_ms=policy.latency_prior_ms,
         epsilon=policy.epsilon,
         forgetting=FORGETTING,
-        adaptation=ADAPTATION,
+        adaptation=policy.epsilon * ADAPTATION_SHARE,
         window=RESIDUAL_WINDOW,
     )
 

@@ -66,7 +66,8 @@ def both(traffic, arm, *, device=DEVICE):
 @pytest.mark.parametrize("busy", RATES)
 @pytest.mark.parametrize("name", ARMS)
 def test_eight_devices_lend_as_much_as_a_fluid_as_exactly(name, busy) -> None:
-    exact, fluid = both(like_chat(8, RATES[busy], seed=11), ARMS[name])
+    device = dataclasses.replace(DEVICE, noise=0.05)
+    exact, fluid = both(like_chat(8, RATES[busy], seed=11), ARMS[name], device=device)
     assert fluid == pytest.approx(exact, rel=NEAR)
 
 
@@ -161,7 +162,8 @@ def test_a_device_without_requests_lends_what_is_idle(scheme) -> None:
         [Request(3999.0, 1, 1)], DEVICE, arm, pool=POOL, slo=TARGETS, horizon_ms=4000.0, seed=0
     )
     assert (fluid.busy[:, [0, 2]] == 0).all()
-    assert fluid.share[:, 0] == pytest.approx(exact.share[exact.at_ms <= 0][-1], abs=0.01)
+    # A probe more or less in one second is one part in sixty.
+    assert fluid.share[:, 0] == pytest.approx(exact.share[exact.at_ms <= 0][-1], abs=0.02)
     assert fluid.share[:, 0] == pytest.approx(fluid.share[:, 2])
     assert set(fluid.kv_tokens.ravel().tolist()) == {150 * 80}
     assert fluid.lending(1).at_ms[0] == 0

@@ -23,6 +23,7 @@ from rose._core import (
 from rose.errors import DeadlineExceeded
 from rose.executor.probing import ProbeRation, Seen
 from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
+from rose.slo.policy import ADAPTATION_SHARE
 
 LOOK_S: Final = 0.02
 RESUMES_WITHIN_S: Final = 60.0
@@ -73,7 +74,7 @@ class Stage:
             prior_ms=(machine.decode_ms * prior, 0, 0, token_ms * prior, 0),
             epsilon=machine.epsilon,
             forgetting=0.998,
-            adaptation=0.005,
+            adaptation=machine.epsilon * ADAPTATION_SHARE,
             window=512,
             step_tokens=machine.step_tokens,
         )

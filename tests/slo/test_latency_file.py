@@ -48,7 +48,7 @@ def test_a_loaded_model_predicts_on_to_the_last_bit(before, after, window: int) 
     policy = Policy(epsilon=0.05)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency_file, "RESIDUAL_WINDOW", window)
-        patch.setattr(latency_file, "ADAPTATION", 0.1)
+        patch.setattr(latency_file, "ADAPTATION_SHARE", 2.0)
         model = learned_from(before, policy)
         loaded = load_text(saved(model), policy)
     assert (loaded.observations, loaded.coverage) == (model.observations, model.coverage)
