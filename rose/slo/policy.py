@@ -23,9 +23,9 @@ RETRY_MS: Final = 2.0
 WATCHDOG_MS: Final = 50.0
 # Weight of a measured step after one more: a memory of 500 steps, seconds of serving.
 FORGETTING: Final = 0.998
-# How far one miss moves the level of an upper estimate, as a share of epsilon. With a half, 3 to 5 %
-# of the steps of a steady machine have no bound; with a fifth, under 1 %. Both keep epsilon. With a
-# tenth, lending may not come back within a minute of a neighbour's burst.
+# How far one miss moves the level of an upper estimate, as a share of epsilon. With a half, 3 to 5
+# of 100 steps of a steady machine have no bound; with a fifth, less than one. Both keep epsilon.
+# With a tenth, lending may not come back within a minute of a neighbour's burst.
 ADAPTATION_SHARE: Final = 0.2
 # Residuals, speeds and prompts kept. Quantiles need at least 1 / epsilon of them.
 RESIDUAL_WINDOW: Final = 512
