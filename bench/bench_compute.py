@@ -1,5 +1,6 @@
 """A certificate of compute, its record in the log included: what it costs."""
 
+import math
 import time
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def certificate_log(path: Path) -> CertificateLog:
         blocking_ms=POLICY.blocking_ms,
         heartbeat_ttl_ms=LONG_MS,
         max_segments=POLICY.max_segments,
-        modes=Policy(mode="slack").mode_bits,
+        slowdown=math.inf,
         slabs=SLABS,
         partitions=2,
         blocks_per_slab=BLOCKS_PER_SLAB,

@@ -1,6 +1,6 @@
 """The upper estimate of a step: whether it keeps its promise, how wide it is, what it costs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 from bench.conftest import Report
 from bench.noisy_steps import SCENARIOS, Steps, steps_of
 from bench.rows import Bar, Peer
-from rose._core import SlowdownBound
 from rose.slo import Policy
 from rose.slo.latency_file import new_latency_model
-from rose.slo.policy import ADAPTATION_SHARE, RESIDUAL_WINDOW
 
 STEPS = 40_000
 EPSILONS = (0.01, 0.05)
@@ -55,21 +53,6 @@ def run(steps: Steps, policy: Policy) -> Run:
     )
 
 
-def with_one_margin(run_: Run, policy: Policy) -> Run:
-    """Return the same predictions under a single margin for all kinds of step."""
-    bound = SlowdownBound(
-        prior=policy.slowdown,
-        epsilon=policy.epsilon,
-        adaptation=policy.epsilon * ADAPTATION_SHARE,
-        window=RESIDUAL_WINDOW,
-    )
-    margins = []
-    for ratio in (run_.steps.actual_ms / run_.predicted_ms).tolist():
-        margins.append(bound.upper())
-        bound.observe(ratio)
-    return replace(run_, upper_ms=run_.predicted_ms * np.array(margins))
-
-
 def clairvoyant_width(steps: Steps, epsilon: float) -> float:
     """Return the width of the bound that knows cost, drift and the noise of each kind of step."""
     upper = np.empty_like(steps.noise)
@@ -85,14 +68,10 @@ def test_conformal_coverage(report: Report, scenario: str, epsilon: float) -> No
     policy = Policy(epsilon=epsilon)
     runs: list[Run] = []
     report.once(lambda: runs.append(run(steps, policy)))
-    single = with_one_margin(runs[0], policy)
     report.add(
         f"conformal_coverage_{scenario}_{epsilon}",
         runs[0].worst_deviation(epsilon),
         "off the level",
-        peer=Peer(
-            "one margin for all kinds of step", single.worst_deviation(epsilon), "off the level"
-        ),
         bar=Bar(at_most=0.01),
     )
     clairvoyant = clairvoyant_width(steps, epsilon)

@@ -683,17 +683,6 @@ class LatencyModel:
     @property
     def coverage(self) -> float: ...
 
-class SlowdownBound:
-    def __init__(
-        self, *, prior: float = 2.0, epsilon: float, adaptation: float, window: int
-    ) -> None: ...
-    def observe(self, ratio: float) -> None: ...
-    def upper(self) -> float: ...
-    @property
-    def observations(self) -> int: ...
-    @property
-    def coverage(self) -> float: ...
-
 class RecordKind(Enum):
     START = 1
     ARRIVED = 2
@@ -728,9 +717,8 @@ class CertificateLog:
         max_batch_tokens: int = 0,
         burst_requests: int = 0,
         revoke_ms: float = 0.0,
-        modes: int = 1,
+        slowdown: float = 0.0,
         without: int = 0,
-        burst_tokens: int = 0,
         clock: Clock | None = None,
     ) -> None: ...
     def append_move(
@@ -833,18 +821,17 @@ class QuantumRefusal(Enum):
     ENOUGH = 4
     LOG_BROKEN = 5
     NO_EVIDENCE = 6
+    BUDGET_SPENT = 7
 
 class HarvestMode(Enum):
     IDLE = 0
     SLACK = 1
-    SPATIAL = 2
 
 class Harvest(Enum):
     CLOSED = 0
     DRAINING = 1
     IDLE = 2
     SLACK = 3
-    SPATIAL = 4
 
 class ServingState:
     def __init__(self, log: CertificateLog, *, gate: HostGate | None = None) -> None: ...
@@ -918,7 +905,6 @@ class Creditor:
         segment_share: float,
         poll_ms: float,
         retry_ms: float,
-        slowdown: float = 2.0,
         watchdog: Watchdog | None = None,
         clock: Clock | None = None,
     ) -> None: ...
@@ -937,9 +923,6 @@ class Creditor:
     def close_for_step(self) -> None: ...
     @property
     def is_lending(self) -> bool: ...
-    def observe_slowdown(self, ratio: float) -> None: ...
-    @property
-    def slowdown_upper(self) -> float: ...
     @property
     def harvest(self) -> Harvest: ...
     def granted(self, mode: HarvestMode) -> int: ...

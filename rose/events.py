@@ -17,6 +17,7 @@ class Reason(Enum):
     NO_HEARTBEAT = "the serving host gives no sign of life"
     LATE = "slabs that were due are still in use"
     LOG_BROKEN = "the certificate log cannot be written"
+    BUDGET_SPENT = "rollouts have slowed serving's requests down by the allowed share"
     IN_STEP = "a step runs, and slabs are mapped between steps"
     CLOSED = "the device is closed"
 

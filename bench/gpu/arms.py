@@ -1,15 +1,16 @@
 """The arms of m6: how serving and rollouts share a device, from not at all to rose."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bench.gpu.decoder import Step
 from bench.gpu.engines import Nobody, Place, Watched
 from rose.errors import StepAborted, Unavailable
-from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, RolloutLane, StepBatch
+from rose.executor import SLO, CoServing, KVGeometry, Quantum, RolloutLane, StepBatch
 
 # Only counts of blocks matter to rose here: the models keep their KV to themselves.
 _KV: Final = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)
@@ -188,17 +189,17 @@ def host_window(streams: Streams, _promise: Promise) -> Sharing:
     return Sharing(serving, rollout, quiet, one_step, closed.set)
 
 
-def rose(mode: str) -> Opened:
+def rose(slowdown: float) -> Opened:
     @contextmanager
     def opened(device: Any, promise: Promise) -> Iterator[Sharing]:
         from rose.engines.torch import stream_of
 
         with ExitStack() as parts:
-            shared = CoServing.open(str(device), pool_bytes=_POOL_BYTES, policy=Policy(mode=mode))
+            shared = CoServing.open(str(device), pool_bytes=_POOL_BYTES)
             parts.callback(shared.close)
             serving = shared.serving(
                 _KV,
-                slo=promise.slo,
+                slo=replace(promise.slo, slowdown=slowdown),
                 step_tokens=promise.step_tokens,
                 request_tokens=promise.request_tokens,
             )
@@ -238,7 +239,7 @@ ARMS: Final = {
     "share_all": plain(share_all),
     "priority": plain(priority),
     "host_window": plain(host_window),
-    "rose_idle": rose("idle"),
-    "rose_slack": rose("slack"),
+    "rose_idle": rose(0.0),
+    "rose_slack": rose(math.inf),
 }
 ALONE: Final = plain(alone)

@@ -17,7 +17,6 @@
 #include "compute/creditor.h"
 #include "compute/slack_lender.h"
 #include "slo/quantum.h"
-#include "slo/slowdown_bound.h"
 
 namespace rose::bind {
 
@@ -31,7 +30,6 @@ using slo::LatencyModel;
 using slo::QuantumCertifier;
 using slo::QuantumRefusal;
 using slo::ServingState;
-using slo::SlowdownBound;
 
 namespace {
 
@@ -55,7 +53,7 @@ class GateListener final : public slo::ServingListener {
 };
 
 // What the device does for rollouts now.
-enum class Harvest : std::uint8_t { kClosed, kDraining, kIdle, kSlack, kSpatial };
+enum class Harvest : std::uint8_t { kClosed, kDraining, kIdle, kSlack };
 
 // Of serving's tokens: what is shorter or longer is in the first or the last count. No step of a
 // model is shorter, and no target longer.
@@ -81,11 +79,9 @@ struct PolicyConfig {
 class CertifiedPolicy final : public compute::CreditPolicy {
  public:
   CertifiedPolicy(std::shared_ptr<const HostGate> gate, std::shared_ptr<QuantumCertifier> certifier,
-                  std::shared_ptr<const SlowdownBound> slowdown, PolicyConfig config,
-                  bool is_servings) noexcept
+                  PolicyConfig config, bool is_servings) noexcept
       : gate_{std::move(gate)},
         certifier_{std::move(certifier)},
-        slowdown_{std::move(slowdown)},
         config_{config},
         is_servings_{is_servings} {}
 
@@ -110,9 +106,8 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   // With no live request a quantum is one of idle mode, whoever asks for it.
   HarvestMode mode_of_now() const noexcept {
     if (certifier_->serving().pending() == 0) return HarvestMode::kIdle;
-    const slo::LogHeader& header = certifier_->header();
-    if (is_servings_ && header.may(HarvestMode::kSlack)) return HarvestMode::kSlack;
-    return header.may(HarvestMode::kSpatial) ? HarvestMode::kSpatial : HarvestMode::kIdle;
+    const bool is_slack = is_servings_ && certifier_->header().may(HarvestMode::kSlack);
+    return is_slack ? HarvestMode::kSlack : HarvestMode::kIdle;
   }
 
   slo::QuantumGrant ask(const compute::CreditRequest& request, double segment_ms,
@@ -122,7 +117,6 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .passed = request.passed,
                                .outstanding = request.outstanding,
                                .segment_upper_ms = segment_ms,
-                               .slowdown = slowdown_->upper(),
                                .most = most,
                                .committed = committed_});
   }
@@ -137,7 +131,6 @@ class CertifiedPolicy final : public compute::CreditPolicy {
 
   std::shared_ptr<const HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
-  std::shared_ptr<const SlowdownBound> slowdown_;  // of serving's steps beside rollouts
   PolicyConfig config_;
   bool is_servings_;
   std::optional<slo::CommittedBatch> committed_;  // only the policy of serving's thread has one
@@ -148,14 +141,13 @@ class CertifiedCreditor {
  public:
   CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
                     const std::shared_ptr<QuantumCertifier>& certifier,
-                    const std::shared_ptr<SlowdownBound>& slowdown, PolicyConfig policy,
+                    PolicyConfig policy,
                     const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config,
                     std::shared_ptr<compute::Watchdog> watchdog)
       : gate_{gate},
         certifier_{certifier},
-        slowdown_{slowdown},
-        policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, false)},
-        slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, slowdown, policy, true)},
+        policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, false)},
+        slack_policy_{std::make_shared<CertifiedPolicy>(gate, certifier, policy, true)},
         creditor_{gate, policy_, clock, config, std::move(watchdog)},
         slack_{gate,
                slack_policy_,
@@ -166,7 +158,6 @@ class CertifiedCreditor {
                 .has_credit = config.has_credit}} {}
 
   Creditor& creditor() noexcept { return creditor_; }
-  SlowdownBound& slowdown() noexcept { return *slowdown_; }
   const QuantumCertifier& certifier() const noexcept { return *certifier_; }
   const CertifiedPolicy& policy() const noexcept { return *policy_; }
 
@@ -190,14 +181,11 @@ class CertifiedCreditor {
     return policy.decide({.close_epoch = gate_->close_epoch(), .passed = gate_->passed()}).segments;
   }
   bool lends_slack() const noexcept { return may(HarvestMode::kSlack); }
-  // Before each step of serving: what it can spare goes first, and the gate is closed then. In mode
-  // spatial it is opened again if the step bears rollouts beside it, from now and not from when
-  // somebody last looked.
+  // Before each step of serving: what it can spare goes first, and the gate is closed then.
   Nanoseconds before_step(const std::optional<slo::CommittedBatch>& batch) noexcept {
     slack_policy_->commit(batch);
     const Nanoseconds lent_ns = may(HarvestMode::kSlack) ? slack_.lend() : 0;
     close_for_step();
-    if (may(HarvestMode::kSpatial)) (void)slack_.offer(true);
     return lent_ns;
   }
   // Also a gate that is closed: an opening that was decided before must not come after it.
@@ -209,15 +197,7 @@ class CertifiedCreditor {
 
   Harvest harvest() const noexcept {
     if (!gate_->is_open()) return gate_->is_running() ? Harvest::kDraining : Harvest::kClosed;
-    switch (certifier_->last_mode()) {
-      case HarvestMode::kSlack:
-        return Harvest::kSlack;
-      case HarvestMode::kSpatial:
-        return Harvest::kSpatial;
-      case HarvestMode::kIdle:
-        break;
-    }
-    return Harvest::kIdle;
+    return certifier_->last_mode() == HarvestMode::kSlack ? Harvest::kSlack : Harvest::kIdle;
   }
 
  private:
@@ -227,7 +207,6 @@ class CertifiedCreditor {
 
   std::shared_ptr<HostGate> gate_;
   std::shared_ptr<QuantumCertifier> certifier_;
-  std::shared_ptr<SlowdownBound> slowdown_;
   std::shared_ptr<CertifiedPolicy> policy_;
   std::shared_ptr<CertifiedPolicy> slack_policy_;
   Creditor creditor_;
@@ -265,7 +244,7 @@ const char* name_of(slo::BindingShape shape) {
 }
 
 const char* name_of(slo::BindingTarget target) {
-  constexpr std::array<const char*, 4> kNames{"blocking", "ttft", "tpot", "deadline"};
+  constexpr std::array<const char*, 5> kNames{"blocking", "ttft", "tpot", "deadline", "budget"};
   return kNames[static_cast<std::size_t>(target)];
 }
 
@@ -282,7 +261,7 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
     const std::shared_ptr<HostGate>& gate, std::shared_ptr<ServingState> state,
     std::shared_ptr<LatencyModel> model, std::shared_ptr<CertificateLog> log,
     const std::array<double, 3>& largest_step, const std::array<double, 3>& largest_chunk,
-    double segment_prior_ms, double segment_share, double poll_ms, double retry_ms, double slowdown,
+    double segment_prior_ms, double segment_share, double poll_ms, double retry_ms,
     std::shared_ptr<compute::Watchdog> watchdog, std::shared_ptr<Clock> clock) {
   if (!(segment_prior_ms > 0)) {
     raise(Status::invalid_argument("segment_prior_ms must be > 0"));
@@ -295,14 +274,12 @@ std::unique_ptr<CertifiedCreditor> create_creditor(
   const std::uint32_t max_segments = header.max_segments;
   const bool has_credit = header.has(slo::Mechanism::kCredit);
   if (max_segments == 0) raise(Status::invalid_argument("the log's max_segments must be > 0"));
-  std::shared_ptr<SlowdownBound> slower =
-      take(SlowdownBound::create({.epsilon = header.epsilon}, slowdown));
   auto certifier = std::make_shared<QuantumCertifier>(
       std::move(state), std::move(model), std::move(log),
       slo::NextRequest{.largest_step = features_of(largest_step, "largest_step"),
                        .largest_chunk = features_of(largest_chunk, "largest_chunk")});
   return std::make_unique<CertifiedCreditor>(
-      gate, std::move(certifier), slower,
+      gate, std::move(certifier),
       PolicyConfig{.segment_prior_ms = segment_prior_ms,
                    .segment_share = segment_share,
                    .retry_ns = ns_of_ms(retry_ms, "retry_ms")},
@@ -319,7 +296,6 @@ void bind_creditor(py::module_& module) {
   py::native_enum<HarvestMode>(module, "HarvestMode", "enum.Enum")
       .value("IDLE", HarvestMode::kIdle)
       .value("SLACK", HarvestMode::kSlack)
-      .value("SPATIAL", HarvestMode::kSpatial)
       .finalize();
   py::native_enum<QuantumRefusal>(module, "QuantumRefusal", "enum.Enum")
       .value("NONE", QuantumRefusal::kNone)
@@ -329,6 +305,7 @@ void bind_creditor(py::module_& module) {
       .value("ENOUGH", QuantumRefusal::kEnough)
       .value("LOG_BROKEN", QuantumRefusal::kLogBroken)
       .value("NO_EVIDENCE", QuantumRefusal::kNoEvidence)
+      .value("BUDGET_SPENT", QuantumRefusal::kBudgetSpent)
       .finalize();
 
   // The state may be the last owner of the log, whose destructor joins a thread.
@@ -366,7 +343,6 @@ void bind_creditor(py::module_& module) {
       .value("DRAINING", Harvest::kDraining)
       .value("IDLE", Harvest::kIdle)
       .value("SLACK", Harvest::kSlack)
-      .value("SPATIAL", Harvest::kSpatial)
       .finalize();
 
   py::class_<slo::Binding>(module, "Binding")
@@ -389,7 +365,7 @@ void bind_creditor(py::module_& module) {
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
            py::arg("segment_share"), py::arg("poll_ms"), py::arg("retry_ms"),
-           py::arg("slowdown") = 2.0, py::arg("watchdog") = py::none(),
+           py::arg("watchdog") = py::none(),
            py::arg("clock") = py::none())
       .def("start", [](CertifiedCreditor& self) { check(self.start()); })
       .def(
@@ -425,12 +401,6 @@ void bind_creditor(py::module_& module) {
       .def_property_readonly("is_lending",
                              [](CertifiedCreditor& self) { return self.lending().load() != 0; })
       // actual / predicted of a serving step that ran beside rollouts.
-      .def(
-          "observe_slowdown",
-          [](CertifiedCreditor& self, double ratio) { check(self.slowdown().observe(ratio)); },
-          py::arg("ratio"))
-      .def_property_readonly("slowdown_upper",
-                             [](CertifiedCreditor& self) { return self.slowdown().upper(); })
       .def_property_readonly("harvest", &CertifiedCreditor::harvest)
       .def(
           "granted",

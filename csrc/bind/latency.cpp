@@ -1,4 +1,4 @@
-// The latency model and the slowdown bound for Python.
+// The latency model for Python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,7 +8,6 @@
 
 #include "bind/status.h"
 #include "slo/latency_model.h"
-#include "slo/slowdown_bound.h"
 
 namespace rose::bind {
 
@@ -19,7 +18,6 @@ using slo::Forecast;
 using slo::LatencyConfig;
 using slo::LatencyModel;
 using slo::LatencyState;
-using slo::SlowdownBound;
 
 namespace {
 
@@ -76,12 +74,6 @@ std::array<T, slo::kStepKinds> of_bounds(const LatencyState& state, T ConformalS
   std::array<T, slo::kStepKinds> out;
   for (std::size_t kind = 0; kind < slo::kStepKinds; ++kind) out[kind] = state.bounds[kind].*field;
   return out;
-}
-
-std::shared_ptr<SlowdownBound> create_slowdown(double prior, double epsilon, double adaptation,
-                                               std::uint32_t window) {
-  return take(SlowdownBound::create(
-      {.epsilon = epsilon, .adaptation = adaptation, .window = window}, prior));
 }
 
 void bind_state(py::module_& module) {
@@ -150,24 +142,11 @@ void bind_model(py::module_& module) {
       .def_property_readonly("coverage", &LatencyModel::coverage);
 }
 
-void bind_slowdown(py::module_& module) {
-  py::class_<SlowdownBound, std::shared_ptr<SlowdownBound>>(module, "SlowdownBound")
-      .def(py::init(&create_slowdown), py::kw_only(), py::arg("prior") = 2.0, py::arg("epsilon"),
-           py::arg("adaptation"), py::arg("window"))
-      .def(
-          "observe", [](SlowdownBound& bound, double ratio) { check(bound.observe(ratio)); },
-          py::arg("ratio"))
-      .def("upper", &SlowdownBound::upper)
-      .def_property_readonly("observations", &SlowdownBound::observations)
-      .def_property_readonly("coverage", &SlowdownBound::coverage);
-}
-
 }  // namespace
 
 void bind_latency(py::module_& module) {
   bind_state(module);
   bind_model(module);
-  bind_slowdown(module);
 }
 
 }  // namespace rose::bind

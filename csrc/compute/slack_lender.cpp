@@ -11,7 +11,7 @@ constexpr Nanoseconds kLookNs = 200'000;
 
 }  // namespace
 
-std::optional<Offer> SlackLender::offer(bool beside) noexcept {
+std::optional<Offer> SlackLender::offer() noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return std::nullopt;
   // Somebody else decides right now: serving does not wait for that.
   const std::unique_lock one_decides{gate_->granting(), std::try_to_lock};
@@ -19,12 +19,12 @@ std::optional<Offer> SlackLender::offer(bool beside) noexcept {
   CreditRequest request;
   // As in Creditor, invariant 3: the epoch comes before everything the policy looks at.
   request.close_epoch = gate_->close_epoch();
-  if (gate_->is_open() || (gate_->is_running() && !beside)) return std::nullopt;
+  if (gate_->is_open() || gate_->is_running()) return std::nullopt;
   request.passed = gate_->passed();
   request.now_ns = clock_->now_ns();
   const Decision decision = policy_->decide(request);
   if (decision.segments == 0) return std::nullopt;
-  const std::uint32_t unseen = gate_->is_on_device() && !beside ? 1 : 0;
+  const std::uint32_t unseen = gate_->is_on_device() ? 1 : 0;
   const std::uint32_t segments = std::min(decision.segments, config_.max_segments) - unseen;
   if (segments == 0) return std::nullopt;
   const std::uint32_t credit = config_.has_credit ? segments : kUnlimitedCredit;

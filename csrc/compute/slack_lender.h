@@ -27,8 +27,7 @@ struct SlackConfig {
 
 // 1. An offer is made only while the gate is closed and no segment runs, so its quantum is all the
 //    borrower can do until the next decision. On a device the last segment before it may still run,
-//    and nobody sees it end: it counts as one of the quantum. With `beside`, what rollouts do does
-//    not delay the step, and a segment may run.
+//    and nobody sees it end: it counts as one of the quantum.
 // 2. lend() returns with the gate closed. It never waits longer than the policy's quanta, one after
 //    the other; a segment that is still running then is for the caller to wait for.
 // 3. A close by anybody else, an arrival's above all, ends it at once.
@@ -45,7 +44,7 @@ class SlackLender {
 
   // Asks the policy, and opens the gate for what it grants. Nothing when nobody would run, or the
   // policy refused, or a close came in between.
-  std::optional<Offer> offer(bool beside = false) noexcept;
+  std::optional<Offer> offer() noexcept;
   // Closes the gate, if it is open.
   void withdraw() noexcept;
   // Offers, waits until that is used up, and offers again, as long as the policy grants something.

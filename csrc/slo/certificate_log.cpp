@@ -100,9 +100,8 @@ void CertificateLog::put_header() noexcept {
   put_at(record.data(), 96, header_.max_batch_tokens);
   put_at(record.data(), 100, header_.burst_requests);
   put_at(record.data(), 104, header_.revoke_ms);
-  put_at(record.data(), 112, header_.modes);
-  put_at(record.data(), 116, header_.without);
-  put_at(record.data(), 120, header_.burst_tokens);
+  put_at(record.data(), 112, header_.slowdown);
+  put_at(record.data(), 120, header_.without);
   const std::scoped_lock lock{mutex_};
   last_time_ns_ = header_.started_ns;
   crc_ = crc32(record.data(), kCrcAt, 0);
@@ -151,6 +150,11 @@ bool CertificateLog::put_locked(const std::byte* record) noexcept {
   // A burst wakes the thread before its time. Once per half ring, so the call costs nothing.
   if (put_ - written_ == kRingRecords / 2) futex_wake_all(stopping_);
   return true;
+}
+
+// A step that served earns a share of its own time, and pays for what it waited before.
+void CertificateLog::settle_locked(const Step& step) noexcept {
+  balance_ms_ += header_.slowdown * step.actual_ms - (step.lent_ms + step.blocked_ms);
 }
 
 bool CertificateLog::append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,

@@ -16,8 +16,8 @@
 //                88  u32      block_tokens, max_request_tokens, max_batch_tokens of serving;
 //                             burst_requests, the fewest
 //               104  f64      revoke_ms                the longest a revocation may take
-//               112  u32      modes, a bit for each HarvestMode that may be granted; without, a bit
-//                             for each Mechanism that is switched off; burst_tokens
+//               112  f64      slowdown                 share by which rollouts may stretch TPOT
+//               120  u32      without, a bit for each Mechanism that is switched off
 //               124  u32      crc32 of bytes 0..123
 //
 //   record   offset  type     field
@@ -33,9 +33,9 @@
 //    1 START         i64 wall_time_ns
 //    2 ARRIVED       u64 tokens; u32 slot, prefilled
 //    3 FINISHED      u32 slot
-//    4 QUANTUM       f64 segment_upper_ms, quantum_ms, step_upper_ms, chunk_upper_ms, burst_ms,
-//                    slowdown; i64 deadline_ns, heartbeat_age_ns; u32 segments, outstanding,
-//                    passed, close_epoch, pending, mode, committed
+//    4 QUANTUM       f64 segment_upper_ms, quantum_ms, step_upper_ms, chunk_upper_ms, budget_ms;
+//                    i64 deadline_ns, heartbeat_age_ns; u32 segments, outstanding, passed,
+//                    close_epoch, pending, mode, committed
 //    5 ADMISSION     u64 epoch; f64 horizon_ms, decode_tokens_per_s, prefill_tokens_per_s,
 //                    i64 slack_blocks; u32 slabs, block_tokens,
 //                    free_serving_blocks, unowned_slabs, revocable_blocks, running_requests,
@@ -61,6 +61,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 
 #include "base/clock.h"
 #include "base/memfd.h"
@@ -84,10 +85,10 @@ enum class Kind : std::uint32_t {
 };
 inline constexpr std::size_t kKinds = 13;  // 0 is no kind
 
-// When a quantum may be granted. `idle`: no request is live. `slack`: no request waits for its
-// first token, and serving lets rollouts go first. `spatial`: the same, beside serving's step.
-enum class HarvestMode : std::uint32_t { kIdle = 0, kSlack = 1, kSpatial = 2 };
-inline constexpr std::size_t kHarvestModes = 3;
+// When a quantum is granted. `idle`: no request is live. `slack`: no request waits for its first
+// token, and serving lets rollouts go first between two of its steps.
+enum class HarvestMode : std::uint32_t { kIdle = 0, kSlack = 1 };
+inline constexpr std::size_t kHarvestModes = 2;
 
 // What can be switched off to see what it is worth; the value is its bit.
 enum class Mechanism : std::uint32_t {
@@ -95,8 +96,7 @@ enum class Mechanism : std::uint32_t {
   kCredit = 1,        // a limit of segments once the gate is open
   kEarlyClose = 2,    // an arrival closes the gate, not the step that follows
   kHypothetical = 3,  // certificates count the request that may arrive next
-  kConfinement = 4,   // a part of the device for the borrower alone
-  kMargin = 5,        // upper estimates above the predictions
+  kMargin = 4,        // upper estimates above the predictions
 };
 
 struct LogHeader {
@@ -117,13 +117,12 @@ struct LogHeader {
   std::uint32_t max_batch_tokens{0};
   std::uint32_t burst_requests{0};
   double revoke_ms{0};
-  std::uint32_t modes{1};
+  // Rollouts may make the tokens of a running request come later by this share of its steps' time;
+  // 0: they run only while no request is live; infinite: up to the targets.
+  double slowdown{0};
   std::uint32_t without{0};
-  std::uint32_t burst_tokens{0};
 
-  bool may(HarvestMode mode) const noexcept {
-    return (modes & (1U << static_cast<std::uint32_t>(mode))) != 0;
-  }
+  bool may(HarvestMode mode) const noexcept { return mode == HarvestMode::kIdle || slowdown > 0; }
   bool has(Mechanism mechanism) const noexcept {
     return (without & (1U << static_cast<std::uint32_t>(mechanism))) == 0;
   }
@@ -161,8 +160,7 @@ struct Quantum {
   double quantum_ms;
   double step_upper_ms;
   double chunk_upper_ms;
-  double burst_ms;           // of the chunks before the last one of a burst
-  double slowdown;           // of a step beside rollouts; 1 where they do not run beside it
+  double budget_ms;          // that rollouts may still delay serving by; 0 in mode idle
   std::int64_t deadline_ns;  // the earliest of a running request; 0 without any
   std::int64_t heartbeat_age_ns;
   std::uint32_t segments;
@@ -253,7 +251,7 @@ struct Forced {
 // Any thread may append. close() or the destructor joins the thread.
 class CertificateLog {
  public:
-  static constexpr std::uint32_t kVersion = 4;
+  static constexpr std::uint32_t kVersion = 5;
   static constexpr std::size_t kRecordBytes = 128;
   static constexpr std::size_t kPayloadBytes = 96;
   static constexpr std::size_t kRingRecords = 8192;
@@ -271,9 +269,13 @@ class CertificateLog {
     explicit Section(CertificateLog& log) noexcept
         : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
     Nanoseconds now_ns() const noexcept { return now_ns_; }
+    // What rollouts have earned so far by the header's slowdown, minus what they took: it changes
+    // with each STEP. Unused, and not a number at all, where the slowdown is infinite.
+    double balance_ms() const noexcept { return log_.balance_ms_; }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {
       static_assert(sizeof(Payload) <= kPayloadBytes);
+      if constexpr (std::is_same_v<Payload, Step>) log_.settle_locked(payload);
       return log_.append_locked(Payload::kKind, &payload, sizeof payload);
     }
 
@@ -315,6 +317,7 @@ class CertificateLog {
   End end() const noexcept;
   bool append_locked(Kind kind, const void* payload, std::size_t payload_bytes) noexcept;
   bool put_locked(const std::byte* record) noexcept;
+  void settle_locked(const Step& step) noexcept;
   void run() noexcept;
 
   FileDescriptor file_;
@@ -327,6 +330,7 @@ class CertificateLog {
   std::uint64_t written_{0};  // ring slots ever written out
   std::uint32_t crc_{0};
   std::int64_t last_time_ns_{0};
+  double balance_ms_{0};
   bool closed_{false};
 
   std::mutex flush_mutex_;  // one writer of the file at a time; taken before mutex_

@@ -48,7 +48,7 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
   record.heartbeat_age_ns = serving_->heartbeat_age_ns(section.now_ns());
   if (record.heartbeat_age_ns > header.heartbeat_ttl_ns) return QuantumRefusal::kNoHeartbeat;
   const ServingLoad load = serving_->load(section);
-  if (!(query.segment_upper_ms > 0) || !(query.slowdown >= 1)) return QuantumRefusal::kSloAtRisk;
+  if (!(query.segment_upper_ms > 0)) return QuantumRefusal::kSloAtRisk;
   const auto means = forecast(query, load, section, record);
   if (!means) return QuantumRefusal::kSloAtRisk;
   if (load.running > 0) {
@@ -60,6 +60,7 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
   record.close_epoch = query.close_epoch;
   record.pending = load.running;
   record.mode = query.mode;
+  if (query.mode == HarvestMode::kSlack) record.budget_ms = serving_->budget_ms(section);
 
   std::optional<Misfit> misfit;
   for (std::uint32_t segments = std::min(header.max_segments, query.most); segments > 0;
@@ -72,6 +73,7 @@ QuantumRefusal QuantumCertifier::fill(const QuantumQuery& query,
     if (segments < query.outstanding) return QuantumRefusal::kSloAtRisk;
     return segments == query.outstanding ? QuantumRefusal::kEnough : QuantumRefusal::kNone;
   }
+  if (misfit && misfit->target == BindingTarget::kBudget) return QuantumRefusal::kBudgetSpent;
   if (misfit) note_binding(*misfit, *means, query.segment_upper_ms + header.signal_ms, record);
   const bool has_bounds = std::isfinite(record.step_upper_ms + record.chunk_upper_ms);
   return has_bounds ? QuantumRefusal::kSloAtRisk : QuantumRefusal::kNoEvidence;
@@ -106,11 +108,6 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
   };
   record.step_upper_ms = bound(step_forecast.value());
   record.chunk_upper_ms = bound(chunk_forecast.value());
-  record.slowdown = query.mode == HarvestMode::kSpatial ? query.slowdown : 1.0;
-  if (header.has(Mechanism::kHypothetical) && chunk.prefill_tokens > 0) {
-    const double chunks = std::ceil(header.burst_tokens / chunk.prefill_tokens);
-    if (chunks > 1) record.burst_ms = (chunks - 1) * record.chunk_upper_ms;
-  }
   return Means{.step_ms = step_forecast.value().predicted_ms,
                .chunk_ms = chunk_forecast.value().predicted_ms};
 }
@@ -128,18 +125,17 @@ std::optional<QuantumCertifier::Misfit> QuantumCertifier::misfit(
   if (!(delay_ms <= header.blocking_ms)) {
     return Misfit{BindingTarget::kBlocking, header.blocking_ms};
   }
-  if (!(delay_ms + first_token_ms + record.burst_ms <= header.ttft_ms)) {
+  if (!(delay_ms + first_token_ms <= header.ttft_ms)) {
     return Misfit{BindingTarget::kTtft, header.ttft_ms};
   }
   if (serving_->has_prefilled() && !(delay_ms + first_token_ms <= header.tpot_ms)) {
     return Misfit{BindingTarget::kTpot, header.tpot_ms};
   }
-  if (record.mode == HarvestMode::kIdle || record.deadline_ns == 0) return std::nullopt;
+  if (record.mode == HarvestMode::kIdle) return std::nullopt;
+  if (!(delay_ms <= record.budget_ms)) return Misfit{BindingTarget::kBudget, record.budget_ms};
+  if (record.deadline_ns == 0) return std::nullopt;
   const double left_ms = static_cast<double>(record.deadline_ns - now_ns) / 1e6;
-  const bool is_in_time = record.mode == HarvestMode::kSlack
-                              ? delay_ms + next_ms <= left_ms
-                              : header.signal_ms + record.slowdown * next_ms <= left_ms;
-  if (is_in_time) return std::nullopt;
+  if (delay_ms + next_ms <= left_ms) return std::nullopt;
   return Misfit{BindingTarget::kDeadline, left_ms};
 }
 

@@ -35,7 +35,6 @@ struct QuantumQuery {
   std::uint32_t passed{0};
   std::uint32_t outstanding{0};
   double segment_upper_ms{0};             // > 0: what one segment takes at most
-  double slowdown{1};                     // >= 1: of a serving step beside rollouts
   std::uint32_t most{~std::uint32_t{0}};  // segments that are asked for
   std::optional<CommittedBatch> committed{};
 };
@@ -48,12 +47,13 @@ enum class QuantumRefusal : std::uint8_t {
   kEnough,  // what is outstanding is all that fits
   kLogBroken,
   kNoEvidence,  // a step shape has run too seldom for a bound: run it as a probe
+  kBudgetSpent,  // rollouts have slowed a running request down by the allowed share
 };
-inline constexpr std::size_t kQuantumRefusals = 7;
+inline constexpr std::size_t kQuantumRefusals = 8;
 
 // The term that a refused quantum of one segment failed on.
 enum class BindingShape : std::uint8_t { kSegment = 0, kStep, kChunk };
-enum class BindingTarget : std::uint8_t { kBlocking = 0, kTtft, kTpot, kDeadline };
+enum class BindingTarget : std::uint8_t { kBlocking = 0, kTtft, kTpot, kDeadline, kBudget };
 struct Binding {
   BindingShape shape{BindingShape::kSegment};  // the longer of those that had to fit
   BindingTarget target{BindingTarget::kBlocking};
@@ -73,16 +73,14 @@ struct QuantumGrant {
 //
 // 1. the serving host's last heartbeat is at most heartbeat_ttl old,
 // 2. delay <= blocking_ms,
-// 3. delay + first token + burst <= ttft_ms, where a first token takes max(step_upper,
-// chunk_upper),
+// 3. delay + first token <= ttft_ms, where a first token takes max(step_upper, chunk_upper),
 //    or their sum behind a committed batch; and, once a request came prefilled,
 //    delay + first token <= tpot_ms,
 //    (A step shape without evidence has an infinite bound and is refused as kNoEvidence.)
 // 4. idle:    no request is live, and serving is in no step;
 //    slack:   none waits for its first token, and delay + next step is over before the earliest
 //             deadline of those that run; the next step takes max(step_upper, chunk_upper), or
-//             step_upper alone when it is committed;
-//    spatial: none waits, and signal + slowdown * next step is over before that deadline,
+//             step_upper alone when it is committed; and delay <= ServingState::budget_ms,
 // 5. and the record with all these terms is in the log. The targets are those of the log's header.
 //
 // A running request's deadline is its last token's time + tpot_ms. In idle mode step and chunk are

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 namespace rose::slo {
@@ -31,7 +32,7 @@ std::uint32_t ServingState::arrived(std::uint64_t tokens, bool is_prefilled) noe
     ++slotless_;
   }
   section.append(Arrived{.tokens = tokens, .slot = slot, .prefilled = is_prefilled ? 1U : 0U});
-  if (is_prefilled && slot != kNoSlot) give_token(slot, section.now_ns());
+  if (is_prefilled && slot != kNoSlot) give_token(slot, section);
   return slot;
 }
 
@@ -45,7 +46,7 @@ std::uint32_t ServingState::emitted(std::span<const std::uint32_t> slots) noexce
     const bool is_first = request.phase == Phase::kWaiting;
     Histogram& times = is_first ? token_times_->first : token_times_->later;
     times.record(section.now_ns() - request.last_token_ns);
-    give_token(slot, section.now_ns());
+    give_token(slot, section);
     ++(*requests_)[slot].context_tokens;
     ++context_tokens_;
     ++counted;
@@ -111,6 +112,17 @@ ServingLoad ServingState::load(const CertificateLog::Section& /*held*/) const no
           .oldest_token_ns = oldest == kSlots ? 0 : (*requests_)[oldest].last_token_ns};
 }
 
+double ServingState::budget_ms(const CertificateLog::Section& section) const noexcept {
+  if (std::isinf(log_->header().slowdown)) return std::numeric_limits<double>::infinity();
+  if (running_ == 0) return 0;
+  double most_ms = -std::numeric_limits<double>::infinity();
+  for (std::uint32_t slot = (*requests_)[kSlots].after; slot != kSlots;
+       slot = (*requests_)[slot].after) {
+    most_ms = std::max(most_ms, (*requests_)[slot].balance_ms);
+  }
+  return section.balance_ms() - most_ms;
+}
+
 std::uint32_t ServingState::take_slot() noexcept {
   for (std::uint32_t word = 0; word < kWords; ++word) {
     if (taken_[word] == ~std::uint64_t{0}) continue;
@@ -126,15 +138,16 @@ bool ServingState::is_live(std::uint32_t slot) const noexcept {
 }
 
 // Times never go back within the section, so the newest token goes to the ring's end.
-void ServingState::give_token(std::uint32_t slot, Nanoseconds now_ns) noexcept {
+void ServingState::give_token(std::uint32_t slot, const CertificateLog::Section& section) noexcept {
   Request& request = (*requests_)[slot];
   if (request.phase == Phase::kRunning) {
     unlink(slot);
   } else {
     waiting_.fetch_sub(1);
     request.phase = Phase::kRunning;
+    request.balance_ms = section.balance_ms();
   }
-  link_newest(slot, now_ns);
+  link_newest(slot, section.now_ns());
 }
 
 void ServingState::link_newest(std::uint32_t slot, Nanoseconds now_ns) noexcept {

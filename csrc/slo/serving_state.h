@@ -80,6 +80,10 @@ class ServingState {
   ServingLoad load() const noexcept;
   // The same for who holds the log's section, which guards it.
   ServingLoad load(const CertificateLog::Section& section) const noexcept;
+  // By how many milliseconds rollouts may still delay each running request: the slowdown's share of
+  // the steps since its first token, minus what they took of it. 0 without one; infinite where the
+  // slowdown is.
+  double budget_ms(const CertificateLog::Section& section) const noexcept;
   // Whether every running request is one of `slots`.
   bool runs_within(std::span<const std::uint32_t> slots,
                    const CertificateLog::Section& section) const noexcept;
@@ -93,6 +97,7 @@ class ServingState {
   struct Request {
     std::uint64_t context_tokens{0};
     Nanoseconds last_token_ns{0};  // while it waits, its arrival
+    double balance_ms{0};          // of the log, at its first token
     std::uint32_t before{0};
     std::uint32_t after{0};
     Phase phase{Phase::kFree};
@@ -101,7 +106,7 @@ class ServingState {
   std::uint32_t take_slot() noexcept;
   void link_newest(std::uint32_t slot, Nanoseconds now_ns) noexcept;
   void unlink(std::uint32_t slot) noexcept;
-  void give_token(std::uint32_t slot, Nanoseconds now_ns) noexcept;
+  void give_token(std::uint32_t slot, const CertificateLog::Section& section) noexcept;
   bool is_live(std::uint32_t slot) const noexcept;
   void record_tokens(CertificateLog::Section& section,
                      std::span<const std::uint32_t> slots) noexcept;

@@ -65,11 +65,11 @@ _VOID_STATUS: Final = 3
     "--tpot-ms", type=float, show_default="3 x P99 of serving alone", help="Serving's target."
 )
 @click.option(
-    "--mode",
-    type=click.Choice(["idle", "slack"]),
-    default="idle",
+    "--slowdown",
+    type=click.FloatRange(min=0, max=10),
+    default=0.05,
     show_default=True,
-    help="slack: rollouts also run between steps, as far as TPOT allows.",
+    help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )
 @click.option("--device", default="cpu", show_default=True, help="What both share: cpu, cuda:0.")
 @click.option(
@@ -90,7 +90,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     synthetic: bool,  # noqa: FBT001 (a flag of the command line)
     ttft_ms: float | None,
     tpot_ms: float | None,
-    mode: str,
+    slowdown: float,
     device: str,
     has_broker: bool,  # noqa: FBT001 (a flag of the command line)
     seed: int,
@@ -117,7 +117,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     bench = BenchSettings(
         device=device,
         cores=on_cores,
-        policy=Policy(mode=mode, epsilon=_EPSILON),
+        policy=Policy(epsilon=_EPSILON),
         log_path=lambda _: log_path,
         seed=seed,
         tool_wait_s=tool_wait_s(None, seed=seed),
@@ -151,7 +151,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             )
             bench = replace(bench, circle=circle)
         plan = Plan(
-            schemes=demo_schemes(mode),
+            schemes=demo_schemes(slowdown),
             loads=(load,),
             seed=seed,
             settings={
@@ -164,7 +164,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 "in_flight": IN_FLIGHT,
                 "lr": LR,
                 "synthetic": synthetic,
-                "mode": mode,
+                "slowdown": slowdown,
                 "broker": has_broker,
                 **bench.described(),
             },

@@ -146,7 +146,7 @@ class Bench:
         self.arms = {one.name: self._arm(one) for one in schemes}
 
     def _arm(self, scheme: Scheme) -> Arm:
-        if scheme.mode is not None:
+        if scheme.slowdown is not None:
             return self._rose(scheme)
         if scheme.name in GOVERNED:
             pair, load = self._governed = self._governed or self._governed_pair()

@@ -51,16 +51,12 @@ class RoseDevice:
                 pool_bytes=settings.pool_bytes,
                 slab_bytes=choose_slab_bytes(serving.kv, borrower.kv),
                 log_path=self.log_path,
-                policy=replace(
-                    settings.policy,
-                    mode=scheme.mode or settings.policy.mode,
-                    without=scheme.without,
-                ),
+                policy=replace(settings.policy, without=scheme.without),
             )
         )
         self.lane = self.device.serving(
             serving.kv,
-            slo=slo,
+            slo=slo if scheme.slowdown is None else replace(slo, slowdown=scheme.slowdown),
             reserve_bytes=settings.reserve_bytes,
             step_tokens=serving.config.max_batch_tokens,
             request_tokens=settings.request_tokens,

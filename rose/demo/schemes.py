@@ -1,7 +1,8 @@
 """The arms of an experiment by name: the rule each follows, and which of them a run can show."""
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rose.errors import InvalidArgument
 
@@ -13,14 +14,19 @@ class Scheme:
     Args:
         name: in options, records and reports.
         rule: when rollouts run, in one sentence.
-        mode: rose's mode of lending; None for every other scheme.
+        slowdown: that rose may cost running requests; None for every other scheme.
         without: mechanisms of rose that are switched off.
     """
 
     name: str
     rule: str
-    mode: str | None = None
+    slowdown: float | None = None
     without: frozenset[str] = frozenset()
+
+    def described(self) -> dict[str, Any]:
+        """Return what a report says about it."""
+        slowdown = "unlimited" if self.slowdown == math.inf else self.slowdown
+        return {"rule": self.rule, "slowdown": slowdown, "without": sorted(self.without)}
 
 
 ALONE: Final = "alone"
@@ -52,16 +58,16 @@ _ALL: Final = (
         "(arXiv 2604.07874).",
     ),
     Scheme("static_split", "Each engine has a fixed share of the device for itself."),
-    Scheme("rose_idle", "Certified quanta while no request is live.", "idle"),
+    Scheme("rose_idle", "Certified quanta while no request is live.", 0.0),
+    Scheme(
+        "rose",
+        "Certified quanta also between two steps, for 5 % of the time of running requests' steps.",
+        0.05,
+    ),
     Scheme(
         ABLATED,
         "Certified quanta also between two steps, as far as every running request can wait.",
-        "slack",
-    ),
-    Scheme(
-        "rose_spatial",
-        "Certified quanta beside serving's steps, on a part of the device.",
-        "spatial",
+        math.inf,
     ),
     Scheme(
         "clairvoyant",
@@ -71,7 +77,7 @@ _ALL: Final = (
 SCHEMES: Final = {scheme.name: scheme for scheme in _ALL}
 """In the order of the report."""
 
-ON_ENGINES: Final = frozenset(SCHEMES) - {"static_split", "rose_spatial", "clairvoyant"}
+ON_ENGINES: Final = frozenset(SCHEMES) - {"static_split", "clairvoyant"}
 """What real engines can show on one core."""
 
 MECHANISMS: Final = {
@@ -79,19 +85,19 @@ MECHANISMS: Final = {
     "credit": "an open gate lets any number of segments through",
     "early_close": "the gate closes at serving's next step, not at the arrival",
     "hypothetical": "certificates ignore the request that may come next",
-    "confinement": "rollouts beside a step may use the whole device",
     "margin": "certificates take predictions for upper bounds",
 }
 
 
-def demo_schemes(mode: str) -> tuple[Scheme, ...]:
-    """Return the arms of `rose demo`: without rollouts, with them, and under rose in `mode`."""
-    rose = Scheme("rose", SCHEMES[f"rose_{mode}"].rule, mode)
+def demo_schemes(slowdown: float) -> tuple[Scheme, ...]:
+    """Return the arms of `rose demo`: without rollouts, with them, and under rose."""
+    rule = SCHEMES["rose" if slowdown else "rose_idle"].rule.replace("5 %", f"{slowdown:.0%}")
+    rose = Scheme("rose", rule, slowdown)
     return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], rose
 
 
 def ablation(mechanism: str) -> Scheme:
-    """Return rose's slack mode with one mechanism switched off.
+    """Return rose without a limit of its slowdown, and with one mechanism switched off.
 
     Raises:
         InvalidArgument: rose has no such mechanism.
@@ -103,7 +109,7 @@ def ablation(mechanism: str) -> Scheme:
     return Scheme(
         f"{ABLATED}-{mechanism}",
         f"As {ABLATED}, but {MECHANISMS[mechanism]}.",
-        "slack",
+        math.inf,
         frozenset({mechanism}),
     )
 

@@ -73,17 +73,14 @@ def summarise_loads(record: RunRecord) -> dict[str, Any]:
         certificates = {
             one.name: _certificates(record.audits, one.name, load)
             for one in record.plan.schemes
-            if one.mode is not None
+            if one.slowdown is not None
         }
         at |= {"late_token_share": late, "certificates": certificates}
         loads.append({"load": load, **at})
     report = {
         "version": 2,
         "mode": "modelled" if record.is_virtual else "measured",
-        "schemes": {
-            one.name: {"rule": one.rule, "mode": one.mode, "without": sorted(one.without)}
-            for one in record.plan.schemes
-        },
+        "schemes": {one.name: one.described() for one in record.plan.schemes},
         "loads": loads,
         **_common(record),
     }

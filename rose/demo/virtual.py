@@ -98,7 +98,7 @@ def _simulate(
         slo=experiment.slo,
         policy=replace(default_policy(experiment.device), without=scheme.without),
         seed=experiment.plan.seed,
-        log_path="" if scheme.mode is None else str(log),
+        log_path="" if scheme.slowdown is None else str(log),
     )
 
 

@@ -40,7 +40,7 @@ def certificate_log(
         blocking_ms=policy.blocking_ms,
         heartbeat_ttl_ms=policy.heartbeat_ttl_ms,
         max_segments=policy.max_segments,
-        modes=policy.mode_bits,
+        slowdown=slo.slowdown,
         without=policy.without_bits,
         clock=clock,
         **memory,
@@ -95,7 +95,6 @@ def certified_creditor(
         segment_share=SEGMENT_SHARE,
         poll_ms=POLL_MS,
         retry_ms=RETRY_MS,
-        slowdown=policy.slowdown,
         watchdog=watchdog,
         clock=clock,
     )

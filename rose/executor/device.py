@@ -23,7 +23,7 @@ from rose._core import (
     Watchdog,
 )
 from rose.closing import Closing
-from rose.compute import SHARES, Gpu, device_ordinal, tested_gate
+from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable, check
 from rose.events import Reason
 from rose.executor.certified import certificate_log, certified_creditor
@@ -150,10 +150,8 @@ class CoServing(Closing):
                 f"an isolation of '{isolation}' is none: use '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}'"
             )
         policy = policy or Policy()
-        is_confined = policy.mode == "spatial" and "confinement" not in policy.without
-        shares = SHARES if is_confined else ()
         return cls(
-            gpu=None if ordinal is None else Gpu.open(ordinal, shares=shares),
+            gpu=None if ordinal is None else Gpu.open(ordinal),
             pool_bytes=pool_bytes,
             slab_bytes=slab_bytes,
             log_path=str(log_path),

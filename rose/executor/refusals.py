@@ -16,6 +16,7 @@ REASONS: Final = {
     QuantumRefusal.SLO_AT_RISK: Reason.SLO_AT_RISK,
     QuantumRefusal.NO_EVIDENCE: Reason.NO_EVIDENCE,
     QuantumRefusal.LOG_BROKEN: Reason.LOG_BROKEN,
+    QuantumRefusal.BUDGET_SPENT: Reason.BUDGET_SPENT,
 }
 UNCERTIFIED: Final = (QuantumRefusal.SLO_AT_RISK, QuantumRefusal.NO_EVIDENCE)
 """Refusals of a device that was not busy: a certificate was asked for, and there was none."""

@@ -369,13 +369,11 @@ class ServingLane:
                 self._probes.probed(shape, actual_ms * NS_PER_MS)
 
     def _learn(self, actual_ms: float, features: dict[str, int], began: Beginning) -> Forecast:
-        """Return what was forecast; a step beside rollouts says how much they slow it down."""
+        """Return what was forecast; a step beside a late segment teaches nothing."""
         is_beside = self._gate.passed != began.passed or self._gate.is_running()
         if self._creditor is None or not is_beside:
             return self._model.observe(actual_ms, **features)
-        forecast = self._model.forecast(**features)
-        self._creditor.observe_slowdown(actual_ms / forecast.predicted_ms)
-        return forecast
+        return self._model.forecast(**features)
 
     # ---- evidence -------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from rose._core import (
 from rose.executor.certified import certificate_log, certified_creditor
 from rose.executor.probing import ProbeRation, Seen, ShapeName
 from rose.executor.refusals import UNCERTIFIED, read_evidence
-from rose.sim.device import DeviceModel, Sharing, StepWork, ns_of
+from rose.sim.device import DeviceModel, StepWork, ns_of
 from rose.sim.governor import Governor, Grain, Probe
 from rose.slo import SLO, Policy
 from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
@@ -127,12 +127,9 @@ class CoreGovernor(Governor):
         self._prober: Prober | None = None
         if "margin" not in policy.without:
             self._prober = Prober(self.model, self.creditor, device)
-        self._mode = policy.mode
+        self._lends_slack = slo.slowdown > 0
         self._commits_batch = device.commits_batch
         self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
-        if policy.mode == "spatial":
-            is_confined = "confinement" not in policy.without
-            self.sharing = Sharing.CONFINED if is_confined else Sharing.TOGETHER
         self._slots: dict[int, int] = {}
         self._is_probe = False  # the step that runs
         self._offer: Offer | None = None
@@ -158,7 +155,7 @@ class CoreGovernor(Governor):
     def lends_until(self, now_ms: float, work: StepWork) -> float:
         """Do what lending slack does before a step: offer, see it used up, and offer again."""
         self._move_to(now_ms)
-        if self._mode != "slack":
+        if not self._lends_slack:
             return now_ms
         batch = _features(work) if self._commits_batch else None
         offer = self._offer
@@ -170,18 +167,12 @@ class CoreGovernor(Governor):
         self._offer = self.creditor.offer(batch, slots) if may_go_on else None
         return now_ms if self._offer is None else self._ms_of(self._offer.until_ns)
 
-    def stays_beside(self, now_ms: float) -> bool:
-        """Let a segment stay while the gate is open; behind a closed one serving waits."""
-        self._move_to(now_ms)
-        return self._mode == "spatial" and self.gate.is_open()
-
     def step_begins(self, now_ms: float, work: StepWork) -> None:
         """Close what is still open, unless rollouts stay beside the step."""
         del work
         self._move_to(now_ms)
         self._offer = None
-        if self._mode != "spatial":
-            self.creditor.withdraw()
+        self.creditor.withdraw()
         self._passed = self.gate.passed
         self._is_probe = not self._slots
         if self._prober is not None:
@@ -207,12 +198,10 @@ class CoreGovernor(Governor):
             self._prober.ration.probed(shape, ns_of(took_ms))
 
     def _learn(self, took_ms: float, features: dict[str, float]) -> Forecast:
-        """Return what was forecast; a step beside rollouts says how much they slow it down."""
+        """Return what was forecast; nothing is learned from a step beside a segment."""
         if self.gate.passed == self._passed and not self.gate.is_running():
             return self.model.observe(took_ms, **features)
-        forecast = self.model.forecast(**features)
-        self.creditor.observe_slowdown(took_ms / forecast.predicted_ms)
-        return forecast
+        return self.model.forecast(**features)
 
     def tokens(self, now_ms: float, requests: Sequence[int]) -> None:
         """Give each its next deadline."""

@@ -24,7 +24,6 @@ class Sharing(Enum):
     TURNS = "one of them at a time"
     TOGETHER = "both at once, as the hardware mixes them"
     SPLIT = "each on its own part, always"
-    CONFINED = "both at once, rollouts on a small part only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,6 @@ class DeviceModel:
             whole device. Two engines that both want all of it get half each, less what overlaps.
         together_rollout: the same for rollouts beside a serving step.
         split_share: the part of the device that `Sharing.SPLIT` gives to rollouts for good.
-        confined_share: the part that confined rollouts may use: 32 of 132 SMs.
-        confined_serving: how many times longer a serving step takes beside confined rollouts:
-            the SMs they take, and some bandwidth.
     """
 
     base_ms: float = 4.0
@@ -98,8 +94,6 @@ class DeviceModel:
     together_serving: float = 1.9
     together_rollout: float = 1.9
     split_share: float = 0.25
-    confined_share: float = 32 / 132
-    confined_serving: float = 1.4
 
     def __post_init__(self) -> None:
         """Refuse a device that could not be.
@@ -117,7 +111,7 @@ class DeviceModel:
             is_sound = math.isfinite(value) and value >= 0
             if field.name.endswith("_share"):
                 is_sound = is_sound and value < 1
-            elif field.name.startswith(("together", "confined_serving")):
+            elif field.name.startswith("together"):
                 is_sound = is_sound and value >= 1
             if not (is_sound and (value > 0 or field.name in _MAY_BE_ZERO)):
                 raise InvalidArgument(f"DeviceModel({field.name}={value}) is out of range")
@@ -140,14 +134,12 @@ class DeviceModel:
             return 1 / (1 - self.split_share)
         if not is_beside:
             return 1.0
-        return self.confined_serving if sharing is Sharing.CONFINED else self.together_serving
+        return self.together_serving
 
     def rollout_slowdown(self, sharing: Sharing, *, is_beside: bool) -> float:
         """Return how many times longer a rollout segment takes now; `is_beside` a serving step."""
         if sharing is Sharing.SPLIT:
             return 1 / self.split_share
-        if sharing is Sharing.CONFINED:
-            return 1 / self.confined_share
         return self.together_rollout if is_beside else 1.0
 
 

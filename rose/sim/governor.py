@@ -55,11 +55,6 @@ class Governor:
         del work
         return now_ms
 
-    def stays_beside(self, now_ms: float) -> bool:
-        """Say whether a segment that runs may stay on the device beside the step to come."""
-        del now_ms
-        return self.sharing is not Sharing.TURNS
-
     def step_begins(self, now_ms: float, work: StepWork) -> None:
         """Note that serving asks for the device now; a segment that runs may still be in front."""
 

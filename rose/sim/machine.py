@@ -29,7 +29,6 @@ class _Task:
     left_ps: int
     began_ns: int
     layers: int = 0  # of a segment
-    sharing: Sharing = Sharing.TURNS  # of a segment with a step
     slowdown: int = _PERMILLE  # in thousandths
 
     def ends_in_ns(self) -> int:
@@ -132,7 +131,7 @@ class Machine:
         self._observer = observer
         self._engine = ServingEngine(requests, device)
         # Engines that never wait for each other hand nothing over.
-        hands_over = governor.sharing in (Sharing.TURNS, Sharing.CONFINED)
+        hands_over = governor.sharing is Sharing.TURNS
         self._signal_ns = ns_of(device.signal_ms) if hands_over else 0
         self._has_pauses = hands_over
         self._lead_ns = ns_of(device.host_lead_ms)
@@ -222,12 +221,11 @@ class Machine:
 
     def _set_slowdowns(self) -> None:
         is_step, is_segment = self._step is not None, self._segment is not None
-        sharing = self._sharing if self._segment is None else self._segment.sharing
         if self._step is not None:
-            slowdown = self._device.serving_slowdown(sharing, is_beside=is_segment)
+            slowdown = self._device.serving_slowdown(self._sharing, is_beside=is_segment)
             self._step.slowdown = round(slowdown * _PERMILLE)
         if self._segment is not None:
-            slowdown = self._device.rollout_slowdown(sharing, is_beside=is_step)
+            slowdown = self._device.rollout_slowdown(self._sharing, is_beside=is_step)
             self._segment.slowdown = round(slowdown * _PERMILLE)
 
     # ---- serving
@@ -267,7 +265,7 @@ class Machine:
         """Let rollouts go first if the governor lends, then begin the step."""
         if self._turn is None:
             self._turn = _Turn(self._now_ns, self._engine.plan(), lend_end_ns=self._now_ns)
-        if self._segment is not None and not self._governor.stays_beside(self.now_ms):
+        if self._segment is not None and self._sharing is Sharing.TURNS:
             return
         if self._segment is None and self._launched:
             self._start_segment()
@@ -354,20 +352,12 @@ class Machine:
             (wait_ns + took_ns) * _PS_PER_NS,
             self._now_ns + wait_ns,
             layers=layers,
-            sharing=self._sharing_now(),
         )
         self._tell("segment", self._tally.segments)
         self._tally.segments += 1
 
     def _may_start(self) -> bool:
         return self._governor.may_start(self.now_ms)
-
-    def _sharing_now(self) -> Sharing:
-        """Return where a segment goes: the borrower is confined only beside serving's work."""
-        is_busy = self._step is not None or self._engine.has_work()
-        if self._sharing is Sharing.CONFINED and not is_busy:
-            return Sharing.TOGETHER
-        return self._sharing
 
     def _end_segment(self, segment: _Task) -> None:
         self._segment = None

@@ -1,5 +1,6 @@
 """Run one scheme on one trace in virtual time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +29,10 @@ _SIMPLE: Final[dict[str, type[Governor]]] = {
     "valve": Valve,
     "static_split": StaticSplit,
 }
-_MODES: Final = {"rose_idle": "idle", "rose_slack": "slack", "rose_spatial": "spatial"}
+# The slowdown that each scheme of rose stands for; None is that of the SLO.
+_SLOWDOWNS: Final = {"rose_idle": 0.0, "rose": None, "rose_slack": math.inf}
 
-SCHEMES: Final = (*_SIMPLE, "rose_paper", *_MODES, "clairvoyant")
+SCHEMES: Final = (*_SIMPLE, "rose_paper", *_SLOWDOWNS, "clairvoyant")
 """What can be simulated, in the order in which reports show it."""
 
 
@@ -54,7 +56,6 @@ def default_policy(device: DeviceModel) -> Policy:
             device.prefill_ms,
             0.0,
         ),
-        slowdown=device.confined_serving,
     )
 
 
@@ -95,7 +96,7 @@ def simulate(
     check_requests(requests)
     if seed < 0:
         raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
-    if log_path and scheme not in _MODES:
+    if log_path and scheme not in _SLOWDOWNS:
         raise InvalidArgument(f"scheme {scheme!r} writes no certificates: leave the log out")
     step_noise, rollout_noise = _noises(seed, device)
     governor = _governor(
@@ -136,9 +137,10 @@ def _governor(
         return _SIMPLE[scheme]()
     if scheme == "rose_paper":
         return RosePaper(slo, device.step_ms)
-    if scheme in _MODES:
-        policy = replace(policy or default_policy(device), mode=_MODES[scheme])
-        return CoreGovernor(slo, policy, device, log_path=log_path)
+    if scheme in _SLOWDOWNS:
+        slowdown = _SLOWDOWNS[scheme]
+        promised = slo if slowdown is None else replace(slo, slowdown=slowdown)
+        return CoreGovernor(promised, policy or default_policy(device), device, log_path=log_path)
     if scheme == "clairvoyant":
         alone = simulate(requests, device, "alone", slo=slo, seed=seed)
         step_noise, rollout_noise = _noises(seed, device)

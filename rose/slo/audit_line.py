@@ -9,7 +9,6 @@ from typing import Any, Final
 from rose.slo.log_file import LogRecord
 from rose.units import NS_PER_MS
 
-_SPATIAL: Final = 2
 # Centuries: longer than the times of a log can be apart.
 _LONGEST_MS: Final = 1e13
 
@@ -17,7 +16,7 @@ _LONGEST_MS: Final = 1e13
 class Use(Enum):
     """What a stretch of serving's time went to. Time of no stretch is the host's."""
 
-    LENT = "lent"  # before a step, or to rollouts beside it
+    LENT = "lent"  # before a step
     WAITED = "waited"  # for a segment that was as long as was promised
     BLOCKED = "blocked"  # by a segment beyond that
     STEP = "step"  # within its upper estimate
@@ -97,52 +96,33 @@ class StepLine:
                 yield stretch, part_ns
 
 
-@dataclass(frozen=True, slots=True)
-class _Promise:
-    """What a step had to reckon with.
-
-    Args:
-        wait_ns: the longest it waits for a segment.
-        slowdown: of the step, beside rollouts.
-    """
-
-    wait_ns: int
-    slowdown: float
-
-
 class _Promises:
-    """What each QUANTUM of a log promised to the steps after it."""
+    """How long the steps after each QUANTUM of a log may wait for a segment."""
 
     def __init__(self, records: Sequence[LogRecord], *, signal_ms: float) -> None:
         quanta = [record for record in records if record.kind == "QUANTUM"]
         self._granted_ns = [record.time_ns for record in quanta]
-        self._promises = [
-            _Promise(
-                nanoseconds(quantum.fields["segment_upper_ms"] + signal_ms),
-                quantum.fields["slowdown"] if quantum.fields["mode"] == _SPATIAL else 1.0,
-            )
-            for quantum in quanta
+        self._waits_ns = [
+            nanoseconds(quantum.fields["segment_upper_ms"] + signal_ms) for quantum in quanta
         ]
 
-    def before(self, time_ns: int) -> _Promise:
-        """Return the last promise that was made by then; without any, nothing runs."""
+    def before(self, time_ns: int) -> int:
+        """Return the wait of the last quantum that was granted by then; without any, 0."""
         count = bisect_right(self._granted_ns, time_ns)
-        return self._promises[count - 1] if count else _Promise(0, 1.0)
+        return self._waits_ns[count - 1] if count else 0
 
 
-def _stretches(fields: dict[str, Any], index: int, promise: _Promise) -> Iterator[Stretch]:
+def _stretches(fields: dict[str, Any], index: int, wait_ns: int) -> Iterator[Stretch]:
     """Yield the stretches of one step, as if it were alone; some may be empty."""
     lent_ns, waited_ns = nanoseconds(fields["lent_ms"]), nanoseconds(fields["blocked_ms"])
     actual_ns, upper_ns = nanoseconds(fields["actual_ms"]), nanoseconds(fields["upper_ms"])
-    beside_ns = max(nanoseconds(fields["upper_ms"] * promise.slowdown), upper_ns)
     at_ns = fields["began_ns"] - waited_ns - lent_ns
     for use, took_ns in (
         (Use.LENT, lent_ns),
-        (Use.WAITED, min(waited_ns, promise.wait_ns)),
-        (Use.BLOCKED, max(waited_ns - promise.wait_ns, 0)),
+        (Use.WAITED, min(waited_ns, wait_ns)),
+        (Use.BLOCKED, max(waited_ns - wait_ns, 0)),
         (Use.STEP, min(actual_ns, upper_ns)),
-        (Use.LENT, max(min(actual_ns, beside_ns) - upper_ns, 0)),
-        (Use.OVERRUN, max(actual_ns - beside_ns, 0)),
+        (Use.OVERRUN, max(actual_ns - upper_ns, 0)),
     ):
         yield Stretch(at_ns, at_ns + took_ns, use, index)
         at_ns += took_ns

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-VERSION: Final = 4
+VERSION: Final = 5
 RECORD_BYTES: Final = 128
 PAYLOAD_AT: Final = 24
 CRC_AT: Final = 124
@@ -49,8 +49,8 @@ HEADER: Final = _layout(
     "q heartbeat_ttl_ns started_ns",
     "I max_segments slabs partitions blocks_per_slab",
     "I block_tokens max_request_tokens max_batch_tokens burst_requests",
-    "d revoke_ms",
-    "I modes without burst_tokens",
+    "d revoke_ms slowdown",
+    "I without",
 )
 
 RECORD: Final = _layout("I kind zero", "Q sequence", "q time_ns")
@@ -63,7 +63,7 @@ KINDS: Final = (
     (
         "QUANTUM",
         _layout(
-            "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms burst_ms slowdown",
+            "d segment_upper_ms quantum_ms step_upper_ms chunk_upper_ms budget_ms",
             "q deadline_ns heartbeat_age_ns",
             "I segments outstanding passed close_epoch pending mode committed",
         ),

@@ -32,9 +32,8 @@ RESIDUAL_WINDOW: Final = 512
 
 # Zero means "none of it" for these; every other knob must be above 0.
 _MAY_BE_ZERO: Final = frozenset({"burst_requests", "regrow_after_ms"})
-_MODES: Final = {"idle": 0b001, "slack": 0b011, "spatial": 0b101}
 
-MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
+MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
 """What can be switched off by name, to see what it is worth, in the order of the log's bits."""
 
 
@@ -43,10 +42,6 @@ class Policy:
     """What the executor may do, and when it must refuse.
 
     Args:
-        mode: when rollouts run. "idle": while serving has no request. "slack": also between two
-            serving steps, as long as every running request still gets its next token in time.
-            "spatial": also beside serving's steps. The last two raise TPOT towards its target by
-            design.
         without: names of `MECHANISMS` that are switched off. For measurements: what such a device
             certifies is no proof.
         max_segments: the quantum: segments the borrower may be ahead of serving's word. Two would
@@ -57,7 +52,6 @@ class Policy:
             a thread that lost its core for a moment.
         blocking_ms: the most a whole quantum may delay serving, should a close go unseen.
         segment_prior_ms: what a segment takes before any was measured.
-        slowdown: how much longer a serving step takes beside rollouts, at most; mode "spatial".
         park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
             after it, whatever the borrower does.
         epsilon: share of serving steps that may exceed the upper estimate of their time, or of
@@ -80,7 +74,6 @@ class Policy:
         tend_every_ms: how often deadlines are looked after; well under lease and heartbeat TTL.
     """
 
-    mode: str = "idle"
     without: frozenset[str] = frozenset()
 
     max_segments: int = 8
@@ -88,7 +81,6 @@ class Policy:
     signal_ms: float = 1.0
     blocking_ms: float = 100.0
     segment_prior_ms: float = 5.0
-    slowdown: float = 2.0
     park_wait_ms: float = 1000.0
 
     epsilon: float = 0.01
@@ -120,11 +112,6 @@ class Policy:
         return "gate" not in self.without
 
     @property
-    def mode_bits(self) -> int:
-        """The modes in which quanta may be granted, as bits of the log's header."""
-        return _MODES[self.mode]
-
-    @property
     def without_bits(self) -> int:
         """The mechanisms that are switched off, as bits of the log's header."""
         return sum(1 << MECHANISMS.index(name) for name in self.without)
@@ -132,14 +119,10 @@ class Policy:
 
 def _is_in_range(name: str, value: Any) -> bool:
     """Return whether `value` means something as the knob `name`."""
-    if name == "mode":
-        return value in _MODES
     if name == "without":
         return isinstance(value, frozenset) and value <= set(MECHANISMS)
     if name == "latency_prior_ms":
         return len(value) == 5 and all(math.isfinite(one) and one >= 0 for one in value)
-    if name == "slowdown":
-        return math.isfinite(value) and value >= 1
     if not math.isfinite(value) or (name == "epsilon" and value > 1):
         return False
     return bool(value >= 0 if name in _MAY_BE_ZERO else value > 0)

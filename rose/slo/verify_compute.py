@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from rose.slo.log_file import LogRecord
 from rose.slo.verify_claims import broken
-from rose.slo.verify_quantum import MODES, ROUNDING_NS, TPOT_MS_MAX, QuantumRules
+from rose.slo.verify_quantum import ROUNDING_NS, TPOT_MS_MAX, QuantumRules
 from rose.slo.verify_requests import Requests
 from rose.units import NS_PER_MS
 
 # By their bits in the header's `without`.
-_MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
+_MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
 _WRAP: Final = 1 << 32
 # What a STEP says of times and of its batch; its upper estimate may be infinite: there was none.
 _MEASURED: Final = (
@@ -46,11 +46,11 @@ class ComputeReplay:
 
     def header(self) -> list[str]:
         """Refuse a target without a meaning, and modes and mechanisms that have no rules."""
-        modes, without = self._header["modes"], self._header["without"]
+        slowdown, without = self._header["slowdown"], self._header["without"]
         tpot_ms = self._header["tpot_ms"]
         return broken(
             (0 <= tpot_ms <= TPOT_MS_MAX, lambda: f"tpot_ms is {tpot_ms}"),
-            (modes >> len(MODES) == 0, lambda: f"modes {modes:#x} has bits of no mode"),
+            (slowdown >= 0, lambda: f"slowdown is {slowdown}"),
             (
                 without >> len(_MECHANISMS) == 0,
                 lambda: f"without {without:#x} has bits of no mechanism",
@@ -98,6 +98,10 @@ class ComputeReplay:
         ]
         if wrong:
             return wrong
+        self._requests.stepped(
+            earned_ms=self._header["slowdown"] * fields["actual_ms"],
+            paid_ms=fields["lent_ms"] + fields["blocked_ms"],
+        )
         ended_ns = fields["began_ns"] + fields["actual_ms"] * NS_PER_MS
         return broken(
             (

@@ -3,11 +3,11 @@
 import math
 from typing import Any, Final
 
-from rose.slo.verify_claims import broken
+from rose.slo.verify_claims import Claim, broken
 from rose.slo.verify_requests import Requests
 from rose.units import NS_PER_MS
 
-MODES: Final = ("idle", "slack", "spatial")
+MODES: Final = ("idle", "slack")
 # Centuries; deadlines that are later are out of the range of a record's times.
 TPOT_MS_MAX: Final = 1e13
 # Both sides round milliseconds and nanoseconds.
@@ -54,26 +54,34 @@ class QuantumRules:
             (terms["quantum_ms"] == quantum_ms, lambda: f"quantum_ms is not {quantum_ms}"),
             (terms["step_upper_ms"] > 0, "a decode step of no length"),
             (terms["chunk_upper_ms"] > 0 or self._is_alone, "a prefill chunk of no length"),
-            (terms["burst_ms"] >= 0 or self._is_alone, lambda: f"burst_ms is {terms['burst_ms']}"),
             (terms["committed"] <= 1, lambda: f"committed is {terms['committed']}, not 0 or 1"),
-            (self._may_slow_down(terms), lambda: f"slowdown is {terms['slowdown']}"),
+            *self._budget(terms),
         )
 
-    @staticmethod
-    def _may_slow_down(terms: dict[str, Any]) -> bool:
-        """Rollouts slow a step down only where they run beside it."""
-        is_beside = terms["mode"] == MODES.index("spatial")
-        slowdown = float(terms["slowdown"])
-        return 1 <= slowdown < math.inf if is_beside else slowdown == 1
+    def _budget(self, terms: dict[str, Any]) -> tuple[Claim, ...]:
+        """Add up what the STEPs earned, and compare the quantum with it."""
+        said_ms, delay_ms = terms["budget_ms"], terms["quantum_ms"] + self._header["signal_ms"]
+        if terms["mode"] != MODES.index("slack"):
+            return ((said_ms == 0, lambda: f"budget_ms is {said_ms} in mode idle"),)
+        is_endless = self._header["slowdown"] == math.inf
+        budget_ms = math.inf if is_endless else self._requests.budget_ms()
+        return (
+            (
+                math.isclose(said_ms, budget_ms, rel_tol=1e-9, abs_tol=1e-9),
+                lambda: f"budget_ms is {said_ms}, the steps leave {budget_ms}",
+            ),
+            (
+                delay_ms <= said_ms,
+                lambda: f"delays requests by {delay_ms} ms, their budget is {said_ms} ms",
+            ),
+        )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
         """Do the sums of the mode again, with the deadline that the records tell."""
         header = self._header
-        next_ms, first_ms, burst_ms = self._next(terms)
+        next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]
-        token_ms = delay_ms + first_ms
-        first_ms = delay_ms + first_ms + burst_ms  # in the order of the page: sums round
-        beside_ms = header["signal_ms"] + terms["slowdown"] * next_ms
+        first_ms += delay_ms
         return [
             *broken(
                 (
@@ -87,27 +95,27 @@ class QuantumRules:
             ),
             *broken(
                 (
-                    not self._requests.has_prefilled or token_ms <= header["tpot_ms"],
+                    not self._requests.has_prefilled or first_ms <= header["tpot_ms"],
                     lambda: (
-                        f"a next request that comes prefilled takes {token_ms} ms, "
+                        f"a next request that comes prefilled takes {first_ms} ms, "
                         f"{header['tpot_ms']} are allowed"
                     ),
                 )
             ),
             *self._deadline(terms),
-            *self._mode(terms, time_ns, slack=delay_ms + next_ms, spatial=beside_ms),
+            *self._mode(terms, time_ns, needs_ms=delay_ms + next_ms),
         ]
 
-    def _next(self, terms: dict[str, Any]) -> tuple[float, float, float]:
-        """Return *next*, *first* and *burst* of the page."""
+    def _next(self, terms: dict[str, Any]) -> tuple[float, float]:
+        """Return *next* and *first* of the page."""
         step_ms, chunk_ms = terms["step_upper_ms"], terms["chunk_upper_ms"]
         if self._is_alone:
-            return step_ms, step_ms, 0.0
+            return step_ms, step_ms
         if terms["committed"]:
-            return step_ms, step_ms + chunk_ms, terms["burst_ms"]
+            return step_ms, step_ms + chunk_ms
         # Not max(): it passes over a NaN in its second place.
         largest_ms = step_ms if chunk_ms <= step_ms else chunk_ms
-        return largest_ms, largest_ms, terms["burst_ms"]
+        return largest_ms, largest_ms
 
     def _deadline(self, terms: dict[str, Any]) -> list[str]:
         deadline_ns = self._earliest_ns()
@@ -118,23 +126,18 @@ class QuantumRules:
             )
         )
 
-    def _mode(self, terms: dict[str, Any], time_ns: int, **needs_ms: float) -> list[str]:
+    def _mode(self, terms: dict[str, Any], time_ns: int, *, needs_ms: float) -> list[str]:
         """Check that the mode was allowed, and that serving's requests could bear it."""
         mode = terms["mode"]
         if mode >= len(MODES):
             return [f"mode {mode} does not exist"]
         name, pending = MODES[mode], self._requests.pending
-        wrong = broken(
-            (
-                self._header["modes"] >> mode & 1 == 1,
-                lambda: f"the header does not allow mode {name}",
-            )
-        )
         if name == "idle":
-            return wrong + broken(
+            return broken(
                 (terms["committed"] == 0, "a batch was committed in mode idle"),
                 (pending == 0, lambda: f"granted while {pending} requests were pending"),
             )
+        wrong = broken((self._header["slowdown"] > 0, "granted in mode slack at a slowdown of 0"))
         if self._requests.is_any_waiting:
             wrong.append("granted while a request waited for its first token")
         deadline_ns = self._earliest_ns()
@@ -142,8 +145,8 @@ class QuantumRules:
             left_ms = (deadline_ns - time_ns) / NS_PER_MS
             wrong += broken(
                 (
-                    needs_ms[name] <= left_ms + _ROUNDING_MS,
-                    lambda: f"takes {needs_ms[name]} ms, the earliest deadline is in {left_ms} ms",
+                    needs_ms <= left_ms + _ROUNDING_MS,
+                    lambda: f"takes {needs_ms} ms, the earliest deadline is in {left_ms} ms",
                 )
             )
         return wrong

@@ -23,6 +23,8 @@ class Requests:
         self._slotless = 0  # all of them wait until they finish
         self._tokens: list[tuple[int, int]] = []  # (time_ns, slots), in the order of time
         self._tokens_max = _TOKENS_KEPT
+        self._balance_ms = 0.0
+        self._began_ms: dict[int, float] = {}  # the balance at each running request's first token
 
     @property
     def is_any_waiting(self) -> bool:
@@ -47,6 +49,7 @@ class Requests:
         self._live |= bit
         if prefilled:
             self._tokens.append((time_ns, bit))
+            self._began_ms[slot] = self._balance_ms
         else:
             self._waiting |= bit
         return []
@@ -58,6 +61,7 @@ class Requests:
         elif slot < _SLOTS_MAX and self._live >> slot & 1:
             self._live &= ~(1 << slot)
             self._waiting &= ~(1 << slot)
+            self._began_ms.pop(slot, None)
         else:
             return [f"a request finished that had not arrived, in slot {slot}"]
         self.pending -= 1
@@ -79,12 +83,24 @@ class Requests:
             first = (strays & -strays).bit_length() - 1
             wrong.append(f"{strays.bit_count()} tokens of no request, the first in slot {first}")
             slots &= self._live
+        firsts = self._waiting & slots
+        while firsts:
+            self._began_ms[(firsts & -firsts).bit_length() - 1] = self._balance_ms
+            firsts &= firsts - 1
         self._waiting &= ~slots
         self._tokens.append((time_ns, slots))
         if len(self._tokens) > self._tokens_max:
             self.oldest_token_ns()
             self._tokens_max = _TOKENS_KEPT + 2 * len(self._tokens)
         return wrong
+
+    def stepped(self, *, earned_ms: float, paid_ms: float) -> None:
+        """Count what a step earned for rollouts, and what they took before it."""
+        self._balance_ms += earned_ms - paid_ms
+
+    def budget_ms(self) -> float:
+        """Return by how much rollouts may still delay each running request; 0 without one."""
+        return self._balance_ms - max(self._began_ms.values()) if self._began_ms else 0.0
 
     def oldest_token_ns(self) -> int | None:
         """Return the time of the last token of the running request that waits longest for one.

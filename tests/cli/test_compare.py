@@ -53,7 +53,7 @@ def test_virtual_time_shows_every_scheme_and_every_certificate_holds(
     names.insert(names.index("rose_slack") + 1, "rose_slack-gate")
     assert list(at["arms"]) == names
     assert abs(at["arms"]["alone"]["busy_share"] - 0.8) < 0.05
-    for name in ("rose_idle", "rose_slack", "rose_spatial"):
+    for name in ("rose_idle", "rose", "rose_slack"):
         certificates = at["certificates"][name]
         assert certificates["granted"] == certificates["verified"] > 0, name
         assert certificates["violations"] == 0

@@ -72,10 +72,10 @@ def solo(arm, seconds, tokens, segments_s=None):
 
 def tiny_record(**changes):
     plan = {
-        "schemes": demo_schemes("idle"),
+        "schemes": demo_schemes(0.05),
         "loads": (0.5,),
         "machine": {"cpu": "<Acme & Sons>", "cores": 2},
-        "settings": {"load": 0.5},
+        "settings": {"load": 0.5, "slowdown": 0.05},
         "seed": 7,
         "command": "rose demo",
     }

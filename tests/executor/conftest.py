@@ -44,6 +44,7 @@ class Rig:
         reserve_slabs: int | None = 2,
         limit_slabs: int = SLABS,
         tpot_ms: float = 1000,
+        slowdown: float = 0.0,
         clock: Clock | None = None,
         isolation: Isolation = "shared",
         is_known: bool = True,
@@ -61,7 +62,7 @@ class Rig:
         )
         self.serving = self.device.serving(
             SERVING_KV,
-            slo=SLO(ttft_ms=20_000, tpot_ms=tpot_ms),
+            slo=SLO(ttft_ms=20_000, tpot_ms=tpot_ms, slowdown=slowdown),
             reserve_bytes=None if reserve_slabs is None else reserve_slabs * SLAB,
             step_tokens=32,
             request_tokens=64,

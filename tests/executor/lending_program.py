@@ -1,5 +1,6 @@
 """A program whose main thread ends while a daemon thread of its serving engine lends."""
 
+import math
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ DECODE = StepBatch(decode_sequences=1, context_tokens=8, prefill_tokens=0, reque
 def main(log_path: Path) -> None:
     rig = Rig(
         log_path,
-        mode="slack",
+        slowdown=math.inf,
         latency_prior_ms=(1.0, 0.0, 0.0, 0.0, 0.0),
         tpot_ms=1e6,
         blocking_ms=1e6,

@@ -1,5 +1,6 @@
 """Mode slack: serving lets rollouts go first, for as long as every token still comes in time."""
 
+import math
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rose._core import CloseReason, HarvestMode, RecordKind
+from rose._core import CloseReason, HarvestMode, QuantumRefusal, RecordKind
 from rose.errors import Unavailable
 from rose.executor import StepBatch
 from rose.slo.log_file import read_log
@@ -18,7 +19,7 @@ from tests.waiting import LONG_S, wait_for
 
 TPOT_MS = 200.0
 # Steps of a millisecond, so that nearly all of a TPOT target is slack.
-SLACK = {"mode": "slack", "latency_prior_ms": (1.0, 0.0, 0.0, 0.0, 0.0), "tpot_ms": TPOT_MS}
+SLACK = {"slowdown": math.inf, "latency_prior_ms": (1.0, 0.0, 0.0, 0.0, 0.0), "tpot_ms": TPOT_MS}
 DECODE = StepBatch(decode_sequences=1, context_tokens=8, prefill_tokens=0, requests=("a",))
 
 
@@ -144,8 +145,8 @@ def test_nothing_is_lent_while_a_request_waits_for_its_first_token(run) -> None:
     assert running.rig.device._creditor.granted(HarvestMode.SLACK) == 0
 
 
-def test_idle_mode_lends_nothing_before_a_step(run) -> None:
-    running = run(**{**SLACK, "mode": "idle"})
+def test_without_a_slowdown_nothing_is_lent_before_a_step(run) -> None:
+    running = run(**{**SLACK, "slowdown": 0.0})
     running.serve("a")
     passed = running.gate.passed
     running.rig.serving.begin_step()
@@ -201,18 +202,22 @@ def test_without_credit_an_open_gate_lets_everything_through(run) -> None:
     assert not running.gate.is_open()
 
 
-def test_in_spatial_mode_rollouts_go_on_beside_a_step(run) -> None:
-    running = run(**{**SLACK, "mode": "spatial", "tpot_ms": 1e6, "blocking_ms": 1e6})
+def test_rollouts_take_no_more_of_a_request_than_its_slowdown(run) -> None:
+    running = run(**{**SLACK, "slowdown": 0.5, "tpot_ms": 1e4, "blocking_ms": 1e4})
+    serving, creditor = running.rig.serving, running.rig.device._creditor
     running.serve("a")
-    wait_for(running.gate.is_open)
-    with running.rig.serving.step(DECODE):
-        passed = running.gate.passed
-        wait_for(lambda: running.gate.passed > passed + 20)
-    creditor = running.rig.device._creditor
-    assert creditor.slowdown_upper != 2.0  # what it was taken for before it was measured
-    running.rig.serving.arrived("b", prompt_tokens=8)
-    assert not running.gate.is_open()
-    assert creditor.granted(HarvestMode.SPATIAL) > 0
+    assert serving.begin_step().lent_ms == 0  # It has earned nothing yet.
+    assert creditor.last_refusal is QuantumRefusal.BUDGET_SPENT
+
+    def is_lent() -> bool:
+        with serving.step(DECODE):
+            threading.Event().wait(0.01)
+            serving.emitted("a")
+        return creditor.granted(HarvestMode.SLACK) > 0
+
+    wait_for(is_lent)
+    running.stop()
+    running.rig.close()  # It verifies the log: each loan against what was earned before it.
 
 
 def test_a_batch_that_leaves_a_running_request_out_is_not_taken_as_fixed(run) -> None:

@@ -3,6 +3,7 @@
 It writes whatever it is told, also what no device would: the verifier must say so.
 """
 
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ KINDS = (
     "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED"
 ).split()
 HEADER = {
-    "version": 4,
+    "version": 5,
     "record_bytes": 128,
     "ttft_ms": 500.0,
     "tpot_ms": 50.0,
@@ -33,11 +34,10 @@ HEADER = {
     "max_batch_tokens": 128,
     "burst_requests": 1,
     "revoke_ms": 50.0,
-    "modes": 7,
+    "slowdown": math.inf,
     "without": 0,
-    "burst_tokens": 0,
 }
-HEADER_FORM = "<8sIIdddddqqIIIIIIIIdIII"
+HEADER_FORM = "<8sIIdddddqqIIIIIIIIddI"
 
 
 class LogBytes:
@@ -75,8 +75,7 @@ class LogBytes:
             "quantum_ms": None,
             "step_upper_ms": 8.0,
             "chunk_upper_ms": 9.0,
-            "burst_ms": 0.0,
-            "slowdown": 1.0,
+            "budget_ms": math.inf if mode else 0.0,
             "deadline_ns": 0,
             "heartbeat_age_ns": 0,
             "segments": 4,
@@ -89,7 +88,7 @@ class LogBytes:
         } | terms
         if fields["quantum_ms"] is None:
             fields["quantum_ms"] = fields["segments"] * fields["segment_upper_ms"]
-        self.add("QUANTUM", struct.pack("<ddddddqqIIIIIII", *fields.values()))
+        self.add("QUANTUM", struct.pack("<dddddqqIIIIIII", *fields.values()))
 
     def forced(self, *, passed: int) -> None:
         self.add("FORCED", struct.pack("<II", passed, 1))
@@ -120,11 +119,33 @@ class LogBytes:
 
 
 class PlainRequests:
-    """Serving's requests, one by one: the slow truth of who waits and who is due when."""
+    """Serving's requests, one by one: who waits, who is due when, and what budget each has."""
 
-    def __init__(self, *, tpot_ms: float) -> None:
+    def __init__(self, *, tpot_ms: float, slowdown: float) -> None:
         self.tpot_ns = int(tpot_ms * MS)
+        self.slowdown = slowdown
         self.last_token_ns: dict[int, int | None] = {}  # of each live request; None: it waits
+        self.budgets_ms: dict[int, float] = {}  # of each that runs
+
+    def arrive(self, slot: int, now_ns: int, *, prefilled: bool) -> None:
+        self.last_token_ns[slot] = None
+        if prefilled:
+            self.give_token(slot, now_ns)
+
+    def give_token(self, slot: int, now_ns: int) -> None:
+        self.last_token_ns[slot] = now_ns
+        self.budgets_ms.setdefault(slot, 0.0)
+
+    def finish(self, slot: int) -> None:
+        del self.last_token_ns[slot]
+        self.budgets_ms.pop(slot, None)
+
+    def step(self, actual_ms: float, *, lent_ms: float) -> None:
+        for slot in self.budgets_ms:
+            self.budgets_ms[slot] += self.slowdown * actual_ms - lent_ms
+
+    def budget_ms(self) -> float:
+        return min(self.budgets_ms.values(), default=0.0)
 
     def earliest_deadline_ns(self) -> int:
         """Return 0 when nobody runs."""
@@ -134,11 +155,10 @@ class PlainRequests:
     def is_any_waiting(self) -> bool:
         return None in self.last_token_ns.values()
 
-    def may(self, mode: int, now_ns: int, *, slack_ms: float, spatial_ms: float) -> bool:
+    def may(self, mode: int, now_ns: int, *, delay_ms: float, next_ms: float) -> bool:
         """Say whether a quantum of this mode may be granted, its other terms being right."""
         if mode == 0:
             return not self.last_token_ns
         left_ms = (self.earliest_deadline_ns() - now_ns) / MS
-        needed_ms = slack_ms if mode == 1 else spatial_ms
-        in_time = self.earliest_deadline_ns() == 0 or needed_ms <= left_ms
-        return not self.is_any_waiting() and in_time
+        in_time = self.earliest_deadline_ns() == 0 or delay_ms + next_ms <= left_ms
+        return not self.is_any_waiting() and in_time and delay_ms <= self.budget_ms()

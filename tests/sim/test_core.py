@@ -1,6 +1,7 @@
 """Laws of rose's own decisions, which the real core takes here on a clock that is moved."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -94,14 +95,16 @@ def test_every_certificate_is_accepted_by_the_verifier(
 
 
 @FEW
-@given(requests=traces(), before_wrap=st.integers(1, 40), mode=st.sampled_from(["idle", "slack"]))
-def test_the_number_of_a_segment_may_wrap(requests, before_wrap, mode, tmp_path_factory) -> None:
+@given(requests=traces(), before_wrap=st.integers(1, 40), slowdown=st.sampled_from([0.0, math.inf]))
+def test_the_number_of_a_segment_may_wrap(
+    requests, before_wrap, slowdown, tmp_path_factory
+) -> None:
     records, counts = [], []
     for first_segment in (0, 2**32 - before_wrap):
         path = tmp_path_factory.mktemp("log") / "certificates.log"
-        policy = dataclasses.replace(POLICY, mode=mode)
+        slo = dataclasses.replace(SMALL_SLO, slowdown=slowdown)
         governor = CoreGovernor(
-            SMALL_SLO, policy, DEVICE, log_path=str(path), first_segment=first_segment
+            slo, POLICY, DEVICE, log_path=str(path), first_segment=first_segment
         )
         record = Record()
         tally = run_core(requests, governor, record)
@@ -114,10 +117,10 @@ def test_the_number_of_a_segment_may_wrap(requests, before_wrap, mode, tmp_path_
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("mode", ["idle", "slack"])
-def test_the_gate_is_closed_when_a_step_begins_however_late_that_is_noticed(mode) -> None:
-    policy = without("early_close", dataclasses.replace(POLICY, mode=mode))
-    governor = CoreGovernor(SMALL_SLO, policy, DEVICE, log_path="")
+@pytest.mark.parametrize("slowdown", [0.0, math.inf])
+def test_the_gate_is_closed_when_a_step_begins_however_late_that_is_noticed(slowdown) -> None:
+    slo = dataclasses.replace(SMALL_SLO, slowdown=slowdown)
+    governor = CoreGovernor(slo, without("early_close"), DEVICE, log_path="")
     was_open = []
 
     class Watch(Record):
@@ -201,10 +204,11 @@ class _Frozen(CoreGovernor):
         return None if is_silent else super().probe_due(now_ms)
 
 
-@pytest.mark.parametrize("mode", ["idle", "slack", "spatial"])
-def test_a_silent_host_stops_rollouts_within_a_heartbeat_and_a_quantum(mode) -> None:
-    policy = dataclasses.replace(POLICY, mode=mode, heartbeat_ttl_ms=100.0)
-    governor = _Frozen(SMALL_SLO, policy, DEVICE, log_path="")
+@pytest.mark.parametrize("slowdown", [0.0, 0.05, math.inf])
+def test_a_silent_host_stops_rollouts_within_a_heartbeat_and_a_quantum(slowdown) -> None:
+    policy = dataclasses.replace(POLICY, heartbeat_ttl_ms=100.0)
+    slo = dataclasses.replace(SMALL_SLO, slowdown=slowdown)
+    governor = _Frozen(slo, policy, DEVICE, log_path="")
     governor.silent_from_ns = 1000 * NS
     record = Record()
     run_core([Request(10.0, 60, 5), Request(5000.0, 60, 5)], governor, record)
@@ -274,16 +278,7 @@ def test_without_a_margin_noisy_steps_break_more_promises() -> None:
     assert 2 * late[0] < late[1]
 
 
-def test_without_confinement_serving_is_slowed_down_more() -> None:
-    policies = (POLICY, without("confinement"))
-    outcomes = [run(BUSY, "rose_spatial", policy=one) for one in policies]
-    confined_ms, loose_ms = (
-        max(request.mean_tpot_ms or 0.0 for request in outcome.requests) for outcome in outcomes
-    )
-    assert loose_ms > confined_ms
-
-
 def test_a_log_says_what_was_switched_off(tmp_path: Path) -> None:
     path = tmp_path / "certificates.log"
     run(BUSY[:3], "rose_slack", policy=without("margin"), log_path=str(path))
-    assert read_log(path)[0]["without"] == 1 << 5
+    assert read_log(path)[0]["without"] == 1 << 4

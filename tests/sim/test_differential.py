@@ -1,11 +1,13 @@
 """Virtual time and real threads: one trace, one log."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
 from rose.sim import DeviceModel, Request, simulate
+from rose.sim.core import CoreGovernor
 from rose.sim.simulation import default_policy
 from rose.slo import SLO
 from rose.slo.log_file import read_log
@@ -35,22 +37,27 @@ def events(path: Path) -> list[tuple[int, str, tuple[tuple[str, object], ...]]]:
     return [(one.time_ns, one.kind, tuple(one.fields.items())) for one in records[1 : last + 1]]
 
 
-@pytest.mark.parametrize("mode", ["idle", "slack"])
+@pytest.mark.parametrize(("scheme", "slowdown"), [("rose_idle", 0.0), ("rose_slack", math.inf)])
 # All slack at once, and offer after offer.
 @pytest.mark.parametrize("max_segments", [30, 2])
-def test_real_threads_write_the_log_that_virtual_time_writes(mode, max_segments, tmp_path) -> None:
-    policy = dataclasses.replace(default_policy(DEVICE), mode=mode, max_segments=max_segments)
+def test_real_threads_write_the_log_that_virtual_time_writes(
+    scheme, slowdown, max_segments, tmp_path, monkeypatch
+) -> None:
+    # The threads run no probes.
+    monkeypatch.setattr(CoreGovernor, "probe_due", lambda *_: None)
+    policy = dataclasses.replace(default_policy(DEVICE), max_segments=max_segments)
+    slo = dataclasses.replace(SLO_TIGHT, slowdown=slowdown)
     virtual, threads = tmp_path / "virtual.log", tmp_path / "threads.log"
     outcome = simulate(
         TRACE,
         DEVICE,
-        f"rose_{mode}",
+        scheme,
         slo=SLO_TIGHT,
         policy=policy,
         seed=0,
         log_path=str(virtual),
     )
-    rig = Rig(TRACE, DEVICE, SLO_TIGHT, policy, threads)
+    rig = Rig(TRACE, DEVICE, slo, policy, threads)
     rig.run()
     assert verify_log(threads).violations == []
     assert outcome.violations == ()

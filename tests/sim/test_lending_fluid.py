@@ -21,9 +21,7 @@ DEVICE = DeviceModel()
 TARGETS = SLO(ttft_ms=500, tpot_ms=50)
 # About a third of the pool is serving's at the highest load.
 POOL = KvPool(slabs=300, serving_tokens=208, rollout_tokens=80)
-ARMS = {
-    name: arm for name, arm in lending_arms(rl_step_ms=10_000).items() if name != "rose_spatial"
-}
+ARMS = lending_arms(rl_step_ms=10_000)
 # Requests per second at which serving alone has a request for 0.2, 0.5 and 0.8 of the time.
 RATES = {0.2: 0.3, 0.5: 0.9, 0.8: 2.0}
 HORIZON_MS = 20_000.0
@@ -71,7 +69,7 @@ def test_eight_devices_lend_as_much_as_a_fluid_as_exactly(name, busy) -> None:
     assert fluid == pytest.approx(exact, rel=NEAR)
 
 
-@pytest.mark.parametrize("name", ["rose_idle", "rose_slack", "rose_published", "share_all"])
+@pytest.mark.parametrize("name", ["rose_idle", "rose", "rose_slack", "rose_published", "share_all"])
 def test_two_devices_lend_as_much_as_a_fluid_as_exactly(name) -> None:
     exact, fluid = both(like_chat(2, 1.5, seed=5), ARMS[name])
     assert fluid == pytest.approx(exact, rel=0.015)

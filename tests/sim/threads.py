@@ -20,7 +20,7 @@ from rose._core import (
 )
 from rose.executor.certified import certificate_log, certified_creditor
 from rose.sim import DeviceModel, Request
-from rose.sim.core import NO_MEMORY, start_up
+from rose.sim.core import NO_MEMORY, Prober
 from rose.sim.engine import ServingEngine
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import new_latency_model
@@ -100,11 +100,12 @@ class Rig:
             step_tokens=device.chunk_tokens,
             clock=clock,
         )
-        start_up(self.model, self.creditor, device)
+        Prober(self.model, self.creditor, device)
         # As the creditor's thread would: it is played here.
         self.gate.set_low_water(policy.max_segments // 2)
         self.threads: list[Future[None]] = []
         self.engine = ServingEngine(requests, device)
+        self.slo = slo
         self.slots: dict[int, int] = {}
         self.left = len(requests)
         self.segments = 0
@@ -168,7 +169,7 @@ class Rig:
                 float(work.context_tokens),
                 float(work.prefill_tokens),
             )
-            if self.policy.mode == "slack":
+            if self.slo.slowdown > 0:
                 self._lend(features)
             lent_ns = clock.now_ns()
             stage.wait("serving", lambda: not self.gate.is_running())

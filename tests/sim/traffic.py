@@ -15,7 +15,7 @@ SMALL_SLO = SLO(ttft_ms=500.0, tpot_ms=50.0)
 DEVICE = DeviceModel(chunk_tokens=128, batch_max=8)
 POLICY = default_policy(DEVICE)
 TURNS = ("alone", "priority", "host_window", "rose_paper", "valve", "clairvoyant")
-ROSE = ("rose_idle", "rose_slack", "rose_spatial")
+ROSE = ("rose_idle", "rose", "rose_slack")
 
 _REQUESTS = st.tuples(
     # Gaps within a step, within a few steps, and long enough to fall idle.

@@ -39,7 +39,7 @@ def write_log(path: Path) -> None:
         max_batch_tokens=128,
         burst_requests=1,
         revoke_ms=50,
-        modes=0b011,
+        slowdown=2.0,
         clock=clock,
     )
     model = known_model(
@@ -81,6 +81,9 @@ def write_log(path: Path) -> None:
         state.beat()
     slot = state.arrived(tokens=64)
     state.emitted([slot])
+    began_ns = clock.now_ns()
+    clock.advance(6_000_000)
+    log.append_step(model.observe(6.0, **STEP), actual_ms=6.0, **STEP, began_ns=began_ns)
     gate.begin_step()
     # The creditor's thread may be deciding: then serving asks again.
     while creditor.offer() is None:

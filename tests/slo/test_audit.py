@@ -12,7 +12,7 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.slo.audit import CAUSES, Miss, Part, audit
 from tests.reference.log_bytes import MS, NO_SLOT, LogBytes
 
-IDLE, SLACK, SPATIAL = 0, 1, 2
+IDLE, SLACK = 0, 1
 
 
 def misses_of(log: LogBytes, tmp_path: Path, **asked) -> list[Miss]:
@@ -121,22 +121,6 @@ def test_slack_that_was_lent_twice_within_one_gap_is_counted_together(tmp_path):
     (miss,) = misses_of(log, tmp_path)
     assert miss.cause is Part.LENT
     assert parts_ms(miss) == {"lent": 22.0, "load": 4.0, "promised": 44.0}  # slack: 50 - 10
-
-
-@pytest.mark.parametrize(
-    ("mode", "parts"),
-    [
-        (SPATIAL, {"lent": 8.0, "estimator": 2.0, "promised": 50.0}),
-        (SLACK, {"estimator": 30.0, "promised": 30.0}),
-    ],
-)
-def test_a_step_beside_rollouts_may_be_as_slow_as_was_promised(tmp_path, mode, parts):
-    log = decoding()
-    log.quantum(mode, slowdown=58 / 30)
-    decode(log, 60, upper_ms=30.0)
-    (miss,) = misses_of(log, tmp_path)
-    assert parts_ms(miss) == parts
-    assert miss.cause.value == next(iter(parts))
 
 
 def test_the_largest_of_two_causes_is_the_cause_and_of_equals_the_first(tmp_path):
@@ -291,7 +275,7 @@ EVENTS = st.lists(
         st.tuples(st.just("tokens"), st.sets(SLOT)),
         st.tuples(st.just("wait"), st.floats(0, 600)),
         st.tuples(st.just("step"), ANY_STEP, st.integers(-(2**63), 2**63 - 1) | st.none()),
-        st.tuples(st.just("quantum"), SOME_MS, st.sampled_from([SLACK, SPATIAL]), SOME_MS),
+        st.tuples(st.just("quantum"), SOME_MS),
     ),
     max_size=50,
 )
@@ -312,8 +296,8 @@ def write(events) -> LogBytes:
             case ("step", terms, began_ns):
                 began_ns = log.now_ns if began_ns is None else began_ns
                 log.add("STEP", struct.pack("<ddddddddq", *terms, began_ns))
-            case ("quantum", upper_ms, mode, slowdown):
-                log.quantum(mode, segment_upper_ms=upper_ms, segments=1, slowdown=slowdown)
+            case ("quantum", upper_ms):
+                log.quantum(SLACK, segment_upper_ms=upper_ms, segments=1)
     return log
 
 

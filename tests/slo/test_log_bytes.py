@@ -46,9 +46,8 @@ def core(tmp_path, clock) -> CertificateLog:
         max_batch_tokens=128,
         burst_requests=1,
         revoke_ms=50,
-        modes=0b101,
+        slowdown=0.25,
         without=0b10,
-        burst_tokens=77,
         clock=clock,
     )
 
@@ -73,7 +72,7 @@ def test_the_core_writes_what_the_protocol_says(tmp_path, core, clock):
     core.append_step(forecast, actual_ms=6.0, **features, **waits)
     core.close()
 
-    ours = LogBytes(modes=0b101, without=0b10, burst_tokens=77, started_ns=began_ns)
+    ours = LogBytes(slowdown=0.25, without=0b10, started_ns=began_ns)
     ours.now_ns = began_ns
     for slot in range(710):
         ours.arrived(slot, tokens=100 + slot, prefilled=int(slot == 2))
@@ -103,15 +102,15 @@ def test_a_request_that_found_no_slot_is_one_in_the_log_too(tmp_path, core):
 
 
 def test_a_log_that_was_written_once_stays_verifiable(tmp_path):
-    rows = json.loads(VECTORS.read_text(encoding="utf-8"))["version 4"]
+    rows = json.loads(VECTORS.read_text(encoding="utf-8"))["version 5"]
     path = tmp_path / "log"
     path.write_bytes(b"".join(bytes.fromhex(row) for row in rows))
     answer = verify_log(path)
     assert (answer.violations, answer.is_complete) == ([], True)
     assert (answer.records, answer.granted) == (len(rows) - 1, 6)
     header, _ = read_log(path)
-    assert (header["version"], header["ttft_ms"], header["revoke_ms"]) == (4, 500.0, 50.0)
-    assert header["modes"] == 0b11
+    assert (header["version"], header["ttft_ms"], header["revoke_ms"]) == (5, 500.0, 50.0)
+    assert header["slowdown"] == 2.0
 
 
 def test_a_log_is_not_read_into_memory_to_be_verified(tmp_path, core, clock):

@@ -107,24 +107,27 @@ def is_accepted(path: Path, records: list[bytes]) -> bool:
 
 
 def busy_log(path: Path) -> Path:
-    """Write a log of all modes in which requests overlap and all of them end."""
-    log = LogBytes()
+    """Write a log of both modes in which requests overlap and all of them end."""
+    log = LogBytes(slowdown=10.0)
     log.quantum(0)
     log.arrived(0)
     log.arrived(1, tokens=32)
     log.wait(5)
     log.tokens(0, 1)
     log.wait(3)
-    deadline_ns = log.now_ns + 47 * MS
-    log.quantum(1, deadline_ns=deadline_ns, passed=4, pending=2, outstanding=1, burst_ms=2.0)
+    log.step(3, upper_ms=12.0)
+    terms = {"deadline_ns": log.now_ns + 47 * MS, "pending": 2}
+    log.quantum(1, passed=4, outstanding=1, budget_ms=30.0, **terms)
     log.step(8, lent_ms=20, blocked_ms=1, upper_ms=12.0)
     log.tokens(0)
-    log.quantum(2, deadline_ns=deadline_ns, passed=6, pending=2, slowdown=1.5, segments=2)
+    log.quantum(1, passed=6, segments=2, budget_ms=89.0, **terms)
     log.forced(passed=7)
     log.finished(1)
     log.arrived(1, prefilled=1)
-    log.wait(1)
-    log.quantum(1, deadline_ns=log.now_ns + 49 * MS, passed=9, pending=2, committed=1)
+    log.wait(3)
+    log.step(3, upper_ms=12.0)
+    terms["deadline_ns"] = log.now_ns + 47 * MS
+    log.quantum(1, passed=9, committed=1, budget_ms=30.0, **terms)
     log.finished(0)
     log.wait(2)
     log.tokens(1)
@@ -196,7 +199,7 @@ def test_no_number_that_is_none_is_accepted_but_a_bound_that_there_was_not(logs,
             for value in SPECIAL[1:5] if field.code == "d" else ():
                 if is_accepted(tmp_path / "forged", put(records, field, value)):
                     found.add((*field.key, value))
-    assert found == {("STEP", "upper_ms", float("inf"))}
+    assert found == {("STEP", "upper_ms", float("inf")), ("header", "slowdown", float("inf"))}
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Rules 9 to 15: requests by slot, deadlines, modes, credit, and what was switched off."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from rose.errors import InvalidArgument
 from rose.slo.verify import Verification, verify_log
 from tests.reference.log_bytes import MS, NO_SLOT, LogBytes, PlainRequests
 
-IDLE, SLACK, SPATIAL = 0, 1, 2
-GATE, CREDIT, EARLY_CLOSE, HYPOTHETICAL, CONFINEMENT, MARGIN = (1 << bit for bit in range(6))
+IDLE, SLACK = 0, 1
+GATE, CREDIT, EARLY_CLOSE, HYPOTHETICAL, MARGIN = (1 << bit for bit in range(5))
 SLOTS = 1 << 20
 
 
@@ -49,7 +50,7 @@ def test_an_honest_log_of_every_mode_verifies(tmp_path):
     slack(log, tokens_ms_ago=3, passed=4)
     log.step(8, lent_ms=20, blocked_ms=1)
     log.tokens(0)
-    log.quantum(SPATIAL, deadline_ns=log.now_ns + 50 * MS, passed=8, pending=1, slowdown=1.5)
+    slack(log, tokens_ms_ago=0, passed=8)
     log.forced(passed=12)
     log.arrived(1, prefilled=1)
     log.wait(1)
@@ -89,10 +90,10 @@ def test_behind_a_committed_batch_the_next_request_is_set_aside_for_its_first_to
 
 def test_sums_are_rounded_as_the_page_adds_them(tmp_path):
     # From the left this is 0.6000000000000001; from the right it is 0.6.
-    terms = {"segments": 1, "segment_upper_ms": 0.1, "step_upper_ms": 0.2, "chunk_upper_ms": 0.2}
+    terms = {"segments": 1, "segment_upper_ms": 0.1, "step_upper_ms": 0.3, "chunk_upper_ms": 0.3}
     for ttft_ms, is_in_time in ((0.6000000000000001, True), (0.6, False)):
-        log = LogBytes(signal_ms=0.0, ttft_ms=ttft_ms)
-        log.quantum(IDLE, burst_ms=0.3, **terms)
+        log = LogBytes(signal_ms=0.2, ttft_ms=ttft_ms)
+        log.quantum(IDLE, **terms)
         assert (violations(log, tmp_path) == []) is is_in_time
 
 
@@ -102,34 +103,23 @@ def test_nothing_is_committed_while_serving_is_idle(tmp_path):
     assert any("committed in mode idle" in one for one in violations(log, tmp_path))
 
 
-def test_spatial_counts_the_slowdown_and_not_the_quantum(tmp_path):
-    # A signal of 1 ms and a chunk of 9 ms, twice as slow beside rollouts: 19 of 50 ms.
-    for ago_ms, is_in_time in ((31, True), (31.1, False)):
-        log = running(0)
-        log.wait(ago_ms)
-        deadline_ns = log.now_ns + round((50 - ago_ms) * MS)
-        log.quantum(SPATIAL, slowdown=2.0, deadline_ns=deadline_ns, pending=1)
-        assert (violations(log, tmp_path) == []) is is_in_time
-
-
 def test_slack_without_a_request_is_bounded_by_the_next_one_only(tmp_path):
     log = LogBytes()
     log.quantum(SLACK)
-    log.quantum(SPATIAL, passed=4)
+    log.quantum(SLACK, passed=4)
     assert violations(log, tmp_path) == []
 
 
-@pytest.mark.parametrize("mode", [SLACK, SPATIAL])
-def test_nobody_may_wait_for_a_first_token(tmp_path, mode):
+def test_nobody_may_wait_for_a_first_token(tmp_path):
     for slot in (1, NO_SLOT):
         log = running(0)
         log.arrived(slot)
-        log.quantum(mode, deadline_ns=log.now_ns + 50 * MS, pending=2)
+        log.quantum(SLACK, deadline_ns=log.now_ns + 50 * MS, pending=2)
         assert any("waited for its first token" in one for one in violations(log, tmp_path))
         log = running(0)
         log.arrived(slot)
         log.finished(slot)
-        log.quantum(mode, deadline_ns=log.now_ns + 50 * MS, pending=1)
+        log.quantum(SLACK, deadline_ns=log.now_ns + 50 * MS, pending=1)
         assert violations(log, tmp_path) == []
 
 
@@ -184,18 +174,17 @@ def test_a_deadline_may_be_rounded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("modes", "mode", "says"),
+    ("slowdown", "mode", "says"),
     [
-        (0b001, SLACK, "does not allow mode slack"),
-        (0b011, SPATIAL, "does not allow mode spatial"),
-        (0b110, IDLE, "does not allow mode idle"),
-        (0b111, 3, "mode 3 does not exist"),
-        (0b1111, 3, "modes 0xf has bits of no mode"),
-        (0b111, 2**32 - 1, "mode 4294967295 does not exist"),
+        (0.0, SLACK, "granted in mode slack at a slowdown of 0"),
+        (-1.0, SLACK, "slowdown is -1.0"),
+        (math.nan, IDLE, "slowdown is nan"),
+        (1.0, 2, "mode 2 does not exist"),
+        (1.0, 2**32 - 1, "mode 4294967295 does not exist"),
     ],
 )
-def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, modes, mode, says):
-    log = LogBytes(modes=modes)
+def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, slowdown, mode, says):
+    log = LogBytes(slowdown=slowdown)
     log.quantum(mode)
     assert any(says in one for one in violations(log, tmp_path))
 
@@ -209,14 +198,11 @@ def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, modes, m
         ({"quantum_ms": 19.0}, "quantum_ms is not 20.0"),
         ({"step_upper_ms": 480.0}, "a next request takes 501.0 ms"),
         ({"chunk_upper_ms": 480.0}, "a next request takes 501.0 ms"),
-        ({"burst_ms": 471.0}, "a next request takes 501.0 ms"),
         ({"step_upper_ms": float("nan")}, "a decode step of no length"),
         ({"chunk_upper_ms": float("nan")}, "a next request takes nan"),
         ({"chunk_upper_ms": 0.0}, "a prefill chunk of no length"),
-        ({"burst_ms": float("nan")}, "burst_ms is nan"),
-        ({"burst_ms": -1.0}, "burst_ms is -1.0"),
-        ({"slowdown": 0.9}, "slowdown is 0.9"),
-        ({"slowdown": float("nan")}, "slowdown is nan"),
+        ({"budget_ms": 30.0}, "budget_ms is 30.0, the steps leave inf"),
+        ({"budget_ms": float("nan")}, "budget_ms is nan"),
         ({"heartbeat_age_ns": 100 * MS + 1}, "heartbeat"),
         ({"heartbeat_age_ns": -1}, "heartbeat"),
         ({"segments": 5}, "5 segments, 4 are allowed"),
@@ -228,11 +214,10 @@ def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, modes, m
         ({"pending": 2}, "says that 2 requests were pending, 1 were"),
     ],
 )
-@pytest.mark.parametrize("mode", [SLACK, SPATIAL])
-def test_a_forged_term_is_a_violation_in_every_mode(tmp_path, mode, terms, says):
+def test_a_forged_term_is_a_violation(tmp_path, terms, says):
     log = running(0)
     deadline_ns = log.now_ns + 50 * MS
-    log.quantum(mode, **({"deadline_ns": deadline_ns, "pending": 1} | terms))
+    log.quantum(SLACK, **({"deadline_ns": deadline_ns, "pending": 1} | terms))
     answer = verified(log, tmp_path)
     assert any(says in one for one in answer.violations)
     assert answer.verified == 0
@@ -383,15 +368,39 @@ def test_a_step_without_a_bound_is_none_of_the_quantums_business(tmp_path):
     assert violations(log, tmp_path) == []
 
 
-@pytest.mark.parametrize("slowdown", [1.5, float("inf")])
-@pytest.mark.parametrize("mode", [IDLE, SLACK])
-def test_only_beside_rollouts_is_a_step_slower(tmp_path, mode, slowdown):
+def test_running_requests_pay_with_a_share_of_their_steps(tmp_path):
+    # A quarter of 100 ms, less 2 and 1: 22 ms, and a quantum of 20 ms takes 21.
+    for lent_ms, is_paid in ((2.0, True), (3.5, False)):
+        log = running(0, slowdown=0.25, tpot_ms=500.0)
+        log.wait(130)
+        log.step(100.0, lent_ms=lent_ms, blocked_ms=1.0, upper_ms=200.0)
+        budget_ms = 25 - 1 - lent_ms
+        deadline_ns = log.now_ns + 370 * MS
+        log.quantum(SLACK, deadline_ns=deadline_ns, pending=1, budget_ms=budget_ms)
+        found = violations(log, tmp_path)
+        assert (found == []) is is_paid
+        assert is_paid or "delays requests by 21.0 ms, their budget is 20.5 ms" in found[0]
+
+
+def test_a_request_pays_only_for_what_was_earned_since_its_first_token(tmp_path):
+    for second, budget_ms in ((1, 0.0), (None, 25.0)):
+        log = running(0, slowdown=0.25, tpot_ms=500.0)
+        log.wait(100)
+        log.step(100.0, upper_ms=200.0)
+        if second is not None:
+            log.arrived(second, prefilled=1)
+            log.finished(0)
+        deadline_ns = log.now_ns + (400 if second is None else 500) * MS
+        log.quantum(SLACK, deadline_ns=deadline_ns, pending=1, budget_ms=25.0)
+        found = violations(log, tmp_path)
+        assert (found == []) is (budget_ms == 25.0)
+        assert second is None or "budget_ms is 25.0, the steps leave 0.0" in found[0]
+
+
+def test_in_idle_mode_there_is_no_budget(tmp_path):
     log = LogBytes()
-    log.quantum(mode, slowdown=slowdown)
-    assert violations(log, tmp_path) == [f"record 2: QUANTUM: slowdown is {slowdown}"]
-    log = LogBytes()
-    log.quantum(SPATIAL, slowdown=float("inf"))
-    assert violations(log, tmp_path) == ["record 2: QUANTUM: slowdown is inf"]
+    log.quantum(IDLE, budget_ms=1.0)
+    assert violations(log, tmp_path) == ["record 2: QUANTUM: budget_ms is 1.0 in mode idle"]
 
 
 @pytest.mark.parametrize("tpot_ms", [float("nan"), float("inf"), -1.0, 1e303])
@@ -414,7 +423,7 @@ def more_outstanding(log: LogBytes) -> None:
 
 
 def no_chunk(log: LogBytes) -> None:
-    log.quantum(IDLE, chunk_upper_ms=1e9, burst_ms=1e9)
+    log.quantum(IDLE, chunk_upper_ms=1e9)
 
 
 @pytest.mark.parametrize(
@@ -436,19 +445,19 @@ def test_without_the_hypothetical_request_the_step_still_has_to_be_in_time(tmp_p
 
 
 def test_switched_off_mechanisms_are_named(tmp_path):
-    names = ("gate", "credit", "early_close", "hypothetical", "confinement", "margin")
-    assert verified(LogBytes(without=0b111111), tmp_path).without == names
+    names = ("gate", "credit", "early_close", "hypothetical", "margin")
+    assert verified(LogBytes(without=0b11111), tmp_path).without == names
     assert verified(LogBytes(without=CREDIT | MARGIN), tmp_path).without == ("credit", "margin")
-    found = violations(LogBytes(without=1 << 6), tmp_path)
-    assert found == ["header: without 0x40 has bits of no mechanism"]
+    found = violations(LogBytes(without=1 << 5), tmp_path)
+    assert found == ["header: without 0x20 has bits of no mechanism"]
 
 
 # ---- versions ------------------------------------------------------------------------------------
 
 
 def test_another_version_is_refused_and_the_known_one_is_named(tmp_path):
-    for version in (2, 3, 5):
-        with pytest.raises(InvalidArgument, match=f"version {version} .* reads version 4 with 128"):
+    for version in (3, 4, 6):
+        with pytest.raises(InvalidArgument, match=f"version {version} .* reads version 5 with 128"):
             verified(LogBytes(version=version), tmp_path)
     with pytest.raises(InvalidArgument, match="records of 256 bytes"):
         verified(LogBytes(record_bytes=256), tmp_path)
@@ -463,7 +472,8 @@ EVENTS = st.lists(
         st.tuples(st.just("finished"), SLOT),
         st.tuples(st.just("tokens"), st.sets(SLOT, min_size=1)),
         st.tuples(st.just("wait"), st.integers(1, 30)),
-        st.tuples(st.just("quantum"), st.integers(0, 2), st.integers(1, 4), st.integers(1, 3)),
+        st.tuples(st.just("quantum"), st.integers(0, 1), st.integers(1, 4)),
+        st.tuples(st.just("step"), st.integers(0, 30), st.integers(0, 3)),
     ),
     max_size=60,
 )
@@ -471,40 +481,43 @@ EVENTS = st.lists(
 
 def play(events, log: LogBytes) -> list[bool]:
     """Write what happens, with honest terms; returns whether each quantum may be granted."""
-    truth = PlainRequests(tpot_ms=50.0)
-    times, passed, may = truth.last_token_ns, 0, []
+    truth = PlainRequests(tpot_ms=50.0, slowdown=0.5)
+    live, passed, may = truth.last_token_ns, 0, []
     for event in events:
         match event:
-            case ("arrived", slot, prefilled) if slot not in times:
+            case ("arrived", slot, prefilled) if slot not in live:
                 log.arrived(slot, prefilled=int(prefilled))
-                times[slot] = log.now_ns if prefilled else None
-            case ("finished", slot) if slot in times:
+                truth.arrive(slot, log.now_ns, prefilled=prefilled)
+            case ("finished", slot) if slot in live:
                 log.finished(slot)
-                del times[slot]
-            case ("tokens", slots) if slots & set(times):
-                log.tokens(*(slots & set(times)))
-                times.update(dict.fromkeys(slots & set(times), log.now_ns))
+                truth.finish(slot)
+            case ("tokens", slots) if slots & set(live):
+                log.tokens(*(slots & set(live)))
+                for slot in slots & set(live):
+                    truth.give_token(slot, log.now_ns)
             case ("wait", ms):
                 log.wait(ms)
-            case ("quantum", mode, segments, slowdown):
+            case ("step", actual_ms, lent_ms):
+                log.step(float(actual_ms), lent_ms=float(lent_ms), upper_ms=50.0)
+                truth.step(actual_ms, lent_ms=lent_ms)
+            case ("quantum", mode, segments):
                 log.quantum(
                     mode,
                     segments=segments,
-                    slowdown=float(slowdown) if mode == SPATIAL else 1.0,
                     passed=passed,
-                    pending=len(times),
+                    pending=len(live),
                     deadline_ns=truth.earliest_deadline_ns(),
+                    budget_ms=truth.budget_ms() if mode == SLACK else 0.0,
                 )
                 passed += segments
-                needs = {"slack_ms": 5.0 * segments + 10.0, "spatial_ms": 1.0 + 9.0 * slowdown}
-                may.append(truth.may(mode, log.now_ns, **needs))
+                may.append(truth.may(mode, log.now_ns, delay_ms=5.0 * segments + 1, next_ms=9.0))
     return may
 
 
 @given(events=EVENTS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_quantum_verifies_exactly_when_the_slow_truth_allows_it(tmp_path, events):
-    log = LogBytes()
+    log = LogBytes(slowdown=0.5)
     may = play(events, log)
     answer = verified(log, tmp_path)
     assert (answer.granted, answer.verified) == (len(may), sum(may))
@@ -523,7 +536,7 @@ def test_of_many_batches_only_what_is_the_last_of_nobody_is_forgotten(tmp_path):
 
 
 PAYLOAD_BYTES = {
-    "ARRIVED": 16, "FINISHED": 4, "QUANTUM": 92, "ADMISSION": 88, "MOVE": 32, "REVOKE_BEGUN": 12,
+    "ARRIVED": 16, "FINISHED": 4, "QUANTUM": 84, "ADMISSION": 88, "MOVE": 32, "REVOKE_BEGUN": 12,
     "STEP": 72, "TOKENS": 96, "FORCED": 8,
 }  # fmt: skip
 SOME_BYTES = st.sampled_from(sorted(PAYLOAD_BYTES)).flatmap(
@@ -539,7 +552,7 @@ SOME_BYTES = st.sampled_from(sorted(PAYLOAD_BYTES)).flatmap(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_sealed_log_says_there_is_an_answer(tmp_path, records, numbers, bits):
     names = ("ttft_ms", "tpot_ms", "epsilon", "signal_ms", "blocking_ms", "revoke_ms")
-    log = LogBytes(modes=bits[0], without=bits[1], **dict(zip(names, numbers, strict=True)))
+    log = LogBytes(slowdown=bits[0], without=bits[1], **dict(zip(names, numbers, strict=True)))
     for kind, payload in records:
         log.add(kind, payload[: PAYLOAD_BYTES[kind]])
     answer = verified(log, tmp_path)

@@ -47,8 +47,8 @@ def lending_arms(*, rl_step_ms: float, reserved_share: float = 0.25) -> dict[str
     """
     return {
         "rose_idle": LendingArm("rose_idle", RoseKv()),
+        "rose": LendingArm("rose", RoseKv()),
         "rose_slack": LendingArm("rose_slack", RoseKv()),
-        "rose_spatial": LendingArm("rose_spatial", RoseKv()),
         "rose_published": LendingArm("rose_paper", PublishedKv(rl_step_ms)),
         "valve": LendingArm("valve", RoseKv()),
         # ElasticTrainer-like.

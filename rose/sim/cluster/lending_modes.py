@@ -16,7 +16,7 @@ from rose.slo import SLO
 Column = npt.NDArray[np.float64]
 
 FLUID_SCHEMES: Final = (
-    "alone", "rose_idle", "rose_slack", "rose_paper", "valve", "static_split", "share_all",
+    "alone", "rose_idle", "rose", "rose_slack", "rose_paper", "valve", "static_split", "share_all",
 )  # fmt: skip
 
 # The 0.99 quantile of the normal distribution: what a step or a segment takes at most, by ε = 0.01
@@ -87,13 +87,16 @@ def _in_turns(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
     prompt_ms, piece_ms = 0.0, segment_ms
     lent_share = idle_share = device.layers_per_segment * device.layer_ms / segment_ms
     reopens = _constant(device.signal_ms)
-    if scheme in {"rose_idle", "rose_slack"}:
+    if scheme in {"rose_idle", "rose", "rose_slack"}:
         idle_share *= 1 - RENEWAL_SHARE
     if scheme == "rose_paper":
         lent_ms, prompt_ms, piece_ms = _steps(step_ms + word_ms, slo), step_ms + word_ms, step_ms
         lent_share, idle_share = step_ms / (step_ms + word_ms), 1.0
     elif scheme == "rose_slack":
         lent_ms = _quanta(segment_ms, word_ms, device.noise, slo)
+    elif scheme == "rose":
+        lent_ms = _budget(_quanta(segment_ms, word_ms, device.noise, slo), slo.slowdown)
+        lent_share *= segment_ms / (segment_ms + word_ms)
     elif scheme == "valve":
         reopens = _cool_down
     elif scheme == "alone":
@@ -139,3 +142,8 @@ def _quanta(
         return np.where(segments > 0, segments * segment_ms + word_ms, 0.0)
 
     return lent_ms
+
+
+def _budget(quanta: Callable[[Column], Column], slowdown: float) -> Callable[[Column], Column]:
+    """Return rose's with a budget: what fits is lent until a share of the steps' time is spent."""
+    return lambda step_ms: np.minimum(quanta(step_ms), slowdown * step_ms)

@@ -192,17 +192,18 @@ namespace {
 
 // The scene's next decode step takes 10 ms, and with 400 prompt tokens beside it 50 (39.9 of one
 // that decodes already); a token is due after 80.
-LogHeader with_modes(std::uint32_t modes, std::uint32_t without = 0) {
+LogHeader with_slowdown(double slowdown, std::uint32_t without = 0) {
   return {.ttft_ms = 200,
           .tpot_ms = 80,
           .signal_ms = 1,
           .blocking_ms = 150,
           .heartbeat_ttl_ns = 1'000'000'000'000,
           .max_segments = 8,
-          .modes = modes,
+          .slowdown = slowdown,
           .without = without};
 }
 
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 constexpr Nanoseconds kMs = 1'000'000;
 
 void give_token(Scene& scene, std::uint32_t slot) {
@@ -213,7 +214,7 @@ void give_token(Scene& scene, std::uint32_t slot) {
 }  // namespace
 
 TEST(slack_is_what_is_left_before_the_earliest_token_is_due) {
-  Scene scene{with_modes(0b011)};
+  Scene scene{with_slowdown(kUnlimited)};
   const auto first = scene.serving->arrived(10);
   CHECK_EQ(scene.decide(1, 0, HarvestMode::kSlack), 0);  // it waits for its first token
   CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kServingBusy);
@@ -238,13 +239,13 @@ TEST(slack_is_what_is_left_before_the_earliest_token_is_due) {
 }
 
 TEST(slack_without_the_hypothetical_request_reserves_a_decode_step_only) {
-  Scene scene{with_modes(0b011, 1U << static_cast<std::uint32_t>(Mechanism::kHypothetical))};
+  Scene scene{with_slowdown(kUnlimited, 1U << static_cast<std::uint32_t>(Mechanism::kHypothetical))};
   give_token(scene, scene.serving->arrived(10));
   CHECK_EQ(scene.decide(12, 0, HarvestMode::kSlack), 5);  // 80 = 1 + 10 + 69
 }
 
 TEST(a_committed_batch_leaves_the_chunk_to_the_step_after_it) {
-  Scene scene{with_modes(0b011)};
+  Scene scene{with_slowdown(kUnlimited)};
   give_token(scene, scene.serving->arrived(10));
   const auto ask = [&](double segment_ms, std::vector<std::uint32_t> slots) {
     return scene.certifier
@@ -258,7 +259,7 @@ TEST(a_committed_batch_leaves_the_chunk_to_the_step_after_it) {
   // One that leaves the running request out is none, however many others it has.
   CHECK_EQ(ask(7, {}), 4);
   CHECK_EQ(ask(7, {1, 2}), 4);
-  LogHeader hasty = with_modes(0b011);
+  LogHeader hasty = with_slowdown(kUnlimited);
   hasty.ttft_ms = 100;  // 100 = 1 + 10 + 49.9 + 39.1
   Scene late{hasty};
   give_token(late, late.serving->arrived(10));
@@ -272,7 +273,7 @@ TEST(a_committed_batch_leaves_the_chunk_to_the_step_after_it) {
 }
 
 TEST(slack_without_the_margin_takes_predictions_at_their_word) {
-  LogHeader header = with_modes(0b011);
+  LogHeader header = with_slowdown(kUnlimited);
   const std::array<std::uint32_t, 1> slots{0};
   for (const std::uint32_t without : {0U, 1U << static_cast<std::uint32_t>(Mechanism::kMargin)}) {
     header.without = without;
@@ -288,37 +289,36 @@ TEST(slack_without_the_margin_takes_predictions_at_their_word) {
   }
 }
 
-TEST(beside_a_step_it_must_end_in_time_although_it_is_slowed_down) {
-  Scene scene{with_modes(0b101)};
+TEST(running_requests_pay_for_rollouts_with_a_share_of_their_steps) {
+  Scene scene{with_slowdown(0.25)};
+  const auto ask = [&] { return scene.decide(1, 0, HarvestMode::kSlack); };
   give_token(scene, scene.serving->arrived(10));
-  const auto ask = [&](double slowdown) {
-    return scene.certifier
-        ->decide({.mode = HarvestMode::kSpatial, .segment_upper_ms = 1, .slowdown = slowdown})
-        .segments;
-  };
-  CHECK_EQ(ask(1.5), 8);  // 1 + 1.5 * 49.9 <= 80
-  CHECK_EQ(ask(1.6), 0);
-  CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kSloAtRisk);
-  CHECK_EQ(ask(0.5), 0);
+  CHECK_EQ(ask(), 0);  // it has earned nothing yet
+  CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kBudgetSpent);
+  CHECK(!scene.certifier->binding().has_value());
+  scene.log->append(Step{.actual_ms = 16});
+  CHECK_EQ(ask(), 3);  // 16 / 4 = 3 + 1
+  scene.log->append(Step{.actual_ms = 4, .blocked_ms = 0.5, .lent_ms = 2.5});
+  CHECK_EQ(ask(), 1);  // 4 + 4 / 4 - 3 = 1 + 1
+  // What was earned before a request's first token is not this request's.
+  const auto second = scene.serving->arrived(10);
+  scene.log->append(Step{.actual_ms = 40});
+  give_token(scene, second);
+  CHECK_EQ(ask(), 0);
+  scene.log->append(Step{.actual_ms = 12});
+  CHECK_EQ(ask(), 2);
+  CHECK(scene.serving->finished(second));
+  CHECK_EQ(ask(), 8);  // 2 + 10 + 3
 }
 
-TEST(a_mode_that_the_header_does_not_name_is_refused) {
-  Scene scene{with_modes(0b001)};
+TEST(without_a_slowdown_nothing_is_granted_between_steps) {
+  Scene scene{with_slowdown(0)};
   give_token(scene, scene.serving->arrived(10));
   CHECK_EQ(scene.decide(1, 0, HarvestMode::kSlack), 0);
-  CHECK_EQ(scene.decide(1, 0, HarvestMode::kSpatial), 0);
-}
-
-TEST(a_burst_must_still_meet_its_first_token) {
-  LogHeader header = with_modes(0b001);
-  header.burst_tokens = 1200;  // three chunks of 400: 2 * 50 before the last
-  Scene scene{header};
-  CHECK_EQ(scene.decide(49, 0), 1);  // 49 + 1 + 50 + 100 = 200
-  CHECK_EQ(scene.decide(49.5, 0), 0);
 }
 
 TEST(a_request_that_was_prefilled_elsewhere_runs_at_once) {
-  Scene scene{with_modes(0b011)};
+  Scene scene{with_slowdown(kUnlimited)};
   CHECK_EQ(scene.serving->arrived(10, true), 0);
   CHECK_EQ(scene.serving->waiting(), 0);
   CHECK_EQ(scene.serving->load().running, 1);
@@ -326,7 +326,7 @@ TEST(a_request_that_was_prefilled_elsewhere_runs_at_once) {
 }
 
 TEST(where_prompts_come_prefilled_a_quantum_leaves_room_for_a_token_in_time) {
-  LogHeader header = with_modes(0b001);
+  LogHeader header = with_slowdown(0);
   header.tpot_ms = 60;
   Scene scene{header};  // a next request takes 50
   CHECK_EQ(scene.decide(12), 8);
@@ -405,7 +405,7 @@ TEST(time_is_counted_by_what_was_decided) {
 }
 
 TEST(a_next_request_brings_the_longest_context) {
-  Scene scene{with_modes(0b011)};
+  Scene scene{with_slowdown(kUnlimited)};
   const auto model = known_model({.prior_ms = {10, 0, 0.01, 0, 0}});
   QuantumCertifier certifier{scene.serving, model, scene.log,
                              NextRequest{.largest_step = {}, .largest_chunk = {0, 5000, 400}}};
@@ -418,7 +418,7 @@ TEST(a_next_request_brings_the_longest_context) {
 }
 
 TEST(slots_are_reused_and_context_is_counted) {
-  Scene scene{with_modes(0b011)};
+  Scene scene{with_slowdown(kUnlimited)};
   const auto first = scene.serving->arrived(10);
   const auto second = scene.serving->arrived(20);
   const std::array<std::uint32_t, 3> both{first, second, 77};
@@ -433,7 +433,7 @@ TEST(slots_are_reused_and_context_is_counted) {
 }
 
 TEST(a_request_beyond_the_slots_waits_until_it_ends) {
-  Scene scene{with_modes(0b011)};
+  Scene scene{with_slowdown(kUnlimited)};
   for (std::uint32_t slot = 0; slot < ServingState::kSlots; ++slot) {
     CHECK_EQ(scene.serving->arrived(1, true), slot);
   }
@@ -446,7 +446,7 @@ TEST(a_request_beyond_the_slots_waits_until_it_ends) {
 }
 
 TEST(tokens_of_many_requests_are_recorded_in_runs) {
-  Scene scene{with_modes(0b011)};
+  Scene scene{with_slowdown(kUnlimited)};
   std::vector<std::uint32_t> slots;
   for (int i = 0; i < 1000; ++i) slots.push_back(scene.serving->arrived(1));
   CHECK_EQ(scene.serving->emitted(slots), 1000);
