@@ -730,7 +730,6 @@ class CertificateLog:
         revoke_ms: float = 0.0,
         modes: int = 1,
         without: int = 0,
-        burst_tokens: int = 0,
         clock: Clock | None = None,
     ) -> None: ...
     def append_move(

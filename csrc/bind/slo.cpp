@@ -24,8 +24,7 @@ std::shared_ptr<CertificateLog> create_log(
     double blocking_ms, double heartbeat_ttl_ms, std::uint32_t max_segments, std::uint32_t slabs,
     std::uint32_t partitions, std::uint32_t blocks_per_slab, std::uint32_t block_tokens,
     std::uint32_t max_request_tokens, std::uint32_t max_batch_tokens, std::uint32_t burst_requests,
-    double revoke_ms, std::uint32_t modes, std::uint32_t without, std::uint32_t burst_tokens,
-    std::shared_ptr<Clock> clock) {
+    double revoke_ms, std::uint32_t modes, std::uint32_t without, std::shared_ptr<Clock> clock) {
   for (const double ms : {ttft_ms, tpot_ms, signal_ms, blocking_ms, revoke_ms}) {
     if (!(std::isfinite(ms) && ms >= 0)) {
       raise(Status::invalid_argument("targets and bounds of the log must be finite and >= 0"));
@@ -49,8 +48,7 @@ std::shared_ptr<CertificateLog> create_log(
                               .burst_requests = burst_requests,
                               .revoke_ms = revoke_ms,
                               .modes = modes,
-                              .without = without,
-                              .burst_tokens = burst_tokens},
+                              .without = without},
                              clock_or_boot(std::move(clock))));
 }
 
@@ -97,7 +95,7 @@ void bind_log(py::module_& module) {
            py::arg("partitions"), py::arg("blocks_per_slab"), py::arg("block_tokens") = 0,
            py::arg("max_request_tokens") = 0, py::arg("max_batch_tokens") = 0,
            py::arg("burst_requests") = 0, py::arg("revoke_ms") = 0.0, py::arg("modes") = 1,
-           py::arg("without") = 0, py::arg("burst_tokens") = 0, py::arg("clock") = py::none())
+           py::arg("without") = 0, py::arg("clock") = py::none())
       .def("append_move", &CertificateLog::append_move, py::kw_only(), py::arg("from_partition"),
            py::arg("to_partition"), py::arg("slabs"), py::arg("lease_id"), py::arg("epoch"),
            py::arg("move_kind"))

@@ -102,7 +102,7 @@ void CertificateLog::put_header() noexcept {
   put_at(record.data(), 104, header_.revoke_ms);
   put_at(record.data(), 112, header_.modes);
   put_at(record.data(), 116, header_.without);
-  put_at(record.data(), 120, header_.burst_tokens);
+  put_at(record.data(), 120, std::uint32_t{0});
   const std::scoped_lock lock{mutex_};
   last_time_ns_ = header_.started_ns;
   crc_ = crc32(record.data(), kCrcAt, 0);

@@ -17,7 +17,7 @@
 //                             burst_requests, the fewest
 //               104  f64      revoke_ms                the longest a revocation may take
 //               112  u32      modes, a bit for each HarvestMode that may be granted; without, a bit
-//                             for each Mechanism that is switched off; burst_tokens
+//                             for each Mechanism that is switched off; burst_tokens, 0
 //               124  u32      crc32 of bytes 0..123
 //
 //   record   offset  type     field
@@ -119,7 +119,6 @@ struct LogHeader {
   double revoke_ms{0};
   std::uint32_t modes{1};
   std::uint32_t without{0};
-  std::uint32_t burst_tokens{0};
 
   bool may(HarvestMode mode) const noexcept {
     return (modes & (1U << static_cast<std::uint32_t>(mode))) != 0;

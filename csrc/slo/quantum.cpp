@@ -89,7 +89,7 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
             .prefill_tokens = 0};
     chunk.decode_sequences = step.decode_sequences;
     chunk.context_tokens += step.context_tokens;
-    // An engine that is full gives a prompt one token a step at worst, and the burst counts that.
+    // An engine that is full gives a prompt one token a step at worst.
     chunk.prefill_tokens = std::max(chunk.prefill_tokens - step.decode_sequences, 1.0);
     if (query.committed && serving_->runs_within(query.committed->slots, section)) {
       step = query.committed->features;
@@ -107,10 +107,6 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
   record.step_upper_ms = bound(step_forecast.value());
   record.chunk_upper_ms = bound(chunk_forecast.value());
   record.slowdown = query.mode == HarvestMode::kSpatial ? query.slowdown : 1.0;
-  if (header.has(Mechanism::kHypothetical) && chunk.prefill_tokens > 0) {
-    const double chunks = std::ceil(header.burst_tokens / chunk.prefill_tokens);
-    if (chunks > 1) record.burst_ms = (chunks - 1) * record.chunk_upper_ms;
-  }
   return Means{.step_ms = step_forecast.value().predicted_ms,
                .chunk_ms = chunk_forecast.value().predicted_ms};
 }

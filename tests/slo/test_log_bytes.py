@@ -48,7 +48,6 @@ def core(tmp_path, clock) -> CertificateLog:
         revoke_ms=50,
         modes=0b101,
         without=0b10,
-        burst_tokens=77,
         clock=clock,
     )
 
@@ -73,7 +72,7 @@ def test_the_core_writes_what_the_protocol_says(tmp_path, core, clock):
     core.append_step(forecast, actual_ms=6.0, **features, **waits)
     core.close()
 
-    ours = LogBytes(modes=0b101, without=0b10, burst_tokens=77, started_ns=began_ns)
+    ours = LogBytes(modes=0b101, without=0b10, started_ns=began_ns)
     ours.now_ns = began_ns
     for slot in range(710):
         ours.arrived(slot, tokens=100 + slot, prefilled=int(slot == 2))

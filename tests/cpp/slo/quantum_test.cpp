@@ -309,14 +309,6 @@ TEST(a_mode_that_the_header_does_not_name_is_refused) {
   CHECK_EQ(scene.decide(1, 0, HarvestMode::kSpatial), 0);
 }
 
-TEST(a_burst_must_still_meet_its_first_token) {
-  LogHeader header = with_modes(0b001);
-  header.burst_tokens = 1200;  // three chunks of 400: 2 * 50 before the last
-  Scene scene{header};
-  CHECK_EQ(scene.decide(49, 0), 1);  // 49 + 1 + 50 + 100 = 200
-  CHECK_EQ(scene.decide(49.5, 0), 0);
-}
-
 TEST(a_request_that_was_prefilled_elsewhere_runs_at_once) {
   Scene scene{with_modes(0b011)};
   CHECK_EQ(scene.serving->arrived(10, true), 0);
