@@ -25,7 +25,7 @@ def test_scrub_of_a_grant(report: Report) -> None:
     )
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=SLABS)
     arbiter.allocator(partition, block_bytes=MIB, origin_bytes=0)
-    grant = arbiter.grant(partition, SLABS, ttl_ns=10**15, expected_epoch=arbiter.epoch)
+    grant = arbiter.grant(partition, SLABS, ttl_ns=10**15)
     check(isinstance(grant, Grant) and len(grant.slabs) == SLABS, "the pool is the borrower's")
     slabs = grant.slabs if isinstance(grant, Grant) else []
     loans = MappedLoans(arbiter, partition)

@@ -37,8 +37,7 @@ class Loan:
         self.lend()
 
     def lend(self) -> None:
-        epoch = self.arbiter.epoch
-        loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12, expected_epoch=epoch)
+        loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12)
         check(isinstance(loan, Grant), "the pool is there for the borrower alone")
         self.lent += self.slabs
 

@@ -43,7 +43,7 @@ def test_weight_activation_over_copy(report: Report) -> None:
             request_tokens=512,
         )
         lane = device.rollout(KV, limit_bytes=POOL_BYTES)
-        lease = WeightsLease(lane, rows, upload=lane.upload)
+        lease = WeightsLease(lane, rows)
 
         def activate_ns() -> float:
             took_ns = timed(lease.activate)()

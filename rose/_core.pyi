@@ -25,11 +25,9 @@ class SlabState(enum.Enum):
 
 @final
 class GrantRefusal(enum.Enum):
-    STALE_EPOCH = 0
-    POOL_EMPTY = 1
-    OVER_LIMIT = 2
-    FLOOR = 3
-    STALE_SUPPLY = 4
+    POOL_EMPTY = 0
+    OVER_LIMIT = 1
+    AT_RISK = 2
 
 @final
 class RenewAnswer(enum.Enum):
@@ -49,6 +47,7 @@ class ManualClock(Clock):
     def advance(self, by_ns: int) -> None: ...
 
 class MoveObserver: ...
+class Admission: ...
 
 class Grant:
     @property
@@ -483,8 +482,7 @@ class Arbiter:
         n: int,
         *,
         ttl_ns: int,
-        expected_epoch: int,
-        counted_on: tuple[int, int] | None = None,
+        admission: Admission | None = None,
     ) -> Grant | GrantRefusal: ...
     def renew(self, lease_id: int, *, lease_epoch: int, ttl_ns: int) -> RenewAnswer: ...
     def expire(self, *, grace_ns: int) -> list[int]: ...
@@ -949,6 +947,11 @@ class Creditor:
 
 class MoveLog(MoveObserver):
     def __init__(self, log: CertificateLog) -> None: ...
+
+class CertifiedAdmission(Admission):
+    def __init__(
+        self, lender: int, terms: AdmissionTerms, *, log: CertificateLog, serving: ServingState
+    ) -> None: ...
 
 # Chunks between processes. `frame` is anything with contiguous bytes; it is kept, not copied.
 class TlsFiles:

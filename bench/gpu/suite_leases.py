@@ -105,8 +105,7 @@ class MappedLoan:
         """
         from rose._core import Grant
 
-        epoch = self.arbiter.epoch
-        grant = self.arbiter.grant(self.partition, self.slabs, ttl_ns=10**12, expected_epoch=epoch)
+        grant = self.arbiter.grant(self.partition, self.slabs, ttl_ns=10**12)
         check(isinstance(grant, Grant), "the pool is there for the borrower alone")
         began_ns = time.perf_counter_ns()
         lent = self.loans.lend(grant.slabs)

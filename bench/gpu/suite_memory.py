@@ -95,8 +95,7 @@ class Loan:
         """Lend it all, unmeasured, and take it back; it is serving's when the call returns."""
         from rose._core import Grant
 
-        epoch = self.arbiter.epoch
-        loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12, expected_epoch=epoch)
+        loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12)
         check(isinstance(loan, Grant), "the pool is there for the borrower alone")
         deadline_ns = self.arbiter.now_ns() + 10**9
         began_ns = time.perf_counter_ns()

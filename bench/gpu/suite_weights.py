@@ -49,7 +49,7 @@ class Leased:
             request_tokens=512,
         )
         self.lane = self.device.rollout(kv, limit_bytes=POOL_BYTES)
-        self.lease = WeightsLease(self.lane, rows, upload=self.lane.upload)
+        self.lease = WeightsLease(self.lane, rows)
         self.evictions_ns: list[float] = []
 
     def activate(self) -> None:

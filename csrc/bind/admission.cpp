@@ -77,7 +77,7 @@ void bind_admission(py::module_& module) {
   module.def("largest_grant", &slo::largest_grant, py::arg("terms"));
   module.def(
       "admission_certificate",
-      [](const AdmissionTerms& terms, CertificateLog* log, const slo::ServingState* serving) {
+      [](AdmissionTerms& terms, CertificateLog* log, const slo::ServingState* serving) {
         return take(slo::admission_certificate(terms, log, serving));
       },
       py::arg("terms"), py::kw_only(), py::arg("log"), py::arg("serving") = py::none());

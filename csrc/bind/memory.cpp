@@ -98,11 +98,9 @@ void bind_enums(py::module_& m) {
       .value("QUARANTINED", SlabState::kQuarantined)
       .finalize();
   py::native_enum<GrantRefusal>(m, "GrantRefusal", "enum.Enum")
-      .value("STALE_EPOCH", GrantRefusal::kStaleEpoch)
       .value("POOL_EMPTY", GrantRefusal::kPoolEmpty)
       .value("OVER_LIMIT", GrantRefusal::kOverLimit)
-      .value("FLOOR", GrantRefusal::kFloor)
-      .value("STALE_SUPPLY", GrantRefusal::kStaleSupply)
+      .value("AT_RISK", GrantRefusal::kAtRisk)
       .finalize();
   py::native_enum<RenewAnswer>(m, "RenewAnswer", "enum.Enum")
       .value("RENEWED", RenewAnswer::kRenewed)
@@ -155,6 +153,7 @@ void bind_values(py::module_& m) {
 
 void bind_arbiter(py::module_& m) {
   py::class_<MoveObserver, std::shared_ptr<MoveObserver>>(m, "MoveObserver");
+  py::class_<memory::Admission>(m, "Admission");
   using Self = Arbiter;
   // Taking a device's memory apart may wait for the driver.
   py::class_<Self, std::shared_ptr<Self>>(m, "Arbiter", py::release_gil_before_calling_cpp_dtor())
@@ -244,16 +243,14 @@ void bind_arbiter(py::module_& m) {
       .def_property_readonly("epoch", &Self::epoch)
       .def(
           "grant",
-          [](Self& a, PartitionId id, std::int32_t n, Nanoseconds ttl_ns, std::uint64_t epoch,
-             std::optional<std::pair<PartitionId, std::int64_t>> counted_on) {
-            std::optional<memory::CountedOn> certified;
-            if (counted_on.has_value()) certified = {counted_on->first, counted_on->second};
-            memory::GrantAnswer answer = take(a.grant(id, n, ttl_ns, epoch, certified));
+          [](Self& a, PartitionId id, std::int32_t n, Nanoseconds ttl_ns,
+             memory::Admission* admission) {
+            memory::GrantAnswer answer = take(a.grant(id, n, ttl_ns, admission));
             return answer.refusal.has_value() ? py::cast(*answer.refusal)
                                               : py::cast(std::move(answer.grant));
           },
           py::arg("partition"), py::arg("n"), py::kw_only(), py::arg("ttl_ns"),
-          py::arg("expected_epoch"), py::arg("counted_on") = py::none())
+          py::arg("admission") = py::none())
       .def(
           "renew",
           [](Self& a, memory::LeaseId id, std::uint64_t lease_epoch, Nanoseconds ttl_ns) {

@@ -1,10 +1,12 @@
-// Where memory and slo meet: every change of ownership goes into the certificate log.
+// Where memory and slo meet: loans rest on certificates, and moves of slabs go into their log.
 #include <pybind11/pybind11.h>
 
 #include <memory>
 
 #include "memory/arbiter.h"
+#include "slo/admission.h"
 #include "slo/certificate_log.h"
+#include "slo/serving_state.h"
 
 namespace rose::bind {
 
@@ -29,11 +31,41 @@ class MoveLog final : public memory::MoveObserver {
   std::shared_ptr<slo::CertificateLog> log_;
 };
 
+// What serving could need is in the terms; what it has is filled in under the arbiter's mutex.
+class CertifiedAdmission final : public memory::Admission {
+ public:
+  CertifiedAdmission(memory::PartitionId lender_id, const slo::AdmissionTerms& terms,
+                     std::shared_ptr<slo::CertificateLog> log,
+                     std::shared_ptr<slo::ServingState> serving) noexcept
+      : Admission{lender_id}, terms_{terms}, log_{std::move(log)}, serving_{std::move(serving)} {}
+
+  Result<std::int32_t> admit(const memory::Supply& supply) noexcept override {
+    terms_.epoch = supply.epoch;
+    terms_.to_partition = static_cast<std::uint32_t>(supply.borrower);
+    terms_.slabs = static_cast<std::uint32_t>(supply.slabs);
+    terms_.free_serving_blocks = static_cast<std::uint32_t>(supply.free_blocks);
+    terms_.unowned_slabs = static_cast<std::uint32_t>(supply.unowned);
+    const auto certificate = slo::admission_certificate(terms_, log_.get(), serving_.get());
+    if (!certificate.ok()) return certificate.status();
+    return certificate.value() ? static_cast<std::int32_t>(terms_.slabs) : 0;
+  }
+
+ private:
+  slo::AdmissionTerms terms_;
+  std::shared_ptr<slo::CertificateLog> log_;
+  std::shared_ptr<slo::ServingState> serving_;
+};
+
 }  // namespace
 
 void bind_moves(py::module_& module) {
   py::class_<MoveLog, memory::MoveObserver, std::shared_ptr<MoveLog>>(module, "MoveLog")
       .def(py::init<std::shared_ptr<slo::CertificateLog>>(), py::arg("log").none(false));
+  py::class_<CertifiedAdmission, memory::Admission>(module, "CertifiedAdmission")
+      .def(py::init<memory::PartitionId, const slo::AdmissionTerms&,
+                    std::shared_ptr<slo::CertificateLog>, std::shared_ptr<slo::ServingState>>(),
+           py::arg("lender"), py::arg("terms"), py::kw_only(), py::arg("log").none(false),
+           py::arg("serving").none(false));
 }
 
 }  // namespace rose::bind

@@ -198,20 +198,20 @@ std::uint64_t Arbiter::epoch() const noexcept {
 }
 
 Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds ttl_ns,
-                                   std::uint64_t expected_epoch,
-                                   std::optional<CountedOn> counted_on) noexcept {
+                                   Admission* admission) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
   ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
   if (n < 1) return Status::invalid_argument("cannot grant " + std::to_string(n) + " slabs");
-  if (counted_on.has_value()) ROSE_TRY(check_known(counted_on->partition));
-  if (expected_epoch != epoch_) return GrantAnswer{{}, GrantRefusal::kStaleEpoch};
+  if (admission != nullptr) {
+    const Result<std::int32_t> most = admitted(*admission, id, n);
+    if (!most.ok()) return most.status();
+    n = most.value();
+    if (n == 0) return GrantAnswer{{}, GrantRefusal::kAtRisk};
+  }
   if (n > partition(id).headroom()) return GrantAnswer{{}, GrantRefusal::kOverLimit};
   if (n > slabs_.unowned()) return GrantAnswer{{}, GrantRefusal::kPoolEmpty};
-  if (n > spare_for(id)) return GrantAnswer{{}, GrantRefusal::kFloor};
-  if (counted_on.has_value() && !is_covered(*counted_on, n)) {
-    return GrantAnswer{{}, GrantRefusal::kStaleSupply};
-  }
+  if (n > spare_for(id)) return GrantAnswer{{}, GrantRefusal::kAtRisk};
 
   // The epoch from this move on: no other lease can have the same.
   Grant grant{next_lease_++, epoch_ + 1, {}};

@@ -33,16 +33,28 @@ struct Grant {
   std::vector<SlabId> slabs;
 };
 enum class GrantRefusal : std::uint8_t {
-  kStaleEpoch,
   kPoolEmpty,
   kOverLimit,
-  kFloor,
-  kStaleSupply,  // somebody took blocks, or could need more of them, since the terms were read
+  kAtRisk,  // the reserve of another partition, or what the lender could need
 };
-// What a grant was reckoned with: that `partition` has so many free blocks.
-struct CountedOn {
-  PartitionId partition{kNobody};
-  std::int64_t free_blocks{0};
+// What is true when a loan is asked for.
+struct Supply {
+  std::uint64_t epoch{0};
+  PartitionId borrower{kNobody};
+  std::int32_t slabs{0};        // wanted, > 0
+  std::int32_t unowned{0};      // slabs
+  std::int64_t free_blocks{0};  // of the lender
+};
+// Says what of a loan `lender` can do without. Asked under the arbiter's mutex, where nothing
+// changes before the slabs are handed out; the rules of MoveObserver hold.
+class Admission {
+ public:
+  explicit Admission(PartitionId lender_id) noexcept : lender{lender_id} {}
+  virtual ~Admission() = default;
+  // How many of the slabs may go, at most `supply.slabs`; 0 refuses.
+  virtual Result<std::int32_t> admit(const Supply& supply) noexcept = 0;
+
+  const PartitionId lender;
 };
 // The loan, or why there is none.
 struct GrantAnswer {
@@ -190,12 +202,10 @@ class Arbiter final : private SlabWatcher {
   // ---- loans
 
   std::uint64_t epoch() const noexcept;
-  // All n or a refusal. Refused as stale when a slab has changed hands since `expected_epoch`; with
-  // `counted_on` also when that tenant has fewer free blocks now, for blocks that it takes in slabs
-  // of its own do not move the epoch, or when it would be short after the grant (see watch()).
+  // All n or a refusal. With an `admission` as many of them as it admits, and none when its lender
+  // would be short after the grant (see watch()).
   Result<GrantAnswer> grant(PartitionId partition, std::int32_t n, Nanoseconds ttl_ns,
-                            std::uint64_t expected_epoch,
-                            std::optional<CountedOn> counted_on = std::nullopt) noexcept;
+                            Admission* admission = nullptr) noexcept;
   // Makes a slab on loan zeros, before its tenant uses any block of it; whoever is told kWhenClean
   // is told of it then. False when it was taken back meanwhile, which waits for one scrub. No lock
   // is held while zeros are written. A scrub that is late (DeadlineExceeded) may still be written
@@ -346,7 +356,7 @@ class Arbiter final : private SlabWatcher {
   // While somebody listens, a turn comes every few milliseconds. When none came for much longer,
   // this process stood still, and deadlines and TTLs move on by that time.
   void note_standstill() noexcept;
-  bool is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept;
+  Result<std::int32_t> admitted(Admission& admission, PartitionId id, std::int32_t n) noexcept;
   void show() noexcept;
   void note_news() noexcept;
   Nanoseconds due_ns(PartitionId id) const noexcept;

@@ -40,12 +40,16 @@ Result<bool> Arbiter::is_short(PartitionId id, std::int64_t taking) const noexce
   return left < low_water(slabs_.unowned());
 }
 
-// Whether a grant of n slabs leaves the tenant what it was certified with, and could need.
-bool Arbiter::is_covered(const CountedOn& counted_on, std::int32_t n) const noexcept {
-  const SlabHolder* holder = holder_of(counted_on.partition);
+// How many of n slabs go by the admission; 0 when its lender would be short of what it could need.
+Result<std::int32_t> Arbiter::admitted(Admission& admission, PartitionId id,
+                                       std::int32_t n) noexcept {
+  ROSE_TRY(check_known(admission.lender));
+  const SlabHolder* holder = holder_of(admission.lender);
   const std::int64_t free = holder == nullptr ? 0 : holder->totals().free;
-  const bool is_watched = counted_on.partition == watch_.partition;
-  return free >= counted_on.free_blocks && (!is_watched || free >= low_water(slabs_.unowned() - n));
+  const Result<std::int32_t> most = admission.admit({epoch_, id, n, slabs_.unowned(), free});
+  const bool is_watched = admission.lender == watch_.partition;
+  if (!most.ok() || !is_watched) return most;
+  return free >= low_water(slabs_.unowned() - most.value()) ? most.value() : 0;
 }
 
 // ---- the bell

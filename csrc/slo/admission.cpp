@@ -84,7 +84,14 @@ std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept {
 }
 
 Result<std::optional<AdmissionBalance>> admission_certificate(
-    const AdmissionTerms& terms, CertificateLog* log, const ServingState* serving) noexcept {
+    AdmissionTerms& terms, CertificateLog* log, const ServingState* serving) noexcept {
+  std::optional<CertificateLog::Section> section;
+  if (log != nullptr) section.emplace(*log);
+  if (serving != nullptr) {
+    terms.running_requests = static_cast<std::uint32_t>(serving->pending());
+    ROSE_TRY(check(terms));
+    terms.slabs = std::min(terms.slabs, largest_grant(terms));
+  }
   ROSE_TRY(check(terms));
   const AdmissionBalance sums = balance(terms);
   if (terms.slabs == 0 || terms.slabs > terms.unowned_slabs || sums.slack_blocks < 0 ||
@@ -110,10 +117,7 @@ Result<std::optional<AdmissionBalance>> admission_certificate(
       .demand_blocks = static_cast<std::uint32_t>(sums.demand_blocks),
       .to_partition = terms.to_partition,
   };
-  if (log == nullptr) return std::optional<AdmissionBalance>{sums};
-  CertificateLog::Section section{*log};
-  const bool is_overtaken = serving != nullptr && serving->pending() > terms.running_requests;
-  if (is_overtaken || !section.append(record)) return std::optional<AdmissionBalance>{};
+  if (section && !section->append(record)) return std::optional<AdmissionBalance>{};
   return std::optional<AdmissionBalance>{sums};
 }
 

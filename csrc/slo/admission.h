@@ -59,11 +59,11 @@ AdmissionBalance balance(const AdmissionTerms& terms) noexcept;
 std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept;
 
 // The certificate for granting `terms.slabs`, or nothing: a refusal. With a log the certificate is
-// recorded before it is returned, and without a record there is none. With `serving` it is refused
-// too when more requests are pending than the terms say: looked at under the log's decision mutex,
-// so the log never shows an admission that forgot an arrival recorded before it.
+// recorded before it is returned, and without a record there is none. With `serving` the terms are
+// brought up to date first: as many requests as are pending, and no more slabs than they leave. It
+// is done under the log's decision mutex, so the log never shows an admission that forgot an
+// arrival recorded before it.
 Result<std::optional<AdmissionBalance>> admission_certificate(
-    const AdmissionTerms& terms, CertificateLog* log,
-    const ServingState* serving = nullptr) noexcept;
+    AdmissionTerms& terms, CertificateLog* log, const ServingState* serving = nullptr) noexcept;
 
 }  // namespace rose::slo

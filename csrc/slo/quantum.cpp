@@ -91,7 +91,7 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
             .prefill_tokens = 0};
     chunk.decode_sequences = step.decode_sequences;
     chunk.context_tokens += step.context_tokens;
-    // An engine that is full gives a prompt one token a step at worst, and the burst counts that.
+    // An engine that is full gives a prompt one token a step at worst.
     chunk.prefill_tokens = std::max(chunk.prefill_tokens - step.decode_sequences, 1.0);
     if (query.committed && serving_->runs_within(query.committed->slots, section)) {
       step = query.committed->features;

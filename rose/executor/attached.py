@@ -17,7 +17,6 @@ from rose.executor.messages import Hello, Rejected, Welcome
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.watcher import Watcher
-from rose.executor.weight_bins import HostUpload, StreamUpload
 from rose.memory import KVGeometry, KVGroups, SlabWindow, groups_of
 
 _CONNECT_S: Final = 5.0
@@ -91,10 +90,9 @@ class AttachedDevice(Closing):
             gate=gate,
             loans=loans,
             reporting=Reporting(self.safety),
-            on_revoke=on_revoke or (lambda notice: notice.begin(())),
+            on_revoke=on_revoke,
             why_refused=loans.why_refused,
-            stream=gpu.rollout.handle if gpu else None,
-            upload=StreamUpload(gpu.rollout) if gpu else HostUpload(),
+            gpu=gpu,
             has_gates=welcome.has_gates,
         )
         watcher = Watcher(attachment, lane, loans, self.safety)

@@ -46,9 +46,14 @@ class AttachedLoans:
     # ---- asking ---------------------------------------------------------------------------------
 
     def _ask(self, question: Question) -> tuple[Answer | Question, list[int]]:
-        with self._lock:
-            self._channel.send(question)
-            return self._channel.receive(timeout_s=_ANSWER_S)
+        """Return the answer and its descriptors; a device that gives none is closed."""
+        try:
+            with self._lock:
+                self._channel.send(question)
+                return self._channel.receive(timeout_s=_ANSWER_S)
+        except RoseError as error:
+            self.end(str(error))
+            return Refused(Reason.CLOSED.name, 0.0), []
 
     def grow(self, blocks: int) -> Lease | Refusal:
         """Ask for slabs that hold up to `blocks` more blocks."""
@@ -58,11 +63,7 @@ class AttachedLoans:
             return Refusal(Reason.IN_STEP)
         if self.retry_after_ms() > 0:
             return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=self.retry_after_ms())
-        try:
-            answer, descriptors = self._ask(AskGrow(blocks))
-        except RoseError as error:
-            self.end(str(error))
-            return Refusal(Reason.CLOSED)
+        answer, descriptors = self._ask(AskGrow(blocks))
         slabs = answer.slabs if isinstance(answer, Granted) else ()
         if len(descriptors) != len(slabs):
             close_all(descriptors)
@@ -90,11 +91,7 @@ class AttachedLoans:
         """Say why the gate stays closed, as far as the device tells."""
         if self.is_closed:
             return Reason.CLOSED
-        try:
-            answer, strays = self._ask(AskReason())
-        except RoseError as error:
-            self.end(str(error))
-            return Reason.CLOSED
+        answer, strays = self._ask(AskReason())
         close_all(strays)
         if isinstance(answer, Refused) and answer.reason in Reason.__members__:
             return Reason[answer.reason]

@@ -21,12 +21,7 @@ def certificate_log(
 ) -> CertificateLog:
     """Open a log whose header says what `policy` may grant against which targets.
 
-    Args:
-        path: of the file; "" keeps only counts.
-        slo: the targets.
-        policy: bounds, modes, and what is switched off.
-        clock: of its records.
-        memory: fields of the header that are about memory, as `CertificateLog` names them.
+    `path` "" keeps only counts. `memory` are fields of the header as `CertificateLog` names them.
 
     Raises:
         Unavailable: the file cannot be written.
@@ -70,19 +65,7 @@ def certified_creditor(
     clock: Clock,
     watchdog: Watchdog | None = None,
 ) -> Creditor:
-    """Make who grants quanta.
-
-    Args:
-        gate: that it opens.
-        state: of serving.
-        model: of its steps.
-        log: of its certificates.
-        policy: its knobs.
-        context_tokens: KV that the request which may arrive next reads at most.
-        step_tokens: most tokens of one engine step.
-        clock: where time comes from.
-        watchdog: looks in its thread; None for none.
-    """
+    """Make who grants quanta, for shapes as `largest_shapes` takes them; `watchdog` looks in it."""
     largest_step, largest_chunk = largest_shapes(context_tokens, step_tokens)
     return Creditor(
         gate,

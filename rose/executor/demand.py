@@ -44,16 +44,7 @@ class Demand:
         policy: Policy,
         clock: Clock,
     ) -> None:
-        """Start with the priors.
-
-        Args:
-            geometry: of serving's KV; all sums are in its whole blocks.
-            slab_bytes: the unit of ownership.
-            limits: what one step and one request of serving can be.
-            model: of serving's steps.
-            policy: the knobs.
-            clock: when requests arrive.
-        """
+        """Start with the priors of `model`; all sums are in whole blocks of `geometry`."""
         self.blocks_per_slab = geometry.blocks_per_slab(slab_bytes)
         self._block_tokens = geometry.block_tokens
         self._limits = limits
@@ -88,17 +79,10 @@ class Demand:
                 prefill_tokens=prefill_tokens,
             )
 
-    def terms(
-        self,
-        *,
-        running: int,
-        epoch: int = 0,
-        to_partition: int = 0,
-        slabs: int = 0,
-        free_blocks: int = 0,
-        unowned_slabs: int = 0,
-    ) -> AdmissionTerms:
-        """Say what is known for a grant of `slabs`; blocks are serving's, whole ones.
+    def terms(self, *, running: int) -> AdmissionTerms:
+        """Say what `running` requests and those to come could need, in serving's whole blocks.
+
+        What serving has is not in it: the arbiter fills that in when it is asked for a grant.
 
         No loan counts as revocable: a slab that no step pins now can be pinned before serving asks,
         and one on its way back has a block in use or a pin, or it would be back. No prefix counts
@@ -116,13 +100,13 @@ class Demand:
             )
             burst_requests, burst_request_tokens = self._expected_arrivals()
         return AdmissionTerms(
-            epoch=epoch,
-            to_partition=to_partition,
-            slabs=slabs,
+            epoch=0,
+            to_partition=0,
+            slabs=0,
             blocks_per_slab=self.blocks_per_slab,
             block_tokens=self._block_tokens,
-            free_serving_blocks=free_blocks,
-            unowned_slabs=unowned_slabs,
+            free_serving_blocks=0,
+            unowned_slabs=0,
             revocable_blocks=0,
             horizon_ms=self._policy.revoke_ms,
             running_requests=running,

@@ -32,11 +32,9 @@ from rose.executor.keeper import Keeper
 from rose.executor.lender import Borrower, Lender, OnRevoke
 from rose.executor.reading import DeviceReading
 from rose.executor.refusals import REASONS, read_refusals
-from rose.executor.revocation import Notice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane
-from rose.executor.weight_bins import HostUpload, StreamUpload
 from rose.memory import (
     ISOLATIONS,
     Isolation,
@@ -56,8 +54,9 @@ from rose.units import GIB, MIB, NS_PER_MS, ceil_div
 if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose._core import Process
     from rose.executor.attached import AttachedDevice
+    from rose.executor.channel import Channel
     from rose.executor.listener import Listener
-    from rose.executor.messages import Hello, Ledger
+    from rose.executor.messages import Hello
     from rose.executor.tenancy import Tenancy
 
 _EXIT_LOOKS: Final = 100
@@ -74,7 +73,8 @@ class CoServing(Closing):
 
     Its life: `open` → `serving` → `rollout` → … → `close`. Made once per device; the lanes are for
     any thread. When anything inside rose fails, the device gives everything back (`gave_back` says
-    why) and serving goes on alone.
+    why) and serving goes on alone. From `serving` on, reports find the books in `arbiter`, the
+    memory policy in `lender`, and the `gate`.
     """
 
     def __init__(
@@ -266,14 +266,15 @@ class CoServing(Closing):
             check(partition == _SERVING, "serving must be the first partition")
             kv = KVSpace(arbiter, partition, geometry, header_index=_SERVING)
             arbiter.take(partition, reserve_slabs)
-            self._gate = HostGate(clock=self._clock)
-            self._state = ServingState(log, gate=self._gate)
-            self._watchdog = Watchdog(self._gate, log=log, after_ms=WATCHDOG_MS, clock=self._clock)
+            self.gate = HostGate(clock=self._clock)
+            self._state = ServingState(log, gate=self.gate)
+            self._watchdog = Watchdog(self.gate, log=log, after_ms=WATCHDOG_MS, clock=self._clock)
             self._model, self._limits, self._slo = model, limits, slo
-            self._lender = Lender(
+            self.lender = Lender(
                 arbiter=arbiter,
                 serving=partition,
                 serving_kv=kv,
+                gate=self.gate,
                 state=self._state,
                 demand=demand,
                 log=log,
@@ -281,22 +282,15 @@ class CoServing(Closing):
                 clock=self._clock,
             )
             self._serving = ServingLane(
-                kv=kv,
-                gate=self._gate,
-                state=self._state,
+                lender=self.lender,
                 model=model,
-                demand=demand,
-                log=log,
-                lender=self._lender,
                 safety=self.safety,
                 watchdog=self._watchdog,
-                policy=policy,
-                clock=self._clock,
                 stream=self._gpu.serving.handle if self._gpu else None,
                 limits=limits,
             )
             undo.pop_all()
-        self._log, self._arbiter, self._slab_bytes = log, arbiter, slab_bytes
+        self._log, self.arbiter, self._slab_bytes = log, arbiter, slab_bytes
         self._serving_kv = kv
         self._keeper = Keeper(
             self._tend,
@@ -337,33 +331,31 @@ class CoServing(Closing):
         groups = groups_of(geometry)
         for one in groups:
             self._check_geometry(one)
-        gate, self.gate_choice = tested_gate(self._gpu, self._gate, window=GATE_WINDOW)
-        partition = self._arbiter.add_partition(
+        gate, self.gate_choice = tested_gate(self._gpu, self.gate, window=GATE_WINDOW)
+        partition = self.arbiter.add_partition(
             "rollout",
             reserve_slabs=0,
-            limit_slabs=min(limit_bytes // slab_bytes, self._arbiter.slab_count),
+            limit_slabs=min(limit_bytes // slab_bytes, self.arbiter.slab_count),
         )
         lane = RolloutLane(
-            groups=KVGroups(self._arbiter, partition, groups, header_index=_BORROWER),
+            groups=KVGroups(self.arbiter, partition, groups, header_index=_BORROWER),
             gate=gate,
-            loans=self._lender,
+            loans=self.lender,
             reporting=Reporting(self.safety),
-            on_revoke=on_revoke or _begin_at_once,
+            on_revoke=on_revoke,
             why_refused=self._why_refused,
-            stream=self._gpu.rollout.handle if self._gpu else None,
-            upload=StreamUpload(self._gpu.rollout) if self._gpu else HostUpload(),
+            gpu=self._gpu,
             has_gates=self._policy.has_gates,
         )
         self._rollout = lane
-        self._lender.lend_to(
+        self.lender.lend_to(
             Borrower(
                 partition=partition,
                 geometry=groups[0],
-                gate=self._gate,
                 # The engine sets these two later, so they are looked up at each call.
                 on_revoke=lambda revocation: lane.on_revoke(revocation),  # noqa: PLW0108
                 on_room=lambda: lane.on_room(),  # noqa: PLW0108
-                is_alive=lambda: not self._gate.is_in_step(),
+                is_alive=lambda: not self.gate.is_in_step(),
                 is_done=self._is_borrower_done,
             )
         )
@@ -389,8 +381,7 @@ class CoServing(Closing):
             path,
             admit=self._admit,
             why_refused=lambda: self._why_refused().name,
-            share_ledger=self._arbiter.share_ledger,
-            describe=self._describe,
+            show=self._show,
             on_failure=self.safety.report,
         )
         self._begin_lending()
@@ -414,36 +405,37 @@ class CoServing(Closing):
         self._check_geometry(hello.geometry)
         if self.safety.cause is not None:
             raise Unavailable(f"this device lends no more: {self.gave_back}")
-        tenancy = Tenancy.begin(
+        tenancy = Tenancy(
             hello,
             process,
-            arbiter=self._arbiter,
-            gate=self._gate,
-            lender=self._lender,
-            policy=self._policy,
-            clock=self._clock,
+            lender=self.lender,
             header_index=_BORROWER,
             isolation=self._isolation,
             device="cpu" if self._gpu is None else f"cuda:{self._gpu.device.ordinal}",
         )
-        self._lender.lend_to(tenancy.borrower(hello.geometry))
+        self.lender.lend_to(tenancy.borrower)
         return tenancy
 
     def _is_borrower_done(self) -> bool:
-        return not self._gate.is_in_step() and (self._gpu is None or self._gpu.rollout.is_idle())
+        return not self.gate.is_in_step() and (self._gpu is None or self._gpu.rollout.is_idle())
 
-    def _describe(self) -> "Ledger":
-        """Say what whoever looks at the ledger cannot read there."""
+    def _show(self, channel: "Channel") -> None:
+        """Send the ledger, and what whoever looks at it cannot read there."""
         from rose.executor.messages import Ledger  # noqa: PLC0415 (an extra)
 
         said = read_refusals(self._creditor)
         binding = said["binding"]
-        return Ledger(
+        answer = Ledger(
             os.getpid(),
-            cap=self._lender.cap_left(),
+            cap=self.lender.cap_left(),
             refusals=dict(said["refusals"]),
             binding=None if binding is None else binding.sentence,
         )
+        ledger = self.arbiter.share_ledger()
+        try:
+            channel.send(answer, [ledger])
+        finally:
+            os.close(ledger)
 
     def _check_borrower(self) -> int:
         """Raise why there can be no borrower; the bytes of a slab otherwise."""
@@ -459,7 +451,7 @@ class CoServing(Closing):
 
     def _check_geometry(self, geometry: KVGeometry) -> None:
         """Raise when the device's slabs do not suit a borrower's geometry."""
-        slab_bytes = self._arbiter.slab_bytes
+        slab_bytes = self.arbiter.slab_bytes
         suited = choose_slab_bytes(self._serving_kv.geometry, geometry)
         if slab_bytes % suited and geometry.waste(slab_bytes) > WASTE_MAX:
             raise InvalidArgument(
@@ -470,7 +462,7 @@ class CoServing(Closing):
     def _begin_lending(self) -> None:
         """Start who grants credit and who minds deadlines."""
         self._creditor = certified_creditor(
-            self._gate,
+            self.gate,
             self._state,
             self._model,
             self._log,
@@ -492,7 +484,7 @@ class CoServing(Closing):
         if self._creditor is None:
             return
         self._creditor.stop()
-        self._gate.shut_down()
+        self.gate.shut_down()
         # In a fraction of a second it has looked at the gate; longer nobody is waited for.
         for _ in range(_EXIT_LOOKS):
             if not self._creditor.is_lending:
@@ -529,8 +521,8 @@ class CoServing(Closing):
                 f"a cap of {size_bytes} bytes for {ttl_ms} ms: neither may be below 0"
             )
         with self.safety:
-            self._lender.lend_at_most(
-                size_bytes // self._arbiter.slab_bytes, ttl_ns=ttl_ms * NS_PER_MS
+            self.lender.lend_at_most(
+                size_bytes // self.arbiter.slab_bytes, ttl_ns=ttl_ms * NS_PER_MS
             )
 
     def reading(self) -> DeviceReading:
@@ -546,7 +538,7 @@ class CoServing(Closing):
             raise InvalidArgument("add the serving engine before a reading of how it is")
         if self.safety.cause is not None:
             raise Unavailable(f"this device lends no more: {self.gave_back}")
-        arbiter, lender = self._arbiter, self._lender
+        arbiter, lender = self.arbiter, self.lender
         serving = arbiter.snapshot().partitions[_SERVING]
         blocks = arbiter.slab_count * self._serving_kv.blocks_per_slab
         revocations, ebbs = lender.pressures
@@ -575,28 +567,13 @@ class CoServing(Closing):
     def _tend(self) -> None:
         with self.safety:
             self._state.beat()
-            self._lender.tend()
+            self.lender.tend()
 
     @property
     def gave_back(self) -> str | None:
         """Why the device stopped lending; None while all is well."""
         cause = self.safety.cause
         return None if cause is None else f"{type(cause).__name__}: {cause}"
-
-    @property
-    def lender(self) -> Lender:
-        """The memory policy, for reports."""
-        return self._lender
-
-    @property
-    def arbiter(self) -> Arbiter:
-        """The books, for reports and tests."""
-        return self._arbiter
-
-    @property
-    def gate(self) -> HostGate:
-        """The gate, for reports."""
-        return self._gate
 
     def _give_back(self, cause: BaseException) -> None:
         """Stop launches, wait with a deadline, then reclaim; the mapping stays in place."""
@@ -609,10 +586,10 @@ class CoServing(Closing):
         # From the last line up, and each even if one before it failed. First comes who could open
         # the gate again.
         with ExitStack() as steps:
-            steps.callback(self._gate.shut_down)
-            steps.callback(self._lender.close)
-            steps.callback(self._gate.wait_parked, timeout_ms=self._policy.park_wait_ms)
-            steps.callback(self._gate.close, CloseReason.GAVE_BACK)
+            steps.callback(self.gate.shut_down)
+            steps.callback(self.lender.close)
+            steps.callback(self.gate.wait_parked, timeout_ms=self._policy.park_wait_ms)
+            steps.callback(self.gate.close, CloseReason.GAVE_BACK)
             steps.callback(self._creditor.stop)
             if self._serving is not None:
                 steps.callback(self._serving.lend_by, None)
@@ -668,8 +645,3 @@ def _check_descriptors(memory_objects: int) -> None:
             f"isolation='mapped' keeps a descriptor for each of {memory_objects} slabs, and this "
             f"process may have {limit}: raise slab_bytes, or the limit (ulimit -n)"
         )
-
-
-def _begin_at_once(notice: Notice) -> None:
-    """Take what the arbiter picks: a borrower without an opinion."""
-    notice.begin(())

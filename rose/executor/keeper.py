@@ -3,25 +3,10 @@
 import atexit
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
+from rose._core import Arbiter
 from rose.thread import Thread
 from rose.units import NS_PER_MS
-
-
-class Bell(Protocol):
-    """What wakes the keeper before its time: the arbiter rings it when serving is short."""
-
-    def listen(self, heard: int, *, timeout_ns: int) -> int:
-        """Sleep until it has rung since `heard`; return how often it has.
-
-        Who listens again and again shows that the process runs; 0 ns is for the last time.
-        """
-        ...
-
-    def ring(self) -> None:
-        """Wake who listens."""
-        ...
 
 
 class Keeper:
@@ -34,7 +19,7 @@ class Keeper:
     def __init__(
         self,
         tend: Callable[[], None],
-        bell: Bell,
+        bell: Arbiter,
         *,
         every_ms: float,
         on_failure: Callable[[BaseException], None],

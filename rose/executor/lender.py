@@ -8,20 +8,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from rose._core import (
-    AdmissionTerms,
     Arbiter,
     CertificateLog,
+    CertifiedAdmission,
     Clock,
-    Grant,
     GrantRefusal,
     HostGate,
     PartitionSnapshot,
     RenewAnswer,
     ServingState,
     Snapshot,
-    admission_balance,
-    admission_certificate,
-    largest_grant,
 )
 from rose.errors import DeadlineExceeded
 from rose.events import Reason, Refusal
@@ -33,8 +29,6 @@ from rose.slo import Policy
 from rose.slo.policy import REVOKE_AHEAD_SLABS
 from rose.units import NS_PER_MS, NS_PER_S, ceil_div
 
-# A grant that was overtaken is computed again; so often, then the answer is "later".
-_TRIES: Final = 4
 # Settled revocations are kept for reports.
 _HISTORY: Final = 4096
 # So often serving waits in vain for a segment of one borrower of another process; then it is ended.
@@ -48,9 +42,8 @@ _EBBS: Final = 64
 _REASONS: Final = {
     GrantRefusal.POOL_EMPTY: Reason.POOL_EMPTY,
     GrantRefusal.OVER_LIMIT: Reason.OVER_LIMIT,
-    GrantRefusal.FLOOR: Reason.RESERVE_AT_RISK,
+    GrantRefusal.AT_RISK: Reason.RESERVE_AT_RISK,
 }
-_OVERTAKEN: Final = (GrantRefusal.STALE_EPOCH, GrantRefusal.STALE_SUPPLY)
 _LEASE_IS_OVER: Final = (RenewAnswer.OVER, RenewAnswer.STALE_EPOCH)
 
 OnRevoke = Callable[[Notice], None]
@@ -84,7 +77,6 @@ class Borrower:
     Args:
         partition: its own.
         geometry: of its KV.
-        gate: where it stops.
         on_revoke: called in serving's thread when slabs are wanted.
         on_room: called when slabs came free.
         is_alive: whether its loans are renewed although it does not ask at a gate.
@@ -94,7 +86,6 @@ class Borrower:
 
     partition: int
     geometry: KVGeometry
-    gate: HostGate
     on_revoke: Callable[[Revocation], None]
     on_room: Callable[[], None]
     is_alive: Callable[[], bool]
@@ -120,32 +111,23 @@ class Lender:
         arbiter: Arbiter,
         serving: int,
         serving_kv: KVSpace,
+        gate: HostGate,
         state: ServingState,
         demand: Demand,
         log: CertificateLog,
         policy: Policy,
         clock: Clock,
     ) -> None:
-        """Made by `CoServing`.
-
-        Args:
-            arbiter: of the device.
-            serving: serving's partition.
-            serving_kv: its view.
-            state: how many serving requests there are.
-            demand: what serving could need.
-            log: where certificates go.
-            policy: the knobs.
-            clock: of the device.
-        """
-        self._arbiter = arbiter
+        """Made by `CoServing`; `serving` is the partition of `serving_kv`."""
+        self.arbiter = arbiter
         self._serving = serving
-        self._kv = serving_kv
-        self._state = state
-        self._demand = demand
-        self._log = log
-        self._policy = policy
-        self._clock = clock
+        self.kv = serving_kv
+        self.gate = gate
+        self.state = state
+        self.demand = demand
+        self.log = log
+        self.policy = policy
+        self.clock = clock
         self._blocks_per_slab = demand.blocks_per_slab
         self._ration = AbortRation(per_s=policy.aborts_per_s, clock=clock)
         self._borrower: Borrower | None = None
@@ -185,25 +167,20 @@ class Lender:
 
     # ---- what serving could need ----------------------------------------------------------------
 
-    def _terms(self, snapshot: Snapshot, *, slabs: int, to_partition: int = 0) -> AdmissionTerms:
-        """Say what is known for a grant of `slabs`."""
-        return self._demand.terms(
-            running=self._state.pending,
-            epoch=snapshot.epoch,
-            to_partition=to_partition,
-            slabs=slabs,
-            free_blocks=snapshot.partitions[self._serving].free_blocks,
-            unowned_slabs=snapshot.unowned,
-        )
+    def _slack_blocks(self, snapshot: Snapshot) -> int:
+        """Return how many more blocks serving can have than it could need; negative when short."""
+        free = snapshot.partitions[self._serving].free_blocks
+        supply = free + snapshot.unowned * self._blocks_per_slab
+        return int(supply - self.demand_blocks)
 
     @property
     def demand_blocks(self) -> int:
         """D(T) now: what serving could need before a loan is back, in its blocks."""
-        return self._demand.blocks(running=self._state.pending)
+        return self.demand.blocks(running=self.state.pending)
 
     def _is_short(self, taking: int = 0) -> bool:
         """Tell the arbiter what serving could need; whether there will be less than that."""
-        return self._arbiter.watch(
+        return self.arbiter.watch(
             self._serving,
             demand_blocks=0 if self._is_closed else self.demand_blocks,
             blocks_per_slab=self._blocks_per_slab,
@@ -216,7 +193,7 @@ class Lender:
         Not here: this is the way of an arriving request, and a borrower may take until T.
         """
         if self._borrower is not None and self._is_short():
-            self._arbiter.ring()
+            self.arbiter.ring()
 
     # ---- serving's side -------------------------------------------------------------------------
 
@@ -226,11 +203,11 @@ class Lender:
         Waits for pinned slabs, those of revocations under way included, at most T_revoke.
         """
         borrower = self._borrower  # One of another process may be forgotten at any time.
-        wanted = self._kv.allocator.free_blocks + blocks
+        wanted = self.kv.allocator.free_blocks + blocks
         if self._take(wanted) or borrower is None:
             return
-        lent = self._arbiter.snapshot().partitions[borrower.partition]
-        missing = wanted - self._kv.allocator.free_blocks
+        lent = self.arbiter.snapshot().partitions[borrower.partition]
+        missing = wanted - self.kv.allocator.free_blocks
         slabs = ceil_div(missing, self._blocks_per_slab) - lent.in_revocation
         if slabs > 0 and lent.held > lent.in_revocation:
             self._take_for_serving(borrower, slabs, lent)
@@ -238,10 +215,10 @@ class Lender:
 
     def _take(self, wanted: int) -> bool:
         """Take unowned slabs for `wanted` free blocks in all; True when serving has them."""
-        missing = wanted - self._kv.allocator.free_blocks
+        missing = wanted - self.kv.allocator.free_blocks
         if missing > 0:
-            self._arbiter.take(self._serving, ceil_div(missing, self._blocks_per_slab))
-        return bool(self._kv.allocator.free_blocks >= wanted)
+            self.arbiter.take(self._serving, ceil_div(missing, self._blocks_per_slab))
+        return bool(self.kv.allocator.free_blocks >= wanted)
 
     def _wait(self, is_enough: Callable[[], bool]) -> None:
         """Wait for the open revocations, each until its deadline, or until it is enough."""
@@ -250,7 +227,7 @@ class Lender:
         for revocation in under_way:
             if is_enough():
                 break
-            revocation.wait(max(0, revocation.deadline_ns - self._clock.now_ns()))
+            revocation.wait(max(0, revocation.deadline_ns - self.clock.now_ns()))
         else:
             is_enough()  # What came home for nobody is there to be taken.
         self._collect()
@@ -268,7 +245,7 @@ class Lender:
         borrower = self._borrower
         if borrower is None or borrower.evict is None:
             return
-        now_ns = self._clock.now_ns()
+        now_ns = self.clock.now_ns()
         with self._lock:
             is_old = now_ns - self._park_timed_out_ns > _PARK_MEMORY_NS
             self._park_timeouts = 1 if is_old else self._park_timeouts + 1
@@ -281,7 +258,7 @@ class Lender:
 
         One comparison in the core, as long as it would not.
         """
-        if self._arbiter.is_short(self._serving, taking=blocks):
+        if self.arbiter.is_short(self._serving, taking=blocks):
             self.recheck(taking=blocks)
 
     def recheck(self, *, taking: int = 0) -> None:
@@ -294,13 +271,12 @@ class Lender:
         if borrower is None or not self._is_short(taking):
             return
         # Behind the watch: an allocation from here on rings.
-        snapshot = self._arbiter.snapshot()
+        snapshot = self.arbiter.snapshot()
         lent = snapshot.partitions[borrower.partition]
         if lent.held == lent.in_revocation:
             return
-        balance = admission_balance(self._terms(snapshot, slabs=0))
         coming = lent.in_revocation * self._blocks_per_slab
-        missing = taking - balance.slack_blocks - coming
+        missing = taking - self._slack_blocks(snapshot) - coming
         if missing > 0:
             slabs = ceil_div(missing, self._blocks_per_slab) + REVOKE_AHEAD_SLABS
             self._take_for_serving(borrower, slabs, lent)
@@ -309,7 +285,7 @@ class Lender:
         """Begin to take back up to `slabs` slabs, whatever serving needs."""
         borrower = self._borrower
         if borrower is not None:
-            lent = self._arbiter.snapshot().partitions[borrower.partition]
+            lent = self.arbiter.snapshot().partitions[borrower.partition]
             self._take_for_serving(borrower, slabs, lent)
 
     def _take_for_serving(self, borrower: Borrower, slabs: int, lent: PartitionSnapshot) -> None:
@@ -323,9 +299,9 @@ class Lender:
         revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:
             # Slabs that come and go abort step after step: after a revocation growth waits.
-            regrow_ns = int(self._policy.regrow_after_ms * NS_PER_MS)
+            regrow_ns = int(self.policy.regrow_after_ms * NS_PER_MS)
             self._no_growth_before_ns = revocation.asked_ns + regrow_ns
-        self._log.append_revoke_begun(deadline_ns=revocation.deadline_ns, slabs=slabs)
+        self.log.append_revoke_begun(deadline_ns=revocation.deadline_ns, slabs=slabs)
         try:
             borrower.on_revoke(revocation)
         finally:
@@ -335,40 +311,39 @@ class Lender:
             with self._lock:
                 self._open.append(revocation)
             if revocation.slabs_pending() > 0:
-                self._abort_step(borrower, revocation)
+                self._abort_step(revocation)
             self._collect()
 
-    def _abort_step(self, borrower: Borrower, revocation: Revocation) -> None:
+    def _abort_step(self, revocation: Revocation) -> None:
         """Ask the step in flight, if there is one, to end at its next gate."""
         with self._lock:  # Two that come at once ask one step once.
-            is_asked = borrower.gate.is_abort_asked()
-            if borrower.gate.abort_step():
+            is_asked = self.gate.is_abort_asked()
+            if self.gate.abort_step():
                 revocation.aborted_steps = 1
                 if not is_asked:
                     self._ration.aborted()
 
     def _revocation(self, borrower: Borrower, *, slabs: int, cause: Cause) -> Revocation:
-        now_ns = self._clock.now_ns()
+        now_ns = self.clock.now_ns()
         return Revocation(
             slabs=slabs,
-            deadline_ns=now_ns + int(self._policy.revoke_ms * NS_PER_MS),
+            deadline_ns=now_ns + int(self.policy.revoke_ms * NS_PER_MS),
             asked_ns=now_ns,
-            arbiter=self._arbiter,
+            arbiter=self.arbiter,
             borrower=borrower.partition,
             # Serving did not ask for what is over a cap, and takes what is nobody's when it does.
             taker=None if cause is Cause.CAPPED else self._serving,
-            clock=self._clock,
+            clock=self.clock,
             cause=cause,
         )
 
     def offer_surplus(self) -> None:
         """Give slabs that serving could not need soon back to nobody, and tell the borrower."""
-        snapshot = self._arbiter.snapshot()
-        balance = admission_balance(self._terms(snapshot, slabs=0))
+        snapshot = self.arbiter.snapshot()
         own_free = snapshot.partitions[self._serving].free_blocks
-        surplus = min(own_free, balance.slack_blocks) // self._blocks_per_slab
+        surplus = min(own_free, self._slack_blocks(snapshot)) // self._blocks_per_slab
         borrower = self._borrower
-        if surplus > 0 and self._arbiter.give_back(self._serving, surplus) and borrower:
+        if surplus > 0 and self.arbiter.give_back(self._serving, surplus) and borrower:
             borrower.on_room()
 
     # ---- the cap --------------------------------------------------------------------------------
@@ -377,39 +352,35 @@ class Lender:
         """Have at most `slabs` on loan for `ttl_ns` from now, and nothing after that."""
         with self._lock:
             before = self.cap_slabs
-            self._cap = Cap(slabs, self._clock.now_ns() + ttl_ns)
+            self._cap = Cap(slabs, self.clock.now_ns() + ttl_ns)
         borrower = self._borrower
         if slabs > before and borrower is not None and not self._is_closed:
             borrower.on_room()
         if slabs < before:
-            self._arbiter.ring()  # The keeper takes back what is over it.
+            self.arbiter.ring()  # The keeper takes back what is over it.
 
     @property
     def cap_slabs(self) -> int:
         """The most that may be on loan now, whatever certificates and the borrower's limit say."""
-        return self._cap.slabs_at(self._clock.now_ns())
+        return self._cap.slabs_at(self.clock.now_ns())
 
     def cap_left(self) -> tuple[int, float] | None:
         """Return the bytes that may be on loan now and the milliseconds for which that holds.
 
         After a cap has run out both are 0; None without a cap.
         """
-        cap, now_ns = self._cap, self._clock.now_ns()
-        if math.isinf(cap.ends_ns) and cap.slabs >= self._arbiter.slab_count:
+        cap, now_ns = self._cap, self.clock.now_ns()
+        if math.isinf(cap.ends_ns) and cap.slabs >= self.arbiter.slab_count:
             return None
         left_ms = max(0.0, (cap.ends_ns - now_ns) / NS_PER_MS)
-        return cap.slabs_at(now_ns) * self._arbiter.slab_bytes, left_ms
-
-    def _room(self, lent: PartitionSnapshot) -> int:
-        """Return what the cap leaves to lend; late slabs count as lent."""
-        return max(0, self.cap_slabs - lent.held - lent.quarantined)
+        return cap.slabs_at(now_ns) * self.arbiter.slab_bytes, left_ms
 
     def _keep_to_cap(self, borrower: Borrower) -> None:
         """Begin to take back what is on loan over the cap."""
         cap_slabs = self.cap_slabs
-        if self._is_closed or cap_slabs >= self._arbiter.slab_count:
+        if self._is_closed or cap_slabs >= self.arbiter.slab_count:
             return
-        lent = self._arbiter.snapshot().partitions[borrower.partition]
+        lent = self.arbiter.snapshot().partitions[borrower.partition]
         over = lent.held - lent.in_revocation - cap_slabs
         if over > 0:
             self._revoke(borrower, over, cause=Cause.CAPPED)
@@ -419,8 +390,8 @@ class Lender:
     def grow(self, blocks: int) -> Lease | Refusal:
         """Lend the borrower slabs for up to `blocks` more blocks, under a certificate.
 
-        A grant counts only when no slab changed hands since its terms were read, and serving has
-        no fewer free blocks, and no more requests, than they say.
+        The arbiter asks for the certificate under its own lock: what it rests on is true when the
+        slabs are handed out.
         """
         borrower = self._borrower
         if borrower is None or self.is_closed:
@@ -428,38 +399,33 @@ class Lender:
         wait_ms = self.retry_after_ms()
         if wait_ms > 0:
             return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=wait_ms)
-        wanted = ceil_div(blocks, borrower.geometry.blocks_per_slab(self._arbiter.slab_bytes))
-        for _ in range(_TRIES):
-            snapshot = self._arbiter.snapshot()
-            terms = self._terms(snapshot, slabs=0, to_partition=borrower.partition)
-            most = min(wanted, largest_grant(terms))
-            if most == 0:
-                return Refusal(Reason.RESERVE_AT_RISK)
-            lent = snapshot.partitions[borrower.partition]
-            terms.slabs = min(most, self._room(lent))
-            if terms.slabs == 0:
+        wanted = ceil_div(blocks, borrower.geometry.blocks_per_slab(self.arbiter.slab_bytes))
+        admission = CertifiedAdmission(
+            self._serving,
+            self.demand.terms(running=0),
+            log=self.log,
+            serving=self.state,
+        )
+        with self._lock:
+            if self._is_closed:  # Or a grant could slip in behind the last revocation.
+                return Refusal(Reason.CLOSED)
+            lent = self.arbiter.snapshot().partitions[borrower.partition]
+            # Late slabs count as lent.
+            room = min(self.cap_slabs, self.arbiter.slab_count) - lent.held - lent.quarantined
+            slabs = min(wanted, room)
+            if slabs <= 0:
                 return Refusal(Reason.OVER_LIMIT)
-            if admission_certificate(terms, log=self._log, serving=self._state) is None:
-                continue
-            with self._lock:
-                if self._is_closed:  # Or a grant could slip in behind the last revocation.
-                    return Refusal(Reason.CLOSED)
-                if self._room(lent) < terms.slabs:  # The cap fell, or ran out, in between.
-                    continue
-                answer = self._arbiter.grant(
-                    borrower.partition,
-                    terms.slabs,
-                    ttl_ns=int(self._policy.lease_ttl_ms * NS_PER_MS),
-                    expected_epoch=snapshot.epoch,
-                    counted_on=(self._serving, terms.free_serving_blocks),
-                )
-                if isinstance(answer, Grant):
-                    lease = Lease(answer.lease_id, answer.lease_epoch, tuple(answer.slabs))
-                    self._leases.append(lease)
-                    return lease
-            if answer not in _OVERTAKEN:
+            answer = self.arbiter.grant(
+                borrower.partition,
+                slabs,
+                ttl_ns=int(self.policy.lease_ttl_ms * NS_PER_MS),
+                admission=admission,
+            )
+            if isinstance(answer, GrantRefusal):
                 return Refusal(_REASONS[answer])
-        return Refusal(Reason.RESERVE_AT_RISK)
+            lease = Lease(answer.lease_id, answer.lease_epoch, tuple(answer.slabs))
+            self._leases.append(lease)
+            return lease
 
     def give_back_idle(self) -> int:
         """Let go of the borrower's slabs that have no block in use and no pin; returns how many.
@@ -469,17 +435,17 @@ class Lender:
         borrower = self._borrower
         if borrower is None:
             return 0
-        candidates = self._arbiter.candidates(borrower.partition)
+        candidates = self.arbiter.candidates(borrower.partition)
         idle = sum(one.used == 0 and one.pins == 0 for one in candidates)
         if idle == 0:
             return 0
-        deadline_ns = self._clock.now_ns() + int(self._policy.revoke_ms * NS_PER_MS)
-        revocation = self._arbiter.revoke(borrower.partition, idle, deadline_ns=deadline_ns)
-        return int(self._arbiter.poll(revocation).returned)
+        deadline_ns = self.clock.now_ns() + int(self.policy.revoke_ms * NS_PER_MS)
+        revocation = self.arbiter.revoke(borrower.partition, idle, deadline_ns=deadline_ns)
+        return int(self.arbiter.poll(revocation).returned)
 
     def retry_after_ms(self) -> float:
         """How long growth is held off, in milliseconds: after a revocation, and after aborts."""
-        left_ms = (self._no_growth_before_ns - self._clock.now_ns()) / NS_PER_MS
+        left_ms = (self._no_growth_before_ns - self.clock.now_ns()) / NS_PER_MS
         return max(left_ms, self._ration.wait_ms())
 
     @property
@@ -495,8 +461,8 @@ class Lender:
 
     def renew(self) -> None:
         """Say that the borrower lives; its leases last another TTL. Cheap when called often."""
-        now_ns = self._clock.now_ns()
-        ttl_ns = int(self._policy.lease_ttl_ms * NS_PER_MS)
+        now_ns = self.clock.now_ns()
+        ttl_ns = int(self.policy.lease_ttl_ms * NS_PER_MS)
         if now_ns - self._renewed_ns < ttl_ns // 4:
             return
         self._renewed_ns = now_ns
@@ -504,7 +470,7 @@ class Lender:
             self._leases = [
                 lease
                 for lease in self._leases
-                if self._arbiter.renew(lease.lease_id, lease_epoch=lease.lease_epoch, ttl_ns=ttl_ns)
+                if self.arbiter.renew(lease.lease_id, lease_epoch=lease.lease_epoch, ttl_ns=ttl_ns)
                 not in _LEASE_IS_OVER
             ]
 
@@ -521,14 +487,14 @@ class Lender:
         borrower = self._borrower
         if borrower is None:
             return False
-        return bool(self._arbiter.snapshot().partitions[borrower.partition].quarantined)
+        return bool(self.arbiter.snapshot().partitions[borrower.partition].quarantined)
 
     def lent_slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
         borrower = self._borrower
         if borrower is None:
             return []
-        return [candidate.slab for candidate in self._arbiter.candidates(borrower.partition)]
+        return [candidate.slab for candidate in self.arbiter.candidates(borrower.partition)]
 
     @property
     def takes_ranks(self) -> bool:
@@ -543,20 +509,20 @@ class Lender:
         borrower = self._borrower
         if borrower is None:
             return 0
-        partitions = self._arbiter.snapshot().partitions
+        partitions = self.arbiter.snapshot().partitions
         return min(int(partitions[borrower.partition].limit_slabs), self.lendable_slabs())
 
     def lendable_slabs(self) -> int:
         """What serving's reserve leaves of the pool."""
-        serving = self._arbiter.snapshot().partitions[self._serving]
-        return int(self._arbiter.slab_count - serving.reserve_slabs)
+        serving = self.arbiter.snapshot().partitions[self._serving]
+        return int(self.arbiter.slab_count - serving.reserve_slabs)
 
     def leaving_slabs(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""
         borrower = self._borrower
         if borrower is None:
             return frozenset()
-        return frozenset(self._arbiter.leaving(borrower.partition))
+        return frozenset(self.arbiter.leaving(borrower.partition))
 
     # ---- the keeper's side ----------------------------------------------------------------------
 
@@ -571,8 +537,8 @@ class Lender:
         borrower = self._borrower
         if borrower is not None and borrower.is_alive():
             self.renew()
-        grace_ns = int(self._policy.revoke_ms * NS_PER_MS)
-        for revocation_id in self._arbiter.expire(grace_ns=grace_ns):
+        grace_ns = int(self.policy.revoke_ms * NS_PER_MS)
+        for revocation_id in self.arbiter.expire(grace_ns=grace_ns):
             if borrower is None:
                 break  # Forgotten meanwhile: all it had is home or quarantined.
             # The borrower has not come by for a whole TTL, so it is not asked: only told.
@@ -595,19 +561,19 @@ class Lender:
         Raises:
             DeadlineExceeded: it is to be taken out.
         """
-        late = self._arbiter.snapshot().partitions[borrower.partition].quarantined
+        late = self.arbiter.snapshot().partitions[borrower.partition].quarantined
         if late > 0 and self._is_taken_out and borrower.is_done():
-            self._arbiter.prove_completion(borrower.partition)
+            self.arbiter.prove_completion(borrower.partition)
         if late == 0 or self._is_taken_out:
             self._late_since_ns = None
             return
-        now_ns = self._clock.now_ns()
+        now_ns = self.clock.now_ns()
         if self._late_since_ns is None:
             self._late_since_ns = now_ns
-        if now_ns - self._late_since_ns > self._policy.lease_ttl_ms * NS_PER_MS:
+        if now_ns - self._late_since_ns > self.policy.lease_ttl_ms * NS_PER_MS:
             self._is_taken_out = True
             raise DeadlineExceeded(
-                f"the borrower has kept {late} slabs {self._policy.lease_ttl_ms:g} ms past their "
+                f"the borrower has kept {late} slabs {self.policy.lease_ttl_ms:g} ms past their "
                 f"deadline and was taken out: its on_revoke must free the blocks of leaving slabs"
             )
 
@@ -625,7 +591,7 @@ class Lender:
         borrower = self._borrower
         if borrower is None:
             return
-        lent = self._arbiter.snapshot().partitions[borrower.partition]
+        lent = self.arbiter.snapshot().partitions[borrower.partition]
         with self._lock:
             under_way = list(self._open)
         try:

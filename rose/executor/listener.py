@@ -22,7 +22,6 @@ from rose.executor.messages import (
     AskLedger,
     AskReason,
     Hello,
-    Ledger,
     Refused,
     Rejected,
 )
@@ -90,8 +89,7 @@ class Listener:
         *,
         admit: Admit,
         why_refused: Callable[[], str],
-        share_ledger: Callable[[], int],
-        describe: Callable[[], Ledger],
+        show: Callable[[Channel], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         """Listen at `path`.
@@ -100,8 +98,7 @@ class Listener:
             path: of the socket; only this user can reach it.
             admit: makes a tenancy, or raises why not.
             why_refused: names the reason for which the gate stays closed.
-            share_ledger: gives a descriptor of the ledger, which is then closed here.
-            describe: says what comes with the ledger.
+            show: sends the ledger to whoever only looks.
             on_failure: hears of a failure of rose's own that ended the thread.
 
         Raises:
@@ -112,8 +109,7 @@ class Listener:
         self.path = check_path(path)
         self._admit = admit
         self._why_refused = why_refused
-        self._share_ledger = share_ledger
-        self._describe = describe
+        self._show = show
         self._on_failure = on_failure
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
@@ -200,13 +196,6 @@ class Listener:
             case _:
                 channel.send(Rejected("a borrower says hello first", True))
         return False
-
-    def _show(self, channel: Channel) -> None:
-        ledger = self._share_ledger()
-        try:
-            channel.send(self._describe(), [ledger])
-        finally:
-            os.close(ledger)
 
     def _admit_tenant(self, hello: Hello, channel: Channel) -> bool:
         try:

@@ -120,16 +120,6 @@ class DeviceReading:
     binding: Binding | None = None
     evidence: tuple[ShapeEvidence, ...] = ()
 
-    @property
-    def certifiable_share(self) -> float | None:
-        """Share of the time in which rollouts wanted to run and serving was idle that they could.
-
-        None where there was no such time.
-        """
-        refused_s = sum(self.refused_s.get(name, 0.0) for name in ("slo_at_risk", "no_evidence"))
-        asked_s = self.granted_s + refused_s
-        return self.granted_s / asked_s if asked_s > 0 else None
-
     def fallen_share(self, since: int) -> float | None:
         """Return how far what was on loan fell, with the revocations behind the first `since`.
 

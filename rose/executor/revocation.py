@@ -3,13 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
 
-from rose._core import Arbiter, Clock
+from rose._core import Arbiter, Attachment, Clock
 from rose.units import NS_PER_MS, NS_PER_S
-
-if TYPE_CHECKING:
-    from rose._core import Attachment
 
 
 class Cause(Enum):
@@ -21,47 +17,33 @@ class Cause(Enum):
     CLOSING = "the device stops lending"
 
 
-class Notice(Protocol):
-    """What a borrower's engine sees of a revocation, wherever the arbiter is."""
-
-    @property
-    def slabs(self) -> int:
-        """How many are wanted."""
-        ...
-
-    def begin(self, preferred: Sequence[int]) -> None:
-        """Let it take effect, with the slabs the engine would rather part with first."""
-        ...
-
-    def remaining_s(self) -> float:
-        """Seconds to the deadline, at least 0."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteNotice:
-    """A revocation that the arbiter of another process has begun.
+@dataclass(slots=True)
+class Notice:
+    """What a borrower's engine sees of a revocation, wherever the arbiter is.
 
     Args:
-        slabs: that are closed and still hold blocks or pins.
+        slabs: slabs that are wanted.
         deadline_ns: on the device's clock.
-        attachment: to the device.
+        clock: of the device.
     """
 
     slabs: int
     deadline_ns: int
-    attachment: "Attachment"
+    clock: Clock | Attachment
 
     def begin(self, preferred: Sequence[int]) -> None:
-        """Do nothing: it has begun, and the ranks in the mailbox said what to take first."""
+        """Let it take effect, with the slabs the engine would rather part with first.
+
+        The arbiter of another process has begun it, by the ranks in the mailbox.
+        """
 
     def remaining_s(self) -> float:
         """Seconds to the deadline, at least 0."""
-        return max(0.0, (self.deadline_ns - self.attachment.now_ns()) / NS_PER_S)
+        return max(0.0, (self.deadline_ns - self.clock.now_ns()) / NS_PER_S)
 
 
 @dataclass(slots=True)
-class Revocation:
+class Revocation(Notice):
     """Slabs are wanted back by a deadline, for serving or for nobody.
 
     Its life: made → `begin` (the slabs are chosen, idle ones change hands) → the borrower frees
@@ -69,9 +51,9 @@ class Revocation:
     at the deadline.
 
     Args:
-        slabs: how many are wanted.
-        deadline_ns: on the device's clock.
         asked_ns: when serving asked.
+        arbiter: of the device.
+        borrower: its partition.
         taker: who gets them; None for nobody.
         cause: why.
 
@@ -79,13 +61,10 @@ class Revocation:
     the last look, and final once settled (the arbiter forgets old revocations).
     """
 
-    slabs: int
-    deadline_ns: int
     asked_ns: int
     arbiter: Arbiter
     borrower: int
     taker: int | None
-    clock: Clock
     cause: Cause = Cause.PRESSURE
     aborted_steps: int = 0
     settled_ns: int = field(default=0, init=False)
@@ -142,7 +121,3 @@ class Revocation:
     def latency_ms(self) -> float:
         """From the demand to the last slab; only meaningful when settled."""
         return (self.settled_ns - self.asked_ns) / NS_PER_MS
-
-    def remaining_s(self) -> float:
-        """Seconds to the deadline, at least 0."""
-        return max(0.0, (self.deadline_ns - self.clock.now_ns()) / NS_PER_S)

@@ -4,20 +4,22 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import Self
 
 from rose._core import Verdict
-from rose.compute import BorrowerGate, ConfinedGate
+from rose.compute import BorrowerGate, ConfinedGate, Gpu
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor.lender import OnRevoke
-from rose.executor.loans import Loans
+from rose.executor.lender import Lender, OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
-from rose.executor.weight_bins import Upload
+from rose.executor.weight_bins import HostUpload, StreamUpload, Upload
 from rose.memory import KVGroups, KVSpace
+
+if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+    from rose.executor.attached_loans import AttachedLoans
 
 # Longer than the creditor takes to answer, short enough to ask again and again.
 _ASK_MS: Final = 5.0
@@ -61,13 +63,12 @@ class RolloutLane:
         *,
         groups: KVGroups,
         gate: BorrowerGate,
-        loans: Loans,
+        loans: "Lender | AttachedLoans",
         reporting: Reporting,
-        on_revoke: OnRevoke,
+        on_revoke: OnRevoke | None,
         why_refused: Callable[[], Reason],
-        stream: int | None,
-        upload: Upload,
-        has_gates: bool = True,
+        gpu: Gpu | None,
+        has_gates: bool,
     ) -> None:
         """Made by `CoServing.rollout`.
 
@@ -76,16 +77,16 @@ class RolloutLane:
             gate: that its segments pass.
             loans: of its slabs.
             reporting: around what is rose's own.
-            on_revoke: frees blocks when serving wants slabs.
+            on_revoke: frees blocks when serving wants slabs; None has the arbiter pick them.
             why_refused: a step.
-            stream: what its GPU work must be put into.
-            upload: copies bytes of the host into the pool, in that stream.
+            gpu: device of its work; None for a CPU.
             has_gates: False makes each step one segment, to see what gates within it are worth.
         """
         self.groups = groups
-        self._stream = stream
-        self.upload = upload
-        self.on_revoke = on_revoke
+        self._stream = None if gpu is None else gpu.rollout.handle
+        # Copies bytes of the host into the pool, in that stream.
+        self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
+        self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
         self.on_room: Callable[[], None] = lambda: None
         # Called by the step's thread each time it looks up from a gate that stays closed.
         self.on_look: Callable[[], None] = lambda: None

@@ -2,8 +2,9 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Integral
 from types import TracebackType
 from typing import Final
@@ -11,30 +12,23 @@ from typing import Final
 from typing_extensions import Self
 
 from rose._core import (
-    CertificateLog,
-    Clock,
     CloseReason,
     Creditor,
     Forecast,
     HarvestMode,
-    HostGate,
     LatencyModel,
-    ServingState,
     Watchdog,
 )
 from rose.errors import check
 from rose.events import Reason, Refusal
-from rose.executor.blocking import Blocking
 from rose.executor.certified import largest_shapes
-from rose.executor.demand import Demand, ServingLimits
+from rose.executor.demand import ServingLimits
 from rose.executor.lender import Lender
 from rose.executor.probing import ProbeRation, Seen, ShapeName
 from rose.executor.reading import ShapeEvidence
 from rose.executor.refusals import UNCERTIFIED, read_evidence
 from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
-from rose.memory import KVSpace
-from rose.slo import Policy
 from rose.slo.evidence import Shape, collect_evidence
 from rose.units import NS_PER_MS
 
@@ -64,40 +58,25 @@ class StepBatch:
     requests: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """What came before a serving step.
-
-    Args:
-        at_ns: when the device was serving's.
-        lent_ms: how long, before that, serving had let rollouts go first.
-        blocked_ms: how long, after that, it waited for a segment that still ran.
-        passed: the segments that had started by then.
-        is_probe: whether no request was live.
-    """
-
-    at_ns: int
-    lent_ms: float
-    blocked_ms: float
-    passed: int
-    is_probe: bool = False
-
-
 class ServingStep:
     """Protected work: entered when the borrower is parked, left when the step has ended."""
 
-    __slots__ = ("_began", "_lane", "batch")
+    __slots__ = ("_lane", "at_ns", "batch", "blocked_ms", "is_probe", "lent_ms", "passed")
 
     def __init__(self, lane: "ServingLane", batch: StepBatch | None) -> None:
         """Made by `ServingLane.step`; `batch` may be set later, before the step ends."""
         self._lane = lane
-        self._began = Beginning(0, 0.0, 0.0, 0)
         self.batch = batch
+        self.at_ns = 0  # when the device was serving's
+        self.lent_ms = 0.0  # how long, before that, serving had let rollouts go first
+        self.blocked_ms = 0.0  # how long, after that, it waited for a segment that still ran
+        self.passed = 0  # the segments that had started by then
+        self.is_probe = False  # whether no request was live
 
     def __enter__(self) -> Self:
         """Wait, for a bounded time, until no rollout segment runs; with a batch, lend first."""
         try:
-            self._began = self._lane.begin_step(self.batch)
+            self._lane.begin_step(self)
         except BaseException:  # An interrupt: a step that never was must not keep the gate closed.
             self._lane.give_step_up()
             raise
@@ -110,7 +89,7 @@ class ServingStep:
         on is in the step after this one, so nothing is set aside for it here.
         """
         self.batch = batch
-        self._began = self._lane.lend_before(batch, self._began)
+        self._lane.lend_within(self, batch)
 
     def __exit__(
         self,
@@ -120,7 +99,7 @@ class ServingStep:
     ) -> None:
         """Learn how long the step took, and check that serving's memory is safe."""
         if failure is None and self.batch is not None:
-            self._lane.end_step(self.batch, self._began)
+            self._lane.end_step(self, self.batch)
         self._lane.give_step_up()
 
 
@@ -135,22 +114,15 @@ class ServingLane:
     def __init__(
         self,
         *,
-        kv: KVSpace,
-        gate: HostGate,
-        state: ServingState,
-        model: LatencyModel,
-        demand: Demand,
-        log: CertificateLog,
         lender: Lender,
+        model: LatencyModel,
         safety: Safety,
         watchdog: Watchdog,
-        policy: Policy,
-        clock: Clock,
         stream: int | None,
         limits: ServingLimits,
     ) -> None:
         """Made by `CoServing.serving`; `stream` is what its GPU work must be put into."""
-        self.kv = kv
+        self.kv = kv = lender.kv
         self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # free or not
         self.stream = stream
         self.bad_calls = 0
@@ -162,22 +134,22 @@ class ServingLane:
         self._live: dict[str, int] = {}  # Ids and their slots.
         self._is_in_step = False
         self._creditor: Creditor | None = None
-        self._closes_early = "early_close" not in policy.without
+        self._closes_early = "early_close" not in lender.policy.without
         # An engine that commits its batches is not asked to lend before it knows them.
         self._knows_batches = False
         self._stuck_at: int | None = None
-        self._gate = gate
-        self._state = state
+        self._gate = lender.gate
+        self._state = lender.state
         self._model = model
         step, chunk = largest_shapes(limits.request_tokens, limits.step_tokens)
         self._shapes: dict[ShapeName, Shape] = {"step": step, "chunk": chunk}
         self._probes = ProbeRation(wanted=self.evidence()[0].wanted)
-        self._demand = demand
-        self._log = log
+        self._demand = lender.demand
+        self._log = lender.log
         self._lender = lender
         self._watchdog = watchdog
-        self._policy = policy
-        self._clock = clock
+        self._park_wait_ms = lender.policy.park_wait_ms
+        self._clock = lender.clock
 
     def lend_by(self, creditor: Creditor | None) -> None:
         """Ask `creditor` from now on what may go before a step, or beside it; None: nothing."""
@@ -251,51 +223,56 @@ class ServingLane:
         """
         return ServingStep(self, batch)
 
-    def blocking(self) -> Blocking:
-        """Declare a call that may wait for the whole device: `with serving.blocking(): free()`."""
-        return Blocking(self._watchdog, self.safety)
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Declare a call that may wait for the whole device: `with serving.blocking(): free()`.
 
-    def begin_step(self, batch: StepBatch | None = None) -> Beginning:
-        """Make sure that the device is serving's, after lending what slack `batch` leaves.
+        A free, a capture, the first launch of a kernel, a synchronise. The borrower's step is on
+        the device too, and stops at its gates as long as serving is busy: neither would ever end.
+        While such a call is declared, a parked step is let go on, one segment for each
+        `WATCHDOG_MS` in which nothing moved. Elsewhere never. Declarations may overlap.
+        """
+        is_declared = False
+        with self.safety:
+            self._watchdog.enter()
+            is_declared = True
+        try:
+            yield
+        finally:
+            with self.safety:
+                if is_declared:
+                    self._watchdog.leave()
+
+    def begin_step(self, step: ServingStep) -> None:
+        """Make sure that the device is serving's, after lending what slack its batch leaves.
 
         A segment that did not end in time is waited for once, not at every step.
         """
-        batch = self._sound(batch)
+        batch = self._sound(step.batch)
         with self.safety:
             self._state.step_began()
             self._is_in_step = True
             self._probes.stepped()
-        is_probe = not self._live
-        if is_probe:
+        step.is_probe = not self._live
+        if step.is_probe:
             self.arrived(_STEP, prompt_tokens=0)
-        lent_ms, blocked_ms, passed = 0.0, 0.0, 0
         with self.safety:
             if batch is not None or not self._knows_batches:
-                lent_ms = self._lend(batch)
+                self._lend(step, batch)
             elif self._creditor is not None:
                 self._creditor.close_for_step()
-            blocked_ms = self._wait_parked()
-            passed = self._gate.passed
-        return Beginning(self._clock.now_ns(), lent_ms, blocked_ms, passed, is_probe)
+            self._wait_parked(step)
+        step.at_ns = self._clock.now_ns()
 
-    def lend_before(self, batch: StepBatch, began: Beginning) -> Beginning:
+    def lend_within(self, step: ServingStep, batch: StepBatch) -> None:
         """Lend within a step whose batch is prepared; what that takes is not part of the step."""
         self._knows_batches = True
         sound = self._sound(batch)
         from_ns = self._clock.now_ns()
-        lent_ms, blocked_ms, passed = 0.0, 0.0, began.passed
         with self.safety:
-            lent_ms = self._lend(sound)
-            blocked_ms = self._wait_parked()
-            passed = self._gate.passed
-        took_ns = self._clock.now_ns() - from_ns
-        return replace(
-            began,
-            at_ns=began.at_ns + took_ns,
-            lent_ms=began.lent_ms + lent_ms,
-            blocked_ms=began.blocked_ms + blocked_ms,
-            passed=passed,
-        )
+            self._lend(step, sound)
+            self._wait_parked(step)
+        step.at_ns += self._clock.now_ns() - from_ns
 
     def _sound(self, batch: StepBatch | None) -> StepBatch | None:
         """Return the batch, or None in place of one whose numbers no step can have."""
@@ -307,13 +284,15 @@ class ServingLane:
         self.bad_calls += 1
         return None
 
-    def _lend(self, batch: StepBatch | None) -> float:
+    def _lend(self, step: ServingStep, batch: StepBatch | None) -> None:
         if self._creditor is None:
-            return 0.0
+            return
         if batch is None:
-            return self._creditor.before_step()
+            step.lent_ms += self._creditor.before_step()
+            return
         slots = [self._live[one] for one in batch.requests if one in self._live]
-        return self._creditor.before_step(_features(batch), slots)
+        features = batch.decode_sequences, batch.context_tokens, batch.prefill_tokens
+        step.lent_ms += self._creditor.before_step(features, slots)
 
     def give_step_up(self) -> None:
         """Say that no step is under way: it ended, or never began."""
@@ -322,38 +301,40 @@ class ServingLane:
             self._state.step_ended()
         self.finished(_STEP)
 
-    def _wait_parked(self) -> float:
-        segment = self._gate.passed
+    def _wait_parked(self, step: ServingStep) -> None:
+        """Wait for the segment that still runs, if there is one worth waiting for."""
+        segment = step.passed = self._gate.passed
         if not self._gate.is_running() or segment == self._stuck_at or self._gate.is_open():
-            return 0.0
+            return
         if self._lender.is_evicted:  # It dies; until then it may still write.
-            return 0.0
-        waited_ms = self._gate.wait_parked(timeout_ms=self._policy.park_wait_ms)
+            return
+        waited_ms = self._gate.wait_parked(timeout_ms=self._park_wait_ms)
         self._stuck_at = segment if waited_ms is None else None
         if waited_ms is None:
             self._lender.park_timed_out()
-        blocked_ms = self._policy.park_wait_ms if waited_ms is None else waited_ms
-        self.blocked_ms.append(blocked_ms)
-        return blocked_ms
+            waited_ms = self._park_wait_ms
+        step.blocked_ms += waited_ms
+        step.passed = self._gate.passed
+        self.blocked_ms.append(waited_ms)
 
-    def end_step(self, batch: StepBatch, began: Beginning) -> None:
+    def end_step(self, step: ServingStep, batch: StepBatch) -> None:
         """Feed the latency model and re-check serving's memory."""
         if self._sound(batch) is None:
             return
         with self.safety:
-            actual_ms = (self._clock.now_ns() - began.at_ns) / NS_PER_MS
+            actual_ms = (self._clock.now_ns() - step.at_ns) / NS_PER_MS
             features = {
                 "decode_sequences": batch.decode_sequences,
                 "context_tokens": batch.context_tokens,
                 "prefill_tokens": batch.prefill_tokens,
             }
-            forecast = self._learn(actual_ms, features, began)
+            forecast = self._learn(actual_ms, features, step)
             self._log.append_step(
                 forecast,
                 actual_ms=actual_ms,
-                blocked_ms=began.blocked_ms,
-                lent_ms=began.lent_ms,
-                began_ns=began.at_ns,
+                blocked_ms=step.blocked_ms,
+                lent_ms=step.lent_ms,
+                began_ns=step.at_ns,
                 **features,
             )
             self._demand.step_ended(
@@ -363,14 +344,14 @@ class ServingLane:
                 prefill_tokens=batch.prefill_tokens,
             )
             self._lender.recheck()
-        if began.is_probe:
+        if step.is_probe:
             with self.safety, self._lock:
                 shape: ShapeName = "chunk" if batch.prefill_tokens else "step"
                 self._probes.probed(shape, actual_ms * NS_PER_MS)
 
-    def _learn(self, actual_ms: float, features: dict[str, int], began: Beginning) -> Forecast:
+    def _learn(self, actual_ms: float, features: dict[str, int], step: ServingStep) -> Forecast:
         """Return what was forecast; a step beside a late segment teaches nothing."""
-        is_beside = self._gate.passed != began.passed or self._gate.is_running()
+        is_beside = self._gate.passed != step.passed or self._gate.is_running()
         if self._creditor is None or not is_beside:
             return self._model.observe(actual_ms, **features)
         return self._model.forecast(**features)
@@ -488,7 +469,3 @@ class ServingLane:
 def _is_count(value: object) -> bool:
     # An integer of NumPy is one, too.
     return isinstance(value, Integral) and 0 <= int(value) <= _COUNT_MAX
-
-
-def _features(batch: StepBatch) -> tuple[float, float, float]:
-    return batch.decode_sequences, batch.context_tokens, batch.prefill_tokens

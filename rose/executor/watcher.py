@@ -6,7 +6,7 @@ from typing import Final
 
 from rose._core import Attachment, TenantNews
 from rose.executor.attached_loans import AttachedLoans
-from rose.executor.revocation import RemoteNotice
+from rose.executor.revocation import Notice
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Safety
 from rose.thread import Thread
@@ -62,7 +62,7 @@ class Watcher:
         if news.closed:
             note = self._attachment.revocation()
             deadline_ns = note.due_ns if note and note.due_ns else self._attachment.now_ns()
-            self._lane.on_revoke(RemoteNotice(len(news.closed), deadline_ns, self._attachment))
+            self._lane.on_revoke(Notice(len(news.closed), deadline_ns, self._attachment))
         elif self._has_room:
             self._has_room = False
             self._lane.on_room()

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +15,6 @@ from rose.memory import DeviceArray, KVArray, KVSpace, pack_bins
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 # How long a stream of copies may take; only bounds a hang.
 _COPY_MS: Final = 60_000.0
-
-
-class Upload(Protocol):
-    """Brings bytes of the host into the pool."""
-
-    def copy(self, to: KVArray, host: Bytes) -> None:
-        """Copy, or put a copy into a stream: then the bytes must stay until it is complete."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until all copies are complete; not behind a gate that could be closed."""
-        ...
 
 
 class HostUpload:
@@ -43,7 +31,10 @@ class HostUpload:
 
 
 class StreamUpload:
-    """Puts copies into a stream of a GPU; page-locked bytes of the host arrive the fastest."""
+    """Puts copies into a stream of a GPU; page-locked bytes of the host arrive the fastest.
+
+    The bytes must stay as they are until `wait` has returned, which no closed gate may hold up.
+    """
 
     def __init__(self, stream: CudaStream) -> None:
         """Copy in the order of `stream`."""
@@ -62,6 +53,10 @@ class StreamUpload:
             DeadlineExceeded: it has work left after a minute.
         """
         self._stream.wait(timeout_ms=_COPY_MS)
+
+
+Upload: TypeAlias = HostUpload | StreamUpload
+"""Brings bytes of the host into the pool."""
 
 
 @dataclass(frozen=True, slots=True)

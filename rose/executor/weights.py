@@ -8,8 +8,9 @@ from typing import Final
 
 from rose.errors import InvalidArgument, check
 from rose.events import Refusal
-from rose.executor.weight_bins import Bytes, HostUpload, Upload, WeightBins
-from rose.executor.whole_slabs import SlabLane, WholeSlabs
+from rose.executor.rollout import RolloutLane
+from rose.executor.weight_bins import Bytes, WeightBins
+from rose.executor.whole_slabs import WholeSlabs
 from rose.memory import KVArray
 from rose.units import MIB
 
@@ -55,7 +56,6 @@ class WeightsLease:
         lane: of the borrower.
         rows: one tensor's bytes each, contiguous, on the host; they stay the caller's, who may
             change them and then has to `write`.
-        upload: copies them into the pool; the lane's.
         on_state: told of ACTIVE and DORMANT under the lease's lock; it must not call back.
         dormant_bytes_max: what the device may hold while DORMANT; whole bins are kept up to that.
         slice_bytes: copied by one `advance`.
@@ -66,10 +66,9 @@ class WeightsLease:
 
     def __init__(
         self,
-        lane: SlabLane,
+        lane: RolloutLane,
         rows: Sequence[Bytes],
         *,
-        upload: Upload | None = None,
         on_state: Callable[[WeightsState], None] = lambda _state: None,
         dormant_bytes_max: int = 0,
         slice_bytes: int = SLICE_BYTES,
@@ -87,8 +86,7 @@ class WeightsLease:
         self._lock = threading.Lock()  # Guards all below; held for one `write` at most.
         self._state = WeightsState.DORMANT
         self._whole = WholeSlabs(lane)
-        self._upload = upload or HostUpload()
-        self._bins = WeightBins(lane.kv, rows, upload=self._upload, piece_bytes=slice_bytes)
+        self._bins = WeightBins(lane.kv, rows, upload=lane.upload, piece_bytes=slice_bytes)
         self._pin: int | None = None
 
     # ---- looking --------------------------------------------------------------------------------
@@ -205,7 +203,7 @@ class WeightsLease:
             while self.advance():
                 pass
         finally:
-            self._upload.wait()
+            self._lane.upload.wait()
             self.unpin()
         return None
 

@@ -1,34 +1,14 @@
 """Slabs of a borrower that are held whole: for what is no KV but comes and goes with its slabs."""
 
 from collections.abc import Collection, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from rose.events import Reason, Refusal
-from rose.memory import KVSpace, find_runs
+from rose.executor.rollout import RolloutLane
+from rose.memory import find_runs
 
 # While slabs are looked for, others can leave: then once more with what is there.
 _TRIES: Final = 4
-
-
-class SlabLane(Protocol):
-    """What is needed of a borrower's lane."""
-
-    @property
-    def kv(self) -> KVSpace:
-        """The borrower's view of the pool."""
-        ...
-
-    def grow(self, blocks: int) -> Refusal | None:
-        """Have `blocks` free blocks, or say why not."""
-        ...
-
-    def leaving(self) -> frozenset[int]:
-        """The slabs to be emptied."""
-        ...
-
-    def give_back_idle(self) -> int:
-        """Let go of slabs without a block in use or a pin; returns how many went."""
-        ...
 
 
 class WholeSlabs:
@@ -38,7 +18,7 @@ class WholeSlabs:
     revocation, which waits until `give` has freed its blocks and no pin is left. For one thread.
     """
 
-    def __init__(self, lane: SlabLane) -> None:
+    def __init__(self, lane: RolloutLane) -> None:
         """Hold none."""
         self._lane = lane
         self._allocator = lane.kv.allocator

@@ -172,7 +172,6 @@ def choose_slab_bytes(
     *geometries: KVGeometry,
     page_bytes: int = PAGE_BYTES,
     at_most: int = SLAB_BYTES_MAX,
-    waste_at_most: float = WASTE_MAX,
 ) -> int:
     """Return the smallest multiple of `page_bytes` that wastes little in every geometry.
 
@@ -186,25 +185,25 @@ def choose_slab_bytes(
     """
     sizes = range(page_bytes, at_most + 1, page_bytes)
     for slab_bytes in sizes:
-        if all(_loss(one, slab_bytes) <= waste_at_most for one in geometries):
+        if all(_loss(one, slab_bytes) <= WASTE_MAX for one in geometries):
             return slab_bytes
     raise InvalidArgument(
         f"no slab of up to {at_most} bytes suits all geometries: "
-        f"{_why_not(geometries, sizes, waste_at_most)}; lower block_tokens"
+        f"{_why_not(geometries, sizes)}; lower block_tokens"
     )
 
 
-def _why_not(geometries: Sequence[KVGeometry], sizes: range, waste_at_most: float) -> str:
+def _why_not(geometries: Sequence[KVGeometry], sizes: range) -> str:
     least = [(min((_loss(one, size) for size in sizes), default=1.0), one) for one in geometries]
     waste, worst = max(least, key=lambda pair: pair[0])
-    if waste <= waste_at_most:
+    if waste <= WASTE_MAX:
         return "each has sizes that suit it alone, and none of them suits the others"
     if not any(worst.blocks_per_slab(size) >= NULL_BLOCKS_MIN for size in sizes):
         return (
             f"{worst} has blocks of {worst.block_bytes} bytes, and {NULL_BLOCKS_MIN} must fit a "
             f"slab for null blocks"
         )
-    return f"{worst} wastes at least {waste:.1%} of a slab alone, {waste_at_most:.1%} are allowed"
+    return f"{worst} wastes at least {waste:.1%} of a slab alone, {WASTE_MAX:.1%} are allowed"
 
 
 def _loss(geometry: KVGeometry, slab_bytes: int) -> float:

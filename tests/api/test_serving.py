@@ -11,13 +11,13 @@ from tests.api.conftest import CONFIG, LONG_MS, SLO
 
 def batches(rig, monkeypatch: pytest.MonkeyPatch) -> list[StepBatch]:
     seen: list[StepBatch] = []
-    stock = rig.serving.lane.lend_before
+    stock = rig.serving.lane.lend_within
 
-    def lend_before(batch, began):
+    def lend_within(step, batch):
         seen.append(batch)
-        return stock(batch, began)
+        return stock(step, batch)
 
-    monkeypatch.setattr(rig.serving.lane, "lend_before", lend_before)
+    monkeypatch.setattr(rig.serving.lane, "lend_within", lend_within)
     return seen
 
 

@@ -77,7 +77,7 @@ def test_revocation_that_is_due_first_is_shown() -> None:
     serving = arbiter.add_partition("serving", reserve_slabs=0, limit_slabs=4)
     rollout = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=4)
     blocks = arbiter.allocator(rollout, block_bytes=1024, origin_bytes=0)
-    arbiter.grant(rollout, 2, ttl_ns=10**12, expected_epoch=arbiter.epoch)
+    arbiter.grant(rollout, 2, ttl_ns=10**12)
     blocks.pin_slabs([0, 1])
     clock = BootClock()
     for ms in (20_000, 50_000):

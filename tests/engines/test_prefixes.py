@@ -33,7 +33,7 @@ class Prefixes(RuleBasedStateMachine):
         tenant = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=3)
         geometry = KVGeometry(1, 1, slab // 4, Layout.BLOCK_MAJOR)
         self.blocks = KVSpace(arbiter, tenant, geometry, header_index=0).allocator
-        grant = arbiter.grant(tenant, 3, ttl_ns=10**15, expected_epoch=arbiter.epoch)
+        grant = arbiter.grant(tenant, 3, ttl_ns=10**15)
         assert isinstance(grant, Grant)
         self.arbiter = arbiter
         self.version = 0

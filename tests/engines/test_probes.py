@@ -39,9 +39,9 @@ def batches_of(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> list[StepBatch]:
     found: list[StepBatch] = []
     stock = pair.serving_lane.end_step
 
-    def end_step(batch: StepBatch, began) -> None:
+    def end_step(step, batch: StepBatch) -> None:
         found.append(batch)
-        stock(batch, began)
+        stock(step, batch)
 
     monkeypatch.setattr(pair.serving_lane, "end_step", end_step)
     return found

@@ -213,9 +213,9 @@ def test_copy_that_stops_for_another_reason_goes_on_where_it_was(
     stepper: Stepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = stepper.pair.weights.lease
-    uploads, stock = [], lease._upload.copy
+    uploads, stock = [], lease._lane.upload.copy
     monkeypatch.setattr(
-        lease._upload, "copy", lambda to, host: (uploads.append(host.nbytes), stock(to, host))
+        lease._lane.upload, "copy", lambda to, host: (uploads.append(host.nbytes), stock(to, host))
     )
     stepper.client.send(prompt=prompt(3), new_tokens=2)
     stepper.gates, stepper.abort_at = 0, 2
@@ -231,7 +231,7 @@ def test_copy_that_fails_ends_the_step_and_gives_every_slab_back(
     stepper: Stepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease, uploads = stepper.pair.weights.lease, []
-    stock = lease._upload.copy
+    stock = lease._lane.upload.copy
 
     def upload(to, host) -> None:
         uploads.append(host.nbytes)
@@ -239,7 +239,7 @@ def test_copy_that_fails_ends_the_step_and_gives_every_slab_back(
             raise OSError("planted")
         stock(to, host)
 
-    monkeypatch.setattr(lease._upload, "copy", upload)
+    monkeypatch.setattr(lease._lane.upload, "copy", upload)
     stepper.client.send(prompt=prompt(4), new_tokens=2)
     with pytest.raises(OSError, match="planted"):
         stepper.prepare()

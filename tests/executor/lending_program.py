@@ -32,7 +32,7 @@ def main(log_path: Path) -> None:
     rig.serving.arrived("a", prompt_tokens=8)
     with rig.serving.step():
         rig.serving.emitted("a")
-    threading.Thread(target=rig.serving.begin_step, args=(DECODE,), daemon=True).start()
+    threading.Thread(target=rig.serving.step(DECODE).__enter__, daemon=True).start()
     wait_for(rig.device.gate.is_open)
 
 

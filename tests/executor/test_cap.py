@@ -12,7 +12,7 @@ from rose.executor.lender import Lease
 from rose.executor.revocation import Cause
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
-from tests.executor.test_lender import overtake
+from tests.executor.test_lender import before_the_grant
 from tests.waiting import wait_for
 
 BLOCKS = 8  # of the borrower in a slab
@@ -65,7 +65,7 @@ def test_without_a_cap_or_with_an_endless_one_of_all_certificates_alone_decide(o
 
 def test_no_grant_slips_in_behind_a_cap_that_falls(open_rig, monkeypatch) -> None:
     rig = open_rig()
-    overtake(monkeypatch, after=lambda: cap(rig, 1))
+    before_the_grant(monkeypatch, lambda: cap(rig, 1))
     assert isinstance(rig.device.lender.grow(1000), Lease)
     assert rig.counts()[1] == 1
 

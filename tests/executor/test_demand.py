@@ -101,7 +101,7 @@ def test_the_lane_tells_of_every_arrival_and_every_step(open_rig) -> None:
     rig: Rig = open_rig(epsilon=0.2)
 
     def terms() -> AdmissionTerms:
-        return rig.device.lender._demand.terms(running=0)
+        return rig.device.lender.demand.terms(running=0)
 
     for name in "abc":
         rig.serving.arrived(name, prompt_tokens=8)

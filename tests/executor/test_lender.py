@@ -26,13 +26,8 @@ from tests.waiting import LONG_S, wait_for
 LARGEST_REQUEST_BLOCKS = 4
 
 
-def terms(rig: Rig, slabs: int = 0):
-    lender = rig.device.lender
-    return lender._terms(rig.device.arbiter.snapshot(), slabs=slabs)
-
-
-def demand_blocks(rig: Rig) -> int:
-    return lender_module.admission_balance(terms(rig)).demand_blocks
+def slack_blocks(rig: Rig) -> int:
+    return rig.device.lender._slack_blocks(rig.device.arbiter.snapshot())
 
 
 # ---- grants --------------------------------------------------------------------------------------
@@ -70,7 +65,7 @@ def test_largest_request_fits_right_after_any_grant(open_rig, running: int) -> N
         if not isinstance(rig.device.lender.grow(wanted), Lease):
             continue
         # All that the certificate says serving could need, asked for at once.
-        demand = demand_blocks(rig)
+        demand = rig.device.lender.demand_blocks
         assert demand >= LARGEST_REQUEST_BLOCKS + running
         assert rig.serving.ensure(demand)
         assert rig.revocations == []
@@ -85,7 +80,7 @@ def test_borrower_gets_no_more_than_its_certificate_leaves(open_rig) -> None:
     rig = open_rig(reserve_slabs=0)
     assert rig.rollout.ensure(1)
     rig.device.lender.grow(10_000)
-    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    slack = slack_blocks(rig)
     assert 0 <= slack < 4  # less than a slab
     answer = rig.device.lender.grow(1)
     assert isinstance(answer, Refusal)
@@ -100,86 +95,42 @@ def test_reserve_is_there_whatever_is_lent(open_rig) -> None:
     assert rig.revocations == []
 
 
-def overtake(monkeypatch, *, before=lambda: None, after=lambda: None) -> list:
-    """Let something happen around the first certificate; returns the terms of all."""
-    stock = lender_module.admission_certificate
-    seen = []
+def before_the_grant(monkeypatch, meanwhile) -> None:
+    """Let something happen between a wish and its grant."""
+    stock = lender_module.CertifiedAdmission
 
-    def certificate(wanted, *, log, serving):
-        seen.append(
-            (wanted.epoch, wanted.slabs, wanted.free_serving_blocks, wanted.running_requests)
-        )
-        is_first = len(seen) == 1
-        if is_first:
-            before()
-        answer = stock(wanted, log=log, serving=serving)
-        if is_first:
-            after()
-        return answer
+    def admission(*args, **parts):
+        made = stock(*args, **parts)
+        meanwhile()
+        return made
 
-    monkeypatch.setattr(lender_module, "admission_certificate", certificate)
-    return seen
+    monkeypatch.setattr(lender_module, "CertifiedAdmission", admission)
 
 
-def test_grant_that_was_overtaken_is_computed_again(open_rig, monkeypatch) -> None:
-    rig = open_rig()
-    seen = overtake(monkeypatch, after=lambda: rig.device.arbiter.take(0, 9))
-    assert isinstance(rig.device.lender.grow(10_000), Lease)
-    (first, lent_first, *_), (second, lent, *_) = seen
-    assert second > first
-    assert lent < lent_first
-    assert rig.counts()[1] == lent
-
-
-def test_grant_counts_in_its_epoch_only_though_there_is_enough(open_rig, monkeypatch) -> None:
-    rig = open_rig()
-    seen = overtake(monkeypatch, after=lambda: rig.device.arbiter.take(0, 1))
-    assert isinstance(rig.device.lender.grow(8), Lease)
-    (first, *_), (second, *_) = seen
-    assert second > first
-
-
-def test_grant_is_computed_again_when_serving_took_blocks_in_slabs_of_its_own(
-    open_rig, monkeypatch
+@pytest.mark.parametrize(
+    ("meanwhile", "slabs", "blocks"),
+    [
+        (lambda rig: rig.device.arbiter.take(0, 9), 9, 0),
+        (lambda rig: rig.serving.kv.allocator.alloc(3), 0, 3),
+        (lambda rig: rig.serving.arrived("a", prompt_tokens=8), 0, 1),
+    ],
+    ids=["slabs changed hands", "serving took blocks", "a request arrived"],
+)
+def test_grant_rests_on_what_is_true_when_the_slabs_go(
+    open_rig, monkeypatch, meanwhile, slabs: int, blocks: int
 ) -> None:
-    rig = open_rig()
-    seen = overtake(monkeypatch, after=lambda: rig.serving.kv.allocator.alloc(3))
-    assert isinstance(rig.device.lender.grow(8), Lease)
-    (epoch, _, free, _), (same_epoch, _, free_then, _) = seen
-    assert (same_epoch, free_then) == (epoch, free - 3)
-
-
-def test_grant_is_computed_again_when_serving_gave_blocks_back_only_if_it_must(
-    open_rig, monkeypatch
-) -> None:
-    rig = open_rig()
-    taken = rig.serving.kv.allocator.alloc(3)
-    seen = overtake(monkeypatch, after=lambda: rig.serving.kv.allocator.free(taken))
-    assert isinstance(rig.device.lender.grow(8), Lease)
-    assert len(seen) == 1
-
-
-def test_certificate_that_forgot_an_arrival_is_computed_again(open_rig, monkeypatch) -> None:
-    rig = open_rig()
-    arrive = lambda: rig.serving.arrived("a", prompt_tokens=8)  # noqa: E731
-    seen = overtake(monkeypatch, before=arrive)
-    assert isinstance(rig.device.lender.grow(8), Lease)
-    assert [running for *_, running in seen] == [0, 1]
-    rig.serving.finished("a")
-
-
-def test_grant_that_an_arrival_made_too_large_is_computed_again(open_rig, monkeypatch) -> None:
     rig = open_rig()
     rig.stop_keeper()
-    # The largest grant would leave nothing over: one more request and it would leave too little.
-    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    slack = slack_blocks(rig)
+    unowned = rig.device.arbiter.snapshot().unowned
+    # The largest grant would leave nothing over.
     rig.serving.kv.allocator.alloc(slack % 4)
-    seen = overtake(monkeypatch, after=lambda: rig.serving.arrived("a", prompt_tokens=8))
+    before_the_grant(monkeypatch, lambda: meanwhile(rig))
     assert isinstance(rig.device.lender.grow(10_000), Lease)
-    (_, lent_first, *_, nobody), (_, lent, *_, one) = seen
-    assert (nobody, one, lent) == (0, 1, lent_first - 1)
-    assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
-    rig.serving.finished("a")
+    assert rig.counts()[1] == min((slack - slack % 4 - blocks) // 4, unowned - slabs)
+    assert slack_blocks(rig) >= 0
+    rig.device.close()
+    assert verify_log(rig.log_path).violations == []
 
 
 def test_admitters_that_race_leave_serving_what_it_could_need(open_rig) -> None:
@@ -202,21 +153,14 @@ def test_admitters_that_race_leave_serving_what_it_could_need(open_rig) -> None:
         thread.join(LONG_S)
     # One after the other, as if there were but one: all that may be lent is, and no more. What
     # serving took in the meantime may have left it short by just that.
-    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    slack = slack_blocks(rig)
     assert -len(taken) <= slack < 4
     assert len({lease.lease_id for lease in leases}) == len(leases) == rig.counts()[1] > 0
 
 
 def test_no_grant_slips_in_behind_the_close(open_rig, monkeypatch) -> None:
     rig = open_rig()
-    stock = lender_module.admission_certificate
-
-    def closed_meanwhile(wanted, *, log, serving):
-        answer = stock(wanted, log=log, serving=serving)
-        rig.device.lender.close()
-        return answer
-
-    monkeypatch.setattr(lender_module, "admission_certificate", closed_meanwhile)
+    before_the_grant(monkeypatch, rig.device.lender.close)
     answer = rig.device.lender.grow(8)
     assert isinstance(answer, Refusal)
     assert answer.reason is Reason.CLOSED
@@ -254,7 +198,7 @@ def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_gran
     with TemporaryDirectory() as folder:
         rig = Rig(Path(folder) / "log", reserve_slabs=0, revoke_ms=20.0)
         rig.stop_keeper()
-        demand = rig.device.lender._demand
+        demand = rig.device.lender.demand
         for actual_ms, decoding, prefilled in steps:
             forecast = rig.serving._model.observe(
                 actual_ms, decode_sequences=decoding, context_tokens=0, prefill_tokens=prefilled
@@ -269,7 +213,7 @@ def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_gran
         for name in range(running):
             rig.serving.arrived(str(name), prompt_tokens=8)
         if isinstance(rig.device.lender.grow(wanted), Lease):
-            needed = demand_blocks(rig)
+            needed = rig.device.lender.demand_blocks
             assert rig.serving.ensure(needed)
             assert rig.serving.kv.allocator.alloc(needed)
             assert rig.revocations == []
@@ -295,11 +239,10 @@ def test_supply_is_rechecked_and_slabs_are_taken_back_before_it_falls_under_dema
             assert rig.serving.ensure(1)
             taken += allocator.alloc(1)
             threading.Event().wait(0.005)  # as long as the prior says: demand is rate times T
-        balance = lender_module.admission_balance(terms(rig))
-        assert balance.slack_blocks >= 0
+        assert slack_blocks(rig) >= 0
         # The next demand of the certificate's size is there, and nobody has to be asked.
         asked = len(rig.revocations)
-        assert rig.serving.ensure(balance.demand_blocks)
+        assert rig.serving.ensure(rig.device.lender.demand_blocks)
         assert len(rig.revocations) == asked
     assert rig.revocations != []
     allocator.free(taken)
@@ -311,7 +254,7 @@ def slack_when_asked(rig: Rig) -> list[int]:
     seen: list[int] = []
 
     def on_revoke(revocation) -> None:
-        seen.append(lender_module.admission_balance(terms(rig)).slack_blocks)
+        seen.append(slack_blocks(rig))
         rig.on_revoke(revocation)
 
     rig.rollout.on_revoke = on_revoke
@@ -326,7 +269,7 @@ def test_every_allocation_of_the_lane_asks_for_slabs_before_it_leaves_too_little
     lent = rig.counts()[1]
     for _ in range(40):  # between two steps: nobody but the allocation looks
         assert rig.serving.alloc(1)
-        assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
+        assert slack_blocks(rig) >= 0
     assert len(seen) > 3
     assert min(seen) >= 0
     assert rig.counts()[1] < lent
@@ -340,7 +283,7 @@ def test_reserving_serving_blocks_asks_for_slabs_first(open_rig) -> None:
     ticket = rig.serving.reserve(64)
     assert len(seen) == 1
     assert seen[0] >= 0
-    assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
+    assert slack_blocks(rig) >= 0
     ticket.cancel()
 
 
@@ -349,7 +292,7 @@ def test_allocation_behind_the_back_of_the_lane_rings_the_keeper(open_rig, way: 
     rig = open_rig(tend_every_ms=1e6)
     rig.device.lender.grow(10_000)
     allocator = rig.serving.kv.allocator
-    slack = lender_module.admission_balance(terms(rig)).slack_blocks
+    slack = slack_blocks(rig)
     allocator.alloc(slack)
     assert not threading.Event().wait(0.02)
     assert rig.revocations == []  # as much as it could need is left
@@ -358,7 +301,7 @@ def test_allocation_behind_the_back_of_the_lane_rings_the_keeper(open_rig, way: 
         "alloc_into": lambda: allocator.alloc_into(np.zeros(1, np.int32)),
         "reserve": lambda: allocator.reserve(1),
     }[way]()
-    wait_for(lambda: lender_module.admission_balance(terms(rig)).slack_blocks >= 0)
+    wait_for(lambda: slack_blocks(rig) >= 0)
     assert rig.revocations != []
 
 
@@ -367,7 +310,7 @@ def test_arrivals_that_leave_serving_short_ring_the_keeper(open_rig) -> None:
     rig.device.lender.grow(10_000)
     for name in range(6):
         rig.serving.arrived(str(name), prompt_tokens=8)
-    wait_for(lambda: lender_module.admission_balance(terms(rig)).slack_blocks >= 0)
+    wait_for(lambda: slack_blocks(rig) >= 0)
     assert rig.revocations != []
     for name in range(6):
         rig.serving.finished(str(name))
@@ -498,7 +441,7 @@ def test_late_borrower_is_fenced_and_its_slabs_quarantined(open_rig) -> None:
     assert [one.slabs_fenced for one in rig.device.lender.history] == [quarantined]
     assert rig.rollout.leaving()
     # Certificates never count it.
-    assert terms(rig).unowned_slabs == 0
+    assert rig.device.arbiter.snapshot().unowned == 0
     assert not rig.serving.ensure(64)
     step.may_go_on.set()
     wait_for(lambda: step.outcome)
@@ -594,7 +537,7 @@ def test_surplus_goes_back_and_the_borrower_is_told(open_rig) -> None:
     assert not rig.rollout.ensure(8)
     rig.serving.settle()
     # Only what a next request could not need: the certificate still holds.
-    assert lender_module.admission_balance(terms(rig)).slack_blocks >= 0
+    assert slack_blocks(rig) >= 0
     ((serving, _, unowned, _),) = told
     assert serving >= 2  # the reserve, and what is in use
     assert unowned > 0

@@ -99,21 +99,21 @@ PLACES = [
     ("serving", "_lender", "recheck"),
     ("serving", "_lender", "reclaim"),
     ("serving", "_lender", "offer_surplus"),
-    ("lender", "_arbiter", "snapshot"),
-    ("lender", "_arbiter", "take"),
-    ("lender", "_arbiter", "revoke"),
-    ("lender", "_arbiter", "give_back"),
-    ("lender", "_log", "append_revoke_begun"),
-    ("lender", "_arbiter", "watch"),
-    ("lender", "_arbiter", "is_short"),
-    ("lender", "_demand", "blocks"),
+    ("lender", "arbiter", "snapshot"),
+    ("lender", "arbiter", "take"),
+    ("lender", "arbiter", "revoke"),
+    ("lender", "arbiter", "give_back"),
+    ("lender", "log", "append_revoke_begun"),
+    ("lender", "arbiter", "watch"),
+    ("lender", "arbiter", "is_short"),
+    ("lender", "demand", "blocks"),
     ("serving", "_demand", "arrived"),
     ("serving", "_demand", "step_ended"),
     ("serving", "_lender", "foresee"),
     ("serving", "_lender", "load_changed"),
     ("demand", "_model", "forecast"),
     ("device", "_state", "beat"),
-    ("lender", "_arbiter", "expire"),
+    ("lender", "arbiter", "expire"),
 ]
 
 
@@ -123,7 +123,7 @@ def plant(rig: Rig, place: tuple[str, str, str], *, times: int) -> None:
     owners = {
         "serving": rig.serving,
         "lender": lender,
-        "demand": lender._demand,
+        "demand": lender.demand,
         "device": rig.device,
     }
     if (owner, name) == ("lender", "revoke"):
@@ -175,7 +175,7 @@ def test_nothing_raises_in_serving_when_a_part_stays_broken(open_rig, place) -> 
     owners = {
         "serving": rig.serving,
         "lender": lender,
-        "demand": lender._demand,
+        "demand": lender.demand,
         "device": rig.device,
     }
     if isinstance(getattr(owners[owner], part), Failing):
@@ -247,7 +247,7 @@ def test_no_segment_starts_once_all_is_given_back(open_rig) -> None:
 def test_failure_in_the_rollout_lane_gives_back_and_is_raised_there_only(open_rig) -> None:
     rig = open_rig()
     assert rig.rollout.ensure(60)
-    fail(rig.device.lender, "_arbiter", "grant")
+    fail(rig.device.lender, "arbiter", "grant")
     with pytest.raises(RuntimeError, match="planted in grant"):
         rig.rollout.ensure(100)
     assert rig.device.gave_back == "RuntimeError: planted in grant"

@@ -75,12 +75,12 @@ def test_a_step_begins_after_rollouts_had_what_slack_there_was(run) -> None:
     running = run(**SLACK)
     running.serve("a")
     passed = running.gate.passed
-    began = running.rig.serving.begin_step()
+    began = running.rig.serving.step().__enter__()
     assert began.lent_ms > 0
     assert running.gate.passed > passed
     assert not running.gate.is_open()
     assert not running.gate.is_running()
-    running.rig.serving.end_step(DECODE, began)
+    running.rig.serving.end_step(began, DECODE)
     assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
 
 
@@ -88,7 +88,7 @@ def test_a_batch_that_is_fixed_leaves_no_room_for_the_next_request(run) -> None:
     """A chunk takes longer than the TPOT target: nothing could be lent if it came next."""
     running = run(**{**SLACK, "latency_prior_ms": (1.0, 0.0, 0.0, TPOT_MS / 16, 0.0)})
     running.serve("a")
-    assert running.rig.serving.begin_step().lent_ms == 0
+    assert running.rig.serving.step().__enter__().lent_ms == 0
     running.rig.serving.emitted("a")
     with running.rig.serving.step(DECODE):
         assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
@@ -106,7 +106,7 @@ def test_slack_is_used_up_by_many_quanta_and_no_grant_comes_after_it(run) -> Non
     running = run(**SLACK, max_segments=2)
     running.serve("a")
     for _ in range(steps):
-        running.rig.serving.begin_step()
+        running.rig.serving.step().__enter__()
         running.rig.serving.emitted("a")
     running.rig.device._log.flush()
     _, records = read_log(running.rig.log_path)
@@ -126,7 +126,7 @@ def test_an_arrival_ends_what_was_lent(run) -> None:
     running.serve("a")
 
     def step() -> None:
-        serving.begin_step()
+        serving.step().__enter__()
         ended.set()
 
     running.rig.start(step)
@@ -141,7 +141,7 @@ def test_nothing_is_lent_while_a_request_waits_for_its_first_token(run) -> None:
     running = run(**SLACK)
     running.serve("a")
     running.rig.serving.arrived("b", prompt_tokens=8)
-    assert running.rig.serving.begin_step().lent_ms == 0
+    assert running.rig.serving.step().__enter__().lent_ms == 0
     assert running.rig.device._creditor.granted(HarvestMode.SLACK) == 0
 
 
@@ -149,7 +149,7 @@ def test_without_a_slowdown_nothing_is_lent_before_a_step(run) -> None:
     running = run(**{**SLACK, "slowdown": 0.0})
     running.serve("a")
     passed = running.gate.passed
-    running.rig.serving.begin_step()
+    running.rig.serving.step().__enter__()
     assert running.gate.passed == passed
     assert running.rig.device._log.count(RecordKind.TOKENS) == 1
 
@@ -157,10 +157,10 @@ def test_without_a_slowdown_nothing_is_lent_before_a_step(run) -> None:
 def test_a_borrower_with_nothing_to_run_is_not_waited_for(open_rig) -> None:
     rig = open_rig(**{**SLACK, "tpot_ms": 1e6, "blocking_ms": 1e6})
     rig.serving.arrived("a", prompt_tokens=8)
-    began = rig.serving.begin_step()
+    began = rig.serving.step().__enter__()
     rig.serving.emitted("a")
-    rig.serving.end_step(DECODE, began)
-    rig.serving.begin_step()  # would last for a quarter of an hour
+    rig.serving.end_step(began, DECODE)
+    rig.serving.step().__enter__()  # would last for a quarter of an hour
     rig.serving.finished("a")
 
 
@@ -168,7 +168,7 @@ def test_a_request_that_was_prefilled_elsewhere_has_slack_at_once(run) -> None:
     running = run(**SLACK)
     running.rig.serving.arrived("a", prompt_tokens=8, prefilled=True)
     wait_for(lambda: not running.gate.is_running())
-    assert running.rig.serving.begin_step().lent_ms > 0
+    assert running.rig.serving.step().__enter__().lent_ms > 0
 
 
 def test_without_gates_a_step_is_one_segment(open_rig) -> None:
@@ -190,7 +190,7 @@ def test_without_early_close_the_next_step_closes_the_gate(run) -> None:
     running = run(without=frozenset({"early_close"}))
     running.rig.serving.arrived("a", prompt_tokens=8)
     assert running.gate.is_open()
-    running.rig.serving.begin_step()
+    running.rig.serving.step().__enter__()
     assert not running.gate.is_open()
     assert running.gate.close_reason is CloseReason.STEP
 
@@ -249,7 +249,7 @@ def test_a_device_that_gives_back_lends_no_slack(run) -> None:
     granted = creditor.granted(HarvestMode.SLACK)
     running.rig.serving.emitted("a")
     assert creditor.before_step() == 0
-    assert running.rig.serving.begin_step().lent_ms == 0
+    assert running.rig.serving.step().__enter__().lent_ms == 0
     assert creditor.granted(HarvestMode.SLACK) == granted
 
 

@@ -43,11 +43,10 @@ class Weights:
         self.rig = rig
         self.rows = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
         self.states: list[WeightsState] = []
-        self.uploads = Uploads()
+        self.uploads = rig.rollout.upload = Uploads()
         self.lease = WeightsLease(
             rig.rollout,
             self.rows,
-            upload=self.uploads,
             on_state=self.states.append,
             **{"slice_bytes": SLICE, **settings},
         )

@@ -45,7 +45,7 @@ class Rig:
         self.lane = self.device.rollout(KV, limit_bytes=SLABS * SLAB)
         rng = np.random.default_rng(3)
         self.rows = [rng.integers(0, 256, size, dtype=np.uint8) for size in SIZES]
-        self.lease = WeightsLease(self.lane, self.rows, upload=self.lane.upload, slice_bytes=MIB)
+        self.lease = WeightsLease(self.lane, self.rows, slice_bytes=MIB)
 
     def on_device(self) -> list[bytes]:
         """What is there: the fake's device memory is the host's."""

@@ -82,7 +82,7 @@ def test_lent_slab_is_zeros_in_the_window_and_the_others_are_as_they_were(device
     tensor(arbiter).fill_(0x5A)
     torch.cuda.synchronize()
     window = SlabWindow.of(arbiter, header_index=0, device=device)
-    grant = arbiter.grant(partition, 2, ttl_ns=10**12, expected_epoch=arbiter.epoch)
+    grant = arbiter.grant(partition, 2, ttl_ns=10**12)
     assert isinstance(grant, Grant)
     with MappedLoans(arbiter, partition).lend(grant.slabs) as lent:
         window.take(lent)

@@ -49,9 +49,9 @@ def lend_and_take_back(arbiter: Arbiter) -> None:
     rollout, blocks = tenant(arbiter, "rollout", reserve=0)
 
     def ask(n: int) -> Grant | GrantRefusal:
-        return arbiter.grant(rollout, n, ttl_ns=1_000, expected_epoch=arbiter.epoch)
+        return arbiter.grant(rollout, n, ttl_ns=1_000)
 
-    assert ask(5) is GrantRefusal.FLOOR
+    assert ask(5) is GrantRefusal.AT_RISK
     assert isinstance(ask(4), Grant)
     ids = blocks.alloc(4 * BLOCKS_PER_SLAB)
     assert ids is not None

@@ -19,8 +19,7 @@ def space_of(geometry: KVGeometry) -> tuple[Arbiter, KVSpace]:
     arbiter = Arbiter.create(slab_bytes=SLAB, slab_count=SLABS, header_slabs=1)
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=SLABS)
     space = KVSpace(arbiter, partition, geometry, header_index=0)
-    epoch = arbiter.epoch
-    assert isinstance(arbiter.grant(partition, SLABS, ttl_ns=10**12, expected_epoch=epoch), Grant)
+    assert isinstance(arbiter.grant(partition, SLABS, ttl_ns=10**12), Grant)
     return arbiter, space
 
 

@@ -36,7 +36,7 @@ def device(*sizes: int, slabs: int = SLABS) -> tuple[Arbiter, int, KVGroups]:
 
 
 def lend(arbiter: Arbiter, tenant: int, slabs: int) -> list[int]:
-    grant = arbiter.grant(tenant, slabs, ttl_ns=10**15, expected_epoch=arbiter.epoch)
+    grant = arbiter.grant(tenant, slabs, ttl_ns=10**15)
     return list(grant.slabs) if isinstance(grant, Grant) else []
 
 

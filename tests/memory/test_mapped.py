@@ -67,8 +67,7 @@ class Serving:
         self.loans = MappedLoans(self.arbiter, self.partition)
 
     def grant(self, slabs: int) -> list[int]:
-        epoch = self.arbiter.epoch
-        answer = self.arbiter.grant(self.partition, slabs, ttl_ns=10**12, expected_epoch=epoch)
+        answer = self.arbiter.grant(self.partition, slabs, ttl_ns=10**12)
         assert isinstance(answer, Grant)
         return answer.slabs
 
@@ -219,7 +218,7 @@ def test_failed_scrub_leaves_slab_and_descriptors_as_they_were() -> None:
     arbiter = Arbiter.create(**plain, fail_backend_call=calls + 3)
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=2)
     arbiter.allocator(partition, block_bytes=SMALL, origin_bytes=0)
-    answer = arbiter.grant(partition, 1, ttl_ns=10**12, expected_epoch=arbiter.epoch)
+    answer = arbiter.grant(partition, 1, ttl_ns=10**12)
     assert isinstance(answer, Grant)
     loans = MappedLoans(arbiter, partition)
     before = descriptors()
@@ -254,7 +253,7 @@ def test_views_of_a_window_lie_where_the_blocks_are() -> None:
     geometry = KVGeometry(layers=2, block_tokens=4, bytes_per_token=1024)
     rollout = serving.arbiter.add_partition("other", reserve_slabs=0, limit_slabs=SLABS)
     space = KVSpace(serving.arbiter, rollout, geometry, header_index=1, window=window.mapping)
-    answer = serving.arbiter.grant(rollout, 1, ttl_ns=10**12, expected_epoch=serving.arbiter.epoch)
+    answer = serving.arbiter.grant(rollout, 1, ttl_ns=10**12)
     assert isinstance(answer, Grant)
     with MappedLoans(serving.arbiter, rollout).lend(answer.slabs) as lent:
         window.take(lent)

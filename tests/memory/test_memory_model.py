@@ -79,15 +79,12 @@ class MemoryMachine(RuleBasedStateMachine):
         if self.is_live(partition):
             assert self.arbiter.give_back(partition, n) == self.model.give_back(partition, n)
 
-    @rule(
-        partition=PARTITIONS, n=COUNTS, ttl=st.integers(1, 200), late=st.sampled_from((0, 0, 0, 1))
-    )
-    def grant(self, partition: int, n: int, ttl: int, late: int) -> None:
+    @rule(partition=PARTITIONS, n=COUNTS, ttl=st.integers(1, 200))
+    def grant(self, partition: int, n: int, ttl: int) -> None:
         if not self.is_live(partition):
             return
-        epoch = self.arbiter.epoch - late
-        answer = self.arbiter.grant(partition, n, ttl_ns=ttl, expected_epoch=epoch)
-        due = self.model.grant(partition, n, ttl=ttl, epoch=epoch, lease=self.next_lease)
+        answer = self.arbiter.grant(partition, n, ttl_ns=ttl)
+        due = self.model.grant(partition, n, ttl=ttl, lease=self.next_lease)
         if isinstance(answer, Grant):
             assert answer.slabs == due
             assert answer.lease_id == self.next_lease

@@ -112,7 +112,7 @@ def test_null_blocks_are_never_lent() -> None:
 def test_same_bytes_serve_one_tenant_after_the_other() -> None:
     shared = arbiter()
     serving, rollout = space_of(shared, SERVING, 0), space_of(shared, WHOLE, 1)
-    shared.grant(rollout.partition, SLABS, ttl_ns=1 << 40, expected_epoch=shared.epoch)
+    shared.grant(rollout.partition, SLABS, ttl_ns=1 << 40)
     ids = all_blocks(rollout)
     write(rollout, ids, 2)
     shared.revoke(rollout.partition, SLABS, deadline_ns=1 << 60, taker=serving.partition)

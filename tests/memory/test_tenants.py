@@ -38,8 +38,7 @@ class Device:
         self.tenant = TenantProcess(self.arbiter, self.rollout, kill_late=kill_late)
 
     def grant(self, n: int) -> Grant:
-        epoch = self.arbiter.epoch
-        answer = self.arbiter.grant(self.rollout, n, ttl_ns=60 * SECOND, expected_epoch=epoch)
+        answer = self.arbiter.grant(self.rollout, n, ttl_ns=60 * SECOND)
         assert isinstance(answer, Grant)
         return answer
 

@@ -184,15 +184,13 @@ class MemoryModel:
 
     # ---- loans
 
-    def grant(self, partition: int, n: int, *, ttl: int, epoch: int, lease: int) -> str | list[int]:
-        if epoch != self.epoch:
-            return "STALE_EPOCH"
+    def grant(self, partition: int, n: int, *, ttl: int, lease: int) -> str | list[int]:
         if n > self.headroom(partition):
             return "OVER_LIMIT"
         if n > len(self.unowned()):
             return "POOL_EMPTY"
         if n > self.spare(partition, len(self.unowned())):
-            return "FLOOR"
+            return "AT_RISK"
         self.epoch += 1
         granted = self.unowned()[:n]
         for slab in granted:

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData
-from rose.scheduler.broker import nvml
 from rose.scheduler.broker.engine_reader import EngineReader
 from rose.scheduler.broker.exposition import read_metrics
 from rose.scheduler.broker.histogram import Histogram
-from rose.scheduler.broker.nvml import GpuUse, open_nvml
 from tests.scheduler.broker_world import device
 from tests.scheduler.engine_pages import sglang, vllm
 
@@ -137,53 +135,3 @@ def test_an_engine_that_starts_anew_counts_from_zero_again():
 def test_preempted_requests_are_those_since_the_reading_before():
     found = observed(*[vllm(preempted=n) for n in (3, 5, 5, 0, 1)])
     assert [one.preempted for one in found] == [0, 2, 0, 0, 1]
-
-
-class Driver:
-    """The part of `pynvml` that is used, with a GPU at 40 % and one that is lost."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, is_there=True):
-        self.is_there = is_there
-        self.is_shut = False
-
-    def nvmlInit(self):
-        if not self.is_there:
-            raise self.NVMLError("driver not loaded")
-
-    def nvmlShutdown(self):
-        if self.is_shut:
-            raise self.NVMLError("uninitialized")
-        self.is_shut = True
-
-    def nvmlDeviceGetHandleByIndex(self, gpu):
-        if gpu:
-            raise self.NVMLError("gpu is lost")
-        return gpu
-
-    def nvmlDeviceGetUtilizationRates(self, _):
-        return type("Rates", (), {"gpu": 40})
-
-    def nvmlDeviceGetMemoryInfo(self, _):
-        return type("Memory", (), {"used": 20, "total": 80})
-
-
-def test_gpus_are_measured_where_nvml_is_and_nowhere_else_is_that_an_error(monkeypatch):
-    driver = Driver()
-    monkeypatch.setattr(nvml.importlib, "import_module", lambda _: driver)
-    meter = open_nvml()
-    assert meter.use(0) == GpuUse(sm_busy=0.4, memory_used=0.25)
-    assert meter.use(1) is None
-    meter.close()
-    meter.close()
-    assert driver.is_shut
-    monkeypatch.setattr(nvml.importlib, "import_module", lambda _: Driver(is_there=False))
-    assert open_nvml() is None
-
-    def absent(_):
-        raise ImportError("pynvml")
-
-    monkeypatch.setattr(nvml.importlib, "import_module", absent)
-    assert open_nvml() is None

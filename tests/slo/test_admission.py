@@ -172,7 +172,7 @@ def test_terms_without_a_meaning_are_invalid(wrong) -> None:
         AdmissionTerms(**{**good, **wrong})
 
 
-def test_a_certificate_that_forgot_an_arrival_is_refused_and_not_recorded() -> None:
+def test_a_certificate_counts_the_arrivals_before_it() -> None:
     log = CertificateLog(
         "",
         ttft_ms=1,
@@ -190,8 +190,8 @@ def test_a_certificate_that_forgot_an_arrival_is_refused_and_not_recorded() -> N
     known = {
         "blocks_per_slab": 4,
         "block_tokens": 16,
-        "free_serving_blocks": 40,
-        "unowned_slabs": 4,
+        "free_serving_blocks": 3,
+        "unowned_slabs": 1,
         "revocable_blocks": 0,
     }
     rates = {
@@ -203,9 +203,11 @@ def test_a_certificate_that_forgot_an_arrival_is_refused_and_not_recorded() -> N
         "burst_requests": 1,
         "burst_request_tokens": 1,
     }
-    terms = terms_of(known, rates, slabs=1, running=1)
+    terms = terms_of(known, rates, slabs=1, running=0)  # what comes next takes two blocks
     serving.arrived(tokens=1)
-    assert admission_certificate(terms, log=log, serving=serving) is not None
+    certificate = admission_certificate(terms, log=log, serving=serving)
+    assert certificate is not None
+    assert (terms.running_requests, certificate.slack_blocks) == (1, 0)
     records = log.records
     serving.arrived(tokens=1)
     assert admission_certificate(terms, log=log, serving=serving) is None

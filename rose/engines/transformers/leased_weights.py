@@ -50,7 +50,6 @@ class LeasedWeights:
         self.lease = WeightsLease(
             lane,
             [_bytes_of(one) for one in self._host],
-            upload=lane.upload,
             on_state=self._show,
             dormant_bytes_max=dormant_bytes_max,
         )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from rose.scheduler.broker.histogram import Histogram
-from rose.scheduler.broker.nvml import GpuUse
 from rose.scheduler.broker.observation import Observation, ServingDevice
 
 WINDOW_MS: Final = 15_000.0
@@ -48,15 +47,12 @@ class EngineReader:
         self._device = device
         self._readings: deque[tuple[float, EngineMetrics]] = deque()
 
-    def observe(
-        self, said: EngineMetrics, at_ms: float, *, use: GpuUse | None = None
-    ) -> Observation:
+    def observe(self, said: EngineMetrics, at_ms: float) -> Observation:
         """Return how serving is now.
 
         Args:
             said: by the engine.
             at_ms: when.
-            use: of the GPU, if somebody measures it.
         """
         self._readings.append((at_ms, said))
         # The oldest that is kept lies at the window's beginning or before it.
@@ -74,6 +70,4 @@ class EngineReader:
             # Nobody knows of when the first reading's latencies are.
             ttft_ms_p99=None if oldest is said else said.ttft.since(oldest.ttft).p99_ms(),
             tpot_ms_p99=None if oldest is said else said.tpot.since(oldest.tpot).p99_ms(),
-            sm_busy=None if use is None else use.sm_busy,
-            memory_used=None if use is None else use.memory_used,
         )

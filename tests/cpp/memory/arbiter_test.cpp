@@ -64,9 +64,7 @@ struct Device {
   }
   ~Device() { CHECK(arbiter->check_invariants().ok()); }
 
-  GrantAnswer ask(std::int32_t n) {
-    return arbiter->grant(rollout, n, kTtl, arbiter->epoch()).take();
-  }
+  GrantAnswer ask(std::int32_t n) { return arbiter->grant(rollout, n, kTtl).take(); }
   Grant grant(std::int32_t n) { return ask(n).grant; }
   std::vector<BlockId> alloc(std::size_t n) {
     std::vector<BlockId> ids(n);
@@ -118,9 +116,9 @@ TEST(reserve_that_is_lent_out_is_unavailable) {
 
 TEST(floor_holds_against_the_other_tenant) {
   Device device;
-  CHECK(*device.ask(6).refusal == GrantRefusal::kFloor);
+  CHECK(*device.ask(6).refusal == GrantRefusal::kAtRisk);
   CHECK_EQ(device.arbiter->take(device.rollout, 6).take().size(), 5);
-  CHECK(*device.ask(1).refusal == GrantRefusal::kFloor);
+  CHECK(*device.ask(1).refusal == GrantRefusal::kAtRisk);
   CHECK_EQ(device.arbiter->take(device.serving, 3).take().size(), 3);
 }
 
@@ -129,15 +127,6 @@ TEST(ceiling_holds_against_oneself) {
   CHECK(*device.ask(7).refusal == GrantRefusal::kOverLimit);
   CHECK_EQ(device.arbiter->take(device.serving, 8).take().size(), 8);
   CHECK(*device.ask(1).refusal == GrantRefusal::kPoolEmpty);
-}
-
-TEST(stale_epoch_grant_is_refused) {
-  Device device;
-  const std::uint64_t before = device.arbiter->epoch();
-  device.grant(1);
-  const GrantAnswer answer = device.arbiter->grant(device.rollout, 1, kTtl, before).take();
-  CHECK(*answer.refusal == GrantRefusal::kStaleEpoch);
-  CHECK_EQ(device.held(device.rollout), 1);
 }
 
 TEST(give_back_keeps_the_reserve_and_what_is_used) {
@@ -184,8 +173,7 @@ TEST(slab_needed_for_the_floor_goes_to_nobody) {
   Device device;
   CHECK(device.arbiter->take(device.serving, 3).ok());
   const PartitionId third = device.arbiter->add_partition("third", 2, 8).take();
-  CHECK_EQ(device.arbiter->grant(third, 5, kTtl, device.arbiter->epoch()).take().grant.slabs.size(),
-           5);
+  CHECK_EQ(device.arbiter->grant(third, 5, kTtl).take().grant.slabs.size(), 5);
   CHECK(device.arbiter->revoke(third, 5, 0, device.rollout, {}).ok());
   CHECK_EQ(device.held(device.rollout), 3);
   CHECK_EQ(device.arbiter->snapshot().unowned, 2);  // the reserve of the third
@@ -434,8 +422,8 @@ TEST(nonsense_is_an_invalid_argument) {
   CHECK(is_bad(arbiter.take(9, 1)));
   CHECK(is_bad(arbiter.take(0, -1)));
   CHECK(is_bad(arbiter.give_back(0, -1)));
-  CHECK(is_bad(arbiter.grant(0, 0, kTtl, arbiter.epoch())));
-  CHECK(is_bad(arbiter.grant(0, 1, 0, arbiter.epoch())));
+  CHECK(is_bad(arbiter.grant(0, 0, kTtl)));
+  CHECK(is_bad(arbiter.grant(0, 1, 0)));
   CHECK(is_bad(arbiter.renew(1, 1, -1)));
   CHECK(is_bad(arbiter.expire(-1)));
   CHECK(is_bad(arbiter.revoke(0, 0, 0, kNobody, {})));

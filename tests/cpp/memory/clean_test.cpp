@@ -73,7 +73,7 @@ struct Parties {
   }
 
   std::vector<SlabId> grant(std::int32_t n) {
-    return arbiter->grant(rollout, n, 60 * kSecond, arbiter->epoch()).take().grant.slabs;
+    return arbiter->grant(rollout, n, 60 * kSecond).take().grant.slabs;
   }
   RevocationId revoke(std::int32_t n) { return revoke(n, serving); }
   RevocationId revoke(std::int32_t n, PartitionId taker) {

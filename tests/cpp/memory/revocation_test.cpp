@@ -39,9 +39,7 @@ struct Device {
   PartitionId rollout = arbiter->add_partition("rollout", 0, 6).take();
   BlockAllocator* blocks = arbiter->add_allocator(rollout, {kSlab / 4, kSlab, 0}).take();
 
-  Grant grant(std::int32_t n) {
-    return arbiter->grant(rollout, n, 60 * kSecond, arbiter->epoch()).take().grant;
-  }
+  Grant grant(std::int32_t n) { return arbiter->grant(rollout, n, 60 * kSecond).take().grant; }
   RevocationId revoke(std::int32_t n, Nanoseconds within_ns) {
     return arbiter->revoke(rollout, n, clock->now_ns() + within_ns, serving, {}).take();
   }
@@ -98,8 +96,7 @@ TEST(time_in_which_the_process_stood_still_is_not_counted) {
     std::vector<BlockId> others(4);
     device.grant(2);
     CHECK(device.blocks->alloc(ids));
-    const std::uint64_t epoch = device.arbiter->epoch();
-    CHECK(!device.arbiter->grant(device.rollout, 1, 2 * kWithin, epoch).take().refusal.has_value());
+    CHECK(!device.arbiter->grant(device.rollout, 1, 2 * kWithin).take().refusal.has_value());
     CHECK(device.blocks->alloc(others));
     device.arbiter->listen(0, is_listened_to ? 1 : 0);
     const RevocationId id = device.revoke(2, kWithin);
@@ -177,8 +174,7 @@ TEST(books_balance_under_three_threads) {
     }
   }};
   for (int round = 0; round < kRounds; ++round) {
-    const GrantAnswer answer =
-        device.arbiter->grant(device.rollout, 3, 60 * kSecond, device.arbiter->epoch()).take();
+    const GrantAnswer answer = device.arbiter->grant(device.rollout, 3, 60 * kSecond).take();
     CHECK(!answer.refusal.has_value());  // only this thread moves slabs to the rollout
     std::this_thread::yield();
     const RevocationId id = device.revoke(3, 60 * kSecond);

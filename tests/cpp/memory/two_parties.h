@@ -43,7 +43,7 @@ struct TwoParties {
   }
 
   bool grant(std::int32_t n) {
-    return !arbiter->grant(rollout, n, 60 * kSecond, arbiter->epoch()).take().refusal.has_value();
+    return !arbiter->grant(rollout, n, 60 * kSecond).take().refusal.has_value();
   }
   void revoke(std::int32_t n, PartitionId taker) {
     revocation = arbiter->revoke(rollout, n, clock->now_ns() + kSecond, taker, {}).take();

@@ -1,4 +1,5 @@
 // What a tenant could need, looked at in every allocation and every grant.
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -16,6 +17,18 @@ namespace {
 
 constexpr std::size_t kSlab = 4096;
 constexpr Nanoseconds kLong = 30'000'000'000;
+
+// Lets `most` slabs go at a time, and notes what it was asked with.
+struct Admits final : Admission {
+  explicit Admits(PartitionId lender_id, std::int32_t most_slabs)
+      : Admission{lender_id}, most{most_slabs} {}
+  Result<std::int32_t> admit(const Supply& supply) noexcept override {
+    asked = supply;
+    return std::min(supply.slabs, most);
+  }
+  std::int32_t most;
+  Supply asked;
+};
 
 // Eight slabs of four blocks; serving owns three, two are lent.
 struct Device {
@@ -35,8 +48,8 @@ struct Device {
   }
   ~Device() { CHECK(arbiter->check_invariants().ok()); }
 
-  GrantAnswer grant(std::int32_t n, std::optional<CountedOn> counted_on = std::nullopt) {
-    return arbiter->grant(rollout, n, kLong, arbiter->epoch(), counted_on).take();
+  GrantAnswer grant(std::int32_t n, Admission* admission = nullptr) {
+    return arbiter->grant(rollout, n, kLong, admission).take();
   }
   bool watch(std::int64_t demand, std::int64_t taking = 0) {
     return arbiter->watch(serving, demand, 4, taking).take();
@@ -100,18 +113,29 @@ TEST(nobody_is_short_while_nothing_is_lent_or_nobody_asked) {
   CHECK_EQ(device.rung(), 0U);
 }
 
-TEST(a_grant_is_stale_when_fewer_blocks_are_free_than_it_counts_on) {
+TEST(an_admission_is_asked_with_what_is_true_at_the_grant) {
   Device device;
   device.alloc(2);
-  CHECK(device.grant(1, CountedOn{device.serving, 11}).refusal == GrantRefusal::kStaleSupply);
-  CHECK(!device.grant(1, CountedOn{device.serving, 10}).refusal.has_value());
+  Admits admits{device.serving, 2};
+  const std::uint64_t epoch = device.arbiter->epoch();
+  const GrantAnswer answer = device.grant(3, &admits);
+  CHECK_EQ(answer.grant.slabs.size(), 2U);
+  CHECK_EQ(answer.grant.lease_epoch, epoch + 1);
+  CHECK_EQ(admits.asked.epoch, epoch);
+  CHECK_EQ(admits.asked.borrower, device.rollout);
+  CHECK_EQ(admits.asked.slabs, 3);
+  CHECK_EQ(admits.asked.unowned, 3);
+  CHECK_EQ(admits.asked.free_blocks, 10);
+  admits.most = 0;
+  CHECK(device.grant(1, &admits).refusal == GrantRefusal::kAtRisk);
 }
 
-TEST(a_grant_that_would_leave_less_than_is_needed_is_stale) {
+TEST(a_grant_that_would_leave_less_than_is_needed_is_refused) {
   Device device;
+  Admits admits{device.serving, 8};
   CHECK(!device.watch(16));
-  CHECK(device.grant(3, CountedOn{device.serving, 12}).refusal == GrantRefusal::kStaleSupply);
-  CHECK(!device.grant(2, CountedOn{device.serving, 12}).refusal.has_value());
+  CHECK(device.grant(3, &admits).refusal == GrantRefusal::kAtRisk);
+  CHECK(!device.grant(2, &admits).refusal.has_value());
   CHECK(!device.watch(16));
 }
 
@@ -132,10 +156,8 @@ TEST(grants_and_allocations_that_race_never_leave_less_than_is_needed_unheard) {
     std::thread taker{[&] {
       for (int i = 0; i < 3; ++i) device.alloc(1);
     }};
-    for (int i = 0; i < 3; ++i) {
-      const auto free = device.own->free_blocks();
-      static_cast<void>(device.grant(1, CountedOn{device.serving, free}));
-    }
+    Admits admits{device.serving, 1};
+    for (int i = 0; i < 3; ++i) static_cast<void>(device.grant(1, &admits));
     taker.join();
     // A grant left 13 at least; an allocation that left less has rung.
     CHECK(!device.arbiter->is_short(device.serving, 0).value() || device.rung() == 1);

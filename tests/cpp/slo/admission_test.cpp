@@ -72,26 +72,30 @@ TEST(a_certificate_is_recorded_first_and_without_a_record_there_is_none) {
   auto made = CertificateLog::create("", {}, std::make_shared<BootClock>());
   CHECK(made.ok());
   const auto log = made.take();
-  CHECK(admission_certificate(some_terms(), log.get()).value().has_value());
+  AdmissionTerms modest = some_terms();
+  CHECK(admission_certificate(modest, log.get()).value().has_value());
   CHECK_EQ(log->count(Kind::kAdmission), 1);
   AdmissionTerms greedy = some_terms();
   greedy.slabs = 4;
   CHECK(!admission_certificate(greedy, log.get()).value().has_value());
   CHECK_EQ(log->count(Kind::kAdmission), 1);
   CHECK(log->close().ok());
-  CHECK(!admission_certificate(some_terms(), log.get()).value().has_value());
+  CHECK(!admission_certificate(modest, log.get()).value().has_value());
 }
 
-TEST(a_certificate_that_forgot_an_arrival_is_refused_under_the_decision_mutex) {
+TEST(a_certificate_counts_every_arrival_and_grants_what_they_leave) {
   auto made = CertificateLog::create("", {}, std::make_shared<BootClock>());
   const std::shared_ptr<CertificateLog> log{made.take()};
   ServingState serving{log, nullptr};
   AdmissionTerms terms = some_terms();
-  terms.running_requests = 1;
   serving.arrived(8);
+  terms.slabs = 6;  // more than may go
   CHECK(admission_certificate(terms, log.get(), &serving).value().has_value());
-  serving.arrived(8);
+  CHECK_EQ(terms.running_requests, 1U);
+  CHECK_EQ(terms.slabs, 3U);  // 29 blocks are needed, and 8 there are besides
+  for (int i = 0; i < 20; ++i) serving.arrived(8);
   CHECK(!admission_certificate(terms, log.get(), &serving).value().has_value());
+  CHECK_EQ(terms.running_requests, 21U);
   CHECK_EQ(log->count(Kind::kAdmission), 1);
 }
 
