@@ -79,6 +79,7 @@ def tiny_record(**changes):
         "seed": 7,
         "command": "rose demo",
     }
+    plan["settings"] |= changes.pop("settings", {})
     plan |= {name: changes.pop(name) for name in tuple(changes) if name in plan}
     values = {
         "plan": Plan(**plan),

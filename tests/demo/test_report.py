@@ -153,7 +153,7 @@ def test_keys_are_those_that_were_promised():
     assert report["segment_ms_p99"] == 2.0
     assert (report["pauses"], report["seed"], report["command"]) == (6, 7, "rose demo")
     assert report["machine"] == {"cpu": "<Acme & Sons>", "cores": 2}
-    assert report["settings"] == {"load": 0.5}
+    assert report["settings"] == {"load": 0.5, "slowdown": 0.05}
     assert report["complete"] is True
     assert set(report["verdict"]) == {"void", "sentence", "next_command", "checks"}
     assert report["slices"] == {"judged": 8, "void": 1, "repeated": 1}
