@@ -24,6 +24,8 @@ class AttachedLoans:
     Any thread. The lock guards the connection: a question and its answer belong together.
     """
 
+    takes_ranks = True  # The arbiter of the other process reads them, and asks nobody.
+
     def __init__(
         self,
         attachment: Attachment,
@@ -124,11 +126,6 @@ class AttachedLoans:
         """Unmap some of what was taken back, unless a step runs."""
         if self._window is not None:
             self._window.tidy()
-
-    @property
-    def takes_ranks(self) -> bool:
-        """Always: the arbiter of the other process reads them in the mailbox, and asks nobody."""
-        return True
 
     def rank(self, slabs: Sequence[int]) -> None:
         """Write into the mailbox which slabs to take first; a hint ends with its slab's loan."""

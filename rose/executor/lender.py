@@ -105,6 +105,8 @@ class Lender:
     leave less is refused in the arbiter, and an allocation that leaves less rings the keeper.
     """
 
+    takes_ranks = False  # A borrower of this process is asked, and knows best at that moment.
+
     def __init__(
         self,
         *,
@@ -129,6 +131,8 @@ class Lender:
         self.policy = policy
         self.clock = clock
         self._blocks_per_slab = demand.blocks_per_slab
+        self._revoke_ns = int(policy.revoke_ms * NS_PER_MS)
+        self._ttl_ns = int(policy.lease_ttl_ms * NS_PER_MS)
         self._ration = AbortRation(per_s=policy.aborts_per_s, clock=clock)
         self._borrower: Borrower | None = None
         self._lock = threading.Lock()  # Guards all below.
@@ -151,6 +155,9 @@ class Lender:
     def is_closed(self) -> bool:
         """Whether lending is over."""
         return self._is_closed
+
+    def _lent(self, borrower: Borrower) -> PartitionSnapshot:
+        return self.arbiter.snapshot().partitions[borrower.partition]
 
     def lend_to(self, borrower: Borrower) -> None:
         """Begin to lend."""
@@ -206,7 +213,7 @@ class Lender:
         wanted = self.kv.allocator.free_blocks + blocks
         if self._take(wanted) or borrower is None:
             return
-        lent = self.arbiter.snapshot().partitions[borrower.partition]
+        lent = self._lent(borrower)
         missing = wanted - self.kv.allocator.free_blocks
         slabs = ceil_div(missing, self._blocks_per_slab) - lent.in_revocation
         if slabs > 0 and lent.held > lent.in_revocation:
@@ -285,7 +292,7 @@ class Lender:
         """Begin to take back up to `slabs` slabs, whatever serving needs."""
         borrower = self._borrower
         if borrower is not None:
-            lent = self.arbiter.snapshot().partitions[borrower.partition]
+            lent = self._lent(borrower)
             self._take_for_serving(borrower, slabs, lent)
 
     def _take_for_serving(self, borrower: Borrower, slabs: int, lent: PartitionSnapshot) -> None:
@@ -327,7 +334,7 @@ class Lender:
         now_ns = self.clock.now_ns()
         return Revocation(
             slabs=slabs,
-            deadline_ns=now_ns + int(self.policy.revoke_ms * NS_PER_MS),
+            deadline_ns=now_ns + self._revoke_ns,
             asked_ns=now_ns,
             arbiter=self.arbiter,
             borrower=borrower.partition,
@@ -380,7 +387,7 @@ class Lender:
         cap_slabs = self.cap_slabs
         if self._is_closed or cap_slabs >= self.arbiter.slab_count:
             return
-        lent = self.arbiter.snapshot().partitions[borrower.partition]
+        lent = self._lent(borrower)
         over = lent.held - lent.in_revocation - cap_slabs
         if over > 0:
             self._revoke(borrower, over, cause=Cause.CAPPED)
@@ -409,7 +416,7 @@ class Lender:
         with self._lock:
             if self._is_closed:  # Or a grant could slip in behind the last revocation.
                 return Refusal(Reason.CLOSED)
-            lent = self.arbiter.snapshot().partitions[borrower.partition]
+            lent = self._lent(borrower)
             # Late slabs count as lent.
             room = min(self.cap_slabs, self.arbiter.slab_count) - lent.held - lent.quarantined
             slabs = min(wanted, room)
@@ -418,7 +425,7 @@ class Lender:
             answer = self.arbiter.grant(
                 borrower.partition,
                 slabs,
-                ttl_ns=int(self.policy.lease_ttl_ms * NS_PER_MS),
+                ttl_ns=self._ttl_ns,
                 admission=admission,
             )
             if isinstance(answer, GrantRefusal):
@@ -439,7 +446,7 @@ class Lender:
         idle = sum(one.used == 0 and one.pins == 0 for one in candidates)
         if idle == 0:
             return 0
-        deadline_ns = self.clock.now_ns() + int(self.policy.revoke_ms * NS_PER_MS)
+        deadline_ns = self.clock.now_ns() + self._revoke_ns
         revocation = self.arbiter.revoke(borrower.partition, idle, deadline_ns=deadline_ns)
         return int(self.arbiter.poll(revocation).returned)
 
@@ -462,15 +469,16 @@ class Lender:
     def renew(self) -> None:
         """Say that the borrower lives; its leases last another TTL. Cheap when called often."""
         now_ns = self.clock.now_ns()
-        ttl_ns = int(self.policy.lease_ttl_ms * NS_PER_MS)
-        if now_ns - self._renewed_ns < ttl_ns // 4:
+        if now_ns - self._renewed_ns < self._ttl_ns // 4:
             return
         self._renewed_ns = now_ns
         with self._lock:
             self._leases = [
                 lease
                 for lease in self._leases
-                if self.arbiter.renew(lease.lease_id, lease_epoch=lease.lease_epoch, ttl_ns=ttl_ns)
+                if self.arbiter.renew(
+                    lease.lease_id, lease_epoch=lease.lease_epoch, ttl_ns=self._ttl_ns
+                )
                 not in _LEASE_IS_OVER
             ]
 
@@ -485,21 +493,12 @@ class Lender:
     def is_late(self) -> bool:
         """Whether the borrower still uses slabs whose deadline has passed."""
         borrower = self._borrower
-        if borrower is None:
-            return False
-        return bool(self.arbiter.snapshot().partitions[borrower.partition].quarantined)
+        return borrower is not None and self._lent(borrower).quarantined > 0
 
     def lent_slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
         borrower = self._borrower
-        if borrower is None:
-            return []
-        return [candidate.slab for candidate in self.arbiter.candidates(borrower.partition)]
-
-    @property
-    def takes_ranks(self) -> bool:
-        """Never: a borrower of this process is asked, and knows best at that moment."""
-        return False
+        return [one.slab for one in self.arbiter.candidates(borrower.partition)] if borrower else []
 
     def rank(self, slabs: Sequence[int]) -> None:
         """Do nothing: the borrower is asked."""
@@ -507,10 +506,8 @@ class Lender:
     def slabs_max(self) -> int:
         """The most slabs the borrower could ever hold."""
         borrower = self._borrower
-        if borrower is None:
-            return 0
-        partitions = self.arbiter.snapshot().partitions
-        return min(int(partitions[borrower.partition].limit_slabs), self.lendable_slabs())
+        limit = self._lent(borrower).limit_slabs if borrower else 0
+        return min(limit, self.lendable_slabs())
 
     def lendable_slabs(self) -> int:
         """What serving's reserve leaves of the pool."""
@@ -520,9 +517,7 @@ class Lender:
     def leaving_slabs(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""
         borrower = self._borrower
-        if borrower is None:
-            return frozenset()
-        return frozenset(self.arbiter.leaving(borrower.partition))
+        return frozenset(self.arbiter.leaving(borrower.partition) if borrower else ())
 
     # ---- the keeper's side ----------------------------------------------------------------------
 
@@ -537,8 +532,7 @@ class Lender:
         borrower = self._borrower
         if borrower is not None and borrower.is_alive():
             self.renew()
-        grace_ns = int(self.policy.revoke_ms * NS_PER_MS)
-        for revocation_id in self.arbiter.expire(grace_ns=grace_ns):
+        for revocation_id in self.arbiter.expire(grace_ns=self._revoke_ns):
             if borrower is None:
                 break  # Forgotten meanwhile: all it had is home or quarantined.
             # The borrower has not come by for a whole TTL, so it is not asked: only told.
@@ -561,7 +555,7 @@ class Lender:
         Raises:
             DeadlineExceeded: it is to be taken out.
         """
-        late = self.arbiter.snapshot().partitions[borrower.partition].quarantined
+        late = self._lent(borrower).quarantined
         if late > 0 and self._is_taken_out and borrower.is_done():
             self.arbiter.prove_completion(borrower.partition)
         if late == 0 or self._is_taken_out:
@@ -570,7 +564,7 @@ class Lender:
         now_ns = self.clock.now_ns()
         if self._late_since_ns is None:
             self._late_since_ns = now_ns
-        if now_ns - self._late_since_ns > self.policy.lease_ttl_ms * NS_PER_MS:
+        if now_ns - self._late_since_ns > self._ttl_ns:
             self._is_taken_out = True
             raise DeadlineExceeded(
                 f"the borrower has kept {late} slabs {self.policy.lease_ttl_ms:g} ms past their "
@@ -591,7 +585,7 @@ class Lender:
         borrower = self._borrower
         if borrower is None:
             return
-        lent = self.arbiter.snapshot().partitions[borrower.partition]
+        lent = self._lent(borrower)
         with self._lock:
             under_way = list(self._open)
         try:
