@@ -206,7 +206,8 @@ def test_rollouts_take_no_more_of_a_request_than_its_slowdown(run) -> None:
     running = run(**{**SLACK, "slowdown": 0.5, "tpot_ms": 1e4, "blocking_ms": 1e4})
     serving, creditor = running.rig.serving, running.rig.device._creditor
     running.serve("a")
-    assert serving.begin_step().lent_ms == 0  # It has earned nothing yet.
+    with serving.step() as step:
+        assert step.lent_ms == 0  # It has earned nothing yet.
     assert creditor.last_refusal is QuantumRefusal.BUDGET_SPENT
 
     def is_lent() -> bool:
