@@ -12,8 +12,8 @@ from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.source import Source, SourceAround
+from rose.transfer.views import Row
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights
 
 KEY = Signing(b"k" * 32)

@@ -38,7 +38,7 @@ def test_largest_changes_of_each_tile_are_sent_and_receivers_hold_the_shadow() -
     old, new = before_and_after()
     log = VersionLog()
     publisher = publisher_of(old, log, Selection(share=0.1))
-    [contributor] = publisher._publisher._contributors
+    [contributor] = publisher._contributors
     with Worker(log, old) as worker:
         worker.follow(publisher.publish(new).version)
         held = worker.bits

@@ -22,6 +22,7 @@ from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import LONG_S, NAMELESS, TILE, TILES, changed, row_digest, weights
+from tests.waiting import wait_for
 
 
 @given(st.integers(1, 40), st.integers(0, 39))
@@ -157,9 +158,9 @@ def test_spans_that_are_late_make_no_gap() -> None:
 def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
     chain = Chain()
     chain.publish(4)
-    note, chain.publisher._publisher._on_published = chain.spans.note, None
+    note, chain.publisher._on_published = chain.spans.note, None
     chain.publish(1)
-    chain.publisher._publisher._on_published = note
+    chain.publisher._on_published = note
     chain.publish(2)
     assert chain.spans_there() == [(1, 3), (1, 5), (3, 5), (6, 8)]
     behind = Behind(chain.log, chain.by_n[1])
@@ -201,7 +202,7 @@ def test_with_too_much_waiting_the_oldest_are_left_out() -> None:
 def test_updates_that_are_not_in_a_row_are_no_span() -> None:
     chain = Chain()
     noted: list[Update] = []
-    chain.publisher._publisher._on_published = lambda *args: noted.append(Update(*args))
+    chain.publisher._on_published = lambda *args: noted.append(Update(*args))
     chain.publish(3)
     with pytest.raises(InternalError, match="row"):
         merged_update(noted[0], noted[2], KEY)
@@ -235,8 +236,8 @@ def test_the_thread_makes_spans_and_is_joined() -> None:
         for n in range(8):
             bits = changed(bits, n)
             publisher.publish(bits)
-        assert maker.settle(LONG_S)
-        assert (maker.made, maker.failure) == (7, None)
+        wait_for(lambda: maker.made == 7)
+        assert maker.failure is None
     assert not maker._thread.is_alive()
 
 

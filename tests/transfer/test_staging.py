@@ -18,8 +18,8 @@ from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.receiving.sweep import Sweep
-from rose.transfer.row import Row
 from rose.transfer.source import Source, SourceAround
+from rose.transfer.views import Row
 from tests.transfer.chain_world import KEY, Chain
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, weights
 

@@ -17,8 +17,8 @@ from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.version import Version
+from rose.transfer.views import Row
 from tests.transfer.worker import LONG_S, NAMELESS, TILES, changed, weights
 
 

@@ -24,10 +24,10 @@ from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import NAMELESS, Version
+from rose.transfer.views import Row
 from tests.transfer.worker import Bits, changed, weights
 from tests.transfer.worker import row_digest as digest_in_tiles
 
@@ -65,7 +65,7 @@ class Watched(RowPublisher):
     """A publisher whose shadow can be looked at."""
 
     def shadow_is(self, bits: Bits) -> bool:
-        [contributor] = self._publisher._contributors
+        [contributor] = self._contributors
         shadow = [contributor._shadow.bits(tile) for tile in range(len(self.tiles))]
         return np.array_equal(np.concatenate(shadow), bits)
 

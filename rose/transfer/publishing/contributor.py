@@ -139,11 +139,6 @@ class Contributor:
                 bits = bits.copy()
             yield whole_tile(tile, bits, undone, block_elements=self._block_elements)
 
-    @property
-    def shadow(self) -> TileViews:
-        """Return what receivers of the newest version hold: the policy that rollouts follow."""
-        return self._shadow
-
     def _pack_selected(self, new: Any, tile: int, part: Part) -> Delta:
         shadow, ages = self._shadow.bits(tile), self._ages[tile]
         part.ages[tile] = ages.copy()

@@ -218,9 +218,7 @@ class Publisher:
         self._drift = total_drift(part.drift for part in parts)
         return manifest
 
-    def seed(
-        self, n: int | None = None, tiles: Sequence[int] = ()
-    ) -> tuple[Manifest, dict[int, bytes]] | None:
+    def seed(self, n: int | None, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]] | None:
         """Return a version with some tiles whole, as deltas from zeros, and the digests of all.
 
         Args:
