@@ -363,8 +363,8 @@ def closes(server: PartServer) -> bool:
 def shadow_of(trainer: Trainer) -> list[tuple[int, int]]:
     contributor = trainer.server._contributor
     assert contributor is not None
-    assert isinstance(contributor.shadow, Row)
-    return [contributor.shadow.digest(tile) for tile in THEIRS]
+    assert isinstance(contributor._shadow, Row)
+    return [contributor._shadow.digest(tile) for tile in THEIRS]
 
 
 def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(

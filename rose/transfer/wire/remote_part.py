@@ -14,7 +14,6 @@ from rose.closing import Closing
 from rose.errors import (
     CorruptData,
     InternalError,
-    InvalidArgument,
     RoseError,
     Unavailable,
     check,
@@ -27,7 +26,7 @@ from rose.transfer.publishing.contributor import Part, chunk_of, whole_tile
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.transfer.wire import messages
-from rose.transfer.wire.credentials import open_channel
+from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles
 
 # For a rank to come to the step, to pack it, and to bring its frames.
@@ -249,15 +248,7 @@ class RemotePart(Closing):
         try:
             yield from call
         except grpc.RpcError as error:
-            code, details = call.code(), call.details()
-            if code is grpc.StatusCode.INVALID_ARGUMENT:
-                raise InvalidArgument(f"the part at {self._address}: {details}") from error
-            if code is grpc.StatusCode.UNAUTHENTICATED:
-                raise Unavailable(f"the part at {self._address} wants another token") from error
-            name = "" if code is None else code.name
-            raise Unavailable(
-                f"the part at {self._address} does not answer: {name} {details}"
-            ) from error
+            raise failure_of(f"the part at {self._address}", "this", error) from error
         finally:
             call.cancel()  # of no effect once it is over
 

@@ -110,7 +110,7 @@ class WeightServer(Closing):
         }
 
     def _hello(self, content: bytes) -> messages.HelloReply:
-        messages.decode(messages.HelloRequest, content)
+        messages.decode(messages.Empty, content)
         return self._peers.hello(self._chunks.port)
 
     def _wait(self, content: bytes) -> messages.ManifestsReply:
@@ -131,14 +131,14 @@ class WeightServer(Closing):
         seed = self._log.seed(request.n, request.tiles)
         return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
 
-    def _subscribe(self, content: bytes) -> messages.SubscribeReply:
+    def _subscribe(self, content: bytes) -> messages.Empty:
         self._peers.subscribe(messages.decode(messages.SubscribeRequest, content).receiver)
-        return messages.SubscribeReply()
+        return messages.Empty()
 
-    def _report(self, content: bytes) -> messages.ReportReply:
+    def _report(self, content: bytes) -> messages.Empty:
         request = messages.decode(messages.ReportRequest, content)
         self._log.report(request.receiver, request.n, request.is_match, request.digest)
-        return messages.ReportReply()
+        return messages.Empty()
 
 
 def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes]:
