@@ -201,8 +201,8 @@ class Relay(LocalSource):
     def _forget_run(self) -> None:
         """Drop what is noted by numbers, which mean other weights in another run."""
         self._to_land, self._to_merge, self._awaiting = [], [], {}
-        self._frames.forget_all()
-        self._whole.forget_all()
+        self._frames.forget_below()
+        self._whole.forget_below()
         self._seeds.clear()
 
     def _alive(self, offered: Sequence[Manifest]) -> list[Manifest]:
