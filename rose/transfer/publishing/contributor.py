@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -197,43 +197,3 @@ def whole_tile(
 def chunk_of(tile: int, delta: Delta, frame: bytes) -> Chunk:
     """Return what a manifest says of a frame."""
     return Chunk(tile, len(frame), delta.changed, hashlib.sha256(frame).digest(), delta.digest)
-
-
-class PartOwner(Protocol):
-    """A `Contributor`, or a `RemotePart`, whose contributor is in the process of another rank."""
-
-    @property
-    def owned(self) -> Sequence[int]:
-        """The tiles that are its to send, ascending."""
-        ...
-
-    @property
-    def digests(self) -> TileDigests:
-        """Of its tiles as the newest version has them."""
-        ...
-
-    def begin(self, new: TileViews) -> None:
-        """Hear what `pack` will be asked for, so that all owners work at once; does not wait."""
-        ...
-
-    def pack(self, new: TileViews, part: Part) -> None:
-        """Pack every owned tile that changed, and move the shadow to `new`; `part` is filled."""
-        ...
-
-    def keep(self, part: Part) -> None:
-        """Hold the shadow to be what `part` made of it."""
-        ...
-
-    def give_up(self, part: Part) -> None:
-        """Hear that `take_back` is asked for next, so that all do it at once; does not wait."""
-        ...
-
-    def take_back(self, part: Part) -> bool:
-        """Let the shadow be what it was; return whether it is, bit by bit."""
-        ...
-
-    def whole(
-        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros, as they are or were before some deltas."""
-        ...

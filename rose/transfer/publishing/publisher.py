@@ -3,18 +3,21 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey
-from rose.transfer.publishing.contributor import Part, PartOwner
+from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.selection import Drift, total_drift
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
+
+if TYPE_CHECKING:  # It needs the extra `wire`.
+    from rose.transfer.wire.remote_part import RemotePart
 
 
 class Past:
@@ -61,6 +64,8 @@ class Past:
 SEED_TILES: Final = 16
 SEED_WAIT_S: Final = 60.0
 
+# A rank's part: here, or in the process of that rank.
+PartOwner: TypeAlias = "Contributor | RemotePart"
 Published: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
 
 

@@ -47,7 +47,7 @@ class WeightsElsewhere(TileViews):
 
 
 class RemotePart(Closing):
-    """A `PartOwner` whose contributor is a `PartServer`. One thread uses it.
+    """A contributor to a `Publisher` that is a `PartServer` elsewhere. One thread uses it.
 
     What it packed is fetched from `begin` on, by a thread of its own: all ranks have as long from
     the moment they were asked, whichever is waited for first, and a publisher waits for all of them
