@@ -62,17 +62,17 @@ class Behind:
 
     def follow(self, n: int) -> None:
         for _ in range(100):
-            if self.staging.held.version.n == n:
+            if self.staging.held.n == n:
                 return
             self.round()
-        raise AssertionError(f"100 rounds, and at {self.staging.held.version}")
+        raise AssertionError(f"100 rounds, and at {self.staging.held}")
 
     def round(self, timeout_s: float = 0) -> None:
         """Stage the next version and commit it, if there is one."""
         self.staging.round(timeout_s)
         if (staged := self.staging.take_staged()) is not None:
             self.taken.append(staged.manifest.key)
-            commit = Commit(staged, self.row, self.staging.held.digest)
+            commit = Commit(staged, self.row, self.staging.digest)
             while commit.step():
                 pass
             assert commit.state is CommitState.COMMITTED

@@ -219,7 +219,7 @@ def test_a_span_that_a_merge_does_not_give_is_not_believed() -> None:
     assert world.relay.held(span, manifest.chunks[1].tile) is not None
     with pytest.raises(CorruptData):
         world.relay.chunk(span, manifest.chunks[0].tile)
-    assert late.staging.held.version.n == 0
+    assert late.staging.held.n == 0
 
 
 def test_history_is_fetched_only_as_it_is_asked_for() -> None:
@@ -516,7 +516,7 @@ def test_what_a_disk_lost_is_known_again_after_a_restart() -> None:
     late.source._source = world.relay
     late.follow(4)
     assert np.array_equal(late.bits, world.chain.bits)
-    assert late.staging.statistics().seeds == 0
+    assert late.staging.stats.seeds == 0
     assert len(world.far.crossed) == len(set(world.far.crossed)) + len(
         world.chain.log.frames(single(3)) or {}
     )
@@ -599,7 +599,7 @@ def test_whole_tiles_are_forwarded_and_cross_once() -> None:
     for one in strangers:
         one.follow(3)
         assert np.array_equal(one.bits, world.chain.bits)
-        assert one.staging.statistics().seeds == 1
+        assert one.staging.stats.seeds == 1
     assert len(world.far.crossed) == len(set(world.far.crossed))
     assert len([key for key, _ in world.far.crossed if key.is_whole]) == len(TILES)
 
@@ -627,11 +627,11 @@ def test_a_repair_goes_through_a_relay() -> None:
         staged = one.staging.take_staged()
         if staged is None:
             continue
-        commit = Commit(staged, one.row, one.staging.held.digest)
+        commit = Commit(staged, one.row, one.staging.digest)
         while commit.step():
             pass
         one.staging.report(commit.outcome)
-    assert one.staging.held.version.n == 4
+    assert one.staging.held.n == 4
     assert np.array_equal(one.bits, world.chain.bits)
 
 
@@ -709,7 +709,7 @@ def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetche
             one.round()
     one.follow(2)
     assert np.array_equal(one.bits, world.chain.bits)
-    assert one.staging.statistics().seeds == seeds
+    assert one.staging.stats.seeds == seeds
 
 
 # ---- any order of events
@@ -745,7 +745,7 @@ class Script:
 
     def check(self) -> None:
         for one in self.receivers:
-            n = one.staging.held.version.n
+            n = one.staging.held.n
             assert n == 0 or np.array_equal(one.bits, self.world.chain.by_n[n])
 
     def publish(self) -> None:

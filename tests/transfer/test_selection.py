@@ -42,7 +42,7 @@ def test_largest_changes_of_each_tile_are_sent_and_receivers_hold_the_shadow() -
     with Worker(log, old) as worker:
         worker.follow(publisher.publish(new).version)
         held = worker.bits
-    shadow = np.concatenate([contributor.shadow.bits(tile.index) for tile in TILES])
+    shadow = np.concatenate([contributor._shadow.bits(tile.index) for tile in TILES])
     assert np.array_equal(held, shadow)
     change = np.abs(floats(new) - floats(old))
     for tile in TILES:

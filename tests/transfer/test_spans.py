@@ -34,7 +34,7 @@ def test_a_receiver_that_is_behind_needs_few_updates(newest: int, lag: int) -> N
     chain.publish(newest - start)
     behind.follow(newest)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.statistics().seeds == 0
+    assert behind.staging.stats.seeds == 0
     updates = [key for key in behind.taken if key.base_n > 0]  # but for learning its name
     assert len(updates) <= 2 * max(newest - start, 1).bit_length()
     assert sum(key.n - key.base_n for key in updates) == newest - start
@@ -116,13 +116,13 @@ def test_a_receiver_of_some_tiles_goes_by_spans() -> None:
             break
         manifest = staged.manifest
         assert {tile for tile, _ in staged.deltas} <= set(subset)
-        commit = Commit(staged, some.row, some.staging.held.digest, subscribed=subset)
+        commit = Commit(staged, some.row, some.staging.digest, subscribed=subset)
         while commit.step():
             pass
         assert commit.state is CommitState.COMMITTED
         some.staging.report(commit.outcome)
     assert manifest is not None
-    assert some.staging.held.version.n == 12
+    assert some.staging.held.n == 12
     for tile in subset:
         assert np.array_equal(some.bits[TILES[tile].where], chain.bits[TILES[tile].where])
 
@@ -137,7 +137,7 @@ def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
     behind = Behind(chain.log, chain.by_n[1])
     behind.follow(30)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.statistics().seeds == 0
+    assert behind.staging.stats.seeds == 0
 
 
 def singles(log: VersionLog) -> list[UpdateKey]:

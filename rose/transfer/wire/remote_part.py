@@ -202,7 +202,7 @@ class RemotePart(Closing):
         at = self._tiles[tile]
         bits = np.zeros(at.count, f"u{at.width // 8}")
         delta_apply(bits, delta)
-        return whole_tile(tile, bits, undone, block_elements=delta.block_elements)
+        return whole_tile(tile, bits, undone)
 
     def _sound(self, tile: int, frame: bytes) -> Delta:
         if tile not in self.digests:
