@@ -33,7 +33,7 @@ class Past:
     def __init__(self, log: VersionLog, n: int) -> None:
         self._log = log
         self._newest_n = n
-        self._before: dict[int, Digest] = {}
+        self.digests: dict[int, Digest] = {}  # before, of the tiles that have changed since
         self._since: list[dict[int, Delta]] = []  # ascending
 
     def extend(self, newest_n: int) -> bool:
@@ -46,14 +46,10 @@ class Past:
             if any(delta.rule is not None for delta in deltas.values()):
                 return False  # what went over a slow link is read from its base only
             for tile, frame in frames.items():
-                self._before.setdefault(tile, frame_digests(frame)[0])
+                self.digests.setdefault(tile, frame_digests(frame)[0])
             self._since.append(deltas)
             self._newest_n = n
         return True
-
-    def digests(self) -> dict[int, Digest]:
-        """Return the digests before, of the tiles that have changed since."""
-        return dict(self._before)
 
     def undone(self) -> list[dict[int, Delta]]:
         """Return what leads back, the last version first."""
@@ -247,7 +243,7 @@ class Publisher:
             if version is None or past is None or not past.extend(self._version.n):
                 return None
             digests = self._digests.copy()
-            digests.update(past.digests())
+            digests.update(past.digests)
         made: list[tuple[Chunk, bytes]] = []
         for at in range(0, len(tiles), SEED_TILES):
             self._let_publish()

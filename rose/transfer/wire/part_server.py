@@ -50,7 +50,13 @@ class Detached:
                 functions have not returned.
         """
         answer: Future[T] = Future()
-        self._begin(label)
+        with self._changed:
+            if self._running >= self._most:
+                raise Unavailable(
+                    f"nobody is asked for the weights of '{label}': {self._running} questions "
+                    "before it have not been answered"
+                )
+            self._running += 1
         run = partial(self._run, function, label, answer)
         Thread(run, name=self._name, on_failure=nothing_rests_on_it).start()
         context.add_callback(self._look)
@@ -59,15 +65,6 @@ class Detached:
             if not context.is_active():
                 raise Unavailable(f"nobody waits for the weights of '{label}' any more")
         return answer.result()
-
-    def _begin(self, label: str) -> None:
-        with self._changed:
-            if self._running >= self._most:
-                raise Unavailable(
-                    f"nobody is asked for the weights of '{label}': {self._running} questions "
-                    "before it have not been answered"
-                )
-            self._running += 1
 
     def _run(self, function: Callable[[str], T], label: str, answer: Future[T]) -> None:
         try:
@@ -79,7 +76,7 @@ class Detached:
                 answer.set_exception(Unavailable(f"asked for '{label}', the rank failed"))
             with self._changed:
                 self._running -= 1
-            self._look()
+                self._changed.notify_all()
 
     def _look(self) -> None:
         with self._changed:
