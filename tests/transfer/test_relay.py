@@ -422,7 +422,7 @@ def test_seed_that_is_pulled_outlives_those_of_other_ranks_and_any_number_of_sur
 
 def test_seeds_that_a_relay_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = Chain()
-    seeds = SeedBook(bytes_max=ROOMY)
+    seeds = SeedBook()
 
     def noted(tiles: Sequence[int]) -> None:
         seed = chain.log.seed(None, tiles)
@@ -604,8 +604,9 @@ def test_whole_tiles_are_forwarded_and_cross_once() -> None:
     assert len([key for key, _ in world.far.crossed if key.is_whole]) == len(TILES)
 
 
-def test_whole_tiles_are_bounded() -> None:
-    world = World(seed_bytes_max=1000)
+def test_whole_tiles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rose.transfer.relaying.seed_book.WHOLE_BYTES_MAX", 1000)
+    world = World()
     world.round()
     seed = world.relay.seed(None, range(len(TILES)))
     assert seed is not None
@@ -816,8 +817,9 @@ def test_a_chunk_that_many_ask_for_at_once_is_fetched_once() -> None:
     assert slow.crossed == [(single(2), 3)]
 
 
-def test_those_who_wait_are_bounded_in_number_and_time() -> None:
-    world = World(patience_s=0.05, asking_max=2, landing=Subscription(TILES, []))
+def test_those_who_wait_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rose.transfer.relaying.relay.ASKING_MAX", 2)
+    world = World(patience_s=0.05, landing=Subscription(TILES, []))
     world.round()
     world.publish(share=1.0)
     began, go_on = threading.Event(), threading.Event()
