@@ -43,7 +43,7 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.puller import Puller, sound_delta
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
+from rose.transfer.views import Row
 from rose.units import MIB
 
 GBIT: Final = 1e9

@@ -42,10 +42,9 @@ from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
-from rose.transfer.row import Row
 from rose.transfer.source import Frames, Source, SourceAround
 from rose.transfer.version import NAMELESS
-from rose.transfer.views import ShardViews
+from rose.transfer.views import Row, ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

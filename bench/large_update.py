@@ -23,8 +23,8 @@ from rose.transfer.digests import TileDigests
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.version import NAMELESS
+from rose.transfer.views import Row
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

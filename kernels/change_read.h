@@ -1,5 +1,5 @@
-// Reading the changes of a block, or of a class of a STRAT block, by the threads of a CTA: checked
-// as a whole first, then each change handed to whoever wants it.
+// Reading the changes of a block by the threads of a CTA: checked as a whole first, then each
+// change handed to whoever wants it.
 #pragma once
 
 #include "block_scan.h"
@@ -69,14 +69,14 @@ ROSE_DEVICE bool read_layout(const Entry& entry, const u32* payload, u32 element
   if (entry.listed > entry.changed || entry.words >= raw_words(elements, width)) return false;
   const bool are_all = entry.listed != 0 && entry.listed == entry.changed;
   layout = first_sections(0, {elements, entry.changed, entry.listed, 0, 0, are_all}, width,
-                          entry.kind == kBitmap, kAtWords);
+                          entry.kind == kBitmap);
   u32 shape = 0;
   if (entry.listed != 0) {
     if (layout.shape_at / 32 >= entry.words) return false;
     shape = payload[layout.shape_at / 32];
     if ((shape & 0xFF) >= width || shape >> 8 > entry.listed) return false;
   }
-  complete(layout, shape >> 8, shape & 0xFF, kAtWords);
+  complete(layout, shape >> 8, shape & 0xFF);
   return layout.end == 32 * entry.words && are_tails_clear(payload, layout);
 }
 

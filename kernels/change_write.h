@@ -1,5 +1,5 @@
-// Writing the sections of a block, or of a class of a STRAT block, by the threads of a CTA: each
-// writes the changes of its own kElementsOfThread elements.
+// Writing the sections of a block by the threads of a CTA: each writes the changes of its own
+// kElementsOfThread elements.
 #pragma once
 
 #include "bit_window.h"

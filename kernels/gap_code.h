@@ -1,5 +1,5 @@
-// The format of a delta: entries, and where the sections of a GAP or BITMAP block lie; those of a
-// class of a STRAT block are the same without borders. docs/protocol.md, "Deltas", is the text.
+// The format of a delta: entries, and where the sections of a GAP or BITMAP block lie.
+// docs/protocol.md, "Deltas", is the text.
 #pragma once
 
 #include "device.h"
@@ -10,7 +10,6 @@ constexpr u32 kEmpty = 0;
 constexpr u32 kGap = 1;
 constexpr u32 kRaw = 2;
 constexpr u32 kBitmap = 3;
-constexpr u32 kStrat = 4;
 // Never on a wire: a kernel found no room in the arena. delta_pack then did not change the block's
 // shadow, so to whoever reads the delta it is EMPTY, and the next pack finds all of it again.
 constexpr u32 kDeferred = 15;
@@ -50,11 +49,8 @@ ROSE_HD inline u32 size_of(u32 difference, u32 width) {
 
 // ---- sections -----------------------------------------------------------------------------------
 
-// Where sections begin: at words in a block, anywhere in a STRAT stream.
-constexpr u32 kAtWords = 32;
-constexpr u32 kAtBits = 1;
-
-ROSE_HD inline u32 border(u32 at, u32 grain) { return (at + grain - 1) & ~(grain - 1); }
+// Sections begin at words.
+ROSE_HD inline u32 border(u32 at) { return (at + 31) & ~u32{31}; }
 
 // Elias-Fano of `count` numbers below `universe`, 0 < count <= universe. Places are bits from the
 // start of the block's payload.
@@ -68,19 +64,18 @@ struct EliasFano {
   u32 end;  // the first bit after it
 };
 
-ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at, u32 grain) {
+ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at) {
   const u32 low_bits = floor_log2(universe / count);
   const u32 high_bits = count + ((universe - 1) >> low_bits);
-  const u32 low_at = border(at + high_bits, grain);
-  return {
-      universe, count, low_bits, high_bits, at, low_at, border(low_at + count * low_bits, grain)};
+  const u32 low_at = border(at + high_bits);
+  return {universe, count, low_bits, high_bits, at, low_at, border(low_at + count * low_bits)};
 }
 
 ROSE_HD inline u32 elias_fano_words(u32 universe, u32 count) {
-  return elias_fano(universe, count, 0, kAtWords).end / 32;
+  return elias_fano(universe, count, 0).end / 32;
 }
 
-// How the changes of a block, or of a class of it, are written.
+// How the changes of a block are written.
 struct ChangeCounts {
   u32 universe;  // elements
   u32 changed;   // 1 to `universe`
@@ -109,54 +104,49 @@ struct ChangeLayout {
 
 // The sections from bit `at` on, up to the signs; complete() adds the rest, once it is known.
 ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u32 width,
-                                           bool is_bitmap, u32 grain) {
+                                           bool is_bitmap) {
   ChangeLayout layout{};
   layout.counts = counts;
   layout.width = width;
   layout.is_bitmap = is_bitmap;
   if (is_bitmap) {
-    layout.positions = {counts.universe,
-                        counts.changed,
-                        0,
-                        counts.universe,
-                        at,
-                        at,
-                        border(at + counts.universe, grain)};
+    layout.positions = {
+        counts.universe, counts.changed, 0, counts.universe, at, at, border(at + counts.universe)};
   } else {
-    layout.positions = elias_fano(counts.universe, counts.changed, at, grain);
+    layout.positions = elias_fano(counts.universe, counts.changed, at);
   }
   layout.signs_at = layout.positions.end;
-  layout.shape_at = border(layout.signs_at + counts.changed, grain);
+  layout.shape_at = border(layout.signs_at + counts.changed);
   layout.end = layout.shape_at;
   return layout;
 }
 
 // `large` and `magnitude_bits` may be given later than the other counts: a block's payload says
 // them.
-ROSE_HD inline void complete(ChangeLayout& layout, u32 large, u32 magnitude_bits, u32 grain) {
+ROSE_HD inline void complete(ChangeLayout& layout, u32 large, u32 magnitude_bits) {
   ChangeCounts& counts = layout.counts;
   counts.large = large;
   counts.magnitude_bits = magnitude_bits;
   if (counts.listed == 0) return;
-  u32 at = layout.shape_at + (grain == kAtWords ? 32 : 0);
+  u32 at = layout.shape_at + 32;
   if (!counts.are_all_listed) {
-    layout.ranks = elias_fano(counts.changed, counts.listed, at, grain);
+    layout.ranks = elias_fano(counts.changed, counts.listed, at);
     at = layout.ranks.end;
   }
   layout.magnitudes_at = at;
-  at = border(at + counts.listed * magnitude_bits, grain);
+  at = border(at + counts.listed * magnitude_bits);
   if (large != 0) {
-    layout.larges = elias_fano(counts.listed, large, at, grain);
+    layout.larges = elias_fano(counts.listed, large, at);
     layout.large_at = layout.larges.end;
-    at = border(layout.large_at + large * layout.width, grain);
+    at = border(layout.large_at + large * layout.width);
   }
   layout.end = at;
 }
 
 ROSE_HD inline ChangeLayout change_layout(u32 at, const ChangeCounts& counts, u32 width,
-                                          bool is_bitmap, u32 grain) {
-  ChangeLayout layout = first_sections(at, counts, width, is_bitmap, grain);
-  complete(layout, counts.large, counts.magnitude_bits, grain);
+                                          bool is_bitmap) {
+  ChangeLayout layout = first_sections(at, counts, width, is_bitmap);
+  complete(layout, counts.large, counts.magnitude_bits);
   return layout;
 }
 

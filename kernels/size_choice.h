@@ -91,7 +91,7 @@ ROSE_DEVICE BlockPlan plan_of(u32 elements, u32 width, u32 changed, u32 far, con
   const bool is_bitmap = bitmap < gap;
   const ChangeCounts counts{elements, changed, listed, chosen.large, chosen.magnitude_bits,
                             are_all};
-  const ChangeLayout layout = change_layout(0, counts, width, is_bitmap, kAtWords);
+  const ChangeLayout layout = change_layout(0, counts, width, is_bitmap);
   return {{is_bitmap ? kBitmap : kGap, changed, listed, layout.end / 32}, layout};
 }
 

@@ -1376,43 +1376,6 @@ class DeviceCodec:
         first_index: int = 0,
         seed: int = 0,
     ) -> None: ...
-    def strat_pack(
-        self,
-        *,
-        entries: int,
-        offsets: int,
-        payload: int,
-        base: int,
-        differences: int,
-        width: int,
-        count: int,
-        block_elements: int,
-        rule: Sequence[int],
-        arena: int,
-        arena_words: int,
-        cursor: int,
-        link_entries: int,
-        link_offsets: int,
-        stream: int,
-        base_box: Sequence[int] | None = None,
-    ) -> None: ...
-    def strat_unpack(
-        self,
-        *,
-        entries: int,
-        offsets: int,
-        payload: int,
-        payload_words: int,
-        base: int,
-        differences: int,
-        width: int,
-        count: int,
-        block_elements: int,
-        rule: Sequence[int],
-        bad_block: int,
-        stream: int,
-        base_box: Sequence[int] | None = None,
-    ) -> None: ...
 
 class DeviceQuantiser:
     @staticmethod

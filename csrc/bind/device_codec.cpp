@@ -141,54 +141,6 @@ void device_digest(const DeviceCodec& codec, Address bits, std::uint64_t width, 
   check_unlocked([&] { return codec.digest(params, stream_of(stream)); });
 }
 
-// shift, exponent_bits, origin, all_mask, and the magnitude bits of class c in bits 8 c to 8 c + 7.
-using DeviceRule = std::array<std::uint64_t, 5>;
-
-kernels::StratRule device_rule_of(const DeviceRule& rule) {
-  return {rule[0], rule[1], rule[2], rule[3], rule[4]};
-}
-
-void device_strat_pack(const DeviceCodec& codec, Address entries, Address offsets, Address payload,
-                       Address base, Address differences, std::uint64_t width, std::uint64_t count,
-                       std::uint64_t block_elements, const DeviceRule& rule, Address arena,
-                       std::uint64_t arena_words, Address cursor, Address link_entries,
-                       Address link_offsets, std::uint64_t stream, const Lie& base_box) {
-  const kernels::StratPackParams params{.entries = at<std::uint64_t>(entries),
-                                        .offsets = at<std::uint64_t>(offsets),
-                                        .payload = at<std::uint32_t>(payload),
-                                        .base = box_at(base, base_box, count),
-                                        .differences = at<std::uint8_t>(differences),
-                                        .width = width,
-                                        .count = count,
-                                        .block_elements = block_elements,
-                                        .rule = device_rule_of(rule),
-                                        .arena = at<std::uint32_t>(arena),
-                                        .arena_words = arena_words,
-                                        .cursor = at<std::uint64_t>(cursor),
-                                        .link_entries = at<std::uint64_t>(link_entries),
-                                        .link_offsets = at<std::uint64_t>(link_offsets)};
-  check_unlocked([&] { return codec.strat_pack(params, stream_of(stream)); });
-}
-
-void device_strat_unpack(const DeviceCodec& codec, Address entries, Address offsets,
-                         Address payload, std::uint64_t payload_words, Address base,
-                         Address differences, std::uint64_t width, std::uint64_t count,
-                         std::uint64_t block_elements, const DeviceRule& rule, Address bad_block,
-                         std::uint64_t stream, const Lie& base_box) {
-  const kernels::StratUnpackParams params{.entries = at<std::uint64_t>(entries),
-                                          .offsets = at<std::uint64_t>(offsets),
-                                          .payload = at<std::uint32_t>(payload),
-                                          .payload_words = payload_words,
-                                          .base = box_at(base, base_box, count),
-                                          .differences = at<std::uint8_t>(differences),
-                                          .width = width,
-                                          .count = count,
-                                          .block_elements = block_elements,
-                                          .rule = device_rule_of(rule),
-                                          .bad_block = at<std::uint64_t>(bad_block)};
-  check_unlocked([&] { return codec.strat_unpack(params, stream_of(stream)); });
-}
-
 }  // namespace
 
 void bind_device_codec(py::module_& module) {
@@ -219,17 +171,7 @@ void bind_device_codec(py::module_& module) {
            py::arg("budget"), py::arg("threshold"), py::arg("stream"))
       .def("digest", &device_digest, py::kw_only(), py::arg("bits"), py::arg("width"),
            py::arg("count"), py::arg("sums"), py::arg("stream"), py::arg("bits_box") = py::none(),
-           py::arg("first_index") = 0, py::arg("seed") = 0)
-      .def("strat_pack", &device_strat_pack, py::kw_only(), py::arg("entries"), py::arg("offsets"),
-           py::arg("payload"), py::arg("base"), py::arg("differences"), py::arg("width"),
-           py::arg("count"), py::arg("block_elements"), py::arg("rule"), py::arg("arena"),
-           py::arg("arena_words"), py::arg("cursor"), py::arg("link_entries"),
-           py::arg("link_offsets"), py::arg("stream"), py::arg("base_box") = py::none())
-      .def("strat_unpack", &device_strat_unpack, py::kw_only(), py::arg("entries"),
-           py::arg("offsets"), py::arg("payload"), py::arg("payload_words"), py::arg("base"),
-           py::arg("differences"), py::arg("width"), py::arg("count"), py::arg("block_elements"),
-           py::arg("rule"), py::arg("bad_block"), py::arg("stream"),
-           py::arg("base_box") = py::none());
+           py::arg("first_index") = 0, py::arg("seed") = 0);
 }
 
 }  // namespace rose::bind

@@ -83,24 +83,6 @@ Status check_keyed(bool is_keyed, std::uint64_t width) noexcept {
                                   "; thresholds and ages are for elements of 16 bits");
 }
 
-// By the rules of the header.
-Status check_device_rule(const kernels::StratRule& rule, std::uint64_t width) noexcept {
-  if (rule.shift > width || rule.exponent_bits > width - rule.shift) {
-    return Status::invalid_argument("the class rule looks at bits " + std::to_string(rule.shift) +
-                                    " to " + std::to_string(rule.shift + rule.exponent_bits) +
-                                    " of elements of " + std::to_string(width));
-  }
-  for (std::uint32_t c = 0; c < kernels::kClasses; ++c) {
-    const std::uint32_t bits = kernels::magnitude_bits_of(rule, c);
-    if (bits >= width) {
-      return Status::invalid_argument("the class rule has magnitudes of " + std::to_string(bits) +
-                                      " bits in class " + std::to_string(c) + "; elements have " +
-                                      std::to_string(width));
-    }
-  }
-  return {};
-}
-
 Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcept {
   const std::uint64_t in_word = kernels::kBitsOfDigestWord / width;
   if (first_index % in_word == 0) return {};
@@ -114,13 +96,9 @@ Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcep
 Result<CodecPtr> DeviceCodec::create(driver::DevicePtr device) noexcept {
   Libraries libraries;
   const std::pair<const char*, std::shared_ptr<const KernelLibrary>*> places[]{
-      {"delta_pack", &libraries.delta_pack},
-      {"delta_apply", &libraries.delta_apply},
-      {"topk_pack", &libraries.topk_pack},
-      {"topk_unpack", &libraries.topk_unpack},
+      {"delta_pack", &libraries.delta_pack}, {"delta_apply", &libraries.delta_apply},
+      {"topk_pack", &libraries.topk_pack},   {"topk_unpack", &libraries.topk_unpack},
       {"digest", &libraries.digest},
-      {"strat_pack", &libraries.strat_pack},
-      {"strat_unpack", &libraries.strat_unpack},
   };
   for (const auto& [name, place] : places) {
     auto library = KernelLibrary::create(device, name);
@@ -143,8 +121,6 @@ Result<CodecPtr> DeviceCodec::create(Libraries libraries) noexcept {
       {*libraries.topk_pack, "topk_histogram_kernel", codec->topk_histogram_},
       {*libraries.topk_pack, "topk_threshold_kernel", codec->topk_threshold_},
       {*libraries.digest, "digest_kernel", codec->digest_},
-      {*libraries.strat_pack, "strat_pack_kernel", codec->strat_pack_},
-      {*libraries.strat_unpack, "strat_unpack_kernel", codec->strat_unpack_},
   };
   for (const auto& [library, name, place] : kernels) {
     const Result<CUkernel> kernel = library.kernel(name);
@@ -261,37 +237,6 @@ Status DeviceCodec::digest(const kernels::DigestParams& params, CUstream stream)
   ROSE_TRY(check_first_index(params.first_index, params.width));
   const driver::Grid grid = persistent_grid(params.count, kernels::kDigestThreads, 1);
   return libraries_.digest->launch(digest_, grid, stream, params);
-}
-
-Status DeviceCodec::strat_pack(const kernels::StratPackParams& params,
-                               CUstream stream) const noexcept {
-  if (params.count == 0) return {};
-  ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_device_rule(params.rule, params.width));
-  ROSE_TRY(check_box("base", params.base, params.width));
-  ROSE_TRY(check_addresses({{"entries", params.entries},
-                            {"offsets", params.offsets},
-                            {"payload", params.payload, Null::kAllowed},
-                            {"differences", params.differences, Null::kRefused, params.width / 8},
-                            {"arena", params.arena, null_if_empty(params.arena_words)},
-                            {"cursor", params.cursor},
-                            {"link_entries", params.link_entries},
-                            {"link_offsets", params.link_offsets}}));
-  return launch_blocks(*libraries_.strat_pack, strat_pack_, params, stream);
-}
-
-Status DeviceCodec::strat_unpack(const kernels::StratUnpackParams& params,
-                                 CUstream stream) const noexcept {
-  if (params.count == 0) return {};
-  ROSE_TRY(check_width(params.width));
-  ROSE_TRY(check_device_rule(params.rule, params.width));
-  ROSE_TRY(check_box("base", params.base, params.width));
-  ROSE_TRY(check_addresses({{"entries", params.entries},
-                            {"offsets", params.offsets},
-                            {"payload", params.payload, null_if_empty(params.payload_words)},
-                            {"differences", params.differences, Null::kRefused, params.width / 8},
-                            {"bad_block", params.bad_block}}));
-  return launch_blocks(*libraries_.strat_unpack, strat_unpack_, params, stream);
 }
 
 }  // namespace rose::transfer

@@ -8,8 +8,6 @@
 #include "kernels/delta_apply.h"
 #include "kernels/delta_pack.h"
 #include "kernels/digest.h"
-#include "kernels/strat_pack.h"
-#include "kernels/strat_unpack.h"
 #include "kernels/topk_pack.h"
 #include "kernels/topk_unpack.h"
 
@@ -30,8 +28,6 @@ class DeviceCodec {
     std::shared_ptr<const driver::KernelLibrary> topk_pack;
     std::shared_ptr<const driver::KernelLibrary> topk_unpack;
     std::shared_ptr<const driver::KernelLibrary> digest;
-    std::shared_ptr<const driver::KernelLibrary> strat_pack;
-    std::shared_ptr<const driver::KernelLibrary> strat_unpack;
   };
 
   // The kernels of this build, all put on the device now. Unavailable when the build has none.
@@ -44,8 +40,6 @@ class DeviceCodec {
   Status topk_histogram(const kernels::TopkHistogramParams& params, CUstream stream) const noexcept;
   Status topk_threshold(const kernels::TopkThresholdParams& params, CUstream stream) const noexcept;
   Status digest(const kernels::DigestParams& params, CUstream stream) const noexcept;
-  Status strat_pack(const kernels::StratPackParams& params, CUstream stream) const noexcept;
-  Status strat_unpack(const kernels::StratUnpackParams& params, CUstream stream) const noexcept;
 
  private:
   DeviceCodec() noexcept = default;
@@ -65,8 +59,6 @@ class DeviceCodec {
   CUkernel topk_histogram_{nullptr};
   CUkernel topk_threshold_{nullptr};
   CUkernel digest_{nullptr};
-  CUkernel strat_pack_{nullptr};
-  CUkernel strat_unpack_{nullptr};
   unsigned multiprocessors_{0};
 };
 

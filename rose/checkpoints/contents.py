@@ -76,7 +76,6 @@ class TensorDelta:
         dtype: a key of `STORED_DTYPES`.
         shape: of its elements.
         presence: where it is.
-        tied_to: an earlier tensor that has the same bits before and after; None mostly.
         tiles: all of it.
     """
 
@@ -84,7 +83,6 @@ class TensorDelta:
     dtype: str
     shape: tuple[int, ...]
     presence: Presence
-    tied_to: str | None
     tiles: tuple[TensorTile, ...]
 
     @property

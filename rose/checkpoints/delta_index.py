@@ -65,11 +65,6 @@ def read_tensors(
         CorruptData: the entries are not sound, or not of these tensors.
     """
     tensors = tuple(_tensor(entry, body, tile_units) for entry in entries)
-    names: set[str] = set()
-    for tensor in tensors:
-        if tensor.tied_to is not None and tensor.tied_to not in names:
-            raise CorruptData(f"its tensor {tensor.name!r} is tied to one that is not before it")
-        names.add(tensor.name)
     for layout, other in ((old, Presence.NEW), (new, Presence.OLD)):
         said = sorted(tensor.key for tensor in tensors if tensor.presence is not other)
         if said != sorted(_keys(layout)):
@@ -106,7 +101,7 @@ def _file_name(entry: Any) -> str:
 
 def _tensor(entry: Any, body: DeltaBody, tile_units: int) -> TensorDelta:
     name, dtype, presence = (field(entry, one, str) for one in ("name", "dtype", "in"))
-    shape, tied_to = field(entry, "shape", list), field(entry, "tied_to", str | None)
+    shape = field(entry, "shape", list)
     is_sound = (
         dtype in STORED_DTYPES
         and presence in {one.value for one in Presence}
@@ -115,7 +110,7 @@ def _tensor(entry: Any, body: DeltaBody, tile_units: int) -> TensorDelta:
     if not is_sound:
         raise CorruptData(f"its tensor {name!r} has fields that no tensor has")
     tiles = tuple(_tile(tile, body) for tile in field(entry, "tiles", list))
-    tensor = TensorDelta(name, dtype, tuple(shape), Presence(presence), tied_to, tiles)
+    tensor = TensorDelta(name, dtype, tuple(shape), Presence(presence), tiles)
     if len(tiles) != ceil_div(units_of(tensor), tile_units):
         raise CorruptData(f"its tensor {name!r} has {len(tiles)} tiles, which are not all of it")
     return tensor

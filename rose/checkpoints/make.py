@@ -20,7 +20,6 @@ from rose.checkpoints.contents import (
     layout_of,
     pairs,
 )
-from rose.checkpoints.safetensors_file import Units
 from rose.errors import InvalidArgument
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.digests import Digest
@@ -64,10 +63,8 @@ def make_delta_file(
             name: _describe_layout(layout_of(one), body)
             for name, one in (("old", old), ("new", new))
         }
-        tensors = _Tensors(body, tile_units)
-        for pair in pairs(old, new):
-            tensors.add(pair, advance)
-        described = [_describe_tensor(tensor) for tensor in tensors.found]
+        tensors = tuple(_packed(pair, body, tile_units, advance) for pair in pairs(old, new))
+        described = [_describe_tensor(tensor) for tensor in tensors]
         content = {"format": FORMAT, "tile_units": tile_units, **sides, "tensors": described}
         index = json.dumps(content, separators=(",", ":")).encode()
         file.write(index)
@@ -75,7 +72,7 @@ def make_delta_file(
         sha256 = hashlib.sha256(index).digest()
         header = HEADER.pack(MAGIC, FORMAT, 0, body.nbytes, len(index), sha256, 0)
         file.write(header + CRC.pack(zlib.crc32(header)))
-    return tuple(tensors.found)
+    return tensors
 
 
 class _Body:
@@ -96,38 +93,15 @@ class _Body:
         return piece
 
 
-class _Tensors:
-    """Packs tensors, and sees which of them are tied."""
-
-    def __init__(self, body: _Body, tile_units: int) -> None:
-        self._body = body
-        self._tile_units = tile_units
-        self._names: dict[Any, str] = {}
-        self.found: list[TensorDelta] = []
-
-    def add(self, pair: Pair, advance: Advance) -> None:
-        stored = pair.stored
-        tiles = []
-        for old, new in pair.tiles(self._tile_units):
-            tiles.append(self._pack(old, new))
-            advance(old.nbytes)
-        alike = (stored.dtype, stored.shape, pair.presence, tuple(tiles))
-        tied_to = self._names.setdefault(alike, stored.name) if tiles else stored.name
-        self.found.append(
-            TensorDelta(
-                stored.name,
-                stored.dtype,
-                stored.shape,
-                pair.presence,
-                None if tied_to == stored.name else tied_to,
-                tuple(tiles),
-            )
-        )
-
-    def _pack(self, old: Units, new: Units) -> TensorTile:
+def _packed(pair: Pair, body: _Body, tile_units: int, advance: Advance) -> TensorDelta:
+    stored = pair.stored
+    tiles = []
+    for old, new in pair.tiles(tile_units):
         delta = delta_pack(new, old.copy(), threads=THREADS)
-        frame = self._body.add(delta.to_bytes()) if delta.changed else None
-        return TensorTile(delta.base_digest, delta.digest, frame)
+        frame = body.add(delta.to_bytes()) if delta.changed else None
+        tiles.append(TensorTile(delta.base_digest, delta.digest, frame))
+        advance(old.nbytes)
+    return TensorDelta(stored.name, stored.dtype, stored.shape, pair.presence, tuple(tiles))
 
 
 def _describe_layout(layout: Layout, body: _Body) -> dict[str, Any]:
@@ -148,7 +122,6 @@ def _describe_tensor(tensor: TensorDelta) -> dict[str, Any]:
         "dtype": tensor.dtype,
         "shape": tensor.shape,
         "in": tensor.presence.value,
-        "tied_to": tensor.tied_to,
         "tiles": [
             {
                 "old": hexadecimal(tile.old),

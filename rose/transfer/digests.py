@@ -52,11 +52,6 @@ class TileDigests:
         self._parts = dict(parts)
         self._total = digest_sum(keyed(tile, part) for tile, part in self._parts.items())
 
-    @classmethod
-    def of(cls, parts: Iterable[Digest]) -> "TileDigests":
-        """Take the digests of all tiles in their order."""
-        return cls(dict(enumerate(parts)))
-
     @property
     def total(self) -> Digest:
         """Return the digest of what is held."""

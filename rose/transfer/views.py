@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, digest
 from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.tiles import Tiles
 
 
 class TileViews(Protocol):
@@ -73,3 +77,17 @@ class ShardViews:
             return self._places[tile]
         except KeyError:
             raise InvalidArgument(f"tile {tile} is not of this shard") from None
+
+
+class Row(ShardViews):
+    """A row of 16-bit elements on the host: the plainest target of a commit.
+
+    Args:
+        bits: (n,) uint16; not copied.
+        tiles: how it is cut.
+    """
+
+    def __init__(self, bits: npt.NDArray[np.uint16], tiles: Tiles) -> None:
+        if bits.shape != (tiles.count,):
+            raise InvalidArgument(f"bits of shape {bits.shape} are no row of {tiles.count}")
+        super().__init__({tile.index: (bits[tile.where],) for tile in tiles})

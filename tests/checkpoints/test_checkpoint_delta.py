@@ -190,8 +190,6 @@ def test_file_says_what_each_tensor_is(pair: tuple[Path, Path, Path]) -> None:
     _, _, file = pair
     with DeltaFile(file) as delta:
         tensors = {one.name: one for one in delta.tensors}
-    assert tensors["tied"].tied_to == "a.BF16"
-    assert [one.name for one in tensors.values() if one.tied_to] == ["tied"]
     assert tensors["tied"].tiles == tensors["a.BF16"].tiles  # the frames are there once
     assert all(tile.frame is None for tile in tensors["same"].tiles)
     assert (tensors["empty"].tiles, tensors["scalar"].shape) == ((), ())

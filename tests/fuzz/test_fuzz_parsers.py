@@ -36,17 +36,15 @@ def written() -> dict[int, bytes]:
     DiskStore(disk, bytes_max=1 << 20).put(manifest, frames)
     said = {
         "HelloReply": messages.HelloReply("a", "relay", 5, layout=manifest.layout),
-        "HelloRequest": messages.HelloRequest(),
+        "Empty": messages.Empty(),
         "ManifestsReply": messages.ManifestsReply(
             (*log.wait_manifests(-1, 0), log.seed(None, (0, 3))), 7
         ),
         "PartAsk": messages.PartAsk(1, 2, 1, "ab" * 32, "step 2", (0, 2)),
         "PartDigests": messages.PartDigests((0,), ((1, 2),)),
         "PartFrame": messages.PartFrame(0, b"frame"),
-        "ReportReply": messages.ReportReply(),
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),
         "SeedRequest": messages.SeedRequest(5, (0, 3)),
-        "SubscribeReply": messages.SubscribeReply(),
         "SubscribeRequest": messages.SubscribeRequest("a"),
         "WaitRequest": messages.WaitRequest(5, 100),
     }

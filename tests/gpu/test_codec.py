@@ -12,7 +12,6 @@ from rose import _core
 from tests.gpu import codec_checks as codec
 from tests.gpu.codec_checks import LARGE, SMALL
 from tests.gpu.twins import CudaTwin, Packed, table_of
-from tests.kernels.cases import link_of
 from tests.reference import delta as reference
 
 pytestmark = pytest.mark.gpu
@@ -136,39 +135,6 @@ def gathered(blocks: Any, like: Any) -> reference.Delta:
         (0, 0),
     )
     return packed.gathered()
-
-
-@pytest.mark.parametrize("width", [8, 16, 32])
-def test_merge_does_what_both_do(rng: np.random.Generator, width: int) -> None:
-    codec_of_gpu = embedded()
-    middle, old = codec.two_versions(rng, 3 * SMALL + 5, share=0.05, width=width)
-    by, _ = codec.two_versions(rng, len(old), share=0.05, width=width)
-    new = np.where(rng.random(len(old)) < 0.1, by, middle).astype(old.dtype)
-    first, second = (
-        reference.pack(after, before.copy(), block_elements=SMALL)
-        for after, before in ((middle, old), (new, middle))
-    )
-    merged, bad = codec_of_gpu.delta_merge(
-        on_gpu_table(first), on_gpu_table(second), like=on_gpu(old), block_elements=SMALL
-    )
-    assert int(bad) == -1
-    assert gathered(merged, first) == reference.merge(first, second)
-
-
-@pytest.mark.parametrize("width", [8, 16, 32])
-def test_delta_crosses_a_link(width: int) -> None:
-    codec_of_gpu = embedded()
-    one = link_of(width, 4 * SMALL + 777, 0.02)
-    link, bad = codec_of_gpu.strat_pack(
-        on_gpu(one.old), *on_gpu_table(one.delta), block_elements=SMALL, rule=one.rule
-    )
-    assert int(bad) == -1
-    assert gathered(link, one.delta) == one.link
-    again, bad = codec_of_gpu.strat_unpack(
-        on_gpu(one.old), *on_gpu_table(one.link), block_elements=SMALL, rule=one.rule
-    )
-    assert int(bad) == -1
-    assert gathered(again, one.delta) == one.delta
 
 
 def test_part_of_a_tensor_is_taken_where_it_lies(rng: np.random.Generator) -> None:

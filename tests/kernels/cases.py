@@ -6,17 +6,15 @@ from itertools import product
 
 import numpy as np
 
-from tests.kernels.links import BLOCK, RULE, Link, bitmap_link
 from tests.kernels.on_cpu import BINS, KernelsOnCpu
 from tests.reference import delta as reference
-from tests.reference import strat
 from tests.reference.delta import BITMAP, GAP, RAW, STRAT, Ages, Bits, Delta, entry_of
-from tests.vectors.delta_v2 import RULES
 
 # Zeros, subnormals, the ends of binades, infinities, NaNs: all of them to all of them.
 SPECIAL = [0, 1, 0x7F, 0x80, 0x81, 0x3F80, 0x7F7F, 0x7F80, 0x7F81, 0x7FFF]
 SPECIAL += [0x8000 | bits for bits in SPECIAL]
 SEED = 0xFEDCBA9876543210
+BLOCK = 16_384
 
 
 @dataclass(frozen=True)
@@ -233,116 +231,6 @@ def fast_threshold(new: Bits, old: Bits, budget: int, ages: Ages | None = None) 
         else:
             low = middle + 1
     return low
-
-
-# ---- STRAT ---------------------------------------------------------------------------------------
-
-
-@cache
-def link_of(width: int, count: int, density: float) -> Link:
-    """Weights as training has them; the first quarter changes by anything and stays as it is."""
-    random = np.random.default_rng(count + width)
-    old = random.normal(0, 0.02, count).astype(np.float32).view(np.uint32) >> (32 - width)
-    old = old.astype(f"u{width // 8}")
-    by = random.geometric(0.8, count)
-    by[random.random(count) < 0.01] = 1 << (width - 1)
-    by[random.random(count) >= density] = 0
-    by[: count // 4] = random.integers(1 << (width - 2), 1 << (width - 1), count // 4)
-    by = np.where(random.random(count) < 0.5, by, -by)
-    delta = reference.pack((old + by).astype(old.dtype), old.copy(), block_elements=BLOCK)
-    rule = RULES[width]
-    return Link(old, delta, rule, strat.strat_pack(delta, old, rule))
-
-
-LINKS = [
-    (width, count, density)
-    for width in WIDTHS
-    for count, density in ((1, 1.0), (33, 0.3), (4 * 16_384 + 777, 0.02))
-]
-LINKS += [(16, 2 * 16_384 + 1, 0.5)]  # all of its blocks stay as they are
-
-
-def link_agrees(kernels: KernelsOnCpu, one: Link) -> None:
-    """A delta is recoded as the reference does it, and its STRAT blocks are read again."""
-    packed = kernels.strat_pack(one.delta, one.old, one.rule)
-    assert packed.entries == one.link.entries
-    assert packed.payload() == one.link.payload
-    assert packed.cursor == len(one.link.payload)
-    differences, bad = kernels.strat_unpack(one.link, one.old, one.rule)
-    assert bad is None
-    wanted = np.zeros_like(one.old)
-    reference.apply(one.delta, wanted)
-    for block, entry in enumerate(one.link.entries):
-        part = slice(block * BLOCK, (block + 1) * BLOCK)
-        kept = wanted[part] if entry & 15 == STRAT else np.zeros_like(wanted[part])
-        assert np.array_equal(differences[part], kept)
-
-
-def strat_corruptions() -> list[tuple[str, Delta]]:
-    """Links whose last block says what no `strat_pack` writes."""
-    link = link_of(16, 4 * 16_384 + 777, 0.02).link
-    at, entry = len(link.entries) - 1, link.entries[-1]
-    words = entry >> 44
-    assert entry & 15 == STRAT
-    start = len(link.payload) - words
-    short = link.payload[:-1]
-
-    def with_entry(by: int, payload: list[int]) -> Delta:
-        return replace(link, entries=[*link.entries[:at], entry + by], payload=payload)
-
-    zeros = [*link.payload[:start], *[0] * words]
-    ones = [*link.payload[:start], *[0xFFFFFFFF] * words]
-    return [
-        ("one_change_more", with_entry(1 << 4, link.payload)),
-        ("one_change_less", with_entry(-1 << 4, link.payload)),
-        ("nothing_changes", with_entry(-(entry & 0xFFFFF0), link.payload)),
-        ("listed", with_entry(1 << 24, link.payload)),
-        ("a_word_more", with_entry(1 << 44, [*link.payload, 0])),
-        ("a_word_less", with_entry(-1 << 44, short)),
-        ("cut", replace(link, payload=short)),
-        ("gamma_without_end", replace(link, payload=zeros)),
-        ("no_class_changes", replace(link, payload=ones)),
-        ("unused_bit", replace(link, payload=[*short, link.payload[-1] | 1 << 31])),
-    ]
-
-
-def corrupt_link_is_found(kernels: KernelsOnCpu, link: Delta) -> None:
-    one = link_of(16, 4 * 16_384 + 777, 0.02)
-    _, bad = kernels.strat_unpack(link, one.old, one.rule)
-    assert bad == len(link.entries) - 1
-
-
-def bitmap_without_its_count_is_found(kernels: KernelsOnCpu) -> None:
-    """Of a class's bitmap each bit may be set, but as many as the class has changes."""
-    for flips, error in (((), None), ((0, 39), None), ((0,), 0), ((39,), 0), ((0, 1, 39), 0)):
-        old, link = bitmap_link(*flips)
-        differences, bad = kernels.strat_unpack(link, old, RULE)
-        assert bad == error, flips
-        changed = set(range(30)) ^ set(flips)
-        assert bad == 0 or set(np.flatnonzero(differences).tolist()) == changed
-
-
-def flipped_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
-    """A flipped bit is found, or gives differences that the reference reads there too."""
-    one = link_of(16, 4 * 16_384 + 777, 0.02)
-    assert [entry & 15 for entry in one.link.entries[3:]] == [STRAT] * 2
-    random = np.random.default_rng(seed)
-    payload = list(one.link.payload)
-    first = sum(entry >> 44 for entry in one.link.entries[:3])
-    payload[int(random.integers(first, len(payload)))] ^= 1 << int(random.integers(32))
-    link = replace(one.link, payload=payload)
-    differences, bad = kernels.strat_unpack(link, one.old, one.rule)
-    if bad is not None:
-        return
-    offset = 0
-    for block, entry in enumerate(link.entries):
-        part, words = slice(block * BLOCK, (block + 1) * BLOCK), entry >> 44
-        if entry & 15 == STRAT:
-            said = strat.read_block(
-                entry, payload[offset : offset + words], one.old[part], one.rule
-            )
-            assert np.array_equal(differences[part], said)
-        offset += words
 
 
 # ---- corrupt deltas ------------------------------------------------------------------------------

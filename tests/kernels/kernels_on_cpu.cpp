@@ -5,8 +5,6 @@
 #include "delta_pack.cu"
 #include "digest.cu"
 #include "quantise.cu"
-#include "strat_pack.cu"
-#include "strat_unpack.cu"
 #include "topk_pack.cu"
 #include "topk_unpack.cu"
 
@@ -39,8 +37,6 @@ ROSE_KERNEL(delta_pack_kernel)
 ROSE_KERNEL(digest_kernel)
 ROSE_KERNEL(quantise_cta_kernel)
 ROSE_KERNEL(quantise_warp_kernel)
-ROSE_KERNEL(strat_pack_kernel)
-ROSE_KERNEL(strat_unpack_kernel)
 ROSE_KERNEL(topk_histogram_kernel)
 ROSE_KERNEL(topk_threshold_kernel)
 ROSE_KERNEL(topk_unpack_kernel)

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.reference import delta as reference
 from tests.reference.delta import Ages, Bits, Delta
-from tests.reference.strat import ClassRule
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -107,7 +105,7 @@ def box_of(address: int, array: npt.NDArray[Any]) -> Box:
 
 def params(names: str) -> type[ctypes.Structure]:
     """Make the struct of a kernel: every field is eight bytes wide, but for `name:kind`."""
-    kinds = {"": ctypes.c_uint64, "box": Box, "rule": ctypes.c_uint64 * 5}
+    kinds = {"": ctypes.c_uint64, "box": Box}
     fields: list[tuple[str, Any]] = []
     for name in names.split():
         bare, _, kind = name.partition(":")
@@ -126,11 +124,6 @@ UnpackParams = params(
     "entries offsets first_outputs payload payload_words base:box width count block_elements "
     "positions values output_count bad_block"
 )
-STRAT_FIELDS = "base:box differences width count block_elements rule:rule "
-StratPackParams = params(
-    f"entries offsets payload {STRAT_FIELDS} arena arena_words cursor link_entries link_offsets"
-)
-StratUnpackParams = params(f"entries offsets payload payload_words {STRAT_FIELDS} bad_block")
 DigestParams = params("bits:box width count first_index seed sums")
 HistogramParams = params("bits:box shadow:box count ages age_limit histogram")
 ThresholdParams = params("histogram budget threshold")
@@ -321,63 +314,6 @@ class KernelsOnCpu:
         self._launch_blocks("topk_unpack", values, len(delta.entries), delta.block_elements)
         return positions.view(np.int64).tolist(), new.view(base.dtype).tolist(), bad_block(bad)
 
-    def strat_pack(
-        self, delta: Delta, base: Bits, rule: ClassRule, *, arena_words: int | None = None
-    ) -> Packed:
-        """Recode a delta for the link."""
-        entries, offsets, payload = self._put_delta(delta)
-        dense = np.zeros(delta.count, base.dtype)
-        reference.apply(delta, dense)
-        blocks = len(delta.entries)
-        words = len(delta.payload) if arena_words is None else arena_words
-        arena, cursor = self._empty(words, np.uint32), self._put(np.zeros(1, np.uint64))
-        table, places = self._empty(blocks, np.uint64), self._empty(blocks, np.uint64)
-        values = StratPackParams(
-            entries=entries.address,
-            offsets=offsets.address,
-            payload=payload.address,
-            base=self._place(base).box,
-            differences=self._put(dense, shift=base.itemsize).address,
-            width=delta.width,
-            count=delta.count,
-            block_elements=delta.block_elements,
-            rule=rule_of(rule),
-            arena=arena.address,
-            arena_words=words,
-            cursor=cursor.address,
-            link_entries=table.address,
-            link_offsets=places.address,
-        )
-        self._launch_blocks("strat_pack", values, blocks, delta.block_elements)
-        return Packed(
-            table.view(np.uint64).tolist(),
-            places.view(np.uint64).tolist(),
-            arena.view(np.uint32).copy(),
-            int(cursor.view(np.uint64)[0]),
-            (0, 0),
-        )
-
-    def strat_unpack(self, link: Delta, base: Bits, rule: ClassRule) -> tuple[Bits, int | None]:
-        """Return the differences of the STRAT blocks, and the least one that was corrupt."""
-        entries, offsets, payload = self._put_delta(link)
-        dense = self._put(np.zeros(link.count, base.dtype), shift=base.itemsize)
-        bad = self._put(np.full(1, MASK64, np.uint64))
-        values = StratUnpackParams(
-            entries=entries.address,
-            offsets=offsets.address,
-            payload=payload.address,
-            payload_words=len(link.payload),
-            base=self._place(base).box,
-            differences=dense.address,
-            width=link.width,
-            count=link.count,
-            block_elements=link.block_elements,
-            rule=rule_of(rule),
-            bad_block=bad.address,
-        )
-        self._launch_blocks("strat_unpack", values, len(link.entries), link.block_elements)
-        return dense.view(base.dtype).copy(), bad_block(bad)
-
     def _put_delta(self, delta: Delta) -> tuple[Buffer, Buffer, Buffer]:
         sizes = [entry >> 44 for entry in delta.entries]
         return (
@@ -425,12 +361,6 @@ class KernelsOnCpu:
         )
         self.launch("topk_threshold", values, blocks=1, threads=1024)
         return int(answer.view(np.uint32)[0])
-
-
-def rule_of(rule: ClassRule) -> Any:
-    """`kernels::StratRule`."""
-    bits = sum(one << (8 * c) for c, one in enumerate(rule.magnitude_bits))
-    return (ctypes.c_uint64 * 5)(rule.shift, rule.exponent_bits, rule.origin, rule.all_mask, bits)
 
 
 def bad_block(word: Buffer) -> int | None:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.on_cpu import KernelsOnCpu
-from tests.reference.delta import STRAT, Ages, Delta
-from tests.reference.strat import ClassRule
+from tests.reference.delta import Ages, Delta
 from tests.vectors.delta_v2 import PATH, from_hex, numbers
 
 VECTORS = json.loads(PATH.read_text(encoding="utf-8"))
@@ -79,30 +78,6 @@ def test_vector_is_merged_by_packing_what_both_make_of_zeros(
     packed = kernels.pack(differences, None, block_elements=case["block_elements"])
     assert packed.entries == merged.entries
     assert packed.payload() == merged.payload
-
-
-@each("strats")
-def test_vector_crosses_the_link(kernels: KernelsOnCpu, case: dict[str, Any]) -> None:
-    old = from_hex(case["old"], numbers(case["width"]))
-    shift, exponent_bits, origin, all_mask, *bits = case["rule"]
-    rule = ClassRule(shift, exponent_bits, origin, all_mask, tuple(bits))
-    delta = delta_of(case, case["delta"], len(old))
-    link = delta_of(case, case["link"], len(old))
-    packed = kernels.strat_pack(delta, old, rule)
-    assert packed.entries == link.entries
-    assert packed.payload() == link.payload
-    differences, bad = kernels.strat_unpack(link, old, rule)
-    assert bad is None
-    again = kernels.pack(differences, None, block_elements=case["block_elements"])
-    is_strat = [entry & 15 == STRAT for entry in link.entries]
-    wanted = [one if is_one else 0 for one, is_one in zip(delta.entries, is_strat, strict=True)]
-    assert again.entries == wanted
-    sizes = [entry >> 44 for entry in delta.entries]
-    ends = np.cumsum(sizes)
-    restored = [delta.payload[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    assert again.payload() == [
-        word for part, is_one in zip(restored, is_strat, strict=True) if is_one for word in part
-    ]
 
 
 @each("digests")

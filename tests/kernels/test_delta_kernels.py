@@ -11,16 +11,13 @@ from tests.kernels.cases import (
     BOXES,
     CASES,
     KEYED,
-    LINKS,
     SHORT,
     BoxCase,
     Case,
     ages_agree,
     answer,
     apply_agrees,
-    bitmap_without_its_count_is_found,
     box_agrees,
-    corrupt_link_is_found,
     corruption_changes_nothing,
     corruption_lists_nothing,
     corruptions,
@@ -28,17 +25,12 @@ from tests.kernels.cases import (
     cut_deltas,
     digest_agrees,
     fast_threshold,
-    flipped_link_is_no_other_delta,
     histogram_agrees,
-    link_agrees,
-    link_of,
     pack_agrees,
     sound_block_is_applied,
     sound_blocks,
-    strat_corruptions,
     unpack_agrees,
 )
-from tests.kernels.links import dense_link
 from tests.kernels.on_cpu import BINS, DEFERRED, ROOT, SANITISED, KernelsOnCpu, Order, build
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
@@ -241,48 +233,6 @@ def test_no_threshold_and_zero_send_every_change(kernels: KernelsOnCpu) -> None:
     pack_agrees(kernels, SPECIAL, threshold=0)
 
 
-# ---- STRAT ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("width", "count", "density"), LINKS)
-def test_delta_crosses_a_link(
-    kernels: KernelsOnCpu, width: int, count: int, density: float
-) -> None:
-    link_agrees(kernels, link_of(width, count, density))
-
-
-@pytest.mark.parametrize("count", [65, 2 * 16_384 + 777])
-def test_class_that_changes_mostly_crosses_as_a_bitmap(kernels: KernelsOnCpu, count: int) -> None:
-    link_agrees(kernels, dense_link(count))
-
-
-def test_bitmap_of_a_class_has_as_many_bits_as_changes(kernels: KernelsOnCpu) -> None:
-    bitmap_without_its_count_is_found(kernels)
-
-
-@pytest.mark.parametrize(
-    "link", [one for _, one in strat_corruptions()], ids=[name for name, _ in strat_corruptions()]
-)
-def test_corrupt_link_is_found(kernels: KernelsOnCpu, link: Delta) -> None:
-    corrupt_link_is_found(kernels, link)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_flipped_bit_of_a_link_is_no_other_delta(kernels: KernelsOnCpu, seed: int) -> None:
-    flipped_link_is_no_other_delta(kernels, seed)
-
-
-def test_link_without_room_defers_blocks(kernels: KernelsOnCpu) -> None:
-    one = link_of(16, 4 * 16_384 + 777, 0.02)
-    need = len(one.link.payload)
-    packed = kernels.strat_pack(one.delta, one.old, one.rule, arena_words=need - 1)
-    assert packed.cursor == need
-    late = [entry == DEFERRED for entry in packed.entries]
-    assert any(late)
-    for got, want, is_late in zip(packed.entries, one.link.entries, late, strict=True):
-        assert is_late or got == want
-
-
 # ---- corrupt deltas ------------------------------------------------------------------------------
 
 
@@ -353,9 +303,7 @@ def sanitised_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("kernels") / "sanitised.so", SANITISED)
 
 
-@pytest.mark.parametrize(
-    "what", ["cases", "large_cases", "boxes_and_links", "corruptions", "quantised"]
-)
+@pytest.mark.parametrize("what", ["cases", "large_cases", "boxes", "corruptions", "quantised"])
 def test_kernels_touch_only_their_memory(sanitised_library: Path, what: str) -> None:
     done = run_sanitised(sanitised_library, what)
     assert done.returncode == 0, done.stdout + done.stderr

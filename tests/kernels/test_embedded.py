@@ -9,7 +9,7 @@ import pytest
 
 from rose.errors import InternalError, InvalidArgument
 from tests.kernels import on_cpu
-from tests.kernels.cases import Case, answer, link_of
+from tests.kernels.cases import Case, answer
 from tests.kernels.on_cpu import Box, KernelsOnCpu, Order, divisor
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
@@ -37,8 +37,6 @@ class LauncherOnCpu:
         threads = values.get("block_elements", BLOCK * 4) // on_cpu.ELEMENTS_OF_THREAD
         if name == "digest":
             threads = 256
-        if "rule" in values:
-            values["rule"] = (ctypes.c_uint64 * 5)(*values["rule"])
         self._kernels.launch(name, kind(**values), blocks=blocks, threads=threads)
 
     def delta_pack(self, **values: Any) -> None:
@@ -61,12 +59,6 @@ class LauncherOnCpu:
 
     def digest(self, **values: Any) -> None:
         self._run("digest", on_cpu.DigestParams, values, "bits")
-
-    def strat_pack(self, **values: Any) -> None:
-        self._run("strat_pack", on_cpu.StratPackParams, values, "base")
-
-    def strat_unpack(self, **values: Any) -> None:
-        self._run("strat_unpack", on_cpu.StratUnpackParams, values, "base")
 
 
 def box_at(address: int, lie: tuple[int, ...] | None, count: int) -> Box:
@@ -170,52 +162,6 @@ def test_topk_with_ages(codec: Any) -> None:
     positions, values = codec.topk_unpack(tensor(want.old), *table(delta), block_elements=BLOCK)
     found = positions.tolist(), values.numpy().view(np.uint16).tolist()
     assert found == reference.topk_unpack(delta, want.old)
-
-
-@each_case
-def test_merge_does_what_both_do(codec: Any, case: Case) -> None:
-    want = answer(case)
-    newer = want.new + np.resize(np.array([0, 0, 0, 5], want.new.dtype), case.count)
-    newer = np.where(np.arange(case.count) % 7 == 0, want.old, newer).astype(want.new.dtype)
-    second = reference.pack(newer, want.new.copy(), block_elements=BLOCK)
-    merged, bad = codec.delta_merge(
-        table(want.delta), table(second), like=tensor(want.old), block_elements=BLOCK
-    )
-    assert int(bad) == -1
-    assert gathered(merged, case) == reference.merge(want.delta, second)
-
-
-def test_merge_with_a_corrupt_delta_names_its_block(codec: Any) -> None:
-    case = CASES[1]
-    delta = answer(case).delta
-    corrupt = Delta(case.count, BLOCK, [delta.entries[0], delta.entries[1] ^ 1, 0], delta.payload)
-    for both in ((delta, corrupt), (corrupt, delta)):
-        _, bad = codec.delta_merge(
-            *map(table, both), like=tensor(answer(case).old), block_elements=BLOCK
-        )
-        assert int(bad) == 1
-
-
-@pytest.mark.parametrize("width", [8, 16, 32])
-def test_delta_crosses_a_link_and_is_the_same_again(codec: Any, width: int) -> None:
-    one = link_of(width, 4 * BLOCK + 777, 0.02)
-    case = Case(BLOCK, len(one.old), width=width)
-    options = {"block_elements": BLOCK, "rule": one.rule}
-    link, bad = codec.strat_pack(tensor(one.old), *table(one.delta), **options)
-    assert int(bad) == -1
-    assert gathered(link, case) == one.link
-    assert reference.STRAT in {entry & 15 for entry in one.link.entries}
-    again, bad = codec.strat_unpack(tensor(one.old), *table(one.link), **options)
-    assert int(bad) == -1
-    assert gathered(again, case) == one.delta
-
-
-def test_link_of_a_corrupt_delta_is_not_packed(codec: Any) -> None:
-    one = link_of(16, 4 * BLOCK + 777, 0.02)
-    entries = [*one.delta.entries[:2], (1 << 64) - 1, *one.delta.entries[3:]]
-    corrupt = Delta(one.delta.count, BLOCK, entries, one.delta.payload)
-    _, bad = codec.strat_pack(tensor(one.old), *table(corrupt), block_elements=BLOCK, rule=one.rule)
-    assert int(bad) == 2
 
 
 def test_a_table_of_another_length_and_ages_that_lie_apart_are_refused(codec: Any) -> None:

@@ -12,8 +12,8 @@ from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.source import Source, SourceAround
+from rose.transfer.views import Row
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights
 
 KEY = Signing(b"k" * 32)
@@ -62,17 +62,17 @@ class Behind:
 
     def follow(self, n: int) -> None:
         for _ in range(100):
-            if self.staging.held.version.n == n:
+            if self.staging.held.n == n:
                 return
             self.round()
-        raise AssertionError(f"100 rounds, and at {self.staging.held.version}")
+        raise AssertionError(f"100 rounds, and at {self.staging.held}")
 
     def round(self, timeout_s: float = 0) -> None:
         """Stage the next version and commit it, if there is one."""
         self.staging.round(timeout_s)
         if (staged := self.staging.take_staged()) is not None:
             self.taken.append(staged.manifest.key)
-            commit = Commit(staged, self.row, self.staging.held.digest)
+            commit = Commit(staged, self.row, self.staging.digest)
             while commit.step():
                 pass
             assert commit.state is CommitState.COMMITTED

@@ -12,7 +12,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import sound_delta
-from rose.transfer.row import Row
+from rose.transfer.views import Row
 from tests.transfer.worker import COUNT, TILE, TILES, Bits, changed, row_digest, weights
 
 OLD = weights(1)
@@ -25,7 +25,7 @@ def staged_of(old: Bits, new: Bits | None) -> StagedVersion:
     log = VersionLog()
     publisher = RowPublisher(old, "run", 1, 1, log, tile_elements=TILE)
     if new is None:
-        made = publisher.seed()
+        made = publisher.seed(None, range(len(publisher.tiles)))
         assert made is not None
         manifest, frames = made
     else:

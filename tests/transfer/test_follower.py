@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from rose.errors import InternalError
+from rose.thread import Thread
 from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.receiver import Receiver
@@ -44,6 +45,10 @@ def receiver(source: Failing, chain: Chain) -> Iterator[Receiver]:
         yield made
 
 
+def thread_of(running: Follower | Receiver) -> Thread:
+    return (running if isinstance(running, Follower) else running._rounds)._thread
+
+
 BOTH = pytest.mark.parametrize("make", [relay, receiver])
 
 
@@ -56,7 +61,7 @@ def test_thread_goes_on_when_there_is_memory_again(make: Callable) -> None:
         eventually(lambda: running.failure == "MemoryError")
         source.error = None
         eventually(lambda: running.failure is None)
-        assert running._thread.is_alive()
+        assert thread_of(running).is_alive()
 
 
 @BOTH
@@ -66,5 +71,5 @@ def test_thread_that_a_bug_ends_says_so_before(make: Callable) -> None:
     source = Failing(chain.log)
     source.error = InternalError
     with make(source, chain) as running:
-        running._thread.join(LONG_S)
+        thread_of(running).join(LONG_S)
         assert "has ended: InternalError" in running.failure

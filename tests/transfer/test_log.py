@@ -14,9 +14,9 @@ from rose.transfer.codec.operations import delta_apply, delta_pack
 from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.publishing.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.row import Row
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
+from rose.transfer.views import Row
 from tests.transfer.worker import COUNT, TILE, TILES, changed, row_digest, weights
 
 DENSE_BYTES = 2 * COUNT
@@ -170,7 +170,7 @@ def test_bytes_are_bounded_seed_included() -> None:
 
 
 def whole(publisher: RowPublisher) -> tuple[Manifest, Mapping[int, bytes]]:
-    made = publisher.seed()
+    made = publisher.seed(None, range(len(publisher.tiles)))
     assert made is not None
     return made
 
@@ -386,7 +386,7 @@ def test_a_frame_that_has_no_room_leaves_the_shadow(monkeypatch: pytest.MonkeyPa
 def test_an_interrupt_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
     log = VersionLog()
     publisher = publisher_of(log)
-    before = publisher.seed()
+    before = publisher.seed(None, range(len(publisher.tiles)))
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -395,7 +395,7 @@ def test_an_interrupt_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(weights(2))
     monkeypatch.undo()
-    assert publisher.seed() == before
+    assert publisher.seed(None, range(len(publisher.tiles))) == before
     assert len(publisher.publish(weights(2)).chunks) == len(TILES)
 
 
@@ -413,7 +413,7 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
     with pytest.raises(Unavailable, match="was interrupted"):
         publisher.publish(weights(2))
     with pytest.raises(Unavailable, match="was interrupted"):
-        publisher.seed()
+        publisher.seed(None, range(len(publisher.tiles)))
 
 
 def test_an_interrupt_after_a_version_was_shown_ends_publishing(
@@ -430,7 +430,7 @@ def test_an_interrupt_after_a_version_was_shown_ends_publishing(
         publisher.publish(weights(2))
     monkeypatch.undo()
     assert log.newest_n == 2  # receivers have it
-    for ask in (publisher.seed, lambda: publisher.publish(weights(3))):
+    for ask in (lambda: publisher.seed(None, ()), lambda: publisher.publish(weights(3))):
         with pytest.raises(Unavailable, match="was interrupted"):
             ask()
 
@@ -439,7 +439,7 @@ def test_a_publisher_whose_incarnation_is_over_publishes_nothing_any_more() -> N
     log = VersionLog()
     before = RowPublisher(weights(1), "run", 1, 1, log, tile_elements=TILE)
     heir = RowPublisher(weights(2), "run", 2, 2, log, tile_elements=TILE)
-    before._publisher._version = Version("run", 1, 7)  # its numbers may be above those of the heir
+    before._version = Version("run", 1, 7)  # its numbers may be above those of the heir
     with pytest.raises(Unavailable, match="of an incarnation before"):
         before.publish(weights(3))
     assert heir.publish(weights(3)).version == Version("run", 2, 3)

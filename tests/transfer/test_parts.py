@@ -18,9 +18,9 @@ from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.row import Row
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
+from rose.transfer.views import Row
 from rose.transfer.wire import messages, token_server
 from rose.transfer.wire.part_server import _ASKED_MAX, PartServer
 from rose.transfer.wire.remote_part import RemotePart, WeightsElsewhere
@@ -363,8 +363,8 @@ def closes(server: PartServer) -> bool:
 def shadow_of(trainer: Trainer) -> list[tuple[int, int]]:
     contributor = trainer.server._contributor
     assert contributor is not None
-    assert isinstance(contributor.shadow, Row)
-    return [contributor.shadow.digest(tile) for tile in THEIRS]
+    assert isinstance(contributor._shadow, Row)
+    return [contributor._shadow.digest(tile) for tile in THEIRS]
 
 
 def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(

@@ -16,10 +16,10 @@ from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
+from rose.transfer.views import Row
 from tests.transfer.test_commit import Failing
 from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
 

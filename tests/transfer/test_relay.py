@@ -219,7 +219,7 @@ def test_a_span_that_a_merge_does_not_give_is_not_believed() -> None:
     assert world.relay.held(span, manifest.chunks[1].tile) is not None
     with pytest.raises(CorruptData):
         world.relay.chunk(span, manifest.chunks[0].tile)
-    assert late.staging.held.version.n == 0
+    assert late.staging.held.n == 0
 
 
 def test_history_is_fetched_only_as_it_is_asked_for() -> None:
@@ -422,7 +422,7 @@ def test_seed_that_is_pulled_outlives_those_of_other_ranks_and_any_number_of_sur
 
 def test_seeds_that_a_relay_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = Chain()
-    seeds = SeedBook(bytes_max=ROOMY)
+    seeds = SeedBook()
 
     def noted(tiles: Sequence[int]) -> None:
         seed = chain.log.seed(None, tiles)
@@ -516,7 +516,7 @@ def test_what_a_disk_lost_is_known_again_after_a_restart() -> None:
     late.source._source = world.relay
     late.follow(4)
     assert np.array_equal(late.bits, world.chain.bits)
-    assert late.staging.statistics().seeds == 0
+    assert late.staging.stats.seeds == 0
     assert len(world.far.crossed) == len(set(world.far.crossed)) + len(
         world.chain.log.frames(single(3)) or {}
     )
@@ -599,13 +599,14 @@ def test_whole_tiles_are_forwarded_and_cross_once() -> None:
     for one in strangers:
         one.follow(3)
         assert np.array_equal(one.bits, world.chain.bits)
-        assert one.staging.statistics().seeds == 1
+        assert one.staging.stats.seeds == 1
     assert len(world.far.crossed) == len(set(world.far.crossed))
     assert len([key for key, _ in world.far.crossed if key.is_whole]) == len(TILES)
 
 
-def test_whole_tiles_are_bounded() -> None:
-    world = World(seed_bytes_max=1000)
+def test_whole_tiles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rose.transfer.relaying.seed_book.WHOLE_BYTES_MAX", 1000)
+    world = World()
     world.round()
     seed = world.relay.seed(None, range(len(TILES)))
     assert seed is not None
@@ -627,11 +628,11 @@ def test_a_repair_goes_through_a_relay() -> None:
         staged = one.staging.take_staged()
         if staged is None:
             continue
-        commit = Commit(staged, one.row, one.staging.held.digest)
+        commit = Commit(staged, one.row, one.staging.digest)
         while commit.step():
             pass
         one.staging.report(commit.outcome)
-    assert one.staging.held.version.n == 4
+    assert one.staging.held.n == 4
     assert np.array_equal(one.bits, world.chain.bits)
 
 
@@ -709,7 +710,7 @@ def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetche
             one.round()
     one.follow(2)
     assert np.array_equal(one.bits, world.chain.bits)
-    assert one.staging.statistics().seeds == seeds
+    assert one.staging.stats.seeds == seeds
 
 
 # ---- any order of events
@@ -745,7 +746,7 @@ class Script:
 
     def check(self) -> None:
         for one in self.receivers:
-            n = one.staging.held.version.n
+            n = one.staging.held.n
             assert n == 0 or np.array_equal(one.bits, self.world.chain.by_n[n])
 
     def publish(self) -> None:
@@ -816,8 +817,9 @@ def test_a_chunk_that_many_ask_for_at_once_is_fetched_once() -> None:
     assert slow.crossed == [(single(2), 3)]
 
 
-def test_those_who_wait_are_bounded_in_number_and_time() -> None:
-    world = World(patience_s=0.05, asking_max=2, landing=Subscription(TILES, []))
+def test_those_who_wait_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rose.transfer.relaying.relay.ASKING_MAX", 2)
+    world = World(patience_s=0.05, landing=Subscription(TILES, []))
     world.round()
     world.publish(share=1.0)
     began, go_on = threading.Event(), threading.Event()

@@ -201,14 +201,14 @@ class Cluster:
 def brought(cluster: Cluster, one: Behind, n: int) -> None:
     """Let a receiver go on until it is at a version; whatever it holds meanwhile is true."""
     for _ in range(200):
-        if one.staging.held.version.n == n:
+        if one.staging.held.n == n:
             return
         with suppress(RoseError):
             one.round()
         cluster.clock.sleep(0.2)
-        held = one.staging.held.version
+        held = one.staging.held
         assert held.n == 0 or np.array_equal(one.bits, cluster.chain.by_n[held.n])
-    raise AssertionError(f"200 rounds, and at {one.staging.held.version}")
+    raise AssertionError(f"200 rounds, and at {one.staging.held}")
 
 
 def test_each_chunk_is_asked_of_the_relay_where_it_lands() -> None:
@@ -396,7 +396,7 @@ def test_in_any_mixture_of_relays_gone_and_lying_receivers_hold_true_versions(se
                 one = receivers[int(rng.integers(2))]
                 with suppress(RoseError):
                     one.round()
-                n = one.staging.held.version.n
+                n = one.staging.held.n
                 assert n == 0 or np.array_equal(one.bits, cluster.chain.by_n[n])
         cluster.clock.sleep(float(rng.random()) * 3)
     cluster.near[2].is_gone = False
@@ -462,7 +462,7 @@ def test_a_receiver_of_one_relay_in_other_hands_holds_a_true_version_or_its_own(
         for _ in range(5):
             with suppress(RoseError):
                 one.round()
-            n = one.staging.held.version.n
+            n = one.staging.held.n
             assert np.array_equal(one.bits, cluster.chain.by_n[max(n, 1)])
     cluster.near[0] = Near(cluster.relays[0])  # in good hands again
     one.source = one.staging._source = one.staging._puller._source = cluster.near[0]

@@ -50,7 +50,7 @@ def publisher_of(log: VersionLog, incarnation: int = 1, first: int = 1) -> RowPu
 
 @pytest.fixture
 def server(publisher: RowPublisher) -> Iterator[WeightServer]:
-    with serve(publisher._publisher._log) as one:
+    with serve(publisher._log) as one:
         yield one
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("rose-chunks", "rose-weights"))]
@@ -76,7 +76,7 @@ def test_versions_come_over_the_wire_bit_for_bit(
             worker.follow(publisher.version)
             assert np.array_equal(worker.bits, bits)
         received = worker.receiver.stats.received_bytes
-    assert publisher._publisher._log.statistics().sent_bytes == received
+    assert publisher._log.statistics().sent_bytes == received
 
 
 def test_seed_comes_over_the_wire(publisher: RowPublisher, server: WeightServer) -> None:
@@ -91,7 +91,7 @@ def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> Non
     publisher.publish(changed(weights(1), 1))
     with source_of(server) as source:
         source.report("far", 2, False, (2**64 - 1, 3))
-    said = publisher._publisher._log.receivers()["far"]
+    said = publisher._log.receivers()["far"]
     assert (said.n, said.is_match, said.digest) == (2, False, (2**64 - 1, 3))
 
 
@@ -143,7 +143,7 @@ def test_report_that_is_refused_stops_neither_a_relay_nor_a_receiver(
 
 def test_seed_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> None:
     with (
-        serve(publisher_of(VersionLog(bytes_max=300))._publisher._log) as server,
+        serve(publisher_of(VersionLog(bytes_max=300))._log) as server,
         source_of(server) as source,
     ):
         with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
@@ -167,7 +167,7 @@ def test_more_manifests_than_fit_into_a_reply_come_in_several(
         return some, is_more
 
     monkeypatch.setattr(server_module, "page", small)
-    kept = publisher._publisher._log.wait_manifests(-1, 0)
+    kept = publisher._log.wait_manifests(-1, 0)
     with source_of(server) as source:
         for after in (-1, 1, 3, 5):
             replies.clear()
@@ -187,7 +187,7 @@ def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
     told: str,
 ) -> None:
     publisher.publish(changed(weights(1), 1))
-    first = tuple(publisher._publisher._log.wait_manifests(-1, 0))[:1]
+    first = tuple(publisher._log.wait_manifests(-1, 0))[:1]
     replies = 0
 
     def endless(_: object) -> tuple[tuple[Manifest, ...], bool]:
@@ -287,7 +287,7 @@ def test_wrong_token_learns_nothing_by_tcp(publisher: RowPublisher, server: Weig
     with chunk_connection(server) as connection:
         connection.sendall(wire.greeting(bytes(32)) + wire.ask(UpdateKey(2, 1), 0))
         assert is_closed(connection)
-    assert publisher._publisher._log.statistics().sent_bytes == 0
+    assert publisher._log.statistics().sent_bytes == 0
 
 
 def spoiled(content: bytes, at: int) -> bytes:
@@ -449,7 +449,7 @@ def test_chunk_damaged_on_the_wire_is_fetched_again(
 
     def answer(key: UpdateKey, tile: int) -> bytes:
         asked.append(tile)
-        frame = publisher._publisher._log.chunk(key, tile) or b""
+        frame = publisher._log.chunk(key, tile) or b""
         said = wire.answer(key, tile, len(frame)) + frame
         return spoiled(said, len(said) - 3) if len(asked) == 2 else said
 
@@ -603,7 +603,7 @@ def test_closing_the_server_ends_a_wait() -> None:
 
     why: list[bool] = []
     waiting = threading.Event()
-    server = serve(publisher_of(Watched())._publisher._log)
+    server = serve(publisher_of(Watched())._log)
     ended: list[object] = []
 
     def wait() -> None:

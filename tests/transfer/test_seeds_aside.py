@@ -12,8 +12,8 @@ from rose.transfer.publishing import publisher as publishing
 from rose.transfer.publishing.contributor import Contributor, Link
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.row import Row
 from rose.transfer.version import Version
+from rose.transfer.views import Row
 from tests.transfer.worker import LONG_S, TILES, Bits, changed, eventually, weights
 
 BITS = [weights(1)]

@@ -38,11 +38,11 @@ def test_largest_changes_of_each_tile_are_sent_and_receivers_hold_the_shadow() -
     old, new = before_and_after()
     log = VersionLog()
     publisher = publisher_of(old, log, Selection(share=0.1))
-    [contributor] = publisher._publisher._contributors
+    [contributor] = publisher._contributors
     with Worker(log, old) as worker:
         worker.follow(publisher.publish(new).version)
         held = worker.bits
-    shadow = np.concatenate([contributor.shadow.bits(tile.index) for tile in TILES])
+    shadow = np.concatenate([contributor._shadow.bits(tile.index) for tile in TILES])
     assert np.array_equal(held, shadow)
     change = np.abs(floats(new) - floats(old))
     for tile in TILES:

@@ -22,6 +22,7 @@ from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.worker import LONG_S, NAMELESS, TILE, TILES, changed, row_digest, weights
+from tests.waiting import wait_for
 
 
 @given(st.integers(1, 40), st.integers(0, 39))
@@ -33,7 +34,7 @@ def test_a_receiver_that_is_behind_needs_few_updates(newest: int, lag: int) -> N
     chain.publish(newest - start)
     behind.follow(newest)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.statistics().seeds == 0
+    assert behind.staging.stats.seeds == 0
     updates = [key for key in behind.taken if key.base_n > 0]  # but for learning its name
     assert len(updates) <= 2 * max(newest - start, 1).bit_length()
     assert sum(key.n - key.base_n for key in updates) == newest - start
@@ -115,13 +116,13 @@ def test_a_receiver_of_some_tiles_goes_by_spans() -> None:
             break
         manifest = staged.manifest
         assert {tile for tile, _ in staged.deltas} <= set(subset)
-        commit = Commit(staged, some.row, some.staging.held.digest, subscribed=subset)
+        commit = Commit(staged, some.row, some.staging.digest, subscribed=subset)
         while commit.step():
             pass
         assert commit.state is CommitState.COMMITTED
         some.staging.report(commit.outcome)
     assert manifest is not None
-    assert some.staging.held.version.n == 12
+    assert some.staging.held.n == 12
     for tile in subset:
         assert np.array_equal(some.bits[TILES[tile].where], chain.bits[TILES[tile].where])
 
@@ -136,7 +137,7 @@ def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
     behind = Behind(chain.log, chain.by_n[1])
     behind.follow(30)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.statistics().seeds == 0
+    assert behind.staging.stats.seeds == 0
 
 
 def singles(log: VersionLog) -> list[UpdateKey]:
@@ -157,9 +158,9 @@ def test_spans_that_are_late_make_no_gap() -> None:
 def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
     chain = Chain()
     chain.publish(4)
-    note, chain.publisher._publisher._on_published = chain.spans.note, None
+    note, chain.publisher._on_published = chain.spans.note, None
     chain.publish(1)
-    chain.publisher._publisher._on_published = note
+    chain.publisher._on_published = note
     chain.publish(2)
     assert chain.spans_there() == [(1, 3), (1, 5), (3, 5), (6, 8)]
     behind = Behind(chain.log, chain.by_n[1])
@@ -201,7 +202,7 @@ def test_with_too_much_waiting_the_oldest_are_left_out() -> None:
 def test_updates_that_are_not_in_a_row_are_no_span() -> None:
     chain = Chain()
     noted: list[Update] = []
-    chain.publisher._publisher._on_published = lambda *args: noted.append(Update(*args))
+    chain.publisher._on_published = lambda *args: noted.append(Update(*args))
     chain.publish(3)
     with pytest.raises(InternalError, match="row"):
         merged_update(noted[0], noted[2], KEY)
@@ -235,8 +236,8 @@ def test_the_thread_makes_spans_and_is_joined() -> None:
         for n in range(8):
             bits = changed(bits, n)
             publisher.publish(bits)
-        assert maker.settle(LONG_S)
-        assert (maker.made, maker.failure) == (7, None)
+        wait_for(lambda: maker.made == 7)
+        assert maker.failure is None
     assert not maker._thread.is_alive()
 
 

@@ -18,8 +18,8 @@ from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.receiving.sweep import Sweep
-from rose.transfer.row import Row
 from rose.transfer.source import Source, SourceAround
+from rose.transfer.views import Row
 from tests.transfer.chain_world import KEY, Chain
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, weights
 
@@ -46,7 +46,7 @@ class Part:
         """Commit what lies ready, and report."""
         if (staged := self.staging.take_staged()) is None:
             return None
-        held = self.staging.held.digest
+        held = self.staging.digest
         commit = Commit(staged, self.row, held, digests=self.digests, subscribed=self.tiles)
         while commit.step():
             pass
@@ -99,7 +99,7 @@ def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> Non
     part.round()
     step_in(chain, 1)
     part.round()
-    assert part.staging.held.version == chain.publisher.version
+    assert part.staging.held == chain.publisher.version
 
     def meanwhile() -> None:
         part.drift(5)
@@ -107,9 +107,9 @@ def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> Non
 
     source.meanwhile = meanwhile
     part.round(4)
-    assert part.staging.held.version == chain.publisher.version
+    assert part.staging.held == chain.publisher.version
     assert part.is_like(chain.bits)
-    assert part.staging.statistics().repaired == 1
+    assert part.staging.stats.repaired == 1
 
 
 def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> None:
@@ -126,9 +126,9 @@ def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> No
     assert outcome.state is CommitState.ROLLED_BACK
     assert outcome.digest == part.row.digests().total
     part.round(3)
-    assert part.staging.held.version == chain.publisher.version
+    assert part.staging.held == chain.publisher.version
     assert np.array_equal(part.bits, chain.bits)
-    assert part.staging.statistics().repaired == 1
+    assert part.staging.stats.repaired == 1
 
 
 def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() -> None:
@@ -142,7 +142,7 @@ def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() 
 
     part = Part(chain.log, chain.bits)
     part.round(2)
-    assert part.staging.held.version == chain.publisher.version
+    assert part.staging.held == chain.publisher.version
     part.staging._source = Behindhand(chain.log)
     part.drift(3)
     for _ in range(3):
@@ -168,7 +168,7 @@ def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog)
     chain.publish(1)
     part.round()
     held = part.staging.held
-    assert held.version == chain.publisher.version
+    assert held == chain.publisher.version
     part.staging._source = older_run
     for drift in (False, True):
         if drift:
@@ -178,7 +178,7 @@ def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog)
         assert part.staging.staged_version is None
     part.staging._source = chain.log
     part.round(2)
-    assert part.staging.held.version == held.version
+    assert part.staging.held == held
     assert part.is_like(chain.bits)
 
 
@@ -197,7 +197,7 @@ def test_manifests_of_another_run_among_those_of_its_own_say_nothing(
     part.staging._source = Mixed(chain.log)
     chain.publish(2, is_merged=False)
     part.round(2)
-    assert part.staging.held.version == chain.publisher.version
+    assert part.staging.held == chain.publisher.version
     assert part.is_like(chain.bits)
 
 
@@ -207,4 +207,4 @@ def test_receiver_that_was_told_so_goes_on_with_another_run(older_run: VersionLo
     part.round()
     part.staging._source = part.staging._puller._source = older_run
     part.round(3)
-    assert part.staging.held.version == older_run.wait_manifests(-1, 0)[-1].version
+    assert part.staging.held == older_run.wait_manifests(-1, 0)[-1].version

@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 def test_what_a_crash_left_beside_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "3.2.update.partial").write_bytes(b"half")
+    (tmp_path / f".3.2.update.{8 * '3f'}").write_bytes(b"half")
     disk = HostDisk(tmp_path)
     assert disk.names() == []
     assert list(tmp_path.iterdir()) == []

@@ -12,10 +12,10 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.row import Row
 from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
+from rose.transfer.views import Row
 from tests.transfer.lr_law import bits_of_floats
 from tests.transfer.worker import Bits, Worker
 

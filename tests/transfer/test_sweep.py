@@ -11,7 +11,7 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.staging import ReceiverState
 from rose.transfer.receiving.sweep import Sweep
-from rose.transfer.row import Row
+from rose.transfer.views import Row
 from rose.units import NS_PER_MS
 from tests.transfer.worker import COUNT, TILE, TILES, Worker, changed, weights
 

@@ -17,8 +17,8 @@ from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.version import Version
+from rose.transfer.views import Row
 from tests.transfer.worker import LONG_S, NAMELESS, TILES, changed, weights
 
 
@@ -103,8 +103,11 @@ def test_spans_of_an_update_nest_and_tell_what_was_done() -> None:
             assert other["ts"] + other["dur"] <= one["ts"] + one["dur"]
 
 
-def test_span_that_fails_is_kept_and_the_oldest_are_dropped() -> None:
-    timeline = Timeline("x", spans_max=2, clock=SteppingClock())
+def test_span_that_fails_is_kept_and_the_oldest_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rose.transfer.observing.timeline.SPANS_MAX", 2)
+    timeline = Timeline("x", clock=SteppingClock())
     with pytest.raises(KeyError), timeline.span("a"):
         raise KeyError
     assert [one.name for one in timeline.spans] == ["a"]
@@ -118,7 +121,9 @@ def test_span_that_fails_is_kept_and_the_oldest_are_dropped() -> None:
 def test_merged_timelines_keep_every_span_and_tell_processes_apart(pids: list[int]) -> None:
     contents = []
     for at, pid in enumerate(pids):
-        timeline = Timeline(f"process {at}", pid=pid, clock=SteppingClock())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("os.getpid", lambda pid=pid: pid)
+            timeline = Timeline(f"process {at}", clock=SteppingClock())
         with timeline.span(f"span {at}"):
             pass
         contents.append((f"file {at}", timeline.as_json()))

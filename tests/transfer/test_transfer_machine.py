@@ -24,10 +24,10 @@ from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReceiverState, Staging
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import NAMELESS, Version
+from rose.transfer.views import Row
 from tests.transfer.worker import Bits, changed, weights
 from tests.transfer.worker import row_digest as digest_in_tiles
 
@@ -65,7 +65,7 @@ class Watched(RowPublisher):
     """A publisher whose shadow can be looked at."""
 
     def shadow_is(self, bits: Bits) -> bool:
-        [contributor] = self._publisher._contributors
+        [contributor] = self._contributors
         shadow = [contributor._shadow.bits(tile) for tile in range(len(self.tiles))]
         return np.array_equal(np.concatenate(shadow), bits)
 
@@ -163,7 +163,7 @@ class TransferMachine(RuleBasedStateMachine):
         staged = self.staging.take_staged()
         assert staged is not None
         self.row.fails_in = fails_in
-        self.commit = Commit(staged, self.row, self.staging.held.digest, digests=self.digests)
+        self.commit = Commit(staged, self.row, self.staging.digest, digests=self.digests)
 
     @precondition(lambda self: self.commit is not None)
     @rule(slices=st.integers(1, 12))
@@ -189,9 +189,8 @@ class TransferMachine(RuleBasedStateMachine):
     def bits_are_those_of_the_version_they_are_called(self) -> None:
         if self.commit is not None:
             return
-        held = self.staging.held
-        assert np.array_equal(self.bits, self.by_name[held.version])
-        assert held.digest == row_digest(self.bits)
+        assert np.array_equal(self.bits, self.by_name[self.staging.held])
+        assert self.staging.digest == row_digest(self.bits)
 
     @invariant()
     def shadow_is_the_newest_version(self) -> None:
@@ -208,13 +207,13 @@ class TransferMachine(RuleBasedStateMachine):
         # Once more, for a receiver that waits for another version than one it could not commit.
         self.publish(0.1)
         for _ in range(50):
-            if self.staging.held.version == self.publisher.version:
+            if self.staging.held == self.publisher.version:
                 break
             self.stage()
             if self.staging.state is ReceiverState.STAGED:
                 self.begin_commit(0)
                 self.do_slices(1 << 10)
-        assert self.staging.held.version == self.publisher.version
+        assert self.staging.held == self.publisher.version
         assert np.array_equal(self.bits, self.fresh)
 
 

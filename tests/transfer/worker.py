@@ -13,10 +13,10 @@ from rose.transfer.manifest import StagedVersion
 from rose.transfer.receiving.commit import Commit, CommitState, Target
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.row import Row
 from rose.transfer.source import Source
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import NAMELESS, Version
+from rose.transfer.views import Row
 
 Bits = npt.NDArray[np.uint16]
 COUNT, TILE = 1000, 64

@@ -42,28 +42,18 @@ class Span:
 
 
 class Timeline:
-    """Keeps the latest spans of a process. Any thread adds to it.
+    """Keeps the latest spans of this process. Any thread adds to it.
 
     Args:
         process: what it is called in the picture.
-        pid: of it; that of this process if None.
-        spans_max: kept; the oldest are dropped.
         clock: of the times.
     """
 
-    def __init__(
-        self,
-        process: str,
-        *,
-        pid: int | None = None,
-        spans_max: int = SPANS_MAX,
-        clock: Clock | None = None,
-    ) -> None:
-        self._process = process
-        self._pid = os.getpid() if pid is None else pid
+    def __init__(self, process: str, *, clock: Clock | None = None) -> None:
+        self._process, self._pid = process, os.getpid()
         self.clock = BootClock() if clock is None else clock
         self._lock = threading.Lock()  # guards the spans
-        self._spans: deque[Span] = deque(maxlen=spans_max)
+        self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
 
     def now_ns(self) -> int:
         """Return the time."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan.spec import ShardMap
@@ -49,21 +48,10 @@ class Relay:
     Args:
         name: among all replicas and relays.
         cluster: that it serves.
-        bandwidth: its share of the tiles, relative to the cluster's other relays; > 0.
     """
 
     name: str
     cluster: str
-    bandwidth: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a bandwidth that is none.
-
-        Raises:
-            InvalidArgument: the sentence names the relay.
-        """
-        if not (isfinite(self.bandwidth) and self.bandwidth > 0):
-            raise InvalidArgument(f"relay {self.name} cannot have a bandwidth of {self.bandwidth}")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -2,16 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from math import log
 from typing import Final
 
 from rose.transfer.plan.balance import contributors
 from rose.transfer.plan.drafts import Draft
 from rose.transfer.plan.members import Holder, Relay
 from rose.transfer.plan.planned import Landing, PlannedTile, tile_name, width_of
-
-# A float has 53 bits; half of one more keeps a draw from 0 and 1, of which there is no logarithm.
-_DRAWN_BITS: Final = 53
 
 
 class Rendezvous:
@@ -21,13 +17,11 @@ class Rendezvous:
         relays: of the cluster.
     """
 
-    __slots__ = ("_relays",)
+    __slots__ = ("_keys",)
 
     def __init__(self, relays: Iterable[Relay]) -> None:
-        self._relays = [
-            (relay.name, relay.bandwidth, blake2b(relay.name.encode(), digest_size=32).digest())
-            for relay in relays
-        ]
+        names = sorted(relay.name for relay in relays)
+        self._keys = {name: blake2b(name.encode(), digest_size=32).digest() for name in names}
 
     def landing(self, tile: bytes) -> str | None:
         """Choose a relay by name; None where there is none.
@@ -35,15 +29,11 @@ class Rendezvous:
         Args:
             tile: what identifies the tile, however many others there are.
         """
-        arrivals = (
-            (-log(_share(tile, key)) / bandwidth, name) for name, bandwidth, key in self._relays
-        )
-        return min(arrivals, default=(0.0, None))[1]
+        return max(self._keys, key=lambda name: _draw(tile, self._keys[name]), default=None)
 
 
-def _share(tile: bytes, key: bytes) -> float:
-    drawn = int.from_bytes(blake2b(tile, digest_size=8, key=key).digest(), "little")
-    return ((drawn >> (64 - _DRAWN_BITS)) + 0.5) / (1 << _DRAWN_BITS)
+def _draw(tile: bytes, key: bytes) -> int:
+    return int.from_bytes(blake2b(tile, digest_size=8, key=key).digest(), "little")
 
 
 # Bytes of narrow dtypes are no whole numbers; loads are, so that sums are the same everywhere.

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,6 @@ class Contributor:
         shadow: of the weights; changed in place by nobody else.
         tiles: how all weights are cut.
         owned: the tiles that are its to send, ascending; None for all.
-        block_elements: as for `delta_pack`.
         link: "strat" sends about a quarter fewer bytes, for a second pass over the weights on both
             sides: for links slower than that. Over loopback, "gap" is the faster one.
         threads: of a CPU.
@@ -71,7 +70,6 @@ class Contributor:
         tiles: Tiles,
         owned: Sequence[int] | None = None,
         *,
-        block_elements: int = BLOCK_ELEMENTS[0],
         link: Link = "gap",
         threads: int = 1,
         selections: Mapping[int, Selection] | None = None,
@@ -81,7 +79,6 @@ class Contributor:
         self.owned = range(len(tiles)) if owned is None else owned
         self._tiles = tiles
         self._shadow = shadow
-        self._block_elements = block_elements
         self._is_strat = link == "strat"
         self._threads = threads
         self._selections = {} if selections is None else dict(selections)
@@ -137,17 +134,12 @@ class Contributor:
             bits = host_row(bits_of("shadow", self._shadow.bits(tile)))
             if any(tile in deltas for deltas in undone):
                 bits = bits.copy()
-            yield whole_tile(tile, bits, undone, block_elements=self._block_elements)
-
-    @property
-    def shadow(self) -> TileViews:
-        """Return what receivers of the newest version hold: the policy that rollouts follow."""
-        return self._shadow
+            yield whole_tile(tile, bits, undone)
 
     def _pack_selected(self, new: Any, tile: int, part: Part) -> Delta:
         shadow, ages = self._shadow.bits(tile), self._ages[tile]
         part.ages[tile] = ages.copy()
-        delta = self._selections[tile].pack(new, shadow, ages, block_elements=self._block_elements)
+        delta = self._selections[tile].pack(new, shadow, ages)
         part.drift += drift_of(new, shadow)
         return delta
 
@@ -161,12 +153,11 @@ class Contributor:
             delta = delta_pack(
                 new,
                 shadow,
-                block_elements=self._block_elements,
                 threads=self._threads,
                 base_digest=self.digests[tile],
             )
             return delta, delta
-        return link_pack(new, shadow, rule, block_elements=self._block_elements)
+        return link_pack(new, shadow, rule)
 
     def _rules(self, new: TileViews) -> dict[int, ClassRule | None]:
         """Choose a class rule for each width, from blocks that are spread evenly over the tiles."""
@@ -187,14 +178,12 @@ class Contributor:
         return class_rule(*(np.concatenate(rows) for rows in pairs))
 
 
-def whole_tile(
-    tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]], *, block_elements: int
-) -> tuple[Chunk, bytes]:
+def whole_tile(tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]]) -> tuple[Chunk, bytes]:
     """Return a tile as a delta from zeros, once some deltas are undone in `bits`."""
     for deltas in undone:
         if tile in deltas:
             delta_apply(bits, deltas[tile], undo=True)
-    delta = delta_pack(bits, np.zeros_like(bits), block_elements=block_elements)
+    delta = delta_pack(bits, np.zeros_like(bits))
     frame = delta.to_bytes()
     return chunk_of(tile, delta, frame), frame
 
@@ -202,43 +191,3 @@ def whole_tile(
 def chunk_of(tile: int, delta: Delta, frame: bytes) -> Chunk:
     """Return what a manifest says of a frame."""
     return Chunk(tile, len(frame), delta.changed, hashlib.sha256(frame).digest(), delta.digest)
-
-
-class PartOwner(Protocol):
-    """A `Contributor`, or a `RemotePart`, whose contributor is in the process of another rank."""
-
-    @property
-    def owned(self) -> Sequence[int]:
-        """The tiles that are its to send, ascending."""
-        ...
-
-    @property
-    def digests(self) -> TileDigests:
-        """Of its tiles as the newest version has them."""
-        ...
-
-    def begin(self, new: TileViews) -> None:
-        """Hear what `pack` will be asked for, so that all owners work at once; does not wait."""
-        ...
-
-    def pack(self, new: TileViews, part: Part) -> None:
-        """Pack every owned tile that changed, and move the shadow to `new`; `part` is filled."""
-        ...
-
-    def keep(self, part: Part) -> None:
-        """Hold the shadow to be what `part` made of it."""
-        ...
-
-    def give_up(self, part: Part) -> None:
-        """Hear that `take_back` is asked for next, so that all do it at once; does not wait."""
-        ...
-
-    def take_back(self, part: Part) -> bool:
-        """Let the shadow be what it was; return whether it is, bit by bit."""
-        ...
-
-    def whole(
-        self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
-    ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros, as they are or were before some deltas."""
-        ...

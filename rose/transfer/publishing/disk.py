@@ -1,8 +1,6 @@
 """A folder as a store of updates sees it: few calls, so that tests can put faults behind each."""
 
 import errno
-import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
@@ -10,11 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from rose.errors import OutOfMemory, RoseError, Unavailable
-from rose.whole_file import sync_folder
+from rose.whole_file import sync_folder, write_whole
 
 WRITE_S: Final = 30.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_BESIDE: Final = ".partial"
+# Files that `write_whole` of a process which was killed had begun.
+_BEGUN: Final = ".*." + 16 * "[0-9a-f]"
 
 
 class HostDisk:
@@ -40,7 +39,7 @@ class HostDisk:
         self._late: Future[None] | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            for left in directory.glob(f"*{_BESIDE}"):
+            for left in directory.glob(_BEGUN):
                 left.unlink()
         except OSError as error:
             raise _failure(directory, error) from error
@@ -52,7 +51,7 @@ class HostDisk:
             found = [one.name for one in self._directory.iterdir() if one.is_file()]
         except OSError as error:
             raise _failure(self._directory, error) from error
-        return sorted(name for name in found if not name.endswith(_BESIDE))
+        return sorted(name for name in found if not name.startswith("."))
 
     def read(self, name: str, first: int = 0, nbytes: int | None = None) -> bytes:
         """Return bytes of a file from `first` on, to its end or at most so many."""
@@ -65,23 +64,15 @@ class HostDisk:
 
     def write(self, name: str, parts: Sequence[bytes]) -> None:
         """Make a file that is there whole, also after a crash, or not at all."""
-        beside, path = self._directory / (name + _BESIDE), self._directory / name
+        path = self._directory / name
 
-        def change(is_given_up: Callable[[], bool]) -> None:
+        def change() -> None:
+            write_whole(path, *parts)
             try:
-                with beside.open("wb") as file:
-                    file.writelines(parts)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if not is_given_up():
-                    beside.replace(path)
-                    try:
-                        sync_folder(self._directory)
-                    except OSError:
-                        path.unlink(missing_ok=True)  # A crash might take it: it is not there.
-                        raise
-            finally:
-                beside.unlink(missing_ok=True)
+                sync_folder(self._directory)
+            except OSError:
+                path.unlink(missing_ok=True)  # A crash might take it: it is not there.
+                raise
 
         self._run(path, change, take_back=lambda: path.unlink(missing_ok=True))
 
@@ -89,7 +80,7 @@ class HostDisk:
         """Cut off what is torn and write on; the disk gets it when the system sees fit."""
         path = self._directory / name
 
-        def change(_: Callable[[], bool]) -> None:
+        def change() -> None:
             with path.open("r+b") as file:
                 file.truncate(first)
                 file.seek(first)
@@ -100,7 +91,7 @@ class HostDisk:
     def remove(self, name: str) -> None:
         """Drop a file; one that is not there is as good as dropped."""
         path = self._directory / name
-        self._run(path, lambda _: path.unlink(missing_ok=True))
+        self._run(path, lambda: path.unlink(missing_ok=True))
 
     def close(self) -> None:
         """Join the thread, however long its last change takes."""
@@ -109,19 +100,17 @@ class HostDisk:
     def _run(
         self,
         path: Path,
-        change: Callable[[Callable[[], bool]], None],
+        change: Callable[[], None],
         *,
         take_back: Callable[[], None] = lambda: None,
     ) -> None:
         if self._late is not None and not self._late.done():
             raise Unavailable(f"the disk of {path} still works on an earlier change")
-        given_up = threading.Event()
-        self._late = self._pool.submit(change, given_up.is_set)
+        self._late = self._pool.submit(change)
         try:
             self._late.result(self._write_s)
         except LateError as error:
-            given_up.set()
-            # It may have come through at this very moment; nobody was told that it did.
+            # It will come through, or has at this very moment; nobody was told that it did.
             self._late = self._pool.submit(take_back)
             raise Unavailable(f"the disk did not take {path} within {self._write_s} s") from error
         except OSError as error:

@@ -3,18 +3,21 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey
-from rose.transfer.publishing.contributor import Part, PartOwner
+from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.selection import Drift, total_drift
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
+
+if TYPE_CHECKING:  # It needs the extra `wire`.
+    from rose.transfer.wire.remote_part import RemotePart
 
 
 class Past:
@@ -30,7 +33,7 @@ class Past:
     def __init__(self, log: VersionLog, n: int) -> None:
         self._log = log
         self._newest_n = n
-        self._before: dict[int, Digest] = {}
+        self.digests: dict[int, Digest] = {}  # before, of the tiles that have changed since
         self._since: list[dict[int, Delta]] = []  # ascending
 
     def extend(self, newest_n: int) -> bool:
@@ -43,14 +46,10 @@ class Past:
             if any(delta.rule is not None for delta in deltas.values()):
                 return False  # what went over a slow link is read from its base only
             for tile, frame in frames.items():
-                self._before.setdefault(tile, frame_digests(frame)[0])
+                self.digests.setdefault(tile, frame_digests(frame)[0])
             self._since.append(deltas)
             self._newest_n = n
         return True
-
-    def digests(self) -> dict[int, Digest]:
-        """Return the digests before, of the tiles that have changed since."""
-        return dict(self._before)
 
     def undone(self) -> list[dict[int, Delta]]:
         """Return what leads back, the last version first."""
@@ -61,6 +60,8 @@ class Past:
 SEED_TILES: Final = 16
 SEED_WAIT_S: Final = 60.0
 
+# A rank's part: here, or in the process of that rank.
+PartOwner: TypeAlias = "Contributor | RemotePart"
 Published: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
 
 
@@ -218,9 +219,7 @@ class Publisher:
         self._drift = total_drift(part.drift for part in parts)
         return manifest
 
-    def seed(
-        self, n: int | None = None, tiles: Sequence[int] = ()
-    ) -> tuple[Manifest, dict[int, bytes]] | None:
+    def seed(self, n: int | None, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]] | None:
         """Return a version with some tiles whole, as deltas from zeros, and the digests of all.
 
         Args:
@@ -244,7 +243,7 @@ class Publisher:
             if version is None or past is None or not past.extend(self._version.n):
                 return None
             digests = self._digests.copy()
-            digests.update(past.digests())
+            digests.update(past.digests)
         made: list[tuple[Chunk, bytes]] = []
         for at in range(0, len(tiles), SEED_TILES):
             self._let_publish()

@@ -51,7 +51,7 @@ class Selection:
         if not 0 < self.age_limit <= AGE_LIMIT:
             raise InvalidArgument(f"age_limit {self.age_limit}: choose 1 to {AGE_LIMIT}")
 
-    def pack(self, new: Any, shadow: Any, ages: Any, *, block_elements: int) -> Delta:
+    def pack(self, new: Any, shadow: Any, ages: Any) -> Delta:
         """Pack what is selected of a tile, and move the shadow there; ages move on."""
         count = math.prod(new.shape)
         return topk_pack(
@@ -61,7 +61,6 @@ class Selection:
             least=self.least,
             ages=ages,
             age_limit=self.age_limit,
-            block_elements=block_elements,
         )
 
 

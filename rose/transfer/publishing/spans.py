@@ -86,19 +86,12 @@ class Spans:
     Args:
         log: that the versions are in; gets the spans.
         signing: the publisher's.
-        waiting_bytes_max: of deltas that wait for their other half.
     """
 
-    def __init__(
-        self,
-        log: VersionLog,
-        signing: Signing,
-        *,
-        waiting_bytes_max: int = WAITING_BYTES_MAX,
-    ) -> None:
+    def __init__(self, log: VersionLog, signing: Signing) -> None:
         self._log = log
         self._signing = signing
-        self._waiting_bytes_max = waiting_bytes_max
+        self._waiting_bytes_max = WAITING_BYTES_MAX
         self._lock = threading.Lock()  # guards the next two
         self._noted: deque[Update] = deque()
         self._noted_bytes = 0
@@ -183,9 +176,7 @@ class SpanMaker(Spans, Closing):
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:
         super().__init__(log, signing)
-        self._changed = threading.Condition()  # guards the next three
-        self._versions = 0  # noted
-        self._settled = 0  # of those, how many are merged as far as they can be
+        self._bell = threading.Event()  # rung when there is a version to take, or at the end
         self._is_closed = False
         self._thread = Thread(self._run, name="rose-spans", on_failure=self._broke)
         self._thread.start()
@@ -196,40 +187,16 @@ class SpanMaker(Spans, Closing):
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
         """Take a version that the log has; see `Spans.note`."""
         super().note(manifest, deltas)
-        with self._changed:
-            self._versions += 1
-            self._changed.notify_all()
-
-    def settle(self, timeout_s: float) -> bool:
-        """Wait until every noted version is merged; return whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._settled == self._versions, timeout_s)
+        self._bell.set()
 
     def close(self) -> None:
         """Stop after the merge that is under way, and join the thread."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._bell.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                is_due = self._changed.wait_for(
-                    lambda: self._settled < self._versions or self._is_closed, _LOOK_S
-                )
-                if self._is_closed:
-                    return
-                versions = self._versions
-            if is_due and self._make():
-                with self._changed:
-                    self._settled = versions
-                    self._changed.notify_all()
-
-    def _make(self) -> bool:
-        """Merge all there is; return whether it was, and not closed meanwhile."""
-        while self.step():
-            with self._changed:
-                if self._is_closed:
-                    return False
-        return True
+        while not self._is_closed:
+            if not self.step():
+                self._bell.wait(_LOOK_S)
+                self._bell.clear()

@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from rose.closing import Closing
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Signing, StagedVersion
+from rose.transfer.manifest import UNSIGNED, Signing
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Outcome
 from rose.transfer.receiving.puller import RETRIES, Puller
-from rose.transfer.receiving.staging import ReadTile, ReceiverState, ReceiverStatistics, Staging
+from rose.transfer.receiving.staging import ReadTile, Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
 from rose.transfer.source import Source
@@ -20,7 +21,7 @@ WAIT_S: Final = 0.5
 BREAK_OFF_S: Final = 0.1
 
 
-class Receiver(Rounds):
+class Receiver(Staging, Closing):
     """Brings the versions of a publisher to one set of weights.
 
     The engine's thread calls `take_staged`, commits, and calls `report`; neither waits for the
@@ -65,71 +66,48 @@ class Receiver(Rounds):
         backoff_max_s: float = BACKOFF_MAX_S,
         wait_s: float = WAIT_S,
     ) -> None:
-        self._wait_s = wait_s
-        self._source = source
-        stop = threading.Event()
+        self._stop = threading.Event()
         super().__init__(
-            self._round,
-            who="receiver",
-            name=f"rose-receiver-{name}",
-            stop=stop,
-            rest=self._wait_for_work,
-            backoff_s=backoff_s,
-            backoff_max_s=backoff_max_s,
-        )
-        # Rung when the engine has taken or reported, or the receiver is closed.
-        self._bell = threading.Event()
-        self._staging = Staging(
             source,
             name,
             Held(held, digest),
             subscription,
-            puller=Puller(source, stop, retries=retries, backoff_s=backoff_s, threads=threads),
+            puller=Puller(
+                source, self._stop, retries=retries, backoff_s=backoff_s, threads=threads
+            ),
             on_staged=on_staged if on_staged is not None else _nothing,
             base=base,
             signing=signing,
             digests=digests,
             runs_may_change=runs_may_change,
         )
-        self.start()
+        self._wait_s = wait_s
+        # Rung when the engine has taken or reported, or the receiver is closed.
+        self._bell = threading.Event()
+        self._rounds = Rounds(
+            self._round,
+            who="receiver",
+            name=f"rose-receiver-{name}",
+            stop=self._stop,
+            rest=self._wait_for_work,
+            backoff_s=backoff_s,
+            backoff_max_s=backoff_max_s,
+        )
+        self._rounds.start()
 
     @property
-    def held(self) -> Version:
-        """Return the version that the weights are."""
-        return self._staging.held.version
-
-    @property
-    def digest(self) -> Digest:
-        """Return the digest of the weights."""
-        return self._staging.held.digest
-
-    @property
-    def state(self) -> ReceiverState:
-        """Return where it is."""
-        return self._staging.state
-
-    @property
-    def stats(self) -> ReceiverStatistics:
-        """Return the figures so far."""
-        return self._staging.statistics()
-
-    def take_staged(self) -> StagedVersion | None:
-        """Return the next version when it lies ready; `report` must follow."""
-        return self._staging.take_staged()
+    def failure(self) -> str | None:
+        """Return what is in the way, one sentence; None while all is well."""
+        return self._rounds.failure
 
     def report(self, outcome: Outcome) -> None:
         """Take what came of the version that was taken."""
-        self._staging.report(outcome)
+        super().report(outcome)
         self._bell.set()
-
-    @property
-    def staged_version(self) -> Version | None:
-        """Return what lies ready; None when nothing does."""
-        return self._staging.staged_version
 
     def drifted(self, digests: TileDigests) -> None:
         """Repair weights that are not what they are held to be; their tiles have these digests."""
-        self._staging.drifted(digests)
+        super().drifted(digests)
         self._bell.set()
 
     def close(self) -> None:
@@ -140,16 +118,16 @@ class Receiver(Rounds):
         self._stop.set()
         self._bell.set()
         # Again and again: it may have been about to ask for chunks when it was told.
-        while not self.has_ended(BREAK_OFF_S):
+        while not self._rounds.has_ended(BREAK_OFF_S):
             self._source.break_off()
-        super().close()
+        self._rounds.close()
 
     def _round(self) -> None:
         self._bell.clear()
-        self._staging.round(self._wait_s)
+        self.round(self._wait_s)
 
     def _wait_for_work(self) -> None:
-        if self._staging.is_idle and not self._stop.is_set():
+        if self.is_idle and not self._stop.is_set():
             self._bell.wait(self._wait_s)
 
 

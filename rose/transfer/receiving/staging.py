@@ -142,8 +142,16 @@ class Staging:
     # ---- the engine's side
 
     @property
-    def held(self) -> Held:
-        """Return what the weights are."""
+    def held(self) -> Version:
+        """Return the version that the weights are."""
+        return self._holding().version
+
+    @property
+    def digest(self) -> Digest:
+        """Return the digest of the weights."""
+        return self._holding().digest
+
+    def _holding(self) -> Held:
         with self._lock:
             return self._held
 
@@ -191,7 +199,8 @@ class Staging:
             self._repair_at = held if self._versions > 0 and held.run != "" else self._repair_at
             self._seed_from = held.n
 
-    def statistics(self) -> ReceiverStatistics:
+    @property
+    def stats(self) -> ReceiverStatistics:
         """Return the figures so far."""
         with self._lock:
             return ReceiverStatistics(
@@ -280,12 +289,12 @@ class Staging:
         if self._seed_from is not None:
             self._join(self._seed_from, timeout_s)
             return
-        held = self.held
+        held = self._holding()
         chosen = self._choose(held, timeout_s)
         if isinstance(chosen, Manifest):
             self._stage(chosen, held)
         elif chosen is Choice.SEED:
-            self._seed_from = self.held.version.n if self._versions else NOTHING_KNOWN
+            self._seed_from = self.held.n if self._versions else NOTHING_KNOWN
 
     def _send_reports(self) -> None:
         while True:
@@ -358,7 +367,7 @@ class Staging:
             return False
         if survey.version.n < at_least_n or self._is_dead(survey.version):
             return False
-        held = self.held
+        held = self._holding()
         if self._subscription.digest_of(survey) == held.digest:
             if not is_repair:
                 self._stage(as_held(survey, held), held)
@@ -370,7 +379,7 @@ class Staging:
         return True
 
     def _is_dead(self, version: Version) -> bool:
-        held = self.held.version
+        held = self.held
         return version.run == held.run and version.incarnation < held.incarnation
 
     def _differing(self, survey: Manifest) -> list[int]:

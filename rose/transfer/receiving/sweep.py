@@ -5,20 +5,12 @@ or flips later is found here, and repaired tile by tile (`Receiver.drifted`).
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 from rose.clock import Clock
 from rose.errors import InvalidArgument
 from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.receiving.commit import Target
 from rose.units import NS_PER_MS
-
-
-class Readable(Protocol):
-    """Weights as tiles, to be read; every `Target` is one."""
-
-    def digest(self, tile: int) -> Digest:
-        """Read the tile, and return its digest."""
-        ...
 
 
 class Sweep:
@@ -35,7 +27,7 @@ class Sweep:
 
     def __init__(
         self,
-        weights: Readable,
+        weights: Target,
         digests: TileDigests,
         *,
         clock: Clock,

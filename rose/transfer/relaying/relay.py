@@ -31,6 +31,7 @@ from rose.units import GIB
 
 RETRIES: Final = 3
 REPORTS_MAX: Final = 1024
+# Threads that may wait for upstream at a time; another one is refused.
 ASKING_MAX: Final = 32
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
@@ -80,10 +81,8 @@ class Relay(LocalSource):
         landing: the tiles that come here as soon as they are published; None for all.
         reader: upstream for what is asked for meanwhile; None where any thread may call `upstream`.
         limits: of what is kept.
-        seed_bytes_max: of whole tiles, which are kept of one version.
         memory_bytes_max: of frames that the store does not take, because it is full or slow.
-        asking_max: threads that may wait for upstream at a time; another one is refused.
-        patience_s: how long each of them waits.
+        patience_s: how long a thread waits for upstream.
         retries: further attempts for a damaged chunk.
     """
 
@@ -95,9 +94,7 @@ class Relay(LocalSource):
         landing: Subscription | None = None,
         reader: Source | None = None,
         limits: Limits | None = None,
-        seed_bytes_max: int = MEMORY_BYTES_MAX,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
-        asking_max: int = ASKING_MAX,
         patience_s: float = PATIENCE_S,
         retries: int = RETRIES,
     ) -> None:
@@ -107,9 +104,9 @@ class Relay(LocalSource):
         self._landing = landing
         self._limits = Limits() if limits is None else limits
         self._frames = RelayFrames(store, memory_bytes_max=memory_bytes_max, retries=retries)
-        self._seeds = SeedBook(bytes_max=seed_bytes_max)
+        self._seeds = SeedBook()
         self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
-        self._turns = Turns(asking_max, patience_s)
+        self._turns = Turns(ASKING_MAX, patience_s)
         self._future = threading.Lock()  # of the one that waits for a version to come
         self._lock = threading.Lock()
         self._reports: deque[tuple[str, int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
@@ -201,8 +198,8 @@ class Relay(LocalSource):
     def _forget_run(self) -> None:
         """Drop what is noted by numbers, which mean other weights in another run."""
         self._to_land, self._to_merge, self._awaiting = [], [], {}
-        self._frames.forget_all()
-        self._whole.forget_all()
+        self._frames.forget_below()
+        self._whole.forget_below()
         self._seeds.clear()
 
     def _alive(self, offered: Sequence[Manifest]) -> list[Manifest]:

@@ -4,6 +4,7 @@ A frame that is not what its manifest says is never kept and never handed on: a 
 spread damage. Who made the manifest a relay cannot tell; its receivers can.
 """
 
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,48 +19,6 @@ from rose.transfer.source import Frame, Source
 Place: TypeAlias = tuple[UpdateKey, int]  # an update, and a tile of it
 # A chunk that somebody fetches: its frame, or None where it is kept no more.
 Flight: TypeAlias = Future[bytes | None]
-
-
-class Flights:
-    """All that are under way. Any thread may call; the lock guards the table."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._flights: dict[Place, Flight] = {}
-
-    def begin(self, places: Iterable[Place]) -> tuple[list[Place], dict[Place, Flight]]:
-        """Return the places that nobody fetches yet, and the flights of the others.
-
-        The caller fetches the first, after another look whether they came meanwhile, and ends
-        each by `land` or `fail`, whatever happens.
-        """
-        mine: list[Place] = []
-        others: dict[Place, Flight] = {}
-        with self._lock:
-            for place in places:
-                if (flight := self._flights.get(place)) is not None:
-                    others[place] = flight
-                else:
-                    self._flights[place] = Future()
-                    mine.append(place)
-        return mine, others
-
-    def land(self, place: Place, frame: bytes | None) -> None:
-        """End a flight; the frame is where everybody finds it before this is called."""
-        with self._lock:
-            flight = self._flights.pop(place)
-        flight.set_result(frame)
-
-    def fail(self, places: Iterable[Place], error: RoseError) -> None:
-        """End flights that did not come."""
-        for place in places:
-            with self._lock:
-                flight = self._flights.pop(place)
-            flight.set_exception(error)
-
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._flights)
 
 
 class Turns:
@@ -107,7 +66,8 @@ class Turns:
 class RelayFrames:
     """Chunks that cross once each, and the store that they go to.
 
-    Any thread may call. The lock guards the counts and what has arrived, and is held over no call.
+    Any thread may call. The lock guards counts, flights and what has arrived. It is held over no
+    call.
 
     Args:
         store: where frames go.
@@ -119,8 +79,8 @@ class RelayFrames:
         self._store = store
         self._memory_bytes_max = memory_bytes_max
         self._retries = retries
-        self._flights = Flights()
         self._lock = threading.Lock()
+        self._flights: dict[Place, Flight] = {}
         self._arrived: dict[Place, bytes] = {}  # and are not in the store, perhaps not yet
         self._arrived_bytes = 0
         self.crossing_bytes = 0
@@ -144,26 +104,44 @@ class RelayFrames:
         self, key: UpdateKey, chunks: Iterable[Chunk]
     ) -> tuple[list[Chunk], dict[int, Flight]]:
         """Return the chunks that the caller is to fetch, by `fetch`, and flights of others."""
-        by_tile = {chunk.tile: chunk for chunk in chunks}
-        mine, others = self._flights.begin((key, tile) for tile in by_tile)
+        mine: list[Chunk] = []
+        others: dict[int, Flight] = {}
+        with self._lock:
+            for chunk in chunks:
+                if (flight := self._flights.get((key, chunk.tile))) is not None:
+                    others[chunk.tile] = flight
+                else:
+                    self._flights[key, chunk.tile] = Future()
+                    mine.append(chunk)
+            self.shared += len(others)
         fetched: list[Chunk] = []
-        begun = set(mine)
         is_known = False
         try:
-            for place in mine:
+            for chunk in mine:
                 # It may have landed between the caller's look and the flight that begins here.
-                if (frame := self.held(*place)) is not None:
-                    begun.discard(place)
-                    self._flights.land(place, frame)
+                if (frame := self.held(key, chunk.tile)) is not None:
+                    self._land((key, chunk.tile), frame)
                 else:
-                    fetched.append(by_tile[place[1]])
+                    fetched.append(chunk)
             is_known = True
         finally:
             if not is_known:  # whatever it was: nobody fetches them, so nobody is to wait
-                self._flights.fail(begun, Unavailable("the fetch was interrupted"))
+                self._fail(key, mine, Unavailable("the fetch was interrupted"))
+        return fetched, others
+
+    def _land(self, place: Place, frame: bytes | None) -> None:
+        """End a flight; the frame is where everybody finds it before this is called."""
         with self._lock:
-            self.shared += len(others)
-        return fetched, {tile: flight for (_, tile), flight in others.items()}
+            flight = self._flights.pop(place)
+        flight.set_result(frame)
+
+    def _fail(self, key: UpdateKey, chunks: Iterable[Chunk], error: RoseError) -> None:
+        """End flights that did not come."""
+        for chunk in chunks:
+            with self._lock:
+                flight = self._flights.pop((key, chunk.tile), None)
+            if flight is not None:
+                flight.set_exception(error)
 
     def fetch(
         self,
@@ -205,7 +183,7 @@ class RelayFrames:
             error = met
             raise
         finally:
-            self._flights.fail([(manifest.key, tile) for tile in pending], error)
+            self._fail(manifest.key, pending.values(), error)
             self._keep(manifest, came)
         return came
 
@@ -230,7 +208,7 @@ class RelayFrames:
                         self._arrived_bytes += len(sound)
                 came[tile] = sound
                 del pending[tile]
-                self._flights.land(place, sound)
+                self._land(place, sound)
 
     def _sound(self, frame: Frame, chunk: Chunk) -> bytes | None:
         is_sound = chunk.is_of(frame)
@@ -248,35 +226,20 @@ class RelayFrames:
             self._store.put(manifest, frames)
         except (OutOfMemory, Unavailable) as error:
             self.failure = str(error)
-            self._drop_beyond(self._memory_bytes_max)
+            with self._lock:
+                for place in sorted(self._arrived):  # the oldest first
+                    if self._arrived_bytes > self._memory_bytes_max:
+                        self._drop(place)
         else:
-            self.drop((manifest.key, tile) for tile in frames)
+            with self._lock:
+                for tile in frames:
+                    self._drop((manifest.key, tile))
 
-    def drop(self, places: Iterable[Place]) -> None:
-        """Drop what memory has."""
+    def forget_below(self, n: float = math.inf) -> None:
+        """Drop what memory has of versions before one; of all, where none is named."""
         with self._lock:
-            for place in places:
-                self._arrived_bytes -= len(self._arrived.pop(place, b""))
+            for place in [place for place in self._arrived if place[0].n < n]:
+                self._drop(place)
 
-    def forget_all(self) -> None:
-        """Drop all that memory has."""
-        with self._lock:
-            places = list(self._arrived)
-        self.drop(places)
-
-    def forget_below(self, n: int) -> None:
-        """Drop what memory has of versions before one."""
-        with self._lock:
-            old = [place for place in self._arrived if place[0].n < n]
-        self.drop(old)
-
-    def _drop_beyond(self, bytes_max: int) -> None:
-        with self._lock:
-            order = sorted(self._arrived)  # the oldest first
-            kept, going = self._arrived_bytes, []
-            for place in order:
-                if kept <= bytes_max:
-                    break
-                kept -= len(self._arrived[place])
-                going.append(place)
-        self.drop(going)
+    def _drop(self, place: Place) -> None:
+        self._arrived_bytes -= len(self._arrived.pop(place, b""))

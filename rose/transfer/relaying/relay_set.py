@@ -19,6 +19,7 @@ from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.source import Frame, Frames, Source
 from rose.units import NS_PER_S
 
+# For which a relay is left out at first; doubles each time, up to the longest pause.
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
 
@@ -41,22 +42,11 @@ class Standing:
         count: of relays.
         clock: of the pauses.
         on_liar: called with a relay and what it did, the first time that it lies.
-        backoff_s: the first pause.
-        backoff_max_s: the longest.
     """
 
-    def __init__(
-        self,
-        count: int,
-        clock: Clock,
-        on_liar: Told,
-        *,
-        backoff_s: float = BACKOFF_S,
-        backoff_max_s: float = BACKOFF_MAX_S,
-    ) -> None:
+    def __init__(self, count: int, clock: Clock, on_liar: Told) -> None:
         self._clock = clock
         self._on_liar = on_liar
-        self._backoff_s, self._backoff_max_s = backoff_s, backoff_max_s
         self._relays = [_One() for _ in range(count)]
 
     def present(self) -> list[int]:
@@ -76,13 +66,13 @@ class Standing:
     def failed(self, relay: int) -> None:
         """Leave it out, for twice as long as last time."""
         one = self._relays[relay]
-        one.pause_s = min(max(2 * one.pause_s, self._backoff_s), self._backoff_max_s)
+        one.pause_s = min(max(2 * one.pause_s, BACKOFF_S), BACKOFF_MAX_S)
         self._leave_out(one)
 
     def lied(self, relay: int, what: str) -> None:
         """Leave it out for long."""
         one = self._relays[relay]
-        one.pause_s = self._backoff_max_s
+        one.pause_s = BACKOFF_MAX_S
         self._leave_out(one)
         if not one.is_liar:
             one.is_liar = True
@@ -116,8 +106,6 @@ class RelaySet:
         signing: the publisher's.
         clock: of the pauses for which a relay is left out.
         on_liar: called with a relay and what it did, the first time that it lies.
-        backoff_s: for which a relay is left out at first; doubles each time.
-        backoff_max_s: the longest such pause; one that lied gets it at once.
     """
 
     def __init__(
@@ -128,17 +116,13 @@ class RelaySet:
         signing: Signing,
         clock: Clock,
         on_liar: Told,
-        backoff_s: float = BACKOFF_S,
-        backoff_max_s: float = BACKOFF_MAX_S,
     ) -> None:
         if not relays or not all(0 <= relay < len(relays) for relay in landing.values()):
             raise InvalidArgument("a landing is a relay of the set, and there is at least one")
         self._relays = relays
         self._landing = landing
         self._signing = signing
-        self._standing = Standing(
-            len(relays), clock, on_liar, backoff_s=backoff_s, backoff_max_s=backoff_max_s
-        )
+        self._standing = Standing(len(relays), clock, on_liar)
         self._first = 0  # whom to ask first for what any relay has
         self._seeds: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, and who gave it
 

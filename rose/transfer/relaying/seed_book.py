@@ -7,7 +7,10 @@ from typing import Final
 
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
+from rose.units import GIB
 
+# Of whole tiles.
+WHOLE_BYTES_MAX: Final = GIB
 # One for each rank of a cluster that joins at once; of their fields, as many as 600 MB hold.
 SEEDS_MAX: Final = 64
 FIELDS_MAX: Final = 1 << 22
@@ -19,14 +22,10 @@ class SeedBook:
     """Manifests of the latest seeds, and a store for whole tiles.
 
     Any thread may call; the lock guards the manifests.
-
-    Args:
-        bytes_max: of whole tiles.
     """
 
-    def __init__(self, *, bytes_max: int) -> None:
+    def __init__(self) -> None:
         self.store = MemoryStore()
-        self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._seeds: dict[tuple[int, tuple[int, ...]], Manifest] = {}  # the oldest first
 
@@ -83,7 +82,7 @@ class SeedBook:
 
     def trim(self) -> None:
         """Keep to the limit: the newest version's tiles stay longest."""
-        self.store.trim(self._bytes_max)
+        self.store.trim(WHOLE_BYTES_MAX)
 
 
 def _fields_of(seed: Manifest) -> int:

@@ -78,11 +78,9 @@ class ChunkClient(Closing):
         host: of the server, a name or an address.
         port: of the server.
         token: of the server.
-        streams: connections, made when something is asked for.
         tls: None for bytes in the clear: on loopback only.
         timeout_s: without a byte, before a connection is given up. A server that parks asks must
             park them for less.
-        bytes_per_s: at most, over all streams; 0 for as fast as it comes.
 
     Raises:
         InvalidArgument: the token, a number or a file of TLS is none.
@@ -95,20 +93,17 @@ class ChunkClient(Closing):
         port: int,
         token: bytes,
         *,
-        streams: int = STREAMS,
         tls: TlsFiles | None = None,
         timeout_s: float = TIMEOUT_S,
-        bytes_per_s: int = 0,
     ) -> None:
         self._timeout_ms = timeout_s * _MS_PER_S
         self._client = _core.ChunkClient(
             host,
             port,
             token,
-            streams=streams,
+            streams=STREAMS,
             tls=core_files(tls),
             timeout_ms=self._timeout_ms,
-            bytes_per_s=bytes_per_s,
         )
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
@@ -141,16 +136,6 @@ class ChunkClient(Closing):
         finally:
             if ahead.sizes:
                 self._client.cancel()
-
-    @property
-    def received_bytes(self) -> int:
-        """Return the bytes that came, headers included."""
-        return self._client.received_bytes
-
-    @property
-    def losses(self) -> int:
-        """Return how many connections broke while something was asked for."""
-        return self._client.losses
 
     def cancel(self) -> None:
         """Give up what is on its way: whoever iterates gets `Unavailable`."""

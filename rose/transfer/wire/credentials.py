@@ -6,7 +6,7 @@ from typing import Any, Final
 import grpc
 
 from rose.addresses import spelled
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.transfer.wire.security import Security, TlsFiles
 
 # What the handshake says when one side does not like the other's certificate.
@@ -59,11 +59,25 @@ def open_channel(host: str, port: int, security: Security, reply_bytes_max: int)
     return grpc.secure_channel(where, credentials, options=options)
 
 
-def is_refusal(error: Any) -> bool:
-    """Whether a call failed since one side refused the certificate of the other."""
-    details = error.details() or ""
-    is_down = error.code() is grpc.StatusCode.UNAVAILABLE
-    return is_down and any(one in details for one in _REFUSED)
+def failure_of(who: str, what: str, error: Any) -> RoseError:
+    """Return what a failed call is for its caller.
+
+    Args:
+        who: was called, for sentences.
+        what: it was asked for, likewise.
+        error: of gRPC.
+    """
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return Unavailable(f"{who} wants another token")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:  # to ask again would change nothing
+        return InvalidArgument(f"{who} does not take {what}: {details}")
+    if code is grpc.StatusCode.UNAVAILABLE and any(one in details for one in _REFUSED):
+        return Unavailable(
+            f"{who} and this process do not take each other's certificates: {details}"
+        )
+    name = "" if code is None else code.name
+    return Unavailable(f"{who} did not answer {what}: {name} {details}".strip())
 
 
 def _contents(tls: TlsFiles) -> tuple[bytes, bytes, bytes]:

@@ -44,11 +44,12 @@ _LAYOUT_BYTES: Final = 32
 ROLES: Final = ("publisher", "relay")
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Sequence[Any])
 
 
 @dataclass(frozen=True, slots=True)
-class HelloRequest:
-    """Ask who serves."""
+class Empty:
+    """Ask who serves, or say that something was heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +137,6 @@ class SubscribeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscribeReply:
-    """Say that it was heard."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReportRequest:
     """Say what came of a version."""
 
@@ -148,11 +144,6 @@ class ReportRequest:
     n: int
     is_match: bool
     digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class ReportReply:
-    """Say that it was heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +170,16 @@ class PartAsk:
 
 @dataclass(frozen=True, slots=True)
 class PartDigests:
-    """Some tiles of a part, and the digest of each."""
+    """Some tiles of a part, ascending, and the digest of each."""
 
     tiles: tuple[int, ...]
     digests: tuple[Digest, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse tiles without a digest, and digests of no tile."""
+        _at_most(self.digests, PART_TILES_MAX, "digests")
+        if len(self.tiles) != len(self.digests):
+            raise InvalidArgument(f"{len(self.tiles)} tiles have {len(self.digests)} digests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +196,7 @@ def encode(message: object) -> bytes:
     Raises:
         InvalidArgument: a field does not fit, such as a name that is no text.
     """
-    kind, _ = _KINDS[type(message)]
+    kind = _KINDS[type(message)]
     try:
         return bytes(kind(format=FORMAT, **_fields_of(message)).SerializeToString())
     except (ValueError, TypeError, DecodeError) as error:
@@ -213,26 +210,33 @@ def decode(kind: type[T], content: bytes) -> T:
         CorruptData: the bytes are no such message.
         InvalidArgument: it is of another version.
     """
-    its, of = _KINDS[kind]
     try:
-        message = its.FromString(content)
+        message = _KINDS[kind].FromString(content)
     except DecodeError as error:
         raise CorruptData(f"these bytes are no {kind.__name__}: {error}") from error
     if message.format != FORMAT:
         raise InvalidArgument(
             f"the {kind.__name__} has version {message.format}; this rose reads version {FORMAT}"
         )
+    names = (one.name for one in fields(kind))  # type: ignore[arg-type]
     try:
-        value: T = of(message)
+        return kind(**{name: _received(message, name) for name in names})
     except InvalidArgument as error:
         raise CorruptData(f"these bytes are no {kind.__name__}: {error}") from error
-    return value
 
 
 def _fields_of(message: Any) -> dict[str, Any]:
     """Return the fields of a value as its message takes them; None is left out there."""
     names = [one.name for one in fields(message)]
     return {name: _SENT.get(name, _same)(getattr(message, name)) for name in names}
+
+
+def _received(message: Any, name: str) -> Any:
+    """Return a field of a message as its value takes it; None where it was left out."""
+    is_optional = message.DESCRIPTOR.fields_by_name[name].has_presence
+    if is_optional and not message.HasField(name):
+        return None
+    return _RECEIVED.get(name, _same)(getattr(message, name))
 
 
 def _same(value: object) -> object:
@@ -250,64 +254,34 @@ _SENT: Final[Mapping[str, Callable[[Any], object]]] = {
 }
 
 
-def _hello_of(message: Any) -> HelloReply:
-    _check_most(message.relays, RELAYS_MAX, "relays")
-    _check_most(message.tensors, TENSORS_MAX, "tensors")
-    if message.role not in ROLES:
-        raise InvalidArgument(f"role '{message.role:.32}' is none")
-    if len(message.layout) not in (0, _LAYOUT_BYTES):
-        raise InvalidArgument(f"a layout of {len(message.layout)} bytes")
-    return HelloReply(
-        name=_name(message.name),
-        role=message.role,
-        up_ms=_number(message.up_ms),
-        layout=message.layout.hex(),
-        chunk_port=_port(message.chunk_port),
-        relays=tuple(RelayPlace(_name(one.address), _tiles(one.tiles)) for one in message.relays),
-        tensors=tuple(_tensor(one) for one in message.tensors),
-    )
+def _role(text: str) -> str:
+    if text not in ROLES:
+        raise InvalidArgument(f"role '{text:.32}' is none")
+    return text
 
 
-def _tensor(message: Any) -> TensorEntry:
-    _check_most(message.shape, _DIMENSIONS_MAX, "dimensions")
-    if len(message.name) > 16 * NAME_MAX:
-        raise InvalidArgument(f"a tensor's name has {len(message.name)} characters")
-    return TensorEntry(message.name, _name(message.dtype), tuple(map(_number, message.shape)))
+def _layout(content: bytes) -> str:
+    if len(content) not in (0, _LAYOUT_BYTES):
+        raise InvalidArgument(f"a layout of {len(content)} bytes")
+    return content.hex()
 
 
-def _wait_of(message: Any) -> WaitRequest:
-    base_n = message.after_base_n if message.HasField("after_base_n") else None
-    return WaitRequest(message.after_n, message.timeout_ms, base_n)
+def _relays(column: Sequence[Any]) -> tuple[RelayPlace, ...]:
+    some = _at_most(column, RELAYS_MAX, "relays")
+    return tuple(RelayPlace(_name(one.address), _tiles(one.tiles)) for one in some)
 
 
-def _seed_of(message: Any) -> SeedRequest:
-    n = _number(message.n) if message.HasField("n") else None
-    return SeedRequest(n, _tiles(message.tiles))
+def _tensors(column: Sequence[Any]) -> tuple[TensorEntry, ...]:
+    some = _at_most(column, TENSORS_MAX, "tensors")
+    return tuple(TensorEntry(_label(one.name), _name(one.dtype), _shape(one.shape)) for one in some)
 
 
-def _manifests_of(message: Any) -> ManifestsReply:
-    _check_most(message.manifests, MANIFESTS_MAX, "manifests")
-    manifests = tuple(map(manifest_of, message.manifests))
-    return ManifestsReply(manifests, _port(message.chunk_port), message.is_more)
+def _shape(column: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(_number, _at_most(column, _DIMENSIONS_MAX, "dimensions")))
 
 
-def _report_of(message: Any) -> ReportRequest:
-    digest = as_digest(message.digest)
-    return ReportRequest(_name(message.receiver), _number(message.n), message.is_match, digest)
-
-
-def _ask_of(message: Any) -> PartAsk:
-    _check_most(message.label, LABEL_MAX, "characters of a label")
-    numbers = (message.session, message.number, message.kept)
-    return PartAsk(*numbers, message.layout.hex(), message.label, _tiles(message.tiles))
-
-
-def _digests_of(message: Any) -> PartDigests:
-    digests = as_digests(message.digests)
-    _check_most(digests, PART_TILES_MAX, "digests")
-    if len(message.tiles) != len(digests):
-        raise InvalidArgument(f"{len(message.tiles)} tiles have {len(digests)} digests")
-    return PartDigests(tuple(message.tiles), tuple(digests))
+def _manifests(column: Sequence[Any]) -> tuple[Manifest, ...]:
+    return tuple(map(manifest_of, _at_most(column, MANIFESTS_MAX, "manifests")))
 
 
 def _tiles(column: Sequence[int]) -> tuple[int, ...]:
@@ -318,9 +292,11 @@ def _tiles(column: Sequence[int]) -> tuple[int, ...]:
 
 
 def _name(text: str) -> str:
-    if len(text) > NAME_MAX:
-        raise InvalidArgument(f"a name has {len(text)} characters: at most {NAME_MAX}")
-    return text
+    return _at_most(text, NAME_MAX, "characters of a name")
+
+
+def _label(text: str) -> str:
+    return _at_most(text, LABEL_MAX, "characters of a label")
 
 
 def _number(value: int) -> int:
@@ -335,23 +311,43 @@ def _port(value: int) -> int:
     return value
 
 
-def _check_most(column: Sequence[object], most: int, what: str) -> None:
+def _at_most(column: C, most: int, what: str) -> C:
     if len(column) > most:
         raise InvalidArgument(f"{len(column)} {what}: at most {most}")
+    return column
 
 
-# The message of each value, and how it is read.
-_KINDS: Final[Mapping[type[Any], tuple[Any, Callable[[Any], Any]]]] = {
-    HelloRequest: (pb.HelloRequest, lambda _: HelloRequest()),
-    HelloReply: (pb.HelloReply, _hello_of),
-    WaitRequest: (pb.WaitRequest, _wait_of),
-    SeedRequest: (pb.SeedRequest, _seed_of),
-    ManifestsReply: (pb.ManifestsReply, _manifests_of),
-    SubscribeRequest: (pb.SubscribeRequest, lambda one: SubscribeRequest(_name(one.receiver))),
-    SubscribeReply: (pb.SubscribeReply, lambda _: SubscribeReply()),
-    ReportRequest: (pb.ReportRequest, _report_of),
-    ReportReply: (pb.ReportReply, lambda _: ReportReply()),
-    PartAsk: (pb.PartAsk, _ask_of),
-    PartDigests: (pb.PartDigests, _digests_of),
-    PartFrame: (pb.PartFrame, lambda one: PartFrame(one.tile, one.frame)),
+# How fields are read, and refused, that a value does not take as they come.
+_RECEIVED: Final[Mapping[str, Callable[[Any], object]]] = {
+    "chunk_port": _port,
+    "digest": as_digest,
+    "digests": lambda content: tuple(as_digests(content)),
+    "label": _label,
+    "layout": _layout,
+    "manifests": _manifests,
+    "n": _number,
+    "name": _name,
+    "receiver": _name,
+    "relays": _relays,
+    "role": _role,
+    "tensors": _tensors,
+    "tiles": _tiles,
+    "up_ms": _number,
+}
+
+# The message of each value, of the same name.
+_KINDS: Final[Mapping[type[Any], Any]] = {
+    kind: getattr(pb, kind.__name__)
+    for kind in (
+        Empty,
+        HelloReply,
+        WaitRequest,
+        SeedRequest,
+        ManifestsReply,
+        SubscribeRequest,
+        ReportRequest,
+        PartAsk,
+        PartDigests,
+        PartFrame,
+    )
 }

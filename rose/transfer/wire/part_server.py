@@ -6,8 +6,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-import grpc
-
 from rose.closing import Closing
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.thread import Thread, nothing_rests_on_it
@@ -16,7 +14,7 @@ from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.security import Security, TlsFiles
-from rose.transfer.wire.token_server import TokenServer, abort_with
+from rose.transfer.wire.token_server import TokenServer, streamed
 
 T = TypeVar("T")
 
@@ -52,7 +50,13 @@ class Detached:
                 functions have not returned.
         """
         answer: Future[T] = Future()
-        self._begin(label)
+        with self._changed:
+            if self._running >= self._most:
+                raise Unavailable(
+                    f"nobody is asked for the weights of '{label}': {self._running} questions "
+                    "before it have not been answered"
+                )
+            self._running += 1
         run = partial(self._run, function, label, answer)
         Thread(run, name=self._name, on_failure=nothing_rests_on_it).start()
         context.add_callback(self._look)
@@ -61,15 +65,6 @@ class Detached:
             if not context.is_active():
                 raise Unavailable(f"nobody waits for the weights of '{label}' any more")
         return answer.result()
-
-    def _begin(self, label: str) -> None:
-        with self._changed:
-            if self._running >= self._most:
-                raise Unavailable(
-                    f"nobody is asked for the weights of '{label}': {self._running} questions "
-                    "before it have not been answered"
-                )
-            self._running += 1
 
     def _run(self, function: Callable[[str], T], label: str, answer: Future[T]) -> None:
         try:
@@ -81,7 +76,7 @@ class Detached:
                 answer.set_exception(Unavailable(f"asked for '{label}', the rank failed"))
             with self._changed:
                 self._running -= 1
-            self._look()
+                self._changed.notify_all()
 
     def _look(self) -> None:
         with self._changed:
@@ -165,22 +160,18 @@ class PartServer(Closing):
         self._asked = Detached("rose-part-weights", _ASKED_MAX)
         host, port = self._security.place(address)
         methods = {
-            f"/{messages.PARTS_SERVICE}/{name}": grpc.unary_stream_rpc_method_handler(
-                _answered(method)
-            )
-            for name, method in (
-                ("Open", self._open),
-                ("Pack", self._pack),
-                ("Settle", self._settle),
-                ("Whole", self._whole),
-            )
+            "Open": self._open,
+            "Pack": self._pack,
+            "Settle": self._settle,
+            "Whole": self._whole,
         }
         self._server = TokenServer(
             "rose-part",
             host,
             port,
             self._security,
-            methods,
+            messages.PARTS_SERVICE,
+            methods={name: streamed(messages.PartAsk, method) for name, method in methods.items()},
             calls_max=_CALLS_MAX,
             request_bytes_max=messages.PART_BYTES_MAX,
             reply_bytes_max=messages.PART_BYTES_MAX,
@@ -270,19 +261,3 @@ def _label(ask: messages.PartAsk) -> str:
     if not ask.label:
         raise InvalidArgument("the call names no weights")
     return ask.label
-
-
-def _answered(
-    method: Callable[[messages.PartAsk, Any], Iterator[object]],
-) -> Callable[[bytes, Any], Iterator[bytes]]:
-    """Return a method as gRPC calls it: errors of rose are its codes."""
-
-    def call(content: bytes, context: Any) -> Iterator[bytes]:
-        try:
-            yield from map(
-                messages.encode, method(messages.decode(messages.PartAsk, content), context)
-            )
-        except RoseError as error:
-            abort_with(error, context)
-
-    return call

@@ -13,7 +13,7 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.source import Frames
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_plane import ChunkClient
-from rose.transfer.wire.credentials import is_refusal, open_channel
+from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 CALL_S: Final = 10.0
@@ -98,7 +98,7 @@ class RemoteSource:
             Unavailable: nobody answers.
             CorruptData: what came is no answer.
         """
-        content = self._call("Hello", messages.HelloRequest(), self._timeout_s)
+        content = self._call("Hello", messages.Empty(), self._timeout_s)
         reply = messages.decode(messages.HelloReply, content)
         self._found(reply.chunk_port)
         return reply
@@ -110,7 +110,7 @@ class RemoteSource:
             Unavailable: the server cannot be reached.
         """
         request = messages.SubscribeRequest(receiver)
-        messages.decode(messages.SubscribeReply, self._call("Subscribe", request, self._timeout_s))
+        messages.decode(messages.Empty, self._call("Subscribe", request, self._timeout_s))
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Ask the server to wait, and for more as long as it has more than fits into a reply."""
@@ -145,7 +145,7 @@ class RemoteSource:
             Unavailable: it cannot be reached.
         """
         request = messages.ReportRequest(receiver, n, is_match, digest)
-        messages.decode(messages.ReportReply, self._call("Report", request, self._timeout_s))
+        messages.decode(messages.Empty, self._call("Report", request, self._timeout_s))
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Ask on the chunk connections; where they are is asked first, and again after a failure.
@@ -208,20 +208,7 @@ class RemoteSource:
                 metadata=((messages.TOKEN_KEY, token),),
             )
         except grpc.RpcError as error:
-            raise _failure(address, method, error) from error
+            raise failure_of(f"the weight server at {address}", method, error) from error
         except ValueError as error:  # the channel was closed meanwhile
             raise Unavailable(f"the source was closed or moved: {error}") from error
         return content
-
-
-def _failure(address: str, method: str, error: Any) -> RoseError:
-    code, details = error.code(), error.details()
-    if code is grpc.StatusCode.UNAUTHENTICATED:
-        return Unavailable("the weight server wants another token")
-    if code is grpc.StatusCode.INVALID_ARGUMENT:  # to ask again would change nothing
-        return InvalidArgument(f"the weight server does not take {method}: {details}")
-    if is_refusal(error):
-        return Unavailable(
-            f"{address} and this process do not take each other's certificates: {details}"
-        )
-    return Unavailable(f"the weight server did not answer {method}: {code.name} {details}".strip())

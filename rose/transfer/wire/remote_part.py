@@ -14,7 +14,6 @@ from rose.closing import Closing
 from rose.errors import (
     CorruptData,
     InternalError,
-    InvalidArgument,
     RoseError,
     Unavailable,
     check,
@@ -27,7 +26,7 @@ from rose.transfer.publishing.contributor import Part, chunk_of, whole_tile
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.transfer.wire import messages
-from rose.transfer.wire.credentials import open_channel
+from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles
 
 # For a rank to come to the step, to pack it, and to bring its frames.
@@ -48,7 +47,7 @@ class WeightsElsewhere(TileViews):
 
 
 class RemotePart(Closing):
-    """A `PartOwner` whose contributor is a `PartServer`. One thread uses it.
+    """A contributor to a `Publisher` that is a `PartServer` elsewhere. One thread uses it.
 
     What it packed is fetched from `begin` on, by a thread of its own: all ranks have as long from
     the moment they were asked, whichever is waited for first, and a publisher waits for all of them
@@ -203,7 +202,7 @@ class RemotePart(Closing):
         at = self._tiles[tile]
         bits = np.zeros(at.count, f"u{at.width // 8}")
         delta_apply(bits, delta)
-        return whole_tile(tile, bits, undone, block_elements=delta.block_elements)
+        return whole_tile(tile, bits, undone)
 
     def _sound(self, tile: int, frame: bytes) -> Delta:
         if tile not in self.digests:
@@ -249,15 +248,7 @@ class RemotePart(Closing):
         try:
             yield from call
         except grpc.RpcError as error:
-            code, details = call.code(), call.details()
-            if code is grpc.StatusCode.INVALID_ARGUMENT:
-                raise InvalidArgument(f"the part at {self._address}: {details}") from error
-            if code is grpc.StatusCode.UNAUTHENTICATED:
-                raise Unavailable(f"the part at {self._address} wants another token") from error
-            name = "" if code is None else code.name
-            raise Unavailable(
-                f"the part at {self._address} does not answer: {name} {details}"
-            ) from error
+            raise failure_of(f"the part at {self._address}", "this", error) from error
         finally:
             call.cancel()  # of no effect once it is over
 

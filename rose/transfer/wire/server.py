@@ -1,21 +1,18 @@
 """The weight server: versions for receivers in other processes, and on other machines with TLS."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from rose.closing import Closing
-from rose.errors import RoseError
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.source import LocalSource
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_server import ChunkServer
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
-from rose.transfer.wire.token_server import TokenServer, abort_with
+from rose.transfer.wire.token_server import TokenServer, unary
 from rose.units import MIB
 
 # Half of what a message may have: one manifest alone is never more than the other half.
@@ -67,7 +64,14 @@ class WeightServer(Closing):
             host,
             port,
             security,
-            self._methods(),
+            messages.SERVICE,
+            methods={
+                "Hello": unary(messages.Empty, self._hello),
+                "Wait": unary(messages.WaitRequest, self._wait),
+                "Seed": unary(messages.SeedRequest, self._seed),
+                "Subscribe": unary(messages.SubscribeRequest, self._subscribe),
+                "Report": unary(messages.ReportRequest, self._report),
+            },
             calls_max=RECEIVERS_MAX,
             request_bytes_max=messages.REQUEST_BYTES_MAX,
             reply_bytes_max=messages.REPLY_BYTES_MAX,
@@ -96,25 +100,10 @@ class WeightServer(Closing):
         self._server.close()
         self._chunks.close()
 
-    def _methods(self) -> dict[str, Any]:
-        each: dict[str, Callable[[bytes], object]] = {
-            "Hello": self._hello,
-            "Wait": self._wait,
-            "Seed": self._seed,
-            "Subscribe": self._subscribe,
-            "Report": self._report,
-        }
-        return {
-            f"/{messages.SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(_answered(method))
-            for name, method in each.items()
-        }
-
-    def _hello(self, content: bytes) -> messages.HelloReply:
-        messages.decode(messages.HelloRequest, content)
+    def _hello(self, _: messages.Empty) -> messages.HelloReply:
         return self._peers.hello(self._chunks.port)
 
-    def _wait(self, content: bytes) -> messages.ManifestsReply:
-        request = messages.decode(messages.WaitRequest, content)
+    def _wait(self, request: messages.WaitRequest) -> messages.ManifestsReply:
         timeout_s = min(max(request.timeout_ms / 1000, 0.0), WAIT_MAX_S)
         is_over = self._is_closing.is_set
         if request.after_base_n is None:
@@ -126,31 +115,17 @@ class WeightServer(Closing):
         some, is_more = page(manifests)
         return messages.ManifestsReply(some, self._chunks.port, is_more)
 
-    def _seed(self, content: bytes) -> messages.ManifestsReply:
-        request = messages.decode(messages.SeedRequest, content)
+    def _seed(self, request: messages.SeedRequest) -> messages.ManifestsReply:
         seed = self._log.seed(request.n, request.tiles)
         return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
 
-    def _subscribe(self, content: bytes) -> messages.SubscribeReply:
-        self._peers.subscribe(messages.decode(messages.SubscribeRequest, content).receiver)
-        return messages.SubscribeReply()
+    def _subscribe(self, request: messages.SubscribeRequest) -> messages.Empty:
+        self._peers.subscribe(request.receiver)
+        return messages.Empty()
 
-    def _report(self, content: bytes) -> messages.ReportReply:
-        request = messages.decode(messages.ReportRequest, content)
+    def _report(self, request: messages.ReportRequest) -> messages.Empty:
         self._log.report(request.receiver, request.n, request.is_match, request.digest)
-        return messages.ReportReply()
-
-
-def _answered(method: Callable[[bytes], object]) -> Callable[[bytes, Any], bytes]:
-    """Return a method as gRPC calls it: bytes in and out, and errors of rose as its codes."""
-
-    def call(content: bytes, context: Any) -> bytes:
-        try:
-            return messages.encode(method(content))
-        except RoseError as error:
-            abort_with(error, context)
-
-    return call
+        return messages.Empty()
 
 
 def serve(

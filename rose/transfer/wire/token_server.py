@@ -2,7 +2,7 @@
 
 import hmac
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final, NoReturn, TypeVar
@@ -55,7 +55,34 @@ class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         return iter(())
 
 
-def abort_with(error: RoseError, context: Any) -> NoReturn:
+M = TypeVar("M")
+
+
+def unary(kind: type[M], method: Callable[[M], object]) -> Any:
+    """Return the handler of a method that answers a message with one."""
+
+    def answered(content: bytes, context: Any) -> bytes:
+        try:
+            return messages.encode(method(messages.decode(kind, content)))
+        except RoseError as error:
+            _abort_with(error, context)
+
+    return grpc.unary_unary_rpc_method_handler(answered)
+
+
+def streamed(kind: type[M], method: Callable[[M, Any], Iterator[object]]) -> Any:
+    """Return the handler of a method that answers a message with several."""
+
+    def answered(content: bytes, context: Any) -> Iterator[bytes]:
+        try:
+            yield from map(messages.encode, method(messages.decode(kind, content), context))
+        except RoseError as error:
+            _abort_with(error, context)
+
+    return grpc.unary_stream_rpc_method_handler(answered)
+
+
+def _abort_with(error: RoseError, context: Any) -> NoReturn:
     """End a call with an error of rose as gRPC says it."""
     codes = (code for kind, code in _CODES if isinstance(error, kind))
     context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
@@ -129,7 +156,8 @@ class TokenServer(Closing):
         host: an address of this machine.
         port: 0 for any that is free.
         security: what callers must show.
-        methods: handlers of gRPC by the full names of the methods.
+        service: that it is.
+        methods: their handlers, as `unary` and `streamed` make them.
         calls_max: that are answered at a time, each by a thread; others wait for one.
         request_bytes_max: of a message to it.
         reply_bytes_max: of a message from it.
@@ -145,17 +173,19 @@ class TokenServer(Closing):
         host: str,
         port: int,
         security: Security,
-        methods: Mapping[str, Any],
+        service: str,
         *,
+        methods: Mapping[str, Any],
         calls_max: int,
         request_bytes_max: int,
         reply_bytes_max: int,
     ) -> None:
         self._threads = CallThreads(name, calls_max)
+        named = {f"/{service}/{one}": handler for one, handler in methods.items()}
         room = 2 * calls_max
         self._grpc: Any = grpc.server(
             self._threads,
-            handlers=(TokenMethods(security.token, methods, lambda: self._threads.calls < room),),
+            handlers=(TokenMethods(security.token, named, lambda: self._threads.calls < room),),
             options=(
                 ("grpc.max_receive_message_length", request_bytes_max),
                 ("grpc.max_send_message_length", reply_bytes_max),

@@ -26,9 +26,8 @@ using CodecPtr = std::shared_ptr<const DeviceCodec>;
 
 Result<CodecPtr> create_codec(const DevicePtr& device) {
   DeviceCodec::Libraries libraries;
-  for (const auto place :
-       {&libraries.delta_pack, &libraries.delta_apply, &libraries.topk_pack, &libraries.topk_unpack,
-        &libraries.digest, &libraries.strat_pack, &libraries.strat_unpack}) {
+  for (const auto place : {&libraries.delta_pack, &libraries.delta_apply, &libraries.topk_pack,
+                           &libraries.topk_unpack, &libraries.digest}) {
     auto library = KernelLibrary::create(device, Fatbin{"of the codec", kCode});
     ROSE_TRY(library.status());
     *place = library.take();
@@ -46,8 +45,6 @@ struct Bench {
     declare("delta_pack", sizeof(DeltaPackParams));
     declare("delta_apply", sizeof(DeltaApplyParams));
     declare("topk_unpack", sizeof(TopkUnpackParams));
-    declare("strat_pack", sizeof(StratPackParams));
-    declare("strat_unpack", sizeof(StratUnpackParams));
     declare("topk_histogram", sizeof(TopkHistogramParams));
     declare("topk_threshold", sizeof(TopkThresholdParams));
     declare("digest", sizeof(DigestParams));
@@ -156,39 +153,6 @@ DigestParams digest_params() {
           .sums = at<u64>(0x3008)};
 }
 
-constexpr StratRule kRule{7, 8, 112, 3, 0x0102030405060708};
-
-StratPackParams strat_pack_params() {
-  return {.entries = at<u64>(0x1008),
-          .offsets = at<u64>(0x2008),
-          .payload = at<u32>(0x3004),
-          .base = row_at(0x4002),
-          .differences = at<u8>(0x5002),
-          .width = 16,
-          .count = 65'537,
-          .block_elements = 65'536,
-          .rule = kRule,
-          .arena = at<u32>(0x6004),
-          .arena_words = 0x55,
-          .cursor = at<u64>(0x7008),
-          .link_entries = at<u64>(0x8008),
-          .link_offsets = at<u64>(0x9008)};
-}
-
-StratUnpackParams strat_unpack_params() {
-  return {.entries = at<u64>(0x1008),
-          .offsets = at<u64>(0x2008),
-          .payload = at<u32>(0x3004),
-          .payload_words = 0x44,
-          .base = row_at(0x4002),
-          .differences = at<u8>(0x5002),
-          .width = 16,
-          .count = 16'384,
-          .block_elements = 16'384,
-          .rule = kRule,
-          .bad_block = at<u64>(0x6008)};
-}
-
 // The same for blocks of the other size.
 template <typename Params>
 Params with_blocks_of(std::uint64_t block_elements, Params params) {
@@ -238,18 +202,6 @@ TEST(each_launch_says_grid_block_and_arguments) {
     CHECK(bench.codec->digest(digest_params(), stream).ok());
     CHECK_EQ(bench.launched(), "digest_kernel grid 2 1 1 block 256 1 1 shared 0 arguments " +
                                    row_text("0x1002") + "0x10 0x801 0x8 0x22 0x3008\n");
-    CHECK(bench.codec->strat_pack(strat_pack_params(), stream).ok());
-    CHECK_EQ(bench.launched(),
-             "strat_pack_kernel grid 2 1 1 block 512 1 1 shared 0 arguments 0x1008 0x2008 0x3004 " +
-                 row_text("0x4002") +
-                 "0x5002 0x10 0x10001 0x10000 0x7 0x8 0x70 0x3 0x102030405060708 0x6004 0x55 "
-                 "0x7008 0x8008 0x9008\n");
-    CHECK(bench.codec->strat_unpack(strat_unpack_params(), stream).ok());
-    CHECK_EQ(bench.launched(),
-             "strat_unpack_kernel grid 1 1 1 block 128 1 1 shared 0 arguments 0x1008 0x2008 "
-             "0x3004 0x44 " +
-                 row_text("0x4002") +
-                 "0x5002 0x10 0x4000 0x4000 0x7 0x8 0x70 0x3 0x102030405060708 0x6008\n");
     const TopkThresholdParams threshold{at<u64>(0x1008), 0x2222, at<u32>(0x3004)};
     CHECK(bench.codec->topk_threshold(threshold, stream).ok());
     CHECK_EQ(bench.launched(),
@@ -288,8 +240,6 @@ TEST(no_elements_is_no_launch) {
     CHECK(bench.codec->topk_unpack({}, stream).ok());
     CHECK(bench.codec->topk_histogram({}, stream).ok());
     CHECK(bench.codec->digest({}, stream).ok());
-    CHECK(bench.codec->strat_pack({}, stream).ok());
-    CHECK(bench.codec->strat_unpack({}, stream).ok());
     CHECK_EQ(bench.launched(), "");
     CHECK_EQ(fake().calls("cuLaunchKernel"), 0);
   }
@@ -390,35 +340,6 @@ TEST(address_that_no_kernel_can_use_is_refused) {
       CHECK_ADDRESS(params, positions, true);
     }
     {
-      const auto launch = [&](const auto& one) { return bench.codec->strat_pack(one, stream); };
-      StratPackParams params = strat_pack_params();
-      CHECK_ADDRESS(params, entries, false);
-      CHECK_ADDRESS(params, offsets, false);
-      CHECK_ADDRESS(params, payload, true);
-      CHECK_BOX(params, base, false);
-      CHECK_ADDRESS(params, arena, false);
-      CHECK_ADDRESS(params, cursor, false);
-      CHECK_ADDRESS(params, link_entries, false);
-      CHECK_ADDRESS(params, link_offsets, false);
-      params.arena_words = 0;
-      CHECK_ADDRESS(params, arena, true);
-      params.differences = at<u8>(0x5001);
-      check_refused(bench, launch(params), "differences is at 0x5001, which is no multiple of 2");
-    }
-    {
-      const auto launch = [&](const auto& one) { return bench.codec->strat_unpack(one, stream); };
-      StratUnpackParams params = strat_unpack_params();
-      CHECK_ADDRESS(params, entries, false);
-      CHECK_ADDRESS(params, offsets, false);
-      CHECK_ADDRESS(params, payload, false);
-      CHECK_BOX(params, base, false);
-      CHECK_ADDRESS(params, bad_block, false);
-      params.payload_words = 0;
-      CHECK_ADDRESS(params, payload, true);
-      params.differences = nullptr;
-      check_refused(bench, launch(params), "differences is null; give device memory");
-    }
-    {
       const auto launch = [&](const auto& one) { return bench.codec->topk_histogram(one, stream); };
       CHECK_BOX(histogram_params(), bits, false);
       CHECK_BOX(histogram_params(), shadow, false);
@@ -485,24 +406,6 @@ TEST(width_that_the_format_does_not_know_is_refused) {
     check_refused(bench, bench.codec->delta_pack(bytes, stream), says);
     bytes.ages = nullptr;
     CHECK(bench.codec->delta_pack(bytes, stream).ok());
-  }
-  check_clean();
-}
-
-TEST(rule_that_no_link_has_is_refused) {
-  {
-    Bench bench;
-    StratPackParams params = strat_pack_params();
-    params.rule.exponent_bits = 10;
-    const CUstream stream = bench.stream->get();
-    check_refused(bench, bench.codec->strat_pack(params, stream),
-                  "the class rule looks at bits 7 to 17 of elements of 16");
-    params.rule.shift = ~std::uint64_t{0};
-    check_refused(bench, bench.codec->strat_pack(params, stream), "the class rule looks at bits");
-    StratUnpackParams link = strat_unpack_params();
-    link.rule.magnitude_bits = 0x100000;
-    check_refused(bench, bench.codec->strat_unpack(link, stream),
-                  "the class rule has magnitudes of 16 bits in class 2; elements have 16");
   }
   check_clean();
 }
@@ -642,6 +545,6 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
     }
     CHECK_EQ(std::string{fake().live()}, "");
   }
-  // Seven libraries, and eight kernels that are found and loaded; each under a context.
-  CHECK_EQ(failures, 2 * 7 + 3 * 8);
+  // Five libraries, and six kernels that are found and loaded; each under a context.
+  CHECK_EQ(failures, 2 * 5 + 3 * 6);
 }

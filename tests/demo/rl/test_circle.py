@@ -128,5 +128,5 @@ def test_what_is_left_at_the_end_adds_up(rig: CircleRig) -> None:
     assert len(numbers) == len(set(numbers))
     # What the borrower computes with is, bit for bit, the version it is called.
     assert rig.weights.sweep()
-    digests = TileDigests.of(rig.weights.digest(tile) for tile in range(rig.weights.tiles))
+    digests = TileDigests({tile: rig.weights.digest(tile) for tile in range(rig.weights.tiles)})
     assert digests.total == rig.circle.held_digest()

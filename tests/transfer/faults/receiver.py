@@ -108,7 +108,7 @@ class Receiver:
 
     @property
     def version(self) -> Version:
-        return self.staging.held.version
+        return self.staging.held
 
     @property
     def is_quarantined(self) -> bool:
@@ -159,7 +159,7 @@ class Receiver:
         return Commit(
             staged,
             self.memory,
-            self.staging.held.digest,
+            self.staging.digest,
             digests=self.digests,
             subscribed=self.tiles,
         )
@@ -196,7 +196,7 @@ class Receiver:
             # Whatever it read, it would have seen.
             seen = self.tiles if self._reads_all else self._touched
             self.drifted = {t: bits for t, bits in self.drifted.items() if t not in seen}
-        elif outcome.digest != self.staging.held.digest:
+        elif outcome.digest != self.staging.digest:
             self.drifted = {}  # it was seen, and the weights have no name until they are repaired
         self.staging.report(outcome)
 
@@ -245,7 +245,7 @@ class Receiver:
 
     def check(self) -> None:
         """See that weights an engine would use are what they are called."""
-        held = self.staging.held.version
+        held = self.staging.held
         if self.commit is not None or self.is_quarantined:
             return
         if held.run == "" or not self._is_proven:

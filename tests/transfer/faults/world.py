@@ -261,7 +261,7 @@ class World:
 
 
 def _place(receiver: Receiver) -> tuple[object, ...]:
-    return receiver.staging.state, receiver.version, receiver.staging.statistics()
+    return receiver.staging.state, receiver.version, receiver.staging.stats
 
 
 _DO: Final[dict[str, Callable[[World, Receiver, Random], None]]] = {

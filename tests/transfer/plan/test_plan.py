@@ -34,7 +34,7 @@ from tests.transfer.plan.test_coverage import map_of, piece
 DENSE = Model(ffn=32)
 MOE = Model(hidden=8, experts=8, ffn=8, vocab=16)
 TIED = replace(DENSE, is_tied=True)
-RELAYS = [Relay("e1", "east"), Relay("e2", "east"), Relay("w1", "west", 2.0)]
+RELAYS = [Relay("e1", "east"), Relay("e2", "east"), Relay("w1", "west")]
 
 
 def replicas_of(model):

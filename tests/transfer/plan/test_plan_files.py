@@ -133,7 +133,6 @@ PLAN = plan_to_json(
         (changed(PLAN, "tile_elements", to=64), CorruptData, "not the plan that its identity"),
         (changed(PLAN, "relays", to=[]), CorruptData, "not the plan that its identity names"),
         (changed(PLAN, "plan_id", to="0" * 64), CorruptData, "not the plan that its identity"),
-        (changed(PLAN, "relays", 0, "bandwidth", to=0), InvalidArgument, "a bandwidth of 0"),
         (changed(PLAN, "relays", 0, "name", to="r"), InvalidArgument, "have the name r"),
         (
             changed(PLAN, "source", "shards", "pieces", 0, "rank", to=-1),

@@ -24,47 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&rose/transfer/wire/proto/weights.proto\x12\rrose.transfer\"\x1e\n\x0cHelloRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\"\xb9\x01\n\nHelloReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05up_ms\x18\x04 \x01(\x04\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\x12\n\nchunk_port\x18\x06 \x01(\r\x12$\n\x06relays\x18\x07 \x03(\x0b\x32\x14.rose.transfer.Relay\x12&\n\x07tensors\x18\x08 \x03(\x0b\x32\x15.rose.transfer.Tensor\"\'\n\x05Relay\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05tiles\x18\x02 \x03(\r\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\x0bWaitRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x66ter_n\x18\x02 \x01(\x12\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x19\n\x0c\x61\x66ter_base_n\x18\x04 \x01(\x12H\x00\x88\x01\x01\x42\x0f\n\r_after_base_n\"B\n\x0bSeedRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x01n\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05tiles\x18\x03 \x03(\rB\x04\n\x02_n\"q\n\x0eManifestsReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x12\n\nchunk_port\x18\x02 \x01(\r\x12*\n\tmanifests\x18\x03 \x03(\x0b\x32\x17.rose.transfer.Manifest\x12\x0f\n\x07is_more\x18\x04 \x01(\x08\":\n\x10SubscribeRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\tJ\x04\x08\x03\x10\x07\" \n\x0eSubscribeReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\"^\n\rReportRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x04\x12\x10\n\x08is_match\x18\x04 \x01(\x08\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"\x1d\n\x0bReportReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\"6\n\x07Version\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\t\n\x01n\x18\x03 \x01(\x04\"\xd1\x02\n\x08Manifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\'\n\x07version\x18\x02 \x01(\x0b\x32\x16.rose.transfer.Version\x12$\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x16.rose.transfer.Version\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06layout\x18\x06 \x01(\x0c\x12\x12\n\ntile_count\x18\x07 \x01(\r\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12\x0b\n\x03mac\x18\t \x01(\x0c\x12\x14\n\x0ctile_digests\x18\n \x01(\x0c\x12\x12\n\nchunk_tile\x18\x0b \x03(\r\x12\x14\n\x0c\x63hunk_nbytes\x18\x0c \x03(\r\x12\x15\n\rchunk_changed\x18\r \x03(\x04\x12\x14\n\x0c\x63hunk_sha256\x18\x0e \x01(\x0c\x12\x14\n\x0c\x63hunk_digest\x18\x0f \x01(\x0c\"v\n\x07PartAsk\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04kept\x18\x04 \x01(\x04\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05tiles\x18\x07 \x03(\r\"=\n\x0bPartDigests\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05tiles\x18\x02 \x03(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"8\n\tPartFrame\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04tile\x18\x02 \x01(\r\x12\r\n\x05\x66rame\x18\x03 \x01(\x0c\x32\xe1\x02\n\x07Weights\x12?\n\x05Hello\x12\x1b.rose.transfer.HelloRequest\x1a\x19.rose.transfer.HelloReply\x12\x41\n\x04Wait\x12\x1a.rose.transfer.WaitRequest\x1a\x1d.rose.transfer.ManifestsReply\x12\x41\n\x04Seed\x12\x1a.rose.transfer.SeedRequest\x1a\x1d.rose.transfer.ManifestsReply\x12K\n\tSubscribe\x12\x1f.rose.transfer.SubscribeRequest\x1a\x1d.rose.transfer.SubscribeReply\x12\x42\n\x06Report\x12\x1c.rose.transfer.ReportRequest\x1a\x1a.rose.transfer.ReportReply2\xfc\x01\n\x05Parts\x12<\n\x04Open\x12\x16.rose.transfer.PartAsk\x1a\x1a.rose.transfer.PartDigests0\x01\x12:\n\x04Pack\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12<\n\x06Settle\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12;\n\x05Whole\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&rose/transfer/wire/proto/weights.proto\x12\rrose.transfer\"\x17\n\x05\x45mpty\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\"\xb9\x01\n\nHelloReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05up_ms\x18\x04 \x01(\x04\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\x12\n\nchunk_port\x18\x06 \x01(\r\x12$\n\x06relays\x18\x07 \x03(\x0b\x32\x14.rose.transfer.Relay\x12&\n\x07tensors\x18\x08 \x03(\x0b\x32\x15.rose.transfer.Tensor\"\'\n\x05Relay\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05tiles\x18\x02 \x03(\r\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\x0bWaitRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x66ter_n\x18\x02 \x01(\x12\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x19\n\x0c\x61\x66ter_base_n\x18\x04 \x01(\x12H\x00\x88\x01\x01\x42\x0f\n\r_after_base_n\"B\n\x0bSeedRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x01n\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05tiles\x18\x03 \x03(\rB\x04\n\x02_n\"q\n\x0eManifestsReply\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x12\n\nchunk_port\x18\x02 \x01(\r\x12*\n\tmanifests\x18\x03 \x03(\x0b\x32\x17.rose.transfer.Manifest\x12\x0f\n\x07is_more\x18\x04 \x01(\x08\":\n\x10SubscribeRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\tJ\x04\x08\x03\x10\x07\"^\n\rReportRequest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x04\x12\x10\n\x08is_match\x18\x04 \x01(\x08\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"6\n\x07Version\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\t\n\x01n\x18\x03 \x01(\x04\"\xd1\x02\n\x08Manifest\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\'\n\x07version\x18\x02 \x01(\x0b\x32\x16.rose.transfer.Version\x12$\n\x04\x62\x61se\x18\x03 \x01(\x0b\x32\x16.rose.transfer.Version\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62\x61se_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06layout\x18\x06 \x01(\x0c\x12\x12\n\ntile_count\x18\x07 \x01(\r\x12\r\n\x05\x63ount\x18\x08 \x01(\x04\x12\x0b\n\x03mac\x18\t \x01(\x0c\x12\x14\n\x0ctile_digests\x18\n \x01(\x0c\x12\x12\n\nchunk_tile\x18\x0b \x03(\r\x12\x14\n\x0c\x63hunk_nbytes\x18\x0c \x03(\r\x12\x15\n\rchunk_changed\x18\r \x03(\x04\x12\x14\n\x0c\x63hunk_sha256\x18\x0e \x01(\x0c\x12\x14\n\x0c\x63hunk_digest\x18\x0f \x01(\x0c\"v\n\x07PartAsk\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04kept\x18\x04 \x01(\x04\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\r\n\x05label\x18\x06 \x01(\t\x12\r\n\x05tiles\x18\x07 \x03(\r\"=\n\x0bPartDigests\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05tiles\x18\x02 \x03(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\"8\n\tPartFrame\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04tile\x18\x02 \x01(\r\x12\r\n\x05\x66rame\x18\x03 \x01(\x0c\x32\xcb\x02\n\x07Weights\x12\x38\n\x05Hello\x12\x14.rose.transfer.Empty\x1a\x19.rose.transfer.HelloReply\x12\x41\n\x04Wait\x12\x1a.rose.transfer.WaitRequest\x1a\x1d.rose.transfer.ManifestsReply\x12\x41\n\x04Seed\x12\x1a.rose.transfer.SeedRequest\x1a\x1d.rose.transfer.ManifestsReply\x12\x42\n\tSubscribe\x12\x1f.rose.transfer.SubscribeRequest\x1a\x14.rose.transfer.Empty\x12<\n\x06Report\x12\x1c.rose.transfer.ReportRequest\x1a\x14.rose.transfer.Empty2\xfc\x01\n\x05Parts\x12<\n\x04Open\x12\x16.rose.transfer.PartAsk\x1a\x1a.rose.transfer.PartDigests0\x01\x12:\n\x04Pack\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12<\n\x06Settle\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x12;\n\x05Whole\x12\x16.rose.transfer.PartAsk\x1a\x18.rose.transfer.PartFrame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rose.transfer.wire.proto.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HELLOREQUEST']._serialized_start=57
-  _globals['_HELLOREQUEST']._serialized_end=87
-  _globals['_HELLOREPLY']._serialized_start=90
-  _globals['_HELLOREPLY']._serialized_end=275
-  _globals['_RELAY']._serialized_start=277
-  _globals['_RELAY']._serialized_end=316
-  _globals['_TENSOR']._serialized_start=318
-  _globals['_TENSOR']._serialized_end=370
-  _globals['_WAITREQUEST']._serialized_start=372
-  _globals['_WAITREQUEST']._serialized_end=482
-  _globals['_SEEDREQUEST']._serialized_start=484
-  _globals['_SEEDREQUEST']._serialized_end=550
-  _globals['_MANIFESTSREPLY']._serialized_start=552
-  _globals['_MANIFESTSREPLY']._serialized_end=665
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=667
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=725
-  _globals['_SUBSCRIBEREPLY']._serialized_start=727
-  _globals['_SUBSCRIBEREPLY']._serialized_end=759
-  _globals['_REPORTREQUEST']._serialized_start=761
-  _globals['_REPORTREQUEST']._serialized_end=855
-  _globals['_REPORTREPLY']._serialized_start=857
-  _globals['_REPORTREPLY']._serialized_end=886
-  _globals['_VERSION']._serialized_start=888
-  _globals['_VERSION']._serialized_end=942
-  _globals['_MANIFEST']._serialized_start=945
-  _globals['_MANIFEST']._serialized_end=1282
-  _globals['_PARTASK']._serialized_start=1284
-  _globals['_PARTASK']._serialized_end=1402
-  _globals['_PARTDIGESTS']._serialized_start=1404
-  _globals['_PARTDIGESTS']._serialized_end=1465
-  _globals['_PARTFRAME']._serialized_start=1467
-  _globals['_PARTFRAME']._serialized_end=1523
-  _globals['_WEIGHTS']._serialized_start=1526
-  _globals['_WEIGHTS']._serialized_end=1879
-  _globals['_PARTS']._serialized_start=1882
-  _globals['_PARTS']._serialized_end=2134
+  _globals['_EMPTY']._serialized_start=57
+  _globals['_EMPTY']._serialized_end=80
+  _globals['_HELLOREPLY']._serialized_start=83
+  _globals['_HELLOREPLY']._serialized_end=268
+  _globals['_RELAY']._serialized_start=270
+  _globals['_RELAY']._serialized_end=309
+  _globals['_TENSOR']._serialized_start=311
+  _globals['_TENSOR']._serialized_end=363
+  _globals['_WAITREQUEST']._serialized_start=365
+  _globals['_WAITREQUEST']._serialized_end=475
+  _globals['_SEEDREQUEST']._serialized_start=477
+  _globals['_SEEDREQUEST']._serialized_end=543
+  _globals['_MANIFESTSREPLY']._serialized_start=545
+  _globals['_MANIFESTSREPLY']._serialized_end=658
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=660
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=718
+  _globals['_REPORTREQUEST']._serialized_start=720
+  _globals['_REPORTREQUEST']._serialized_end=814
+  _globals['_VERSION']._serialized_start=816
+  _globals['_VERSION']._serialized_end=870
+  _globals['_MANIFEST']._serialized_start=873
+  _globals['_MANIFEST']._serialized_end=1210
+  _globals['_PARTASK']._serialized_start=1212
+  _globals['_PARTASK']._serialized_end=1330
+  _globals['_PARTDIGESTS']._serialized_start=1332
+  _globals['_PARTDIGESTS']._serialized_end=1393
+  _globals['_PARTFRAME']._serialized_start=1395
+  _globals['_PARTFRAME']._serialized_end=1451
+  _globals['_WEIGHTS']._serialized_start=1454
+  _globals['_WEIGHTS']._serialized_end=1785
+  _globals['_PARTS']._serialized_start=1788
+  _globals['_PARTS']._serialized_end=2040
 # @@protoc_insertion_point(module_scope)

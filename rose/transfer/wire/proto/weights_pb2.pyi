@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class HelloRequest(_message.Message):
+class Empty(_message.Message):
     __slots__ = ("format",)
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     format: int
@@ -92,12 +92,6 @@ class SubscribeRequest(_message.Message):
     receiver: str
     def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ...) -> None: ...
 
-class SubscribeReply(_message.Message):
-    __slots__ = ("format",)
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
-    format: int
-    def __init__(self, format: _Optional[int] = ...) -> None: ...
-
 class ReportRequest(_message.Message):
     __slots__ = ("format", "receiver", "n", "is_match", "digest")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -111,12 +105,6 @@ class ReportRequest(_message.Message):
     is_match: bool
     digest: bytes
     def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., n: _Optional[int] = ..., is_match: _Optional[bool] = ..., digest: _Optional[bytes] = ...) -> None: ...
-
-class ReportReply(_message.Message):
-    __slots__ = ("format",)
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
-    format: int
-    def __init__(self, format: _Optional[int] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("run", "incarnation", "n")
