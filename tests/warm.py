@@ -87,7 +87,7 @@ class WarmPopen:
             for number, wanted in enumerate((stdin, stdout, stderr)):
                 if wanted != subprocess.PIPE:
                     ours.append(None)
-                    theirs.append(number)
+                    theirs.append(theirs[1] if wanted == subprocess.STDOUT else number)
                     continue
                 reads, writes = os.pipe()
                 undo.callback(os.close, writes if number else reads)
@@ -120,9 +120,12 @@ class WarmPopen:
             self.returncode = self._nursery.ask({"wait": self.pid})
         return self.returncode
 
-    def kill(self) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 Start: TypeAlias = Callable[..., WarmPopen]
@@ -160,7 +163,11 @@ def _become(question: dict, files: list[int], tell: int) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, file in enumerate(files[:3]):
             os.dup2(file, number)
+        for file in files[:3]:
             os.close(file)
+        # Not those of the nursery: they remember whether its own can be searched.
+        sys.stdin, sys.stdout = (os.fdopen(at, "rw"[at], closefd=False) for at in (0, 1))
+        sys.stderr = os.fdopen(2, "w", 1, closefd=False)
         os.chdir(question["folder"])
         os.environ.clear()
         os.environ.update(question["environment"])
