@@ -4,13 +4,14 @@ In a run of several processes (`pytest -n 2 --dist loadfile`, which `make test` 
 one of them, and the files of `tests/alone.py` while the others wait.
 """
 
+import functools
 import gc
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import hypothesis
 import pytest
 
 from tests.alone import is_alone, place, turn
+from tests.warm import Nursery, Start, WarmPopen
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STARTED: Final = time.monotonic()
@@ -125,6 +127,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def repo() -> Path:
     """Return the root of the repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Start]:
+    """Return what starts `python -m MODULE ...` without importing torch anew."""
+    with Nursery() as nursery:
+        yield functools.partial(WarmPopen, nursery)
 
 
 @pytest.fixture

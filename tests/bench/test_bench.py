@@ -16,6 +16,7 @@ from bench.paired import PairedRatio, Pairs, median_interval, paired_ratio, quan
 from bench.rows import CONTROL_BAR, Bar, Peer, Term, faults, row, void_reason
 from bench.run import begin, summary_of
 from bench.suites import files_of, suites
+from tests.warm import Start
 
 
 def bench(repo: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -58,12 +59,14 @@ def test_a_suite_writes_a_sound_document(repo: Path, tmp_path: Path) -> None:
     assert "gate_open_over_bare" not in done.stdout  # it has none
 
 
-def test_every_suite_can_be_collected(repo: Path) -> None:
+def test_every_suite_can_be_collected(repo: Path, warm: Start) -> None:
     files = sorted({file for suite in suites() for file in files_of(suite)})
     command = [sys.executable, "-m", "pytest", *files, "--collect-only", "-q"]
-    done = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert [file for file in files if f"{file}::" not in done.stdout] == []
+    process = warm(command, cwd=repo, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with process.stdout:
+        output = process.stdout.read().decode()
+    assert process.wait() == 0, output
+    assert [file for file in files if f"{file}::" not in output] == []
 
 
 def test_the_transfer_suite_measures_the_codec_too() -> None:

@@ -25,6 +25,12 @@ BROKEN = Suite("tests.bench.gpu_suite_broken", limit_s=3)
 NO_GPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare each pytest that is started here the import of Hypothesis."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def command(repo: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "bench.gpu.run", *arguments],

@@ -14,12 +14,11 @@ import pytest
 
 from rose.cli.main import main
 from rose.slo.verify import verify_log
+from tests.warm import Start
 
 ARMS = {"alone", "alone_again", "share_all", "rose"}
 SCRIPT = "from rose.cli.main import main; raise SystemExit(main())"
 COMMAND = (sys.executable, "-P", "-c", SCRIPT)
-# What comes before the first round, shorter: its numbers are not looked at.
-BRIEFLY = "from rose.demo import experiment as its;its._CALIBRATION_S, its._WARM_UP_S = 1.0, 0.5;"
 
 
 @pytest.mark.slow
@@ -55,26 +54,28 @@ def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path
 
 
 @pytest.mark.timeout(600)
-def test_interrupted_demo_reports_what_there_is(tmp_path: Path) -> None:
+def test_interrupted_demo_reports_what_there_is(tmp_path: Path, warm: Start) -> None:
+    """The programs that it starts are new interpreters."""
     out = tmp_path / "report"
-    process = subprocess.Popen(
+    process = warm(
         [
-            *(sys.executable, "-P", "-c", BRIEFLY + SCRIPT),
+            *(sys.executable, "-m", "tests.demo.brief_demo"),
             *("demo", "--quick", "--broker", "--out", str(out)),
             *("--serving-model", "micro-policy", "--rollout-model", "micro-policy"),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
     assert process.stdout is not None
+    output = b""
     for line in process.stdout:
-        if "round 1 of" in line:
+        output += line
+        if b"round 1 of" in line:
             break
     time.sleep(3)
     process.send_signal(signal.SIGINT)
-    output = process.stdout.read()
-    assert process.wait(timeout=60) == 130, output
+    output += process.stdout.read()
+    assert process.wait(timeout=60) == 130, output.decode()
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["complete"] is False
     assert report["broker"]["decisions"] > 1

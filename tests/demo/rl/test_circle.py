@@ -2,25 +2,32 @@
 
 import os
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from rose.demo.rl import child
 from rose.demo.rl.trajectory import Trajectory
 from rose.scheduler.events import Consumed
 from rose.scheduler.worker import WorkerKind
 from rose.transfer.digests import TileDigests
 from tests.demo.rl.circle_rig import CircleRig
+from tests.warm import Start
 
 pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CircleRig]:
-    with CircleRig(tmp_path_factory.mktemp("circle")) as rig:
-        yield rig
+def rig(tmp_path_factory: pytest.TempPathFactory, warm: Start) -> Iterator[CircleRig]:
+    started = SimpleNamespace(Popen=warm, PIPE=subprocess.PIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "subprocess", started)
+        with CircleRig(tmp_path_factory.mktemp("circle")) as rig:
+            yield rig
 
 
 def test_versions_go_round_and_both_workers_say_turns(rig: CircleRig) -> None:

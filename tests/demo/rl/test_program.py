@@ -16,6 +16,7 @@ from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from tests.demo.rl.micro import micro_model, trajectory
 from tests.demo.rl.trainer_process import TrainerProcess
+from tests.warm import Start
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 200.0  # bounds a hang; nothing is asserted about time
@@ -31,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Trainer(TrainerProcess):
     """An incarnation whose versions go to a file (`tests/demo/rl/fake_program.py`)."""
 
-    def __init__(self, model: Path, folder: Path, *arguments: str) -> None:
+    def __init__(self, warm: Start, model: Path, folder: Path, *arguments: str) -> None:
         super().__init__(
             [
                 *(str(folder / "log"), "--model", str(model), "--run", "test"),
@@ -41,6 +42,7 @@ class Trainer(TrainerProcess):
             clock=BootClock(),
             folder=ROOT,
             module="tests.demo.rl.fake_program",
+            popen=warm,
         )
         self.client = TrainerClient(self.ready.trainer_address, self.ready.trainer_token)
 
@@ -70,9 +72,11 @@ def versions(folder: Path) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_trainer_goes_on_as_a_higher_incarnation(model: Path, tmp_path: Path) -> None:
+def test_a_killed_trainer_goes_on_as_a_higher_incarnation(
+    warm: Start, model: Path, tmp_path: Path
+) -> None:
     """Numbers to learn: after 4 versions, one checkpoint (before version 3) has 3 groups in it."""
-    first = Trainer(model, tmp_path)
+    first = Trainer(warm, model, tmp_path)
     assert (first.ready.run, first.ready.incarnation, first.ready.version) == ("test", 1, 0)
     for number in range(4):
         sent = group(number, version=number)
@@ -85,7 +89,7 @@ def test_a_killed_trainer_goes_on_as_a_higher_incarnation(model: Path, tmp_path:
     with pytest.raises(Unavailable):
         first.client.submit(group(9, version=0))
 
-    second = Trainer(model, tmp_path)
+    second = Trainer(warm, model, tmp_path)
     assert second.ready.incarnation == 2
     assert second.ready.version == 5  # 4 was used, and would have been the last before a checkpoint
     before = second.client.status()
@@ -106,7 +110,7 @@ def test_a_killed_trainer_goes_on_as_a_higher_incarnation(model: Path, tmp_path:
     assert shas[2, 5] == shas[1, 3]  # the checkpoint's weights, bit for bit
     assert shas[2, 6] == shas[1, 4]  # the same lesson again: the moments came back too
 
-    third = Trainer(model, tmp_path, "--first-version", "40", "--incarnation", "9")
+    third = Trainer(warm, model, tmp_path, "--first-version", "40", "--incarnation", "9")
     assert (third.ready.incarnation, third.ready.version) == (9, 40)
     assert third.client.status().durable == 16  # SIGTERM saved
     assert third.close(timeout_s=WAIT_S) == 0  # as does the end of its input
@@ -114,10 +118,12 @@ def test_a_killed_trainer_goes_on_as_a_higher_incarnation(model: Path, tmp_path:
     assert not third.is_alive
 
 
-def test_a_trainer_that_cannot_begin_says_why_and_ends(model: Path, tmp_path: Path, capfd) -> None:
+def test_a_trainer_that_cannot_begin_says_why_and_ends(
+    warm: Start, model: Path, tmp_path: Path, capfd
+) -> None:
     (tmp_path / "checkpoint").write_bytes(b"something else")
     with pytest.raises(Unavailable, match="ended before it was ready"):
-        Trainer(model, tmp_path)
+        Trainer(warm, model, tmp_path)
     assert "is not a checkpoint of rose" in capfd.readouterr().err
     assert (tmp_path / "checkpoint").read_bytes() == b"something else"
 

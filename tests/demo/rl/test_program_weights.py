@@ -20,6 +20,7 @@ from rose.transfer.wire.remote import RemoteSource
 from tests.demo.rl.micro import micro_model, trajectory
 from tests.demo.rl.trainer_process import TrainerProcess
 from tests.transfer.worker import Worker
+from tests.warm import Start
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 200.0
@@ -45,7 +46,7 @@ def group(number: int, version: int):
 
 @pytest.mark.timeout(600)
 def test_a_receiver_has_what_was_learned_before_and_after_a_death(
-    tmp_path: Path, one_thread
+    tmp_path: Path, one_thread, warm: Start
 ) -> None:
     micro_model().save_pretrained(tmp_path / "model")
     arguments = [
@@ -76,7 +77,8 @@ def test_a_receiver_has_what_was_learned_before_and_after_a_death(
         first.kill()
 
         again = [*arguments, "--weights-address", ready.weights_address]
-        with TrainerProcess(again, **start, weights_token=ready.weights_token) as second:
+        token = ready.weights_token
+        with TrainerProcess(again, **start, weights_token=token, popen=warm) as second:
             assert second.ready.weights_address == ready.weights_address
             assert (second.ready.incarnation, second.ready.version) == (2, 4)
             twin.step(group(3, 4), published=4)

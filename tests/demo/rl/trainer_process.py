@@ -5,7 +5,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -36,6 +36,7 @@ class TrainerProcess:
         weights_token: of an earlier incarnation: with its address among the arguments, receivers
             find this one where they found that. It goes through the pipe, where nobody sees it.
         start_s: how long it may take to be ready.
+        popen: what starts it; None for a new interpreter.
 
     Raises:
         DeadlineExceeded: it was not ready in time; it was killed.
@@ -52,8 +53,9 @@ class TrainerProcess:
         module: str = PROGRAM,
         weights_token: str | None = None,
         start_s: float = _START_S,
+        popen: Callable[..., subprocess.Popen] | None = None,
     ) -> None:
-        self._process = subprocess.Popen(
+        self._process = (popen or subprocess.Popen)(
             [sys.executable, "-m", module, *arguments, *_TOKEN_COMES[weights_token is not None]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
