@@ -359,7 +359,7 @@ def test_nothing_leaks_from_many_tenants(rig: RemoteRig) -> None:
     for _ in range(20):
         attach_once()
     wait_for(lambda: rig.listener.tenancy is None)
-    assert descriptors() == before
+    wait_for(lambda: descriptors() <= before)  # `before` may count some that were just closing
     assert rig.slabs() == (0, 0)
 
 
@@ -391,7 +391,7 @@ def test_nothing_leaks_when_a_device_closes_before_its_borrower_is_dead(
     before = descriptors()
     for round_ in range(3):
         serve(tmp_path / str(round_))
-    assert descriptors() == before
+    wait_for(lambda: descriptors() <= before)  # `before` may count some that were just closing
 
 
 def test_what_a_welcome_takes_along_is_closed_here_once_it_is_sent(rig: RemoteRig) -> None:
