@@ -14,9 +14,9 @@ from rose.checkpoints.identity import Identity, Standing, identify
 from rose.checkpoints.in_place import apply_in_place
 from rose.checkpoints.inspection import Inspection, inspect
 from rose.checkpoints.make import make_delta_file
-from rose.cli.delta_progress import progress
-from rose.cli.delta_report import as_json, density, print_inspection, printable, size_text
-from rose.cli.outputs import write_output
+from rose.cli.delta_report import as_json, density, print_inspection, printable
+from rose.cli.runs import progress, write_output
+from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument, Unavailable
 
 EXIT_NEITHER: Final = 1

@@ -65,6 +65,7 @@ _EXTRAS: Final = {
     **dict.fromkeys(("jinja2", "matplotlib", "psutil", "torch", "transformers"), "demo"),
     **dict.fromkeys(("google", "grpc", "msgspec"), "wire"),
     "prometheus_client": "metrics",
+    "yaml": "sim",
 }
 
 

@@ -1,12 +1,273 @@
-"""A profile as one value of plain JSON, which table, page and file are made of."""
+"""What was measured of serving, however it was: the same shape for an engine and for a trace."""
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
-from rose.cli.profile_lending import Lent, lend
-from rose.cli.profile_measured import Compute, Measured
-from rose.demo.numbers import percentile, plain
+from rich.console import Console
+from rich.text import Text
+
+from rose.demo.numbers import duration, number, percent, percentile, plain, print_rows
+from rose.errors import InvalidArgument
+from rose.scheduler.broker import Broker, Move, Observation, ServingDevice, Unread
 from rose.slo import SLO
-from rose.units import GIB, MS_PER_S
+from rose.units import GIB, MIB, MS_PER_S
+
+# The size at which whole slabs hardly round: those of a device are between 2 and 128 MiB.
+SLAB_BYTES: Final = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The memory that is looked at.
+
+    Args:
+        kv_bytes: of serving's KV pool.
+        reserve_bytes: of it that no loan touches.
+        slab_bytes: the least that is lent.
+    """
+
+    kv_bytes: int
+    reserve_bytes: int
+    slab_bytes: int
+
+    def device(self, slo: SLO) -> ServingDevice:
+        """Return the device with this pool and these targets.
+
+        Raises:
+            InvalidArgument: the reserve leaves nothing of the pool.
+        """
+        if self.reserve_bytes >= self.kv_bytes:
+            raise InvalidArgument(
+                f"a reserve of {self.reserve_bytes / GIB:.1f} GiB leaves nothing of a KV pool of "
+                f"{self.kv_bytes / GIB:.1f} GiB; give a smaller --reserve-gib"
+            )
+        return ServingDevice(
+            name="device",
+            kv_bytes=self.kv_bytes,
+            reserve_bytes=self.reserve_bytes,
+            slab_bytes=self.slab_bytes,
+            slo=slo,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be measured.
+
+    Args:
+        source: URL of an engine, or path of a trace.
+        seconds: how long.
+        every_s: between two readings.
+        slos: that are asked about.
+        model: whose KV it is; None for what the engine says, or the 8B of `DeviceModel`.
+        kv_bytes: of serving's pool; None for what an engine says, or the standard of a trace.
+        reserve_bytes: of the pool that no loan touches.
+        load: of a trace: share of the time in which serving alone is busy; None for its own rate.
+        gpu: of a trace: a device of the table of rooflines; None for the H200 of `DeviceModel`.
+        latency: of a trace: file of a fitted latency model; None for none.
+        noise: of a trace: standard deviation of the logarithm of a step's time.
+        seed: of the noise.
+    """
+
+    source: str
+    seconds: float
+    every_s: float
+    slos: tuple[SLO, ...]
+    model: str | None
+    kv_bytes: int | None
+    reserve_bytes: int
+    load: float | None
+    gpu: str | None
+    latency: Path | None
+    noise: float | None
+    seed: int
+
+    def pool(self, kv_bytes: int) -> Pool:
+        """Return the pool of that size.
+
+        Raises:
+            InvalidArgument: the reserve leaves nothing of it.
+        """
+        pool = Pool(kv_bytes, self.reserve_bytes, SLAB_BYTES)
+        pool.device(self.slos[0])
+        return pool
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What rollouts would get of the device's compute under one pair of targets.
+
+    Args:
+        share: of the time, 0 to 1; None when it cannot be said.
+        met_alone: the share of requests, or of readings, in which serving without rollouts meets
+            both targets; None when there were none.
+        excess_late_share: of all tokens, late because of rollouts; None where rollouts did not run.
+    """
+
+    share: float | None
+    met_alone: float | None
+    excess_late_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How serving was over time.
+
+    Args:
+        source: the URL, or the name of the trace.
+        kind: "engine" or "trace".
+        how: one sentence on how compute was found.
+        pool: of the device.
+        observations: in the order of time; their device's targets are any.
+        compute: for each of `slos`.
+        slos: that are asked about.
+        every_ms: between two observations, as planned.
+        failures: readings that failed, as (time, one sentence).
+        settings: what it was asked for.
+        is_complete: False when it was interrupted.
+    """
+
+    source: str
+    kind: str
+    how: str
+    pool: Pool
+    observations: tuple[Observation, ...]
+    compute: tuple[Compute, ...]
+    slos: tuple[SLO, ...]
+    every_ms: float
+    failures: tuple[tuple[float, str], ...]
+    settings: dict[str, object]
+    is_complete: bool
+
+
+_CONFIDENCE: Final = 0.95
+_S_PER_HOUR: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """One pair of targets.
+
+    Args:
+        at_ms: of each decision.
+        lend_bytes: on loan from then on.
+        revocations: times that serving took back all or a part.
+        longest_s: the longest time in which something was on loan without a break.
+        hours: that were measured.
+        reasons: of shrinking and ending loans, and of lending nothing: (sentence, how often).
+    """
+
+    at_ms: tuple[float, ...]
+    lend_bytes: tuple[int, ...]
+    revocations: int
+    longest_s: float
+    hours: float
+    reasons: tuple[tuple[str, int], ...]
+
+    @property
+    def mean_bytes(self) -> float:
+        """What was on loan on average over the time."""
+        held = _held(self.at_ms, self.lend_bytes)
+        total_ms = sum(ms for ms, _ in held)
+        return sum(ms * size for ms, size in held) / total_ms if total_ms else 0.0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest loan."""
+        return max(self.lend_bytes, default=0)
+
+    @property
+    def lent_share(self) -> float:
+        """The share of the time in which anything was on loan."""
+        held = _held(self.at_ms, self.lend_bytes)
+        total_ms = sum(ms for ms, _ in held)
+        return sum(ms for ms, size in held if size) / total_ms if total_ms else 0.0
+
+    @property
+    def per_hour(self) -> float | None:
+        """Revocations per hour as they were counted."""
+        return self.revocations / self.hours if self.hours > 0 else None
+
+    @property
+    def per_hour_most(self) -> float | None:
+        """What they do not exceed with 95 % confidence: little was seen in a short time."""
+        return poisson_most(self.revocations) / self.hours if self.hours > 0 else None
+
+
+def lend(measured: Measured, slo: SLO) -> Lent:
+    """Replay what was measured to a broker.
+
+    Args:
+        measured: readings that failed are told as such.
+        slo: of serving.
+    """
+    device = measured.pool.device(slo)
+    readings = [(one.at_ms, replace(one, device=device)) for one in measured.observations] + [
+        (at_ms, Unread(device, why)) for at_ms, why in measured.failures
+    ]
+    readings.sort(key=lambda one: one[0])
+    broker = Broker(device, reading_ms=measured.every_ms)
+    at_ms, sizes, revocations = [], [], 0
+    reasons: dict[str, int] = {}
+    for now_ms, reading in readings:
+        decision = broker.decide(reading, now_ms)
+        at_ms.append(now_ms)
+        sizes.append(decision.lend_bytes)
+        if decision.move in {Move.SHRINK, Move.END}:
+            revocations += 1
+        if decision.move in {Move.SHRINK, Move.END, Move.REFUSE}:
+            reasons[_kind(decision.why)] = reasons.get(_kind(decision.why), 0) + 1
+    hours = (at_ms[-1] - at_ms[0]) / MS_PER_S / _S_PER_HOUR if at_ms else 0.0
+    return Lent(
+        at_ms=tuple(at_ms),
+        lend_bytes=tuple(sizes),
+        revocations=revocations,
+        longest_s=_longest_s(at_ms, sizes),
+        hours=hours,
+        reasons=tuple(sorted(reasons.items(), key=lambda one: (-one[1], one[0]))),
+    )
+
+
+def poisson_most(count: int) -> float:
+    """Return the largest mean under which so few events are seen in 1 of 20 cases, by bisection."""
+    low, high = 0.0, 2.0 * count + 20.0
+    for _ in range(60):
+        mean = (low + high) / 2
+        logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(count + 1)]
+        at_most = sum(math.exp(one) for one in logs)
+        low, high = (mean, high) if at_most > 1 - _CONFIDENCE else (low, mean)
+    return high
+
+
+def _held(at_ms: Sequence[float], sizes: Sequence[int]) -> list[tuple[float, int]]:
+    """Return how long each size was held; nobody knows of the last one."""
+    return [
+        (later_ms - now_ms, size)
+        for now_ms, later_ms, size in zip(at_ms, at_ms[1:], sizes, strict=False)
+    ]
+
+
+def _longest_s(at_ms: Sequence[float], sizes: Sequence[int]) -> float:
+    longest_ms, run_ms = 0.0, 0.0
+    for ms, size in _held(at_ms, sizes):
+        run_ms = run_ms + ms if size else 0.0
+        longest_ms = max(longest_ms, run_ms)
+    return longest_ms / MS_PER_S
+
+
+def _kind(why: str) -> str:
+    """Return a reason without its numbers, so that it can be counted."""
+    if why.startswith("calm must last"):
+        return "calm had not lasted long enough"
+    if " have a P99 of " in why:
+        return f"the tail of {why.split(' have ', maxsplit=1)[0]} came too close to its target"
+    if " requests " in why:
+        return f"requests {why.split(' requests ')[1]}"
+    return why
+
 
 _FORMAT: Final = 1
 _REASONS_MAX: Final = 3
@@ -98,3 +359,58 @@ def _verdict(report: dict[str, Any]) -> str:
         f"lent under targets of {best['ttft_ms']:g} ms to the first token and "
         f"{best['tpot_ms']:g} ms for each later one."
     )
+
+
+HEADERS: Final = (
+    "targets, ms\nfirst/later",
+    "met\nalone",
+    "share of\ncompute",
+    "KV lent\nGiB mean",
+    "\nGiB most",
+    "lent, of\nthe time",
+    "revocations\nan hour",
+    "\n95 % below",
+    "longest\nlend",
+)
+
+
+def print_profile(report: Mapping[str, Any], console: Console) -> None:
+    """Print what was measured, a row for each pair of targets, and the verdict."""
+    for sentence in _sentences(report):
+        console.print(sentence, markup=False, soft_wrap=True)
+    print_rows(console, HEADERS, _rows(report))
+    console.print(report["how"], markup=False, soft_wrap=True)
+    console.print(Text(report["verdict"], style="bold"), soft_wrap=True)
+
+
+def _sentences(report: Mapping[str, Any]) -> list[str]:
+    used = report["kv_used"]
+    what = (
+        f"{report['source']}: {report['readings']} readings in {duration(report['measured_s'])}; "
+        f"a KV pool of {report['kv_gib']:.1f} GiB, of which serving held {percent(used['mean'])} "
+        f"on average and {percent(used['max'])} at most, and {report['reserve_gib']:.1f} GiB are "
+        f"its reserve"
+    )
+    found = [what]
+    if report["failures"]:
+        last = report["failures"][-1]["why"]
+        count = len(report["failures"])
+        found.append(f"{count} reading{'s' * (count > 1)} failed, the last because {last}")
+    return found
+
+
+def _rows(report: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            f"{row['ttft_ms']:g}/{row['tpot_ms']:g}",
+            percent(row["met_alone"]),
+            percent(row["compute_share"]),
+            number(row["lent_gib_mean"]),
+            number(row["lent_gib_peak"]),
+            percent(row["lent_share"]),
+            number(row["revocations_per_hour"]),
+            number(row["revocations_per_hour_most"]),
+            duration(row["longest_lend_s"]),
+        ]
+        for row in report["rows"]
+    ]

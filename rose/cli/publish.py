@@ -12,9 +12,9 @@ import click
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.make import hexadecimal
 from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
-from rose.cli.delta_progress import progress
 from rose.cli.publish_part import CheckpointPart, check_plan, serve_part, units_of
 from rose.cli.publish_state import PublishState, entries, read_state, write_state
+from rose.cli.runs import progress
 from rose.cli.weight_events import Events
 from rose.cli.weight_options import (
     PATH,

@@ -16,8 +16,8 @@ from rose.checkpoints.make import hexadecimal
 from rose.checkpoints.safetensors_header import StoredTensor
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
 from rose.checkpoints.tiling import Tiling, plain_layout, plain_tiling, planned_tiling
-from rose.cli.delta_progress import progress
 from rose.cli.publish import read_plan
+from rose.cli.runs import progress
 from rose.cli.weight_events import Events
 from rose.cli.weight_options import (
     PATH,

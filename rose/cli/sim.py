@@ -11,15 +11,18 @@ import click
 from rich.console import Console
 
 from rose.cli.machine import machine_card
-from rose.cli.outputs import try_folder
+from rose.cli.runs import ends_interrupt, try_folder
 from rose.cli.scenario_inputs import read_inputs
-from rose.cli.sim_page import write_study
-from rose.cli.sim_report import summarise_study, summarise_validation
-from rose.cli.sim_run import run_scenarios
-from rose.cli.sim_table import print_study
-from rose.errors import InvalidArgument, Unavailable
+from rose.cli.sim_report import ScenarioRuns, print_study, summarise_study, summarise_validation
+from rose.clock import BootClock
+from rose.demo.numbers import plain
+from rose.demo.progress import phases
+from rose.demo.report import write_json
+from rose.errors import InvalidArgument
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.scenario import Scenario
+from rose.sim.scenario.traffic import Inputs
+from rose.sim.study.run import study
 
 
 @click.command()
@@ -62,39 +65,34 @@ def sim(
     serving was late because of rose), or 130 after an interrupt: what was done until then is
     reported.
     """
+    # Here, because it needs the extra `sim`.
+    from rose.sim.scenario.yaml_file import read_scenarios  # noqa: PLC0415
+
     out = Path(out_dir)
     try_folder(out)
-    scenarios = [_chosen(one, arm_names, seed_count) for one in _read(scenario_path)]
-    known = [one for path in validated for one in _read(path)]
+    scenarios = [_chosen(one, arm_names, seed_count) for one in read_scenarios(scenario_path)]
+    known = [one for path in validated for one in read_scenarios(path)]
     beside = scenario_path.parent if traces is None else traces
     inputs = read_inputs([*scenarios, *known], beside=beside)
     console = Console(highlight=False)
-    runs, is_complete = run_scenarios([*scenarios, *known], inputs, console)
-    report: dict[str, Any] = {
-        "scenarios": summarise_study(runs[: len(scenarios)]),
-        "validation": summarise_validation(runs),
-        "is_complete": is_complete,
-        "machine": machine_card(),
-        "command": shlex.join(["rose", *sys.argv[1:]]),
-    }
-    write_study(report, out)
+    runs, is_complete = _run([*scenarios, *known], inputs, console)
+    report: dict[str, Any] = plain(
+        {
+            "scenarios": summarise_study(runs[: len(scenarios)]),
+            "validation": summarise_validation(runs),
+            "is_complete": is_complete,
+            "machine": machine_card(),
+            "command": shlex.join(["rose", *sys.argv[1:]]),
+        }
+    )
+    write_json(report, out, "sim")
     print_study(report, console)
-    console.print(f"report: {out / 'sim.html'}", soft_wrap=True)
+    console.print(f"report: {out / 'sim.json'}", soft_wrap=True)
     if not is_complete:
         return 130
     return int(
         any(check["holds"] is False for one in report["scenarios"] for check in one["checks"])
     )
-
-
-def _read(path: Path) -> Sequence[Scenario]:
-    try:
-        from rose.sim.scenario.yaml_file import read_scenarios  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        raise Unavailable(
-            f"scenario files need {error.name}, which is not installed; install rose-rl[sim]"
-        ) from None
-    return read_scenarios(path)
 
 
 def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -> Scenario:
@@ -112,3 +110,26 @@ def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -
         if name not in known:
             raise InvalidArgument(f"--arms {name} is none; there are {', '.join(known)}")
     return replace(scenario, arms=tuple(known[name] for name in names))
+
+
+def _run(
+    scenarios: Sequence[Scenario], inputs: Inputs, console: Console
+) -> tuple[list[ScenarioRuns], bool]:
+    """Return what was run, and whether it is all; an interrupt ends it early and is no error."""
+    runs: list[ScenarioRuns] = []
+    wanted = sum(len(one.arms) * len(one.seeds) for one in scenarios)
+    with phases(console, BootClock()) as shown, ends_interrupt():
+        try:
+            for scenario in scenarios:
+                runs.append(ScenarioRuns(scenario, ()))
+
+                def on_share(arm: Arm, seed: int, share: float, name: str = scenario.name) -> None:
+                    done = sum(len(one.figures) for one in runs) + min(share, 1.0)
+                    shown.advance(f"{name}: {arm.value}, seed {seed}", done=done, wanted=wanted)
+
+                for one in study(scenario, inputs, on_share=on_share):
+                    runs[-1] = ScenarioRuns(scenario, (*runs[-1].figures, one.figures))
+        except KeyboardInterrupt:
+            console.print("interrupted: reporting what there is")
+            return runs, False
+    return runs, True

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import click
 
-from rose.cli.interrupts import ends_interrupt
-from rose.cli.outputs import write_output
+from rose.cli.runs import ends_interrupt, write_output
 from rose.cli.weight_events import Events
 from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument

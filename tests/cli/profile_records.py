@@ -1,6 +1,6 @@
 """A profile that was made up, small enough to follow by hand."""
 
-from rose.cli.profile_measured import Compute, Measured, Pool
+from rose.cli.profile_report import Compute, Measured, Pool
 from rose.scheduler.broker import Observation
 from rose.slo import SLO
 from rose.units import GIB, MIB

@@ -10,9 +10,9 @@ from rose.checkpoints.change_counts import ChangeCounts
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.inspection import inspect
 from rose.cli.delta_plots import bias_of, draw_density, draw_exponents
-from rose.cli.delta_progress import progress
 from rose.cli.delta_report import density, seconds, seconds_text, size_text
 from rose.cli.main import main
+from rose.cli.runs import progress
 from tests.checkpoints.made import bits, stepped, write_folder, write_safetensors
 
 CUT_OFF = (

@@ -1,20 +1,14 @@
 """The numbers of a profile, its table, and its page."""
 
-import builtins
 import io
 import json
 import math
-import re
-from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
 
-from rose.cli.profile_lending import lend, poisson_most
-from rose.cli.profile_page import render_profile, write_profile
-from rose.cli.profile_report import profile_report
-from rose.cli.profile_table import print_profile
-from rose.errors import InvalidArgument, Unavailable
+from rose.cli.profile_report import lend, poisson_most, print_profile, profile_report
+from rose.errors import InvalidArgument
 from rose.units import GIB
 from tests.cli.profile_records import SLOS, measured, seen
 
@@ -111,65 +105,8 @@ def test_no_cell_is_cut(width):
     assert "made [up]: 721 readings in 60.0 min; a KV pool of 40.0 GiB" in out
 
 
-class Page(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.opened, self.loaded, self.words, self.open = [], [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.opened.append(tag)
-        self.loaded += [value for name, value in attributes if name in {"src", "href"}]
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
-def test_the_page_needs_nothing_else_and_escapes_what_it_shows():
-    report = report_of(measured(source="<script>alert(1)</script>"))
-    page = Page(render_profile(report))
-    assert "script" not in page.opened
-    assert page.opened.count("svg") == 3
-    assert all(value.startswith("#") for value in page.loaded)
-    words = " ".join(" ".join(page.words).split())
-    for cell in ("200/25", "500/50", "serving's reserve", "lent at 200/25 ms", "By hand."):
-        assert cell in words
-
-
-def test_the_page_is_the_same_each_time_and_drawn_for_any_length():
-    report = report_of()
-    assert render_profile(report) == render_profile(report)
-    for observations in ((), (seen(0),), tuple(seen(t) for t in range(0, 20_000, 300))):
-        render_profile(report_of(measured(observations=observations)))
-    unknown = json.loads(json.dumps(report))
-    unknown["rows"][0]["compute_share"] = None
-    assert "not known" in render_profile(unknown)
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InvalidArgument, match=r"cannot write the profile to .*file/out"):
-        write_profile(report_of(), tmp_path / "file" / "out")
-
-
-def test_json_is_written_without_the_packages_of_the_page(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def absent(name, *rest):
-        if name.startswith("matplotlib") or name == "rose.cli.profile_plots":
-            raise ImportError(name="matplotlib")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(Unavailable, match=re.escape("install rose-rl[demo]")):
-        write_profile(report_of(), tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == ["profile.json"]
-    assert json.loads((tmp_path / "profile.json").read_text())["kv_gib"] == 40
-
-
 def test_a_pool_that_is_all_reserve_is_refused():
-    from rose.cli.profile_measured import Pool
+    from rose.cli.profile_report import Pool
 
     with pytest.raises(InvalidArgument, match=r"leaves nothing of a KV pool of 4\.0 GiB"):
         Pool(4 * GIB, 4 * GIB, 1).device(SLOS[0])

@@ -1,0 +1,133 @@
+"""What runs of commands share: the files they read and write, folders, interrupts and progress."""
+
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rose.checkpoints.contents import Advance
+from rose.errors import InvalidArgument
+from rose.whole_file import lock, read_input, write_whole
+
+_LOCK: Final = ".lock"
+
+
+def read_named(path: Path, bytes_max: int) -> bytes:
+    """Return what is in a file that a user named.
+
+    Raises:
+        InvalidArgument: it cannot be read, or has more bytes.
+    """
+    try:
+        return read_input(path, bytes_max=bytes_max)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def write_output(path: Path, content: bytes, *, what: str) -> None:
+    """Write a file that a user named; it appears whole or not at all, links are followed.
+
+    Args:
+        path: where; a device, a pipe or a standard stream is written as it is.
+        content: of the file.
+        what: the content's name in the sentence of a failure.
+
+    Raises:
+        InvalidArgument: it cannot be written.
+    """
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write {what} to {path}: {error.strerror or error}; "
+            f"name a file in a directory that can be written"
+        ) from None
+
+
+def try_folder(folder: Path) -> None:
+    """Try, before a long run, whether the folder of `--out` can be written to; leave nothing.
+
+    Raises:
+        InvalidArgument: it cannot; the sentence says why.
+    """
+    if folder.is_file():
+        raise InvalidArgument(f"--out {folder} is a file: name a folder")
+    missing: list[Path] = []
+    try:
+        missing += [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write to --out {folder}: {error.strerror or error}; "
+            f"name a folder that can be written"
+        ) from None
+    finally:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Give an empty folder, and remove it; those that killed runs left are removed first.
+
+    Raises:
+        OSError: the system's temporary folder cannot be written.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        # Held by a living run, or of another user, or without a lock: it stays.
+        with suppress(OSError):
+            there = left.lstat()
+            is_ours = stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid()
+            if is_ours and (left / _LOCK).is_file():
+                with lock(left / _LOCK):
+                    shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        folder = Path(name)
+        # Under another name first: a lock that nobody holds yet would be taken for an old one.
+        with lock(folder / "lock"):
+            (folder / "lock").rename(folder / _LOCK)
+            yield folder
+
+
+@contextmanager
+def ends_interrupt() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` in the main thread also for SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def progress(what: str, total_bytes: int) -> Iterator[Advance]:
+    """Give what is to be told of each part that is done.
+
+    Args:
+        what: is being done.
+        total_bytes: of all parts.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done_bytes: bar.advance(task, done_bytes)
