@@ -9,9 +9,14 @@ from typing import Final
 import click
 from rich.console import Console
 
-from rose.cli.machine import machine_card
-from rose.cli.runs import ends_interrupt, scratch_folder, try_folder
-from rose.cli.traffic import load_trace, traffic_options
+from rose.cli.runs import (
+    ends_interrupt,
+    load_trace,
+    machine_card,
+    scratch_folder,
+    traffic_options,
+    try_folder,
+)
 from rose.clock import BootClock
 from rose.demo.progress import Phases, phases
 from rose.demo.record import Plan, RunRecord
@@ -206,7 +211,7 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
     """
     try:
         from rose.demo import experiment, settings  # noqa: PLC0415 (--virtual needs no engine)
-        from rose.demo.circle_options import tool_wait_s  # noqa: PLC0415
+        from rose.demo.settings import tool_wait_s  # noqa: PLC0415
         from rose.engines.transformers import load_model  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(

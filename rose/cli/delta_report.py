@@ -109,12 +109,12 @@ def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str,
         if counts.changed:
             sizes = counts.steps()
             shares = (f"{100 * one / counts.changed:.1f} %" for one in sizes.values())
-            about = f"{dtype}, step in {step_unit(counts)}"
+            about = f"{dtype}, step in {_step_unit(counts)}"
             found.append((about, tuple(sizes), tuple(shares)))
     return found
 
 
-def step_unit(counts: ChangeCounts) -> str:
+def _step_unit(counts: ChangeCounts) -> str:
     """Return what a step is called: of a float it is one unit in the last place."""
     return "ULP" if counts.has_exponents else "units"
 

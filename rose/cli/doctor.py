@@ -1,4 +1,4 @@
-"""One row of `rose doctor`."""
+"""`rose doctor`: which parts of rose are active on this machine, and why."""
 
 import ctypes
 import fcntl
@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module, metadata
@@ -19,10 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rose import __version__
-from rose._core import CudaDriver, GateKind, KindProbe, embedded_kernels
-from rose.compute import Gpu
-from rose.config import read_environment
-from rose.errors import RoseError
 
 
 class State(Enum):
@@ -48,7 +44,7 @@ class Finding:
     why: str
 
 
-EXIT_BROKEN: Final = 1
+_EXIT_BROKEN: Final = 1
 
 _DISTRIBUTION: Final = "rose-rl"
 # Not in Python's fcntl; Linux 5.1 and later: no new writable mappings, the old ones stay.
@@ -71,7 +67,7 @@ def doctor(ctx: click.Context) -> None:
         table.add_row(finding.part, state, Text(finding.why))
     Console(highlight=False).print(table)
     if any(finding.state is State.BROKEN for finding in findings):
-        ctx.exit(EXIT_BROKEN)
+        ctx.exit(_EXIT_BROKEN)
 
 
 def examine() -> tuple[Finding, ...]:
@@ -109,7 +105,7 @@ def _gpus(core: Finding) -> tuple[Finding, ...]:
     if core.state is not State.ACTIVE:
         return ()
     # Here, because it needs a core that can be loaded.
-    module = import_module("rose.cli.doctor")
+    module = import_module("rose.cli.doctor_gpu")
     return tuple(module.gpu_findings())
 
 
@@ -150,7 +146,7 @@ def _wake_futex() -> None:
 
 
 def _package(name: str) -> Finding:
-    supported = supported_range(name)
+    supported = _supported_range(name)
     mend = f"install {_DISTRIBUTION}[transformers]"
     if find_spec(name) is None:
         return Finding(
@@ -166,7 +162,7 @@ def _package(name: str) -> Finding:
     return Finding(name, State.ACTIVE, f"{version} ({supported or 'any version'} is supported)")
 
 
-def supported_range(name: str) -> str:
+def _supported_range(name: str) -> str:
     """Return what the extras of rose require of a package, such as `>=5.23,<5.24`.
 
     It is read from the metadata of the installed rose, so it is written once: in pyproject.toml.
@@ -202,64 +198,3 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
-
-
-_BYTES_PER_GIB: Final = 1 << 30
-
-
-def gpu_findings() -> Iterator[Finding]:
-    """Look for GPUs, and try the gates on each; this opens the devices."""
-    yield _device_code()
-    try:
-        driver = CudaDriver.open()
-        count = driver.device_count()
-    except RoseError as error:
-        yield Finding("gpu", State.ABSENT, str(error))
-        return
-    version = f"{driver.version // 1000}.{driver.version % 1000 // 10}"
-    yield Finding("cuda driver", State.ACTIVE, f"for CUDA {version}, {count} GPUs")
-    if count > 0 and not read_environment().is_cuda_eager:
-        why = "lazy: a first launch can wait for a parked borrower; set CUDA_MODULE_LOADING=EAGER"
-        yield Finding("module loading", State.ABSENT, why)
-    for ordinal in range(count):
-        yield from _one_gpu(ordinal)
-
-
-def _device_code() -> Finding:
-    kernels = embedded_kernels()
-    if kernels:
-        return Finding("device code", State.ACTIVE, f"embedded: {', '.join(sorted(kernels))}")
-    why = "built without nvcc; install it and build again with ROSE_CUDA=on"
-    return Finding("device code", State.ABSENT, f"{why}: until then Triton stands in")
-
-
-def _one_gpu(ordinal: int) -> Iterator[Finding]:
-    name = f"gpu {ordinal}"
-    try:
-        gpu = Gpu.open(ordinal)
-        facts, memory = gpu.device.facts, gpu.device.memory_info()
-        environment = read_environment()
-        probe = gpu.probe(max_connections=environment.cuda_max_connections, try_all=True)
-    except RoseError as error:
-        yield Finding(name, State.ABSENT, str(error))
-        return
-    yield Finding(
-        name,
-        State.ACTIVE,
-        f"{facts.name}, compute {facts.compute_major}.{facts.compute_minor}, "
-        f"{facts.multiprocessors} SMs, {memory[0] / _BYTES_PER_GIB:.1f} of "
-        f"{memory[1] / _BYTES_PER_GIB:.1f} GiB free",
-    )
-    if not (facts.has_virtual_memory and facts.has_posix_fd_handles):
-        why = "no virtual memory that descriptors can share, which a KV pool needs"
-        yield Finding(f"{name} pool", State.ABSENT, why)
-    yield Finding(f"{name} gate", State.ACTIVE, f"{probe.choice.kind.name}: {probe.choice.why}")
-    for kind, result in ((GateKind.MEMOP, probe.memop), (GateKind.KERNEL, probe.kernel)):
-        yield Finding(f"{name} {kind.name}", *_tried(result))
-
-
-def _tried(result: KindProbe) -> tuple[State, str]:
-    if not result.is_usable:
-        return State.ABSENT, result.why
-    waits = f"wakes in {result.wake_us:.1f} us, a serving stream beside it {result.alias_us:.1f} us"
-    return State.ACTIVE, waits

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rose.cli.plan_numbers import BLOCK_TOKENS_MIN, Load, Plan, Setting, Tenant, make_plan
+from rose.cli.plan_numbers import (
+    BLOCK_TOKENS_MIN,
+    DevicePlan,
+    Load,
+    PlannedModel,
+    Setting,
+    make_plan,
+)
 from rose.cli.runs import write_output
 from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
@@ -23,7 +30,8 @@ from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model
 from rose.units import GIB, ceil_div
 
-EXIT_DOES_NOT_FIT: Final = 1
+_Row = tuple[str, str, str]  # what, how much, why
+_EXIT_DOES_NOT_FIT: Final = 1
 
 _FLOAT32_BYTES: Final = 4
 _KV_DTYPES: Final = {
@@ -147,11 +155,11 @@ def plan(
     made = make_plan(setting)
     sentences = advice(made)
     if out is not None:
-        record = f"{json.dumps(plan_record(made, sentences), indent=2)}\n"
+        record = f"{json.dumps(_plan_record(made, sentences), indent=2)}\n"
         write_output(out, record.encode(), what="the plan")
     _print(Console(highlight=False), made, sentences)
     if not made.fits:
-        ctx.exit(EXIT_DOES_NOT_FIT)
+        ctx.exit(_EXIT_DOES_NOT_FIT)
 
 
 def _bytes(option: str, gib: float) -> int:
@@ -160,13 +168,13 @@ def _bytes(option: str, gib: float) -> int:
     return int(gib * GIB)
 
 
-def _print(console: Console, made: Plan, sentences: list[str]) -> None:
+def _print(console: Console, made: DevicePlan, sentences: list[str]) -> None:
     title = f"{made.serving.shape.name} serves, {made.rollout.shape.name} rolls out"
     table = Table("what", "how much", "why", title=Text(title))
     table.columns[1].justify = "right"
-    for rows in sections(made):
-        for row in rows:
-            table.add_row(Text(row.what), Text(row.amount, no_wrap=True), Text(row.why))
+    for rows in _sections(made):
+        for what, amount, why in rows:
+            table.add_row(Text(what), Text(amount, no_wrap=True), Text(why))
         table.add_section()
     console.print(table)
     for sentence in sentences:
@@ -176,7 +184,7 @@ def _print(console: Console, made: Plan, sentences: list[str]) -> None:
 _TP_MAX: Final = 64
 
 
-def advice(plan: Plan) -> list[str]:
+def advice(plan: DevicePlan) -> list[str]:
     """Return sentences: why it does not fit and what would, or what is tight."""
     sentences = list(_notes(plan))
     if not plan.fits:
@@ -194,7 +202,7 @@ def advice(plan: Plan) -> list[str]:
     return sentences
 
 
-def _notes(plan: Plan) -> Iterator[str]:
+def _notes(plan: DevicePlan) -> Iterator[str]:
     for tenant in {
         plan.serving.shape.name: plan.serving,
         plan.rollout.shape.name: plan.rollout,
@@ -206,14 +214,14 @@ def _notes(plan: Plan) -> Iterator[str]:
             )
 
 
-def _shortage(plan: Plan) -> str:
+def _shortage(plan: DevicePlan) -> str:
     if plan.pool_bytes <= 0:
         return f"weights and activations exceed the device by {-plan.pool_bytes / GIB:.1f} GiB"
     missing = plan.least_device_bytes - plan.setting.device_bytes
     return f"{missing / GIB:.1f} GiB are missing for null blocks, serving's reserve and one quantum"
 
 
-def _what_would(plan: Plan) -> Iterator[str]:
+def _what_would(plan: DevicePlan) -> Iterator[str]:
     setting = plan.setting
     yield f"on a device of {ceil_div(plan.least_device_bytes, GIB)} GiB"
     tp = setting.tp * 2
@@ -233,50 +241,35 @@ def _fits(setting: Setting) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One number of a plan.
-
-    Args:
-        what: it is.
-        amount: with its unit.
-        why: one sentence.
-    """
-
-    what: str
-    amount: str
-    why: str
-
-
-def sections(plan: Plan) -> Iterator[list[Row]]:
+def _sections(plan: DevicePlan) -> Iterator[list[_Row]]:
     """Yield the rows in the order in which the numbers follow from each other."""
     yield list(_memory(plan))
     yield list(_slabs(plan))
     yield list(_loans(plan))
 
 
-def _memory(plan: Plan) -> Iterator[Row]:
+def _memory(plan: DevicePlan) -> Iterator[_Row]:
     setting = plan.setting
-    yield Row("device", size_text(setting.device_bytes), "As given.")
+    yield ("device", size_text(setting.device_bytes), "As given.")
     for role, tenant in (("serving", plan.serving), ("rollouts", plan.rollout)):
-        yield Row(f"weights, {role}", size_text(tenant.weight_bytes), _weights(plan, tenant))
-    yield Row(
+        yield (f"weights, {role}", size_text(tenant.weight_bytes), _weights(plan, tenant))
+    yield (
         "activations",
         size_text(2 * setting.activation_bytes),
-        f"Two engines with {size_text(setting.activation_bytes)} each, as given, for activations, "
-        f"graphs and the driver.",
+        (
+            f"Two engines with {size_text(setting.activation_bytes)} each, as given, for "
+            f"activations, graphs and the driver."
+        ),
     )
-    yield Row(
-        "pool", size_text(max(0, plan.pool_bytes)), "What is left; all KV of both lies in it."
-    )
+    yield ("pool", size_text(max(0, plan.pool_bytes)), "What is left; all KV of both lies in it.")
 
 
-def _weights(plan: Plan, tenant: Tenant) -> str:
+def _weights(plan: DevicePlan, tenant: PlannedModel) -> str:
     shard = f", this device's share of {plan.setting.tp}" if plan.setting.tp > 1 else ""
     return f"{tenant.shape.name}: {tenant.parameters:,} parameters{shard}, {_stored(plan, tenant)}."
 
 
-def _stored(plan: Plan, tenant: Tenant) -> str:
+def _stored(plan: DevicePlan, tenant: PlannedModel) -> str:
     bits = 8 * tenant.shape.dtype_bytes
     match plan.setting.weights:
         case WeightDtype.BF16:
@@ -289,28 +282,30 @@ def _stored(plan: Plan, tenant: Tenant) -> str:
             return f"{bits} bits each as published"
 
 
-def _slabs(plan: Plan) -> Iterator[Row]:
-    yield Row(
+def _slabs(plan: DevicePlan) -> Iterator[_Row]:
+    yield (
         "slab",
         size_text(plan.slab_bytes),
-        f"The smallest multiple of {size_text(PAGE_BYTES)} that wastes at most {WASTE_MAX:.2%} in "
-        f"every attention group of both models.",
+        (
+            f"The smallest multiple of {size_text(PAGE_BYTES)} that wastes at most {WASTE_MAX:.2%} "
+            f"in every attention group of both models."
+        ),
     )
-    yield Row(
+    yield (
         "slabs",
         f"{plan.slabs:,}",
         f"Of the pool's; {plan.header_slabs} more hold the null blocks of each attention group.",
     )
     for role, tenant in (("serving", plan.serving), ("rollouts", plan.rollout)):
         for group in tenant.groups:
-            yield Row(
+            yield (
                 f"KV, {role}, {group}",
                 f"{size_text(group.geometry.bytes_per_token)}/token",
                 f"{_kept(plan, tenant, group)}; {_blocks(plan, group)}.",
             )
 
 
-def _kept(plan: Plan, tenant: Tenant, group: AttentionGroup) -> str:
+def _kept(plan: DevicePlan, tenant: PlannedModel, group: AttentionGroup) -> str:
     layers, latent = f"{group.geometry.layers} layers keep", tenant.shape.latent
     if latent is not None:
         return f"{layers} one latent of {latent.kv_rank} + {latent.rope_dim}, whole on each device"
@@ -318,7 +313,7 @@ def _kept(plan: Plan, tenant: Tenant, group: AttentionGroup) -> str:
     return f"{layers} K and V of {heads} heads of {tenant.shape.head_dim}"
 
 
-def _blocks(plan: Plan, group: AttentionGroup) -> str:
+def _blocks(plan: DevicePlan, group: AttentionGroup) -> str:
     geometry = group.geometry
     held = group.blocks_for(plan.setting.load.request_tokens)
     window = "" if group.window_tokens is None else f", of which a request holds {held} at most"
@@ -328,23 +323,23 @@ def _blocks(plan: Plan, group: AttentionGroup) -> str:
     )
 
 
-def _loans(plan: Plan) -> Iterator[Row]:
+def _loans(plan: DevicePlan) -> Iterator[_Row]:
     load, busy = plan.setting.load, f"{plan.setting.load.requests:,} requests"
     slabs_of = "a slab" if plan.quantum_slabs == 1 else f"{plan.quantum_slabs} slabs, one"
-    yield Row(
+    yield (
         "quantum of a loan",
         size_text(plan.quantum_slabs * plan.slab_bytes),
         f"The least that is lent: {slabs_of} for each attention group of the rollouts.",
     )
     reserve = plan.reserve_slabs(running=load.requests)
-    yield Row(
+    yield (
         "reserve",
         size_text(reserve * plan.slab_bytes),
         f"{_share(reserve, plan.slabs)} of the slabs, for D({load.revoke_ms:g} ms) while "
         f"{busy} run: " + "; ".join(_demand(plan, group) for group in plan.serving.groups) + ".",
     )
     capacity = plan.serving_requests()
-    yield Row(
+    yield (
         "serving KV, nothing lent",
         f"{capacity * load.request_tokens:,} tokens",
         f"{capacity:,} requests of {load.request_tokens:,} tokens fill all slabs.",
@@ -358,7 +353,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "more than all"
 
 
-def _demand(plan: Plan, group: AttentionGroup) -> str:
+def _demand(plan: DevicePlan, group: AttentionGroup) -> str:
     terms = plan.balance(group, running=plan.setting.load.requests)
     whose = "" if len(plan.serving.groups) == 1 else f" ({group})"
     return (
@@ -367,20 +362,22 @@ def _demand(plan: Plan, group: AttentionGroup) -> str:
     )
 
 
-def _lendable(plan: Plan, when: str, slabs: int, why: str) -> Row:
+def _lendable(plan: DevicePlan, when: str, slabs: int, why: str) -> _Row:
     rollouts, tokens = plan.rollouts(slabs), plan.setting.rollout_tokens
-    return Row(
+    return (
         f"can be lent, {when}",
         size_text(slabs * plan.slab_bytes),
-        f"{why}: {slabs:,} slabs, room for {rollouts:,} rollouts of {tokens:,} tokens "
-        f"({rollouts * tokens:,} tokens).",
+        (
+            f"{why}: {slabs:,} slabs, room for {rollouts:,} rollouts of {tokens:,} tokens "
+            f"({rollouts * tokens:,} tokens)."
+        ),
     )
 
 
 _FORMAT: Final = 1
 
 
-def plan_record(made: Plan, sentences: list[str]) -> dict[str, Any]:
+def _plan_record(made: DevicePlan, sentences: list[str]) -> dict[str, Any]:
     """Return what `--json` writes; keys are only ever added while the format is the same."""
     load = made.setting.load
     balances = [made.balance(group, running=load.requests) for group in made.serving.groups]
@@ -424,7 +421,7 @@ def plan_record(made: Plan, sentences: list[str]) -> dict[str, Any]:
     }
 
 
-def _tenant_record(made: Plan, tenant: Tenant) -> dict[str, Any]:
+def _tenant_record(made: DevicePlan, tenant: PlannedModel) -> dict[str, Any]:
     return {
         "model": tenant.shape.name,
         "parameters": tenant.parameters,

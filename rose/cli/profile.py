@@ -9,10 +9,9 @@ from typing import Final
 import click
 from rich.console import Console
 
-from rose.cli.machine import machine_card
-from rose.cli.profile_report import SLAB_BYTES, Asked, print_profile, profile_report
+from rose.cli.profile_report import SLAB_BYTES, ProfileAsked, print_profile, profile_report
 from rose.cli.profile_trace import TRACE_KV_GIB, measure_trace
-from rose.cli.runs import ends_interrupt, try_folder
+from rose.cli.runs import ends_interrupt, machine_card, try_folder
 from rose.clock import BootClock
 from rose.demo.progress import phases
 from rose.demo.report import write_json
@@ -54,12 +53,6 @@ _READINGS_MAX: Final = 100_000
 @click.option("--load", type=float, help="Of a trace: bring it to this busy share of serving.")
 @click.option("--gpu", help="Of a trace: a device of rose's table, with --model.")
 @click.option(
-    "--latency",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Of a trace: step times as rose learned them on your engine.",
-)
-@click.option(
     "--noise", type=float, show_default="0.1", help="Of a trace: spread of the log of step times."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
@@ -77,7 +70,6 @@ def profile(
     reserve_gib: float,
     load: float | None,
     gpu: str | None,
-    latency: Path | None,
     noise: float | None,
     seed: int,
     out_dir: str,
@@ -92,7 +84,7 @@ def profile(
     out = Path(out_dir)
     try_folder(out)
     is_url = "://" in source
-    asked = Asked(
+    asked = ProfileAsked(
         source=source,
         seconds=_seconds(seconds, every_s, standard=_ENGINE_S if is_url else _TRACE_S),
         every_s=every_s,
@@ -102,7 +94,6 @@ def profile(
         reserve_bytes=_bytes("--reserve-gib", reserve_gib),
         load=load,
         gpu=gpu,
-        latency=latency,
         noise=noise,
         seed=seed,
     )

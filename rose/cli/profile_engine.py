@@ -3,7 +3,7 @@
 from typing import Final
 from urllib.parse import SplitResult
 
-from rose.cli.profile_report import Asked, Compute, Measured, Pool
+from rose.cli.profile_report import Compute, Measured, Pool, ProfileAsked
 from rose.clock import Clock
 from rose.demo.progress import Phases
 from rose.errors import CorruptData, InvalidArgument, Unavailable
@@ -16,7 +16,7 @@ from rose.scheduler.broker.exposition import read_metrics
 from rose.slo import SLO
 from rose.units import MS_PER_S, NS_PER_MS
 
-HOW: Final = (
+_HOW: Final = (
     "Compute is an estimate: all of the time in which no request ran, and of the rest the part of "
     "the target per token that 99 of 100 steps left. Certificates look at every step by itself, "
     "and steps grow when requests stay longer, so what they grant may be less or more."
@@ -26,7 +26,7 @@ _FAILURES_MAX: Final = 5
 _BF16: Final = KVDtype(2)
 
 
-def measure_engine(asked: Asked, clock: Clock, shown: Phases) -> Measured:
+def measure_engine(asked: ProfileAsked, clock: Clock, shown: Phases) -> Measured:
     """Read the engine until the time is over, or somebody interrupts.
 
     Raises:
@@ -35,7 +35,7 @@ def measure_engine(asked: Asked, clock: Clock, shown: Phases) -> Measured:
         Unavailable: the first reading failed, or too many in a row.
         CorruptData: the first reading made no sense.
     """
-    for name in ("load", "gpu", "latency", "noise"):
+    for name in ("load", "gpu", "noise"):
         if getattr(asked, name) is not None:
             raise InvalidArgument(f"--{name} is of a trace: an engine has its own")
     endpoint = endpoint_of(asked.source)
@@ -49,7 +49,7 @@ def measure_engine(asked: Asked, clock: Clock, shown: Phases) -> Measured:
     return Measured(
         source=asked.source,
         kind="engine",
-        how=HOW,
+        how=_HOW,
         pool=pool,
         observations=tuple(readings.seen),
         compute=tuple(_compute(readings.seen, slo) for slo in asked.slos),
@@ -70,7 +70,7 @@ class _Readings:
     """What has been read so far; an interrupt keeps it."""
 
     def __init__(
-        self, asked: Asked, endpoint: SplitResult, clock: Clock, reader: EngineReader
+        self, asked: ProfileAsked, endpoint: SplitResult, clock: Clock, reader: EngineReader
     ) -> None:
         self.seen: list[Observation] = []
         self.failures: list[tuple[float, str]] = []
@@ -115,7 +115,7 @@ class _Readings:
         return (self._now_ms() - self._began_ms) / MS_PER_S
 
 
-def _pool(asked: Asked, said: EngineMetrics) -> Pool:
+def _pool(asked: ProfileAsked, said: EngineMetrics) -> Pool:
     """Return the pool.
 
     Raises:

@@ -1,15 +1,16 @@
-"""What was measured of serving, however it was: the same shape for an engine and for a trace."""
+"""What was measured of serving, what the broker would have lent of it, and how that is reported."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import pairwise
 from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
-from rose.demo.numbers import duration, number, percent, percentile, plain, print_rows
+from rose.demo.numbers import duration, number, percent, percentile, plain, print_rows, ratio
 from rose.errors import InvalidArgument
 from rose.scheduler.broker import Broker, Move, Observation, ServingDevice, Unread
 from rose.slo import SLO
@@ -54,7 +55,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProfileAsked:
     """What is to be measured.
 
     Args:
@@ -67,7 +68,6 @@ class Asked:
         reserve_bytes: of the pool that no loan touches.
         load: of a trace: share of the time in which serving alone is busy; None for its own rate.
         gpu: of a trace: a device of the table of rooflines; None for the H200 of `DeviceModel`.
-        latency: of a trace: file of a fitted latency model; None for none.
         noise: of a trace: standard deviation of the logarithm of a step's time.
         seed: of the noise.
     """
@@ -81,7 +81,6 @@ class Asked:
     reserve_bytes: int
     load: float | None
     gpu: str | None
-    latency: Path | None
     noise: float | None
     seed: int
 
@@ -145,64 +144,15 @@ class Measured:
 
 _CONFIDENCE: Final = 0.95
 _S_PER_HOUR: Final = 3600.0
+_FORMAT: Final = 1
+_REASONS_MAX: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """One pair of targets.
+def lent_row(measured: Measured, slo: SLO, compute: Compute) -> dict[str, Any]:
+    """Replay what was measured to a broker, and return what a pair of targets would have lent.
 
-    Args:
-        at_ms: of each decision.
-        lend_bytes: on loan from then on.
-        revocations: times that serving took back all or a part.
-        longest_s: the longest time in which something was on loan without a break.
-        hours: that were measured.
-        reasons: of shrinking and ending loans, and of lending nothing: (sentence, how often).
-    """
-
-    at_ms: tuple[float, ...]
-    lend_bytes: tuple[int, ...]
-    revocations: int
-    longest_s: float
-    hours: float
-    reasons: tuple[tuple[str, int], ...]
-
-    @property
-    def mean_bytes(self) -> float:
-        """What was on loan on average over the time."""
-        held = _held(self.at_ms, self.lend_bytes)
-        total_ms = sum(ms for ms, _ in held)
-        return sum(ms * size for ms, size in held) / total_ms if total_ms else 0.0
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest loan."""
-        return max(self.lend_bytes, default=0)
-
-    @property
-    def lent_share(self) -> float:
-        """The share of the time in which anything was on loan."""
-        held = _held(self.at_ms, self.lend_bytes)
-        total_ms = sum(ms for ms, _ in held)
-        return sum(ms for ms, size in held if size) / total_ms if total_ms else 0.0
-
-    @property
-    def per_hour(self) -> float | None:
-        """Revocations per hour as they were counted."""
-        return self.revocations / self.hours if self.hours > 0 else None
-
-    @property
-    def per_hour_most(self) -> float | None:
-        """What they do not exceed with 95 % confidence: little was seen in a short time."""
-        return poisson_most(self.revocations) / self.hours if self.hours > 0 else None
-
-
-def lend(measured: Measured, slo: SLO) -> Lent:
-    """Replay what was measured to a broker.
-
-    Args:
-        measured: readings that failed are told as such.
-        slo: of serving.
+    How long each loan was held is the time until the next decision: nobody knows of the last one.
+    Of `revocations_per_hour_most`, more are seen in 1 of 20 cases: a short time says little.
     """
     device = measured.pool.device(slo)
     readings = [(one.at_ms, replace(one, device=device)) for one in measured.observations] + [
@@ -210,25 +160,37 @@ def lend(measured: Measured, slo: SLO) -> Lent:
     ]
     readings.sort(key=lambda one: one[0])
     broker = Broker(device, reading_ms=measured.every_ms)
-    at_ms, sizes, revocations = [], [], 0
-    reasons: dict[str, int] = {}
-    for now_ms, reading in readings:
-        decision = broker.decide(reading, now_ms)
-        at_ms.append(now_ms)
-        sizes.append(decision.lend_bytes)
-        if decision.move in {Move.SHRINK, Move.END}:
-            revocations += 1
-        if decision.move in {Move.SHRINK, Move.END, Move.REFUSE}:
-            reasons[_kind(decision.why)] = reasons.get(_kind(decision.why), 0) + 1
-    hours = (at_ms[-1] - at_ms[0]) / MS_PER_S / _S_PER_HOUR if at_ms else 0.0
-    return Lent(
-        at_ms=tuple(at_ms),
-        lend_bytes=tuple(sizes),
-        revocations=revocations,
-        longest_s=_longest_s(at_ms, sizes),
-        hours=hours,
-        reasons=tuple(sorted(reasons.items(), key=lambda one: (-one[1], one[0]))),
-    )
+    decisions = [(at_ms, broker.decide(reading, at_ms)) for at_ms, reading in readings]
+    held = [
+        ((later_ms - at_ms) / MS_PER_S, one.lend_bytes)
+        for (at_ms, one), (later_ms, _) in pairwise(decisions)
+    ]
+    total_s = sum(s for s, _ in held)
+    longest_s = run_s = 0.0
+    for s, size in held:
+        run_s = run_s + s if size else 0.0
+        longest_s = max(longest_s, run_s)
+    taken = sum(one.move in {Move.SHRINK, Move.END} for _, one in decisions)
+    kept = {Move.SHRINK, Move.END, Move.REFUSE}
+    reasons = Counter(_kind(one.why) for _, one in decisions if one.move in kept)
+    common = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:_REASONS_MAX]
+    hours = total_s / _S_PER_HOUR
+    return {
+        "ttft_ms": slo.ttft_ms,
+        "tpot_ms": slo.tpot_ms,
+        "met_alone": compute.met_alone,
+        "compute_share": compute.share,
+        "excess_late_share": compute.excess_late_share,
+        "lent_gib_mean": sum(s * size for s, size in held) / total_s / GIB if total_s else 0.0,
+        "lent_gib_peak": max((one.lend_bytes for _, one in decisions), default=0) / GIB,
+        "lent_share": sum(s for s, size in held if size) / total_s if total_s else 0.0,
+        "revocations": taken,
+        "revocations_per_hour": ratio(taken, hours),
+        "revocations_per_hour_most": ratio(poisson_most(taken), hours),
+        "longest_lend_s": longest_s,
+        "reasons": [{"why": why, "readings": count} for why, count in common],
+        "lent": [[at_ms / MS_PER_S, one.lend_bytes / GIB] for at_ms, one in decisions],
+    }
 
 
 def poisson_most(count: int) -> float:
@@ -242,22 +204,6 @@ def poisson_most(count: int) -> float:
     return high
 
 
-def _held(at_ms: Sequence[float], sizes: Sequence[int]) -> list[tuple[float, int]]:
-    """Return how long each size was held; nobody knows of the last one."""
-    return [
-        (later_ms - now_ms, size)
-        for now_ms, later_ms, size in zip(at_ms, at_ms[1:], sizes, strict=False)
-    ]
-
-
-def _longest_s(at_ms: Sequence[float], sizes: Sequence[int]) -> float:
-    longest_ms, run_ms = 0.0, 0.0
-    for ms, size in _held(at_ms, sizes):
-        run_ms = run_ms + ms if size else 0.0
-        longest_ms = max(longest_ms, run_ms)
-    return longest_ms / MS_PER_S
-
-
 def _kind(why: str) -> str:
     """Return a reason without its numbers, so that it can be counted."""
     if why.startswith("calm must last"):
@@ -269,17 +215,9 @@ def _kind(why: str) -> str:
     return why
 
 
-_FORMAT: Final = 1
-_REASONS_MAX: Final = 3
-
-
 def profile_report(measured: Measured, *, command: str, machine: dict[str, Any]) -> dict[str, Any]:
     """Return what `profile.json` holds; keys are only ever added while the format is the same."""
     seen = measured.observations
-    rows = [
-        (slo, compute, lend(measured, slo))
-        for slo, compute in zip(measured.slos, measured.compute, strict=True)
-    ]
     used = [one.kv_used for one in seen]
     report = {
         "format": _FORMAT,
@@ -294,7 +232,10 @@ def profile_report(measured: Measured, *, command: str, machine: dict[str, Any])
         "readings": len(seen),
         "failures": [{"at_s": at_ms / MS_PER_S, "why": why} for at_ms, why in measured.failures],
         "kv_used": {"mean": _mean(used), "p99": percentile(used, 99), "max": max(used, default=0)},
-        "rows": [_row(slo, compute, lent) for slo, compute, lent in rows],
+        "rows": [
+            lent_row(measured, slo, compute)
+            for slo, compute in zip(measured.slos, measured.compute, strict=True)
+        ],
         "series": _series(measured),
         "settings": measured.settings,
         "machine": machine,
@@ -302,28 +243,6 @@ def profile_report(measured: Measured, *, command: str, machine: dict[str, Any])
     report["verdict"] = _verdict(report)
     answer: dict[str, Any] = plain(report)
     return answer
-
-
-def _row(slo: SLO, compute: Compute, lent: Lent) -> dict[str, Any]:
-    return {
-        "ttft_ms": slo.ttft_ms,
-        "tpot_ms": slo.tpot_ms,
-        "met_alone": compute.met_alone,
-        "compute_share": compute.share,
-        "excess_late_share": compute.excess_late_share,
-        "lent_gib_mean": lent.mean_bytes / GIB,
-        "lent_gib_peak": lent.peak_bytes / GIB,
-        "lent_share": lent.lent_share,
-        "revocations": lent.revocations,
-        "revocations_per_hour": lent.per_hour,
-        "revocations_per_hour_most": lent.per_hour_most,
-        "longest_lend_s": lent.longest_s,
-        "reasons": [{"why": why, "readings": count} for why, count in lent.reasons[:_REASONS_MAX]],
-        "lent": [
-            [at_ms / MS_PER_S, size / GIB]
-            for at_ms, size in zip(lent.at_ms, lent.lend_bytes, strict=True)
-        ],
-    }
 
 
 def _series(measured: Measured) -> dict[str, list[float | None]]:
@@ -361,7 +280,7 @@ def _verdict(report: dict[str, Any]) -> str:
     )
 
 
-HEADERS: Final = (
+_HEADERS: Final = (
     "targets, ms\nfirst/later",
     "met\nalone",
     "share of\ncompute",
@@ -378,7 +297,7 @@ def print_profile(report: Mapping[str, Any], console: Console) -> None:
     """Print what was measured, a row for each pair of targets, and the verdict."""
     for sentence in _sentences(report):
         console.print(sentence, markup=False, soft_wrap=True)
-    print_rows(console, HEADERS, _rows(report))
+    print_rows(console, _HEADERS, _rows(report))
     console.print(report["how"], markup=False, soft_wrap=True)
     console.print(Text(report["verdict"], style="bold"), soft_wrap=True)
 

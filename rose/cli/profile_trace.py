@@ -1,15 +1,13 @@
-"""The model of a device that a trace is served on: the standard one, a table's, or a fitted one."""
+"""Measure a trace: serve it on a model of a device, alone and with rollouts beside it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from rose._core import LatencyModel
-from rose.cli.profile_report import Asked, Compute, Measured
+from rose.cli.profile_report import Compute, Measured, ProfileAsked
 from rose.demo.progress import Phases
 from rose.errors import InvalidArgument
 from rose.executor.model_cost import model_cost
@@ -26,8 +24,7 @@ from rose.sim import (
     missed,
     simulate,
 )
-from rose.slo import SLO, Policy
-from rose.slo.latency_file import load_latency_model
+from rose.slo import SLO
 from rose.slo.prior import find_roofline, known_devices
 from rose.traces import Trace, read_trace
 from rose.units import GIB, MS_PER_S, NS_PER_MS
@@ -40,7 +37,7 @@ _STANDARD_TOKEN_BYTES: Final = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Modelled:
+class _Modelled:
     """A device that serves.
 
     Args:
@@ -54,34 +51,26 @@ class Modelled:
     token_bytes: int
 
 
-def device_of(
-    *, model: str | None, gpu: str | None, latency: Path | None, noise: float | None
-) -> Modelled:
+def device_of(*, model: str | None, gpu: str | None, noise: float | None) -> _Modelled:
     """Return the device.
 
     Args:
         model: that serves; None for the 8B of `DeviceModel`.
         gpu: of the table of rooflines; needs the model. None for the H200 of `DeviceModel`.
-        latency: file of a fitted latency model; None for none.
         noise: standard deviation of the logarithm of a step's time.
 
     Raises:
-        InvalidArgument: a model, a GPU or a file is not known, or two say the same.
-        CorruptData: the file is damaged.
+        InvalidArgument: a model or a GPU is not known, or one is given without the other.
     """
     noise = _NOISE if noise is None else noise
     token_bytes = _STANDARD_TOKEN_BYTES
     if model is not None:
         cost = model_cost(find_model(model), kv=_BF16)
         token_bytes = round(cost.context_token_bytes)
-    if latency is not None:
-        if gpu is not None:
-            raise InvalidArgument("--latency and --gpu both say how long steps take; give one")
-        return Modelled(str(latency), fitted_device(_loaded(latency), noise=noise), token_bytes)
     if gpu is None:
         if model is not None:
-            raise InvalidArgument("--model of a trace needs --gpu, or --latency: whose steps?")
-        return Modelled("an 8B model on an H200", DeviceModel(noise=noise), token_bytes)
+            raise InvalidArgument("--model of a trace needs --gpu: whose steps?")
+        return _Modelled("an 8B model on an H200", DeviceModel(noise=noise), token_bytes)
     if model is None:
         raise InvalidArgument("--gpu needs --model: how long steps take is up to both")
     roofline = find_roofline(gpu)
@@ -96,39 +85,7 @@ def device_of(
         pair_ms=pair,
         noise=noise,
     )
-    return Modelled(f"{model} on {roofline.device}", device, token_bytes)
-
-
-def fitted_device(model: LatencyModel, *, noise: float) -> DeviceModel:
-    """Return the device whose steps take what a fitted model predicts, which is a sum of terms."""
-
-    def step_ms(sequences: float, context: float, prefill: float) -> float:
-        forecast = model.forecast(
-            decode_sequences=sequences, context_tokens=context, prefill_tokens=prefill
-        )
-        return float(forecast.predicted_ms)
-
-    # One of each is too small beside the base to be told from rounding.
-    many = 4096.0
-    base_ms = step_ms(0, 0, 0)
-    prefill_ms = (step_ms(0, 0, many) - base_ms) / many
-    context_ms = (step_ms(0, many, 0) - base_ms) / many
-    both_ms = step_ms(0, many, many) - base_ms - many * (prefill_ms + context_ms)
-    return DeviceModel(
-        base_ms=base_ms,
-        sequence_ms=max(0.0, (step_ms(many, 0, 0) - base_ms) / many),
-        context_ms=max(0.0, context_ms),
-        prefill_ms=max(0.0, prefill_ms),
-        pair_ms=max(0.0, both_ms / many**2),
-        noise=noise,
-    )
-
-
-def _loaded(path: Path) -> LatencyModel:
-    model = load_latency_model(path, Policy())
-    if model is None:
-        raise InvalidArgument(f"there is no file {path}; --latency names one that rose has saved")
-    return model
+    return _Modelled(f"{model} on {roofline.device}", device, token_bytes)
 
 
 def _devices() -> str:
@@ -139,7 +96,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class StepTimes:
+class StepEnds:
     """Observes the simulator: when steps of serving ended."""
 
     ends_ms: list[float] = field(default_factory=list)
@@ -158,7 +115,7 @@ class ServedRequests:
     gives it, for it waits without KV. From its first token to its last it grows evenly.
     """
 
-    def __init__(self, requests: Sequence[Request], outcome: ArmOutcome, steps: StepTimes) -> None:
+    def __init__(self, requests: Sequence[Request], outcome: ArmOutcome, steps: StepEnds) -> None:
         """Keep an outcome of serving alone, and when its steps ended."""
         served = outcome.requests
         self.arrived_ms = np.array([one.arrival_ms for one in requests])
@@ -237,14 +194,14 @@ def _p99(values: _Floats, weights: _Floats | None = None) -> float | None:
     return float(values[order][min(at, values.size - 1)])
 
 
-HOW: Final = (
+_HOW: Final = (
     "Compute is what rollouts got in virtual time with every quantum certified (mode slack), on a "
     "model of a device; it is only as good as that model."
 )
 _REQUESTS_MIN: Final = 2
 
 
-def measure_trace(asked: Asked, shown: Phases) -> Measured:
+def measure_trace(asked: ProfileAsked, shown: Phases) -> Measured:
     """Serve the trace under each pair of targets; an interrupt keeps those that are done.
 
     Raises:
@@ -255,7 +212,7 @@ def measure_trace(asked: Asked, shown: Phases) -> Measured:
         raise InvalidArgument(
             f"a load of {asked.load:g} is not possible: give more than 0, less than 1"
         )
-    modelled = device_of(model=asked.model, gpu=asked.gpu, latency=asked.latency, noise=asked.noise)
+    modelled = device_of(model=asked.model, gpu=asked.gpu, noise=asked.noise)
     kv_bytes = int(TRACE_KV_GIB * GIB) if asked.kv_bytes is None else asked.kv_bytes
     pool, device, wanted = asked.pool(kv_bytes), modelled.device, 1 + len(asked.slos)
     trace = read_trace(asked.source, seed=asked.seed)
@@ -263,7 +220,7 @@ def measure_trace(asked: Asked, shown: Phases) -> Measured:
     shown.advance("serving alone", done=0, wanted=wanted)
     if asked.load is not None:
         requests = at_load(requests, device, busy=asked.load, seed=asked.seed)
-    steps = StepTimes()
+    steps = StepEnds()
     alone = simulate(requests, device, "alone", slo=asked.slos[0], seed=asked.seed, observer=steps)
     computes: list[Compute] = []
     try:
@@ -279,7 +236,7 @@ def measure_trace(asked: Asked, shown: Phases) -> Measured:
     return Measured(
         source=trace.name,
         kind="trace",
-        how=HOW,
+        how=_HOW,
         pool=pool,
         observations=tuple(
             served.observation(

@@ -1,4 +1,4 @@
-"""What `rose sim` found, as the numbers that its table, its page and its JSON show."""
+"""What `rose sim` found, as the numbers of its JSON and as tables on the terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from rose.sim.study.published import PUBLISHED
 from rose.sim.study.validation import validations
 
 # No simulation knows how many answers are correct.
-ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
+_ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _cost(mine: Sequence[ArmFigures]) -> dict[str, Any] | None:
                     [one for cost in costs if (one := cost.per_correct_answer(rate)) is not None]
                 ),
             }
-            for rate in ACCEPT_RATES
+            for rate in _ACCEPT_RATES
         ],
     }
 
@@ -212,7 +212,7 @@ def _or_none(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-HEADERS: Final = (
+_HEADERS: Final = (
     "arm",
     "used\nper hour",
     "rollout\ns",
@@ -228,7 +228,7 @@ HEADERS: Final = (
     "the\npaper's",
     "$ per\n1,000",
 )
-VALIDATION_HEADERS: Final = ("measured", "predicted", "published", "error")
+_VALIDATION_HEADERS: Final = ("measured", "predicted", "published", "error")
 
 
 def print_study(report: Mapping[str, Any], console: Console) -> None:
@@ -237,7 +237,7 @@ def print_study(report: Mapping[str, Any], console: Console) -> None:
         seeds = len(scenario["seeds"])
         title = f"{scenario['name']}: {scenario['about']} {seeds} seed{'s' * (seeds != 1)}"
         console.print(Text(title, style="bold"), soft_wrap=True)
-        print_rows(console, HEADERS, [_row(*one) for one in scenario["arms"].items()])
+        print_rows(console, _HEADERS, [_row(*one) for one in scenario["arms"].items()])
         for sentence in scenario["differences"]:
             console.print(sentence, markup=False, soft_wrap=True)
         for check in scenario["checks"]:
@@ -247,7 +247,7 @@ def print_study(report: Mapping[str, Any], console: Console) -> None:
                 found = "" if check["found"] is None else f" ({number(check['found'])})"
                 console.print(Text(f"does not hold: {check['what']}{found}", style="bold red"))
     if report["validation"]:
-        print_rows(console, VALIDATION_HEADERS, map(_validation_row, report["validation"]))
+        print_rows(console, _VALIDATION_HEADERS, map(_validation_row, report["validation"]))
     for one in report["validation"]:
         if one["warning"] is not None:
             console.print(Text(f"{one['warning']}.", style="yellow"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What `rose transfer plan` found, and its numbers as JSON."""
+"""What `rose transfer plan` found: as JSON, and as tables with what a reader must know."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rose.demo.numbers import size_text
 from rose.transfer.plan import Coverage, Plan, Traffic
 from rose.units import ceil_div
 
-FORMAT: Final = 1
+_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def planned_record(planned: Planned) -> dict[str, Any]:
     """Return everything that was found."""
     plan = planned.plan
     return {
-        "format": FORMAT,
+        "format": _FORMAT,
         "layout_id": plan.layout_id,
         "plan_id": plan.plan_id,
         "density": planned.density,
@@ -134,11 +134,11 @@ def print_planned(console: Console, planned: Planned) -> None:
     _print(console, ("NICs", "how many", "least", "mean", "most"), list(_nics(planned)))
     headers = ("who", "ranks", "of the source", "of its memory", "computed")
     _print(console, headers, list(_coverages(planned)))
-    for sentence in sentences(planned):
+    for sentence in _sentences(planned):
         console.print(sentence, markup=False, soft_wrap=True)
 
 
-def sentences(planned: Planned) -> Iterator[str]:
+def _sentences(planned: Planned) -> Iterator[str]:
     """Say what the tables do not: ties, computed tensors, buffers, and what nobody receives."""
     yield from _about("the source", planned.source)
     for name, coverage in planned.replicas.items():

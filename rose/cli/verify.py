@@ -14,7 +14,7 @@ from rose.slo.audit import CAUSES, Miss, audit
 from rose.slo.verify import Verification, verify_log
 from rose.units import NS_PER_MS
 
-EXIT_VIOLATED: Final = 1
+_EXIT_VIOLATED: Final = 1
 
 
 @click.command()
@@ -34,15 +34,15 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
     console = Console(highlight=False)
     console.print(_kinds(verification, log))
     if misses:
-        console.print(miss_table(misses))
+        console.print(_miss_table(misses))
     if misses is not None:
-        console.print(cause_sentence(misses), soft_wrap=True)
+        console.print(_cause_sentence(misses), soft_wrap=True)
     for sentence in _remarks(verification):
         console.print(sentence, soft_wrap=True)
     for violation in verification.violations:
         console.print(f"- {violation}", markup=False, soft_wrap=True)
     if verification.violations or verification.without:
-        ctx.exit(EXIT_VIOLATED)
+        ctx.exit(_EXIT_VIOLATED)
     console.print("Every certificate holds.")
 
 
@@ -69,10 +69,10 @@ def _remarks(verification: Verification) -> Iterator[str]:
         yield f"This log was made without {names}, to see what that is worth: it is no proof."
 
 
-ROWS_MAX: Final = 20
+_ROWS_MAX: Final = 20
 
 
-def cause_sentence(misses: Sequence[Miss]) -> str:
+def _cause_sentence(misses: Sequence[Miss]) -> str:
     """Say how many misses each cause has."""
     if not misses:
         return "No token was missed."
@@ -81,13 +81,13 @@ def cause_sentence(misses: Sequence[Miss]) -> str:
     return f"{len(misses)} missed, by cause: {by_cause}."
 
 
-def miss_table(misses: Sequence[Miss]) -> Table:
+def _miss_table(misses: Sequence[Miss]) -> Table:
     """Lay out the worst misses, by how far they are above their targets.
 
     Args:
-        misses: at least one; at most `ROWS_MAX` are shown.
+        misses: at least one; at most `_ROWS_MAX` are shown.
     """
-    shown = sorted(misses, key=lambda miss: miss.target_ms - miss.took_ms)[:ROWS_MAX]
+    shown = sorted(misses, key=lambda miss: miss.target_ms - miss.took_ms)[:_ROWS_MAX]
     title = "Missed tokens, in ms"
     if len(shown) < len(misses):
         title += f", the worst {len(shown)} of {len(misses)}"

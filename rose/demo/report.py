@@ -9,8 +9,15 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from rose.demo.broker_summary import BROKER_HEADERS, broker_row, last_word
-from rose.demo.circle_summary import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
+from rose.demo.circle_summary import (
+    BROKER_HEADERS,
+    CIRCLE_HEADERS,
+    VERSION_HEADERS,
+    broker_row,
+    circle_row,
+    last_word,
+    version_rows,
+)
 from rose.demo.numbers import fixed, number, percent, print_rows
 from rose.demo.record import WORKERS, RunRecord
 from rose.demo.schemes import CONTROL

@@ -3,15 +3,25 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import yaml
 
 from rose.cli import sim as sim_run
 from rose.cli.main import main
 from rose.demo.progress import Phases
 from rose.sim.scenario.arms import Arm
-from tests.cli.sim_scenarios import ARMS, write_scenario
+from tests.sim.scenario.files import content
+
+ARMS: Final = ("rose", "resource-fixed", "least-loaded-sticky")
+
+
+def write_scenario(path: Path, **fields: object) -> Path:
+    """Write a small scenario of three arms and two seeds, with some fields changed."""
+    small = {**content(), "arms": list(ARMS), "seeds": [1, 2], "horizon_s": 300, **fields}
+    path.write_text(yaml.safe_dump(small), encoding="utf-8")
+    return path
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -7,8 +7,7 @@ import grpc
 import msgspec
 import pytest
 
-from rose.demo.rl import client as client_module
-from rose.demo.rl.client import TrainerClient
+from rose.demo.rl import service as client_module
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.messages import (
     MESSAGE_BYTES_MAX,
@@ -22,7 +21,7 @@ from rose.demo.rl.messages import (
     Submitted,
     TrainerStatus,
 )
-from rose.demo.rl.service import TrainerServer
+from rose.demo.rl.service import TrainerClient, TrainerServer
 from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from tests.demo.rl.micro import trajectory
@@ -42,8 +41,6 @@ STATUS_NOW = TrainerStatus(
     versions=3,
     bytes_sent=10,
     dense_bytes=100,
-    publish_ms=(1.5, 2.0),
-    checkpoint_n=8,
 )
 
 
