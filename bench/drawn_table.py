@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from bench.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
-from rose.demo.numbers import fixed, percent
-from rose.demo.rows import print_rows
+from rose.demo.numbers import fixed, percent, print_rows
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.drawn import drawn
 from rose.sim.scenario.parts import SyntheticTraffic
@@ -36,7 +35,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
     if not verdict.best:
         console.print("nothing to compare")
         return
-    print_rows(console, _BASELINES, _baseline_rows(verdict), left="rose over")
+    print_rows(console, _BASELINES, _baseline_rows(verdict))
     runs = len(by_seed(figures, Arm.ROSE.value)) / len(verdict.best)
     console.print(f"{len(verdict.best)} scenarios, {runs:g} runs of each. {_sums(figures)}")
     lost = sorted(
@@ -48,7 +47,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
     rows = [_loss_row(first, *one) for one in lost if one[1] in known]
     if rows:
         console.print(f"below {lost_below:g} of the best baseline:")
-        print_rows(console, _LOSSES, rows, left="which is")
+        print_rows(console, _LOSSES, rows, words=("which is",))
     if len(rows) < len(lost):
         console.print(f"{len(lost) - len(rows)} more, whose first run was not simulated")
 

@@ -14,8 +14,8 @@ from rose.clock import BootClock
 from rose.demo.environments import GridWorld, Task
 from rose.demo.rl.history import History
 from rose.demo.rl.intake import Intake
-from rose.demo.rl.loop import LoopSettings
 from rose.demo.rl.rollouts import RolloutThread
+from rose.demo.rl.settings import LoopSettings
 from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers import (

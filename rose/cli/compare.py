@@ -9,15 +9,18 @@ from typing import Final
 import click
 from rich.console import Console
 
-from rose.cli.interrupts import ends_interrupt
-from rose.cli.machine import machine_card
-from rose.cli.outputs import try_folder
-from rose.cli.scratch import scratch_folder
-from rose.cli.traffic import load_trace, traffic_options
+from rose.cli.runs import (
+    ends_interrupt,
+    load_trace,
+    machine_card,
+    scratch_folder,
+    traffic_options,
+    try_folder,
+)
 from rose.clock import BootClock
 from rose.demo.progress import Phases, phases
 from rose.demo.record import Plan, RunRecord
-from rose.demo.report import print_loads, write_comparison
+from rose.demo.report import print_loads, write_json
 from rose.demo.schemes import MECHANISMS, ON_ENGINES, SCHEMES, choose_schemes
 from rose.demo.summary import summarise_loads
 from rose.demo.virtual import VirtualExperiment, run_virtual
@@ -185,7 +188,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         else:
             record = _on_engines(plan, trace, seconds, (ttft_ms, tpot_ms), scratch, shown)
     report = summarise_loads(record)
-    write_comparison(report, out)
+    write_json(report, out, "compare")
     print_loads(report, console)
     if not virtual:
         console.print(_LEFT_OUT, soft_wrap=True)
@@ -208,7 +211,7 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
     """
     try:
         from rose.demo import experiment, settings  # noqa: PLC0415 (--virtual needs no engine)
-        from rose.demo.circle_options import tool_wait_s  # noqa: PLC0415
+        from rose.demo.settings import tool_wait_s  # noqa: PLC0415
         from rose.engines.transformers import load_model  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(

@@ -12,14 +12,14 @@ from rose.checkpoints.contents import Presence, pairs
 from rose.checkpoints.delta_file import DeltaFile
 from rose.checkpoints.identity import Identity, Standing, identify
 from rose.checkpoints.in_place import apply_in_place
-from rose.checkpoints.inspection import Inspection, inspect
+from rose.checkpoints.inspection import inspect
 from rose.checkpoints.make import make_delta_file
-from rose.cli.delta_progress import progress
-from rose.cli.delta_report import as_json, density, print_inspection, printable, size_text
-from rose.cli.outputs import write_output
-from rose.errors import InvalidArgument, Unavailable
+from rose.cli.delta_report import as_json, density, print_inspection, printable
+from rose.cli.runs import progress, write_output
+from rose.demo.numbers import size_text
+from rose.errors import InvalidArgument
 
-EXIT_NEITHER: Final = 1
+_EXIT_NEITHER: Final = 1
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -61,7 +61,10 @@ def inspect_checkpoints(
     if json_path is not None:
         write_output(json_path, as_json(inspection, old, new), what="the report")
     if html_path is not None:
-        write_output(html_path, _render(inspection, old, new), what="the page")
+        # Here, because it needs the extra `demo`.
+        from rose.cli.delta_page import render_page  # noqa: PLC0415
+
+        write_output(html_path, render_page(inspection, old, new), what="the page")
     console = Console(highlight=False)
     print_inspection(console, inspection, most=tensors)
     for name, path in (("numbers", json_path), ("page", html_path)):
@@ -163,7 +166,7 @@ def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
     if identity.standing is Standing.NEITHER:
         for sentence in _reasons(identity):
             _say(sentence)
-        ctx.exit(EXIT_NEITHER)
+        ctx.exit(_EXIT_NEITHER)
 
 
 def _reasons(identity: Identity) -> list[str]:
@@ -178,17 +181,6 @@ def _reasons(identity: Identity) -> list[str]:
             "neither: an apply may have been cut off.".format(*counts)
         )
     return said
-
-
-def _render(inspection: Inspection, old: Path, new: Path) -> bytes:
-    try:
-        from rose.cli.delta_page import render_page  # noqa: PLC0415
-    except ImportError as error:
-        raise Unavailable(
-            f"the page needs {error.name}, which is not installed; install rose-rl[demo], or leave "
-            f"--html away"
-        ) from None
-    return render_page(inspection, old, new)
 
 
 def _say(sentence: str) -> None:

@@ -1,15 +1,10 @@
 """An inspection as tables on a terminal, and as JSON."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.segment import Segments
-from rich.table import Table
 
 from rose.checkpoints.change_counts import ChangeCounts
 from rose.checkpoints.inspection import (
@@ -22,7 +17,7 @@ from rose.checkpoints.inspection import (
     TensorChange,
 )
 from rose.checkpoints.tensor_kinds import KINDS
-from rose.demo.numbers import number
+from rose.demo.numbers import number, print_rows, size_text
 
 GIGABITS_PER_S: Final = (1, 10, 25, 100)
 CODEC_NAMES: Final = {
@@ -33,9 +28,7 @@ CODEC_NAMES: Final = {
     STRAT: "rose STRAT",
 }
 BOUND_NAMES: Final = {"iid": "bound, i.i.d.", "class": "bound, by exponent"}
-_UNITS: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _NAMED: Final = 5
-_WIDEST: Final = 400
 
 
 def print_inspection(console: Console, inspection: Inspection, *, most: int) -> None:
@@ -49,16 +42,16 @@ def print_inspection(console: Console, inspection: Inspection, *, most: int) -> 
     console.print(summary(inspection), markup=False, soft_wrap=True)
     for sentence in uncompared(inspection):
         console.print(sentence, markup=False, soft_wrap=True)
-    _print_table(console, ("kind", "tensors", "elements", "changed", "density"), kinds(inspection))
+    print_rows(console, ("kind", "tensors", "elements", "changed", "density"), kinds(inspection))
     listed = sorted(inspection.tensors, key=lambda one: (-one.changed, one.name))[:most]
     if most and inspection.changed:
         rows = [tensor_row(one) for one in listed if one.changed]
-        _print_table(console, ("tensors that change most", "elements", "changed", "density"), rows)
+        print_rows(console, ("tensors that change most", "elements", "changed", "density"), rows)
     if inspection.changed:
         for about, headers, row in steps(inspection):
-            _print_table(console, (about, *headers), [("changes", *row)])
+            print_rows(console, (about, *headers), [("changes", *row)])
     headers = ("codec", "bytes", "B/change", "of dense", *(f"{one} Gb/s" for one in GIGABITS_PER_S))
-    _print_table(console, headers, codecs(inspection))
+    print_rows(console, headers, codecs(inspection))
 
 
 def summary(inspection: Inspection) -> str:
@@ -116,12 +109,12 @@ def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str,
         if counts.changed:
             sizes = counts.steps()
             shares = (f"{100 * one / counts.changed:.1f} %" for one in sizes.values())
-            about = f"{dtype}, step in {step_unit(counts)}"
+            about = f"{dtype}, step in {_step_unit(counts)}"
             found.append((about, tuple(sizes), tuple(shares)))
     return found
 
 
-def step_unit(counts: ChangeCounts) -> str:
+def _step_unit(counts: ChangeCounts) -> str:
     """Return what a step is called: of a float it is one unit in the last place."""
     return "ULP" if counts.has_exponents else "units"
 
@@ -160,14 +153,6 @@ def seconds_text(value: float) -> str:
     if value < 1e-3:
         return f"{number(value * 1e6)} µs"
     return f"{number(value * 1e3)} ms" if value < 1 else f"{number(value)} s"
-
-
-def size_text(nbytes: float) -> str:
-    """Write a size with its unit."""
-    for size, unit in _UNITS:
-        if nbytes >= size:
-            return f"{nbytes / size:.2f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def density(part: float, whole: float) -> str:
@@ -220,15 +205,3 @@ def _tensor(tensor: TensorChange) -> dict[str, Any]:
         "density": tensor.density,
         "nbytes": dict(tensor.nbytes),
     }
-
-
-def _print_table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, header in enumerate(headers):
-        justify: Any = "right" if i else "left"
-        table.add_column(escape(header), justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    # As wide as it must be: what a terminal wraps can still be read, what is cut cannot.
-    options = console.options.update_width(_WIDEST)
-    console.print(Segments(console.render(table, options)), soft_wrap=True)

@@ -11,14 +11,16 @@ import click
 from rich.console import Console
 
 from rose._core import CudaDriver
-from rose.cli.interrupts import ends_interrupt
-from rose.cli.machine import machine_card
-from rose.cli.outputs import try_folder
-from rose.cli.scratch import scratch_folder
-from rose.cli.traffic import load_trace, traffic_options
+from rose.cli.runs import (
+    ends_interrupt,
+    load_trace,
+    machine_card,
+    scratch_folder,
+    traffic_options,
+    try_folder,
+)
 from rose.clock import BootClock
 from rose.compute import device_ordinal
-from rose.demo.circle_options import IN_FLIGHT, LR, check_policy, circle_settings, tool_wait_s
 from rose.demo.experiment import (
     SHARE_ALL_SOLO_S,
     SLICE_S,
@@ -28,9 +30,18 @@ from rose.demo.experiment import (
 )
 from rose.demo.progress import phases
 from rose.demo.record import Plan, RunRecord
-from rose.demo.report import print_arms, print_table, summarise, write_report
+from rose.demo.report import print_arms, print_table, write_report
 from rose.demo.schemes import demo_schemes
-from rose.demo.settings import BenchSettings, choose_cores
+from rose.demo.settings import (
+    IN_FLIGHT,
+    LR,
+    BenchSettings,
+    check_policy,
+    choose_cores,
+    circle_settings,
+    tool_wait_s,
+)
+from rose.demo.summary import summarise
 from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy

@@ -7,6 +7,8 @@ import platform
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Final
@@ -17,9 +19,32 @@ from rich.table import Table
 from rich.text import Text
 
 from rose import __version__
-from rose.cli.finding import Finding, State
 
-EXIT_BROKEN: Final = 1
+
+class State(Enum):
+    """What the doctor says about a part; the value is the colour of the word."""
+
+    ACTIVE = "green"
+    ABSENT = "yellow"
+    BROKEN = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row.
+
+    Args:
+        part: of rose, or of what it stands on.
+        state: `ABSENT` parts are optional, `BROKEN` ones are needed.
+        why: what was found, and the mend if something is missing.
+    """
+
+    part: str
+    state: State
+    why: str
+
+
+_EXIT_BROKEN: Final = 1
 
 _DISTRIBUTION: Final = "rose-rl"
 # Not in Python's fcntl; Linux 5.1 and later: no new writable mappings, the old ones stay.
@@ -42,7 +67,7 @@ def doctor(ctx: click.Context) -> None:
         table.add_row(finding.part, state, Text(finding.why))
     Console(highlight=False).print(table)
     if any(finding.state is State.BROKEN for finding in findings):
-        ctx.exit(EXIT_BROKEN)
+        ctx.exit(_EXIT_BROKEN)
 
 
 def examine() -> tuple[Finding, ...]:
@@ -121,7 +146,7 @@ def _wake_futex() -> None:
 
 
 def _package(name: str) -> Finding:
-    supported = supported_range(name)
+    supported = _supported_range(name)
     mend = f"install {_DISTRIBUTION}[transformers]"
     if find_spec(name) is None:
         return Finding(
@@ -137,7 +162,7 @@ def _package(name: str) -> Finding:
     return Finding(name, State.ACTIVE, f"{version} ({supported or 'any version'} is supported)")
 
 
-def supported_range(name: str) -> str:
+def _supported_range(name: str) -> str:
     """Return what the extras of rose require of a package, such as `>=5.23,<5.24`.
 
     It is read from the metadata of the installed rose, so it is written once: in pyproject.toml.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rose._core import CudaDriver, GateKind, KindProbe, embedded_kernels
-from rose.cli.finding import Finding, State
+from rose.cli.doctor import Finding, State
 from rose.compute import Gpu
 from rose.config import read_environment
 from rose.errors import RoseError

@@ -15,8 +15,8 @@ import click
 from rose import __version__
 from rose.errors import InternalError, RoseError
 
-EXIT_MENDABLE: Final = 2
-EXIT_INTERRUPTED: Final = 130
+_EXIT_MENDABLE: Final = 2
+_EXIT_INTERRUPTED: Final = 130
 
 # Name: (where it is, its line in the help). The help imports none of them, so it is quick and
 # works when a package that one of them needs is not installed.
@@ -40,14 +40,17 @@ _COMMANDS: Final = {
         "Measure what serving leaves, and say how much could be lent at which SLO.",
     ),
     "publish": (
-        "rose.cli.publish:publish",
+        "rose.cli.weights.publish:publish",
         "Serve checkpoints as versions of weights, each as what changed.",
     ),
     "receive": (
-        "rose.cli.receive:receive",
+        "rose.cli.weights.receive:receive",
         "Keep a checkpoint at the newest version that somebody publishes.",
     ),
-    "relay": ("rose.cli.relay:relay", "Bring versions into a cluster once, for all who are there."),
+    "relay": (
+        "rose.cli.weights.relay:relay",
+        "Bring versions into a cluster once, for all who are there.",
+    ),
     "sim": (
         "rose.cli.sim:sim",
         "Simulate a cluster that borrows GPUs, beside other ways to use them.",
@@ -65,6 +68,7 @@ _EXTRAS: Final = {
     **dict.fromkeys(("jinja2", "matplotlib", "psutil", "torch", "transformers"), "demo"),
     **dict.fromkeys(("google", "grpc", "msgspec"), "wire"),
     "prometheus_client": "metrics",
+    "yaml": "sim",
 }
 
 
@@ -129,9 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort as abort:
         if isinstance(abort.__cause__, EOFError):  # click takes any end of file for an interrupt.
             raise abort.__cause__ from None
-        return EXIT_INTERRUPTED
+        return _EXIT_INTERRUPTED
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return _EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
@@ -146,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _refuse(sentence: str) -> int:
     print(f"rose: {' '.join(sentence.split())}", file=sys.stderr)
-    return EXIT_MENDABLE
+    return _EXIT_MENDABLE
 
 
 def _usage_sentence(error: click.ClickException) -> str:

@@ -2,26 +2,36 @@
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rose.cli.outputs import write_output
-from rose.cli.plan_advice import advice
-from rose.cli.plan_numbers import BLOCK_TOKENS_MIN, Load, Plan, Setting, make_plan
-from rose.cli.plan_record import plan_record
-from rose.cli.plan_table import sections
+from rose.cli.plan_numbers import (
+    BLOCK_TOKENS_MIN,
+    DevicePlan,
+    Load,
+    PlannedModel,
+    Setting,
+    make_plan,
+)
+from rose.cli.runs import write_output
+from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
+from rose.memory import AttentionGroup
+from rose.memory.geometry import PAGE_BYTES, WASTE_MAX, shard_heads
 from rose.memory.model_shape import KVDtype
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model
-from rose.units import GIB
+from rose.units import GIB, ceil_div
 
-EXIT_DOES_NOT_FIT: Final = 1
+_Row = tuple[str, str, str]  # what, how much, why
+_EXIT_DOES_NOT_FIT: Final = 1
 
 _FLOAT32_BYTES: Final = 4
 _KV_DTYPES: Final = {
@@ -145,11 +155,11 @@ def plan(
     made = make_plan(setting)
     sentences = advice(made)
     if out is not None:
-        record = f"{json.dumps(plan_record(made, sentences), indent=2)}\n"
+        record = f"{json.dumps(_plan_record(made, sentences), indent=2)}\n"
         write_output(out, record.encode(), what="the plan")
     _print(Console(highlight=False), made, sentences)
     if not made.fits:
-        ctx.exit(EXIT_DOES_NOT_FIT)
+        ctx.exit(_EXIT_DOES_NOT_FIT)
 
 
 def _bytes(option: str, gib: float) -> int:
@@ -158,14 +168,274 @@ def _bytes(option: str, gib: float) -> int:
     return int(gib * GIB)
 
 
-def _print(console: Console, made: Plan, sentences: list[str]) -> None:
+def _print(console: Console, made: DevicePlan, sentences: list[str]) -> None:
     title = f"{made.serving.shape.name} serves, {made.rollout.shape.name} rolls out"
     table = Table("what", "how much", "why", title=Text(title))
     table.columns[1].justify = "right"
-    for rows in sections(made):
-        for row in rows:
-            table.add_row(Text(row.what), Text(row.amount, no_wrap=True), Text(row.why))
+    for rows in _sections(made):
+        for what, amount, why in rows:
+            table.add_row(Text(what), Text(amount, no_wrap=True), Text(why))
         table.add_section()
     console.print(table)
     for sentence in sentences:
         console.print(sentence, markup=False, soft_wrap=True)
+
+
+_TP_MAX: Final = 64
+
+
+def advice(plan: DevicePlan) -> list[str]:
+    """Return sentences: why it does not fit and what would, or what is tight."""
+    sentences = list(_notes(plan))
+    if not plan.fits:
+        sentences.append(f"It does not fit: {_shortage(plan)}.")
+        sentences.extend(f"It would fit {what}." for what in _what_would(plan))
+    elif plan.lendable_busy < plan.quantum_slabs:
+        sentences.append(
+            "Nothing can be lent while serving is as busy as that; rollouts run in its idle times."
+        )
+    if plan.fits and plan.serving_requests() < plan.setting.load.requests:
+        sentences.append(
+            f"Serving has room for {plan.serving_requests():,} of the "
+            f"{plan.setting.load.requests:,} requests at their full length, even with nothing lent."
+        )
+    return sentences
+
+
+def _notes(plan: DevicePlan) -> Iterator[str]:
+    for tenant in {
+        plan.serving.shape.name: plan.serving,
+        plan.rollout.shape.name: plan.rollout,
+    }.values():
+        if tenant.shape.is_part:
+            yield (
+                f"{tenant.shape.name} is more than a text model: only its text part is counted, so "
+                f"add the rest to --activation-gb."
+            )
+
+
+def _shortage(plan: DevicePlan) -> str:
+    if plan.pool_bytes <= 0:
+        return f"weights and activations exceed the device by {-plan.pool_bytes / GIB:.1f} GiB"
+    missing = plan.least_device_bytes - plan.setting.device_bytes
+    return f"{missing / GIB:.1f} GiB are missing for null blocks, serving's reserve and one quantum"
+
+
+def _what_would(plan: DevicePlan) -> Iterator[str]:
+    setting = plan.setting
+    yield f"on a device of {ceil_div(plan.least_device_bytes, GIB)} GiB"
+    tp = setting.tp * 2
+    while tp <= _TP_MAX:
+        if _fits(replace(setting, tp=tp)):
+            yield f"on these devices with --tp {tp}"
+            break
+        tp *= 2
+    if _fits(replace(setting, weights=WeightDtype.FP8)):
+        yield "on this device with --weights-dtype fp8"
+
+
+def _fits(setting: Setting) -> bool:
+    try:
+        return make_plan(setting).fits
+    except InvalidArgument:
+        return False
+
+
+def _sections(plan: DevicePlan) -> Iterator[list[_Row]]:
+    """Yield the rows in the order in which the numbers follow from each other."""
+    yield list(_memory(plan))
+    yield list(_slabs(plan))
+    yield list(_loans(plan))
+
+
+def _memory(plan: DevicePlan) -> Iterator[_Row]:
+    setting = plan.setting
+    yield ("device", size_text(setting.device_bytes), "As given.")
+    for role, tenant in (("serving", plan.serving), ("rollouts", plan.rollout)):
+        yield (f"weights, {role}", size_text(tenant.weight_bytes), _weights(plan, tenant))
+    yield (
+        "activations",
+        size_text(2 * setting.activation_bytes),
+        (
+            f"Two engines with {size_text(setting.activation_bytes)} each, as given, for "
+            f"activations, graphs and the driver."
+        ),
+    )
+    yield ("pool", size_text(max(0, plan.pool_bytes)), "What is left; all KV of both lies in it.")
+
+
+def _weights(plan: DevicePlan, tenant: PlannedModel) -> str:
+    shard = f", this device's share of {plan.setting.tp}" if plan.setting.tp > 1 else ""
+    return f"{tenant.shape.name}: {tenant.parameters:,} parameters{shard}, {_stored(plan, tenant)}."
+
+
+def _stored(plan: DevicePlan, tenant: PlannedModel) -> str:
+    bits = 8 * tenant.shape.dtype_bytes
+    match plan.setting.weights:
+        case WeightDtype.BF16:
+            return "in bf16 as asked"
+        case WeightDtype.FP8:
+            return f"matrices of layers in FP8 as asked, the rest in {bits} bits"
+        case None if tenant.shape.is_fp8:
+            return f"matrices of layers in FP8 as published, the rest in {bits} bits"
+        case None:
+            return f"{bits} bits each as published"
+
+
+def _slabs(plan: DevicePlan) -> Iterator[_Row]:
+    yield (
+        "slab",
+        size_text(plan.slab_bytes),
+        (
+            f"The smallest multiple of {size_text(PAGE_BYTES)} that wastes at most {WASTE_MAX:.2%} "
+            f"in every attention group of both models."
+        ),
+    )
+    yield (
+        "slabs",
+        f"{plan.slabs:,}",
+        f"Of the pool's; {plan.header_slabs} more hold the null blocks of each attention group.",
+    )
+    for role, tenant in (("serving", plan.serving), ("rollouts", plan.rollout)):
+        for group in tenant.groups:
+            yield (
+                f"KV, {role}, {group}",
+                f"{size_text(group.geometry.bytes_per_token)}/token",
+                f"{_kept(plan, tenant, group)}; {_blocks(plan, group)}.",
+            )
+
+
+def _kept(plan: DevicePlan, tenant: PlannedModel, group: AttentionGroup) -> str:
+    layers, latent = f"{group.geometry.layers} layers keep", tenant.shape.latent
+    if latent is not None:
+        return f"{layers} one latent of {latent.kv_rank} + {latent.rope_dim}, whole on each device"
+    heads = shard_heads(tenant.shape.kv_heads, plan.setting.tp)
+    return f"{layers} K and V of {heads} heads of {tenant.shape.head_dim}"
+
+
+def _blocks(plan: DevicePlan, group: AttentionGroup) -> str:
+    geometry = group.geometry
+    held = group.blocks_for(plan.setting.load.request_tokens)
+    window = "" if group.window_tokens is None else f", of which a request holds {held} at most"
+    return (
+        f"a slab has {geometry.blocks_per_slab(plan.slab_bytes)} blocks of {geometry.block_tokens} "
+        f"tokens{window}, and {geometry.waste(plan.slab_bytes):.1%} waste"
+    )
+
+
+def _loans(plan: DevicePlan) -> Iterator[_Row]:
+    load, busy = plan.setting.load, f"{plan.setting.load.requests:,} requests"
+    slabs_of = "a slab" if plan.quantum_slabs == 1 else f"{plan.quantum_slabs} slabs, one"
+    yield (
+        "quantum of a loan",
+        size_text(plan.quantum_slabs * plan.slab_bytes),
+        f"The least that is lent: {slabs_of} for each attention group of the rollouts.",
+    )
+    reserve = plan.reserve_slabs(running=load.requests)
+    yield (
+        "reserve",
+        size_text(reserve * plan.slab_bytes),
+        f"{_share(reserve, plan.slabs)} of the slabs, for D({load.revoke_ms:g} ms) while "
+        f"{busy} run: " + "; ".join(_demand(plan, group) for group in plan.serving.groups) + ".",
+    )
+    capacity = plan.serving_requests()
+    yield (
+        "serving KV, nothing lent",
+        f"{capacity * load.request_tokens:,} tokens",
+        f"{capacity:,} requests of {load.request_tokens:,} tokens fill all slabs.",
+    )
+    yield _lendable(plan, "serving idle", plan.lendable_idle, "All slabs but D(T) of no requests")
+    held = f"What {busy} of full length ({plan.held_slabs:,} slabs) and the reserve leave"
+    yield _lendable(plan, "serving busy", plan.lendable_busy, held)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "more than all"
+
+
+def _demand(plan: DevicePlan, group: AttentionGroup) -> str:
+    terms = plan.balance(group, running=plan.setting.load.requests)
+    whose = "" if len(plan.serving.groups) == 1 else f" ({group})"
+    return (
+        f"{terms.growth_blocks:,} blocks of growth + {terms.request_blocks:,} of the largest next "
+        f"prompts + {terms.burst_blocks:,} of a burst{whose}"
+    )
+
+
+def _lendable(plan: DevicePlan, when: str, slabs: int, why: str) -> _Row:
+    rollouts, tokens = plan.rollouts(slabs), plan.setting.rollout_tokens
+    return (
+        f"can be lent, {when}",
+        size_text(slabs * plan.slab_bytes),
+        (
+            f"{why}: {slabs:,} slabs, room for {rollouts:,} rollouts of {tokens:,} tokens "
+            f"({rollouts * tokens:,} tokens)."
+        ),
+    )
+
+
+_FORMAT: Final = 1
+
+
+def _plan_record(made: DevicePlan, sentences: list[str]) -> dict[str, Any]:
+    """Return what `--json` writes; keys are only ever added while the format is the same."""
+    load = made.setting.load
+    balances = [made.balance(group, running=load.requests) for group in made.serving.groups]
+    reserve = made.reserve_slabs(running=load.requests)
+    requests = made.serving_requests()
+    return {
+        "format": _FORMAT,
+        "fits": made.fits,
+        "device_bytes": made.setting.device_bytes,
+        "least_device_bytes": made.least_device_bytes,
+        "tp": made.setting.tp,
+        "activation_bytes": 2 * made.setting.activation_bytes,
+        "serving": _tenant_record(made, made.serving),
+        "rollout": _tenant_record(made, made.rollout),
+        "pool_bytes": made.pool_bytes,
+        "slab_bytes": made.slab_bytes,
+        "slabs": made.slabs,
+        "header_slabs": made.header_slabs,
+        "quantum_bytes": made.quantum_slabs * made.slab_bytes,
+        "reserve_bytes": reserve * made.slab_bytes,
+        "demand_blocks": [
+            {
+                "growth": one.growth_blocks,
+                "request": one.request_blocks,
+                "burst": one.burst_blocks,
+                "all": one.demand_blocks,
+            }
+            for one in balances
+        ],
+        "serving_requests": requests,
+        "serving_tokens": requests * load.request_tokens,
+        "lendable": {
+            when: {
+                "bytes": slabs * made.slab_bytes,
+                "rollouts": made.rollouts(slabs),
+                "tokens": made.rollouts(slabs) * made.setting.rollout_tokens,
+            }
+            for when, slabs in (("idle", made.lendable_idle), ("busy", made.lendable_busy))
+        },
+        "advice": sentences,
+    }
+
+
+def _tenant_record(made: DevicePlan, tenant: PlannedModel) -> dict[str, Any]:
+    return {
+        "model": tenant.shape.name,
+        "parameters": tenant.parameters,
+        "weight_bytes": tenant.weight_bytes,
+        "kv": [
+            {
+                "attention": group.reach.value,
+                "window_tokens": group.window_tokens,
+                "layers": group.geometry.layers,
+                "block_tokens": group.geometry.block_tokens,
+                "bytes_per_token": group.geometry.bytes_per_token,
+                "blocks_per_slab": group.geometry.blocks_per_slab(made.slab_bytes),
+                "waste": group.geometry.waste(made.slab_bytes),
+            }
+            for group in tenant.groups
+        ],
+    }

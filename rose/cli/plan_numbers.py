@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class PlannedModel:
     """One model on one device.
 
     Args:
@@ -84,7 +84,7 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DevicePlan:
     """How the memory of a device is divided; every number follows from the fields.
 
     Args:
@@ -95,8 +95,8 @@ class Plan:
     """
 
     setting: Setting
-    serving: Tenant
-    rollout: Tenant
+    serving: PlannedModel
+    rollout: PlannedModel
     slab_bytes: int
 
     @property
@@ -197,14 +197,14 @@ class Plan:
         """Return how many rollouts of full length so many slabs hold."""
         return self._requests(self.rollout, slabs, self.setting.rollout_tokens)
 
-    def _requests(self, tenant: Tenant, slabs: int, tokens: int) -> int:
+    def _requests(self, tenant: PlannedModel, slabs: int, tokens: int) -> int:
         return requests_within(
             tenant.groups, slabs=slabs, tokens=tokens, slab_bytes=self.slab_bytes
         )
 
 
-def make_plan(setting: Setting) -> Plan:
-    """Divide a device; what does not fit is an answer, `Plan.fits`.
+def make_plan(setting: Setting) -> DevicePlan:
+    """Divide a device; what does not fit is an answer, `DevicePlan.fits`.
 
     Raises:
         InvalidArgument: a model cannot be divided so, or no slab size suits both.
@@ -215,7 +215,7 @@ def make_plan(setting: Setting) -> Plan:
         slab_bytes = choose_slab_bytes(*(group.geometry for group in groups))
     except InvalidArgument as error:
         raise InvalidArgument(f"{error}{_smaller_blocks(setting)}") from None
-    return Plan(setting, serving, rollout, slab_bytes)
+    return DevicePlan(setting, serving, rollout, slab_bytes)
 
 
 def _smaller_blocks(setting: Setting) -> str:
@@ -230,8 +230,8 @@ def _smaller_blocks(setting: Setting) -> str:
     return f"; {smaller} would do"
 
 
-def _tenant(shape: ModelShape, setting: Setting) -> Tenant:
-    return Tenant(
+def _tenant(shape: ModelShape, setting: Setting) -> PlannedModel:
+    return PlannedModel(
         shape=shape,
         parameters=parameters(shape),
         weight_bytes=weight_bytes(shape, dtype=setting.weights, tp=setting.tp),

@@ -1,12 +1,11 @@
 """Measure an engine: ask its `/metrics` again and again, and keep what it says."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult
 
-from rose.cli.profile_measured import Compute, Measured, Pool
+from rose.cli.profile_report import Compute, Measured, Pool, ProfileAsked
 from rose.clock import Clock
+from rose.demo.progress import Phases
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.memory.model_shape import KVDtype
 from rose.memory.presets import find_model
@@ -17,7 +16,7 @@ from rose.scheduler.broker.exposition import read_metrics
 from rose.slo import SLO
 from rose.units import MS_PER_S, NS_PER_MS
 
-HOW: Final = (
+_HOW: Final = (
     "Compute is an estimate: all of the time in which no request ran, and of the rest the part of "
     "the target per token that 99 of 100 steps left. Certificates look at every step by itself, "
     "and steps grow when requests stay longer, so what they grant may be less or more."
@@ -27,58 +26,30 @@ _FAILURES_MAX: Final = 5
 _BF16: Final = KVDtype(2)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAsked:
-    """What is to be measured.
-
-    Args:
-        url: of the engine.
-        seconds: how long.
-        every_s: between two readings.
-        slos: that are asked about.
-        kv_bytes: of its KV pool; None to take it from the engine's own count of tokens.
-        model: whose KV it is, to make bytes of tokens; None for the name that the engine says.
-        reserve_bytes: of the pool that no loan touches.
-        slab_bytes: the least that is lent.
-    """
-
-    url: str
-    seconds: float
-    every_s: float
-    slos: tuple[SLO, ...]
-    kv_bytes: int | None
-    model: str | None
-    reserve_bytes: int
-    slab_bytes: int
-
-
-def measure_engine(
-    asked: EngineAsked, clock: Clock, *, advance: Callable[[float, str], None]
-) -> Measured:
+def measure_engine(asked: ProfileAsked, clock: Clock, shown: Phases) -> Measured:
     """Read the engine until the time is over, or somebody interrupts.
 
-    Args:
-        asked: what.
-        clock: of the readings.
-        advance: is told the seconds that have passed, and how serving is.
-
     Raises:
-        InvalidArgument: the URL is none, or the size of the pool is not known.
+        InvalidArgument: an option is of traces only, the URL is none, or the size of the pool is
+            not known.
         Unavailable: the first reading failed, or too many in a row.
         CorruptData: the first reading made no sense.
     """
-    endpoint = endpoint_of(asked.url)
+    for name in ("load", "gpu", "noise"):
+        if getattr(asked, name) is not None:
+            raise InvalidArgument(f"--{name} is of a trace: an engine has its own")
+    endpoint = endpoint_of(asked.source)
     first = read_metrics(fetch_text(endpoint, clock))
     pool = _pool(asked, first)
     readings = _Readings(asked, endpoint, clock, EngineReader(pool.device(asked.slos[0])))
     try:
-        is_complete = readings.run(advance)
+        is_complete = readings.run(shown)
     except KeyboardInterrupt:
         is_complete = False
     return Measured(
-        source=asked.url,
+        source=asked.source,
         kind="engine",
-        how=HOW,
+        how=_HOW,
         pool=pool,
         observations=tuple(readings.seen),
         compute=tuple(_compute(readings.seen, slo) for slo in asked.slos),
@@ -99,7 +70,7 @@ class _Readings:
     """What has been read so far; an interrupt keeps it."""
 
     def __init__(
-        self, asked: EngineAsked, endpoint: SplitResult, clock: Clock, reader: EngineReader
+        self, asked: ProfileAsked, endpoint: SplitResult, clock: Clock, reader: EngineReader
     ) -> None:
         self.seen: list[Observation] = []
         self.failures: list[tuple[float, str]] = []
@@ -108,12 +79,12 @@ class _Readings:
         self._began_ms = self._now_ms()
         self._failed = 0  # in a row
 
-    def run(self, advance: Callable[[float, str], None]) -> bool:
+    def run(self, shown: Phases) -> bool:
         """Read until the time is over; False if the engine went away before."""
         number = 0
         while self._elapsed_s() <= self._asked.seconds:
             said = self._read()
-            advance(min(self._elapsed_s(), self._asked.seconds), said)
+            shown.advance(said, done=self._elapsed_s(), wanted=self._asked.seconds)
             if self._failed >= _FAILURES_MAX:
                 if not self.seen:
                     raise Unavailable(said)
@@ -144,7 +115,7 @@ class _Readings:
         return (self._now_ms() - self._began_ms) / MS_PER_S
 
 
-def _pool(asked: EngineAsked, said: EngineMetrics) -> Pool:
+def _pool(asked: ProfileAsked, said: EngineMetrics) -> Pool:
     """Return the pool.
 
     Raises:
@@ -154,12 +125,10 @@ def _pool(asked: EngineAsked, said: EngineMetrics) -> Pool:
     if kv_bytes is None:
         if said.kv_tokens is None:
             raise InvalidArgument(
-                f"{asked.url} does not say how many tokens its KV pool holds; give --kv-gib"
+                f"{asked.source} does not say how many tokens its KV pool holds; give --kv-gib"
             )
         kv_bytes = said.kv_tokens * token_bytes(asked.model or said.model)
-    pool = Pool(kv_bytes, asked.reserve_bytes, asked.slab_bytes)
-    pool.device(asked.slos[0])
-    return pool
+    return asked.pool(kv_bytes)
 
 
 def token_bytes(model: str) -> int:

@@ -1,25 +1,118 @@
 """`rose sim`: a scenario's arms on the same seeds, in virtual time."""
 
+import csv
+import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+import numpy as np
 from rich.console import Console
 
-from rose.cli.machine import machine_card
-from rose.cli.outputs import try_folder
-from rose.cli.scenario_inputs import read_inputs
-from rose.cli.sim_page import write_study
-from rose.cli.sim_report import summarise_study, summarise_validation
-from rose.cli.sim_run import run_scenarios
-from rose.cli.sim_table import print_study
-from rose.errors import InvalidArgument, Unavailable
+from rose.cli.runs import ends_interrupt, machine_card, try_folder
+from rose.cli.sim_report import ScenarioRuns, print_study, summarise_study, summarise_validation
+from rose.clock import BootClock
+from rose.demo.numbers import plain
+from rose.demo.progress import phases
+from rose.demo.report import write_json
+from rose.errors import InvalidArgument
+from rose.sim.request import Request
 from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.environments import Replayed
+from rose.sim.scenario.parts import DailyTraffic, TraceTraffic
 from rose.sim.scenario.scenario import Scenario
+from rose.sim.scenario.sessions import Sessions
+from rose.sim.scenario.traffic import RATES_WINDOW_MS, Inputs
+from rose.sim.study.run import study
+from rose.traces.agents import AgentTrace, read_agent_trace
+from rose.traces.reader import read_trace
+from rose.traces.text_file import opened
+from rose.units import MS_PER_S
+
+_RATES_HEADER: Final = ("model", "t_s", "rate_rps")
+_EXPECTED: Final = f"expected rates of services: columns {','.join(_RATES_HEADER)} first among all"
+
+
+def read_inputs(scenarios: Iterable[Scenario], *, beside: Path) -> Inputs:
+    """Read every file that scenarios name, once.
+
+    Args:
+        scenarios: of one file.
+        beside: the folder that their paths are relative to.
+
+    Raises:
+        InvalidArgument: a file cannot be read, or is not what it should be.
+    """
+    requests: dict[str, list[Request]] = {}
+    rates: dict[str, dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
+    sessions: dict[str, Sessions] = {}
+    for scenario in scenarios:
+        for job in scenario.jobs:
+            if isinstance(job.environment, Replayed) and job.environment.trace not in sessions:
+                path = job.environment.trace
+                sessions[path] = sessions_of(read_agent_trace(beside / path))
+        for group in scenario.borrowed:
+            traffic = group.traffic
+            if isinstance(traffic, TraceTraffic) and traffic.trace not in requests:
+                requests[traffic.trace] = _requests(beside / traffic.trace)
+            elif isinstance(traffic, DailyTraffic) and traffic.rates not in rates:
+                rates[traffic.rates] = _rates(beside / traffic.rates)
+    return Inputs(requests=requests, rates=rates, sessions=sessions)
+
+
+def sessions_of(trace: AgentTrace) -> Sessions:
+    """Return a trace of agents as what scenarios replay, and distributions are fitted to.
+
+    A turn that heard or said nothing counts as one token; a wait that is not known as none.
+    """
+    first = np.append(np.flatnonzero(trace.turn == 0), len(trace)).astype(np.int64)
+    # What a row waits for is its own beginning: it belongs to the turn before it.
+    wait_s = np.append(np.nan_to_num(trace.think_time_s[1:]), 0.0)
+    wait_s[first[1:] - 1] = 0.0
+    return Sessions(
+        first_turn=first,
+        heard_tokens=np.maximum(1, trace.input_tokens - trace.prefix_reused_tokens),
+        said_tokens=np.maximum(1, trace.output_tokens),
+        wait_s=wait_s,
+    )
+
+
+def _requests(path: Path) -> list[Request]:
+    trace = read_trace(path)
+    columns = (trace.arrival_s, trace.prompt_tokens, trace.output_tokens)
+    return [
+        Request(MS_PER_S * float(at_s), max(1, int(prompt)), max(1, int(output)))
+        for at_s, prompt, output in zip(*columns, strict=True)
+    ]
+
+
+def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    rates: dict[str, list[float]] = {}
+    with opened(path, _EXPECTED) as lines:
+        rows = csv.reader(lines)
+        if tuple(next(rows, [])[:3]) != _RATES_HEADER:
+            raise InvalidArgument(f"{path} line 1: {_EXPECTED}")
+        for line, row in enumerate(rows, 2):
+            try:
+                model, at_s, rate = row[0], float(row[1]), float(row[2])
+            except (IndexError, ValueError):
+                raise InvalidArgument(f"{path} line {line}: {_EXPECTED}") from None
+            of_model = rates.setdefault(model, [])
+            if at_s * MS_PER_S != len(of_model) * RATES_WINDOW_MS:
+                raise InvalidArgument(
+                    f"{path} line {line}: {model} is at {at_s:g} s; rates are of ten minutes each, "
+                    "from 0, in order"
+                )
+            if not 0 <= rate < math.inf:
+                raise InvalidArgument(f"{path} line {line}: a rate of {rate} is none")
+            of_model.append(rate)
+    if not rates or any(max(of_model) == 0 for of_model in rates.values()):
+        raise InvalidArgument(f"{path} has a model without requests")
+    return {model: np.array(of_model, dtype=np.float64) for model, of_model in rates.items()}
 
 
 @click.command()
@@ -62,39 +155,34 @@ def sim(
     serving was late because of rose), or 130 after an interrupt: what was done until then is
     reported.
     """
+    # Here, because it needs the extra `sim`.
+    from rose.sim.scenario.yaml_file import read_scenarios  # noqa: PLC0415
+
     out = Path(out_dir)
     try_folder(out)
-    scenarios = [_chosen(one, arm_names, seed_count) for one in _read(scenario_path)]
-    known = [one for path in validated for one in _read(path)]
+    scenarios = [_chosen(one, arm_names, seed_count) for one in read_scenarios(scenario_path)]
+    known = [one for path in validated for one in read_scenarios(path)]
     beside = scenario_path.parent if traces is None else traces
     inputs = read_inputs([*scenarios, *known], beside=beside)
     console = Console(highlight=False)
-    runs, is_complete = run_scenarios([*scenarios, *known], inputs, console)
-    report: dict[str, Any] = {
-        "scenarios": summarise_study(runs[: len(scenarios)]),
-        "validation": summarise_validation(runs),
-        "is_complete": is_complete,
-        "machine": machine_card(),
-        "command": shlex.join(["rose", *sys.argv[1:]]),
-    }
-    write_study(report, out)
+    runs, is_complete = _run([*scenarios, *known], inputs, console)
+    report: dict[str, Any] = plain(
+        {
+            "scenarios": summarise_study(runs[: len(scenarios)]),
+            "validation": summarise_validation(runs),
+            "is_complete": is_complete,
+            "machine": machine_card(),
+            "command": shlex.join(["rose", *sys.argv[1:]]),
+        }
+    )
+    write_json(report, out, "sim")
     print_study(report, console)
-    console.print(f"report: {out / 'sim.html'}", soft_wrap=True)
+    console.print(f"report: {out / 'sim.json'}", soft_wrap=True)
     if not is_complete:
         return 130
     return int(
         any(check["holds"] is False for one in report["scenarios"] for check in one["checks"])
     )
-
-
-def _read(path: Path) -> Sequence[Scenario]:
-    try:
-        from rose.sim.scenario.yaml_file import read_scenarios  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        raise Unavailable(
-            f"scenario files need {error.name}, which is not installed; install rose-rl[sim]"
-        ) from None
-    return read_scenarios(path)
 
 
 def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -> Scenario:
@@ -112,3 +200,26 @@ def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -
         if name not in known:
             raise InvalidArgument(f"--arms {name} is none; there are {', '.join(known)}")
     return replace(scenario, arms=tuple(known[name] for name in names))
+
+
+def _run(
+    scenarios: Sequence[Scenario], inputs: Inputs, console: Console
+) -> tuple[list[ScenarioRuns], bool]:
+    """Return what was run, and whether it is all; an interrupt ends it early and is no error."""
+    runs: list[ScenarioRuns] = []
+    wanted = sum(len(one.arms) * len(one.seeds) for one in scenarios)
+    with phases(console, BootClock()) as shown, ends_interrupt():
+        try:
+            for scenario in scenarios:
+                runs.append(ScenarioRuns(scenario, ()))
+
+                def on_share(arm: Arm, seed: int, share: float, name: str = scenario.name) -> None:
+                    done = sum(len(one.figures) for one in runs) + min(share, 1.0)
+                    shown.advance(f"{name}: {arm.value}, seed {seed}", done=done, wanted=wanted)
+
+                for one in study(scenario, inputs, on_share=on_share):
+                    runs[-1] = ScenarioRuns(scenario, (*runs[-1].figures, one.figures))
+        except KeyboardInterrupt:
+            console.print("interrupted: reporting what there is")
+            return runs, False
+    return runs, True

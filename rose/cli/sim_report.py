@@ -1,11 +1,14 @@
-"""What `rose sim` found, as the numbers that its table, its page and its JSON show."""
+"""What `rose sim` found, as the numbers of its JSON and as tables on the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 
+from rose.demo.numbers import NO_NUMBER, fixed, number, percent, print_rows
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.figures import ArmFigures
@@ -14,7 +17,7 @@ from rose.sim.study.published import PUBLISHED
 from rose.sim.study.validation import validations
 
 # No simulation knows how many answers are correct.
-ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
+_ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,7 @@ def _cost(mine: Sequence[ArmFigures]) -> dict[str, Any] | None:
                     [one for cost in costs if (one := cost.per_correct_answer(rate)) is not None]
                 ),
             }
-            for rate in ACCEPT_RATES
+            for rate in _ACCEPT_RATES
         ],
     }
 
@@ -207,3 +210,85 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 def _or_none(value: float) -> float | None:
     return value if np.isfinite(value) else None
+
+
+_HEADERS: Final = (
+    "arm",
+    "used\nper hour",
+    "rollout\ns",
+    "over the\nbound",
+    "said on\nborrowed",
+    "of lent\ntime busy",
+    "taken\nback",
+    "stale",
+    "late\nrequests",
+    "rose uses\nx as many",
+    "the\npaper's",
+    "rose rolls\nout x faster",
+    "the\npaper's",
+    "$ per\n1,000",
+)
+_VALIDATION_HEADERS: Final = ("measured", "predicted", "published", "error")
+
+
+def print_study(report: Mapping[str, Any], console: Console) -> None:
+    """Print a table for each scenario, what does not hold, and how far off what is known was."""
+    for scenario in report["scenarios"]:
+        seeds = len(scenario["seeds"])
+        title = f"{scenario['name']}: {scenario['about']} {seeds} seed{'s' * (seeds != 1)}"
+        console.print(Text(title, style="bold"), soft_wrap=True)
+        print_rows(console, _HEADERS, [_row(*one) for one in scenario["arms"].items()])
+        for sentence in scenario["differences"]:
+            console.print(sentence, markup=False, soft_wrap=True)
+        for check in scenario["checks"]:
+            if check["holds"] is None:
+                console.print(f"not measured: {check['what']}", soft_wrap=True)
+            if check["holds"] is False:
+                found = "" if check["found"] is None else f" ({number(check['found'])})"
+                console.print(Text(f"does not hold: {check['what']}{found}", style="bold red"))
+    if report["validation"]:
+        print_rows(console, _VALIDATION_HEADERS, map(_validation_row, report["validation"]))
+    for one in report["validation"]:
+        if one["warning"] is not None:
+            console.print(Text(f"{one['warning']}.", style="yellow"), soft_wrap=True)
+
+
+def _validation_row(one: Mapping[str, Any]) -> list[str]:
+    predicted, published = (
+        f"{number(value)} s" if one["unit"] == "s" else fixed(value)
+        for value in (one["predicted"], one["published"])
+    )
+    return [one["name"], predicted, published, f"{100 * one['error']:+.1f} %"]
+
+
+def _row(name: str, arm: Mapping[str, Any]) -> list[str]:
+    over, under = arm["subject_throughput_over"], arm["subject_rollout_time_under"]
+    cost = arm["cost"]
+    return [
+        name,
+        number(arm["throughput_per_hour"]),
+        fixed(arm["rollout_s"]),
+        fixed(arm["gap"]),
+        percent(arm["borrowed_tokens_share"]),
+        percent(arm["borrowed_busy"]),
+        number(arm["revocations"]),
+        percent(arm["stale"]),
+        percent(arm["late"]),
+        _factor_text(over),
+        NO_NUMBER if over is None else fixed(over["published"]),
+        _factor_text(under),
+        NO_NUMBER if under is None else fixed(under["published"]),
+        NO_NUMBER if cost is None else fixed(_thousand(cost["per_trajectory"])),
+    ]
+
+
+def _thousand(dollars: float | None) -> float | None:
+    return None if dollars is None else 1000 * dollars
+
+
+def _factor_text(factor: Mapping[str, Any] | None) -> str:
+    if factor is None:
+        return NO_NUMBER
+    if factor["low"] is None:
+        return fixed(factor["factor"])
+    return f"{fixed(factor['factor'])} ({fixed(factor['low'])}-{fixed(factor['high'])})"

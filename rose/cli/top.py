@@ -219,7 +219,7 @@ def _ask(socket_path: str, *, timeout_s: float) -> tuple[LedgerView, Ledger]:
         close_all(descriptors)
 
 
-class Device:
+class WatchedDevice:
     """A device that is looked at again and again: its ledger is mapped, its cap is asked for."""
 
     def __init__(self, socket_path: str, clock: Clock) -> None:
@@ -273,7 +273,7 @@ def top(
     It only looks: the ledger cannot be written by anybody but its arbiter.
     """
     clock = BootClock()
-    device = Device(socket_path, clock)
+    device = WatchedDevice(socket_path, clock)
     console = Console(highlight=False)
     if as_json:
         click.echo(json.dumps(asdict(device.look())))
@@ -283,7 +283,7 @@ def top(
         _follow(device, console, clock, every_s=every_ms / 1e3)
 
 
-def _follow(device: Device, console: Console, clock: Clock, *, every_s: float) -> None:
+def _follow(device: WatchedDevice, console: Console, clock: Clock, *, every_s: float) -> None:
     """Draw again and again until an interrupt, or until the device's process ends."""
     died = os.pidfd_open(device.pid)
     try:

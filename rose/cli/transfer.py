@@ -1,9 +1,36 @@
-"""`rose transfer`: fresh weights from a trainer to those who serve."""
+"""`rose transfer`: which tiles an update has, what moves where, and what several processes did."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
+from rich.console import Console
 
-from rose.cli.transfer_plan import plan
-from rose.cli.transfer_timeline import timeline
+from rose.cli.runs import read_named, write_output
+from rose.cli.transfer_plan import Planned, planned_record, print_planned
+from rose.errors import InvalidArgument
+from rose.transfer.observing.timeline import FILE_BYTES_MAX, merged
+from rose.transfer.plan import (
+    Coverage,
+    Relay,
+    Replica,
+    Source,
+    check_coverage,
+    make_plan,
+    traffic,
+)
+from rose.transfer.plan.ties import renamed
+from rose.transfer.tiles import TILE_ELEMENTS
+
+if TYPE_CHECKING:
+    from rose.transfer.plan.shard_file import ShardFile
+
+_PATH: Final = click.Path(path_type=Path)
+# Of files that name no cluster.
+_TRAINING: Final = "training"
+_SERVING: Final = "serving"
 
 
 @click.group()
@@ -11,5 +38,120 @@ def transfer() -> None:
     """Move fresh weights from a trainer to those who serve."""
 
 
-transfer.add_command(plan)
-transfer.add_command(timeline)
+@transfer.command()
+@click.argument("source", type=_PATH)
+@click.argument("destinations", type=_PATH, nargs=-1, required=True, metavar="DEST...")
+@click.option(
+    "--relays",
+    type=click.IntRange(0, 1024),
+    default=1,
+    show_default=True,
+    help="Of each serving cluster; without, a tile crosses once for each receiver.",
+)
+@click.option(
+    "--density",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Share of the elements that an update changes.",
+)
+@click.option(
+    "--bytes-per-change",
+    type=click.FloatRange(0, 64),
+    default=1.5,
+    show_default=True,
+    help="On the wire; a tile never takes more than its elements do.",
+)
+@click.option(
+    "--tile-elements",
+    type=click.IntRange(1, TILE_ELEMENTS),
+    default=TILE_ELEMENTS,
+    show_default=True,
+    help="Of a tile, at most.",
+)
+@click.option("--json", "out", type=_PATH, metavar="FILE", help="Write the numbers too.")
+@click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Write the plan itself too.")
+def plan(
+    *,
+    source: Path,
+    destinations: tuple[Path, ...],
+    relays: int,
+    density: float,
+    bytes_per_change: float,
+    tile_elements: int,
+    out: Path | None,
+    plan_out: Path | None,
+) -> None:
+    """Say how updates get from SOURCE to every DEST: tiles, bytes on links, load of NICs, coverage.
+
+    SOURCE and each DEST are shard maps as JSON: of a trainer, and of replicas of engines. The exit
+    status is 2 when one cannot be read, when something of the source or of a parameter is silently
+    uncovered, or when a replica wants what the source does not have.
+    """
+    giving, taking = _read(source), [_read(path) for path in destinations]
+    members = _members(destinations, taking)
+    given = _covered(source, giving, is_source=True)
+    held = {
+        member.name: _covered(path, file)
+        for path, file, member in zip(destinations, taking, members, strict=True)
+    }
+    made = make_plan(
+        Source(giving.cluster or _TRAINING, giving.shards, giving.ties),
+        members,
+        _relays(members, relays),
+        tile_elements=tile_elements,
+    )
+    bytes_of_tile = [
+        min(tile.nbytes, math.ceil(tile.count * density * bytes_per_change)) for tile in made.tiles
+    ]
+    moved = traffic(made, bytes_of_tile)
+    planned = Planned(made, moved, given, held, density, bytes_per_change)
+    if out is not None:
+        record = f"{json.dumps(planned_record(planned), indent=2)}\n"
+        write_output(out, record.encode(), what="the figures")
+    if plan_out is not None:
+        from rose.transfer.plan.plan_file import plan_to_json  # noqa: PLC0415 (see `_read`)
+
+        write_output(plan_out, plan_to_json(made), what="the plan")
+    print_planned(Console(highlight=False), planned)
+
+
+def _read(path: Path) -> "ShardFile":
+    # Here, because it needs the extra `wire`.
+    from rose.transfer.plan.shard_file import FILE_BYTES_MAX, shards_from_json  # noqa: PLC0415
+
+    return shards_from_json(read_named(path, FILE_BYTES_MAX), what=str(path))
+
+
+def _members(paths: tuple[Path, ...], files: list["ShardFile"]) -> tuple[Replica, ...]:
+    return tuple(
+        Replica(file.name or path.stem, file.cluster or _SERVING, file.shards, file.converts)
+        for path, file in zip(paths, files, strict=True)
+    )
+
+
+def _relays(members: tuple[Replica, ...], count: int) -> list[Relay]:
+    clusters = sorted({member.cluster for member in members})
+    return [Relay(f"{one} relay {place}", one) for one in clusters for place in range(count)]
+
+
+def _covered(path: Path, file: "ShardFile", *, is_source: bool = False) -> Coverage:
+    try:
+        return check_coverage(
+            renamed(file.shards, file.ties),
+            is_source=is_source,
+            storages=file.sizes,
+            buffers=file.buffers,
+        )
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from None
+
+
+@transfer.command()
+@click.argument("files", type=_PATH, nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--out", type=_PATH, required=True, metavar="OUT", help="Where to write it.")
+def timeline(files: tuple[Path, ...], out: Path) -> None:
+    """Lay traces that `--timeline` of programs of one machine wrote side by side, for Perfetto."""
+    content = merged([(str(path), read_named(path, FILE_BYTES_MAX)) for path in files])
+    write_output(out, content, what="the timeline")
+    click.echo(f"{out}: {len(files)} processes; open it in ui.perfetto.dev or chrome://tracing")

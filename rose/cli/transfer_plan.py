@@ -1,159 +1,226 @@
-"""`rose transfer plan SOURCE DEST...`: which tiles an update has, and what moves where."""
+"""What `rose transfer plan` found: as JSON, and as tables with what a reader must know."""
 
-import json
-import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-import click
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from rose.cli.outputs import write_output
-from rose.cli.transfer_plan_record import Planned, planned_record
-from rose.cli.transfer_plan_table import print_planned
-from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.plan import (
-    Coverage,
-    Plan,
-    Relay,
-    Replica,
-    Source,
-    check_coverage,
-    make_plan,
-    traffic,
-)
-from rose.transfer.plan.ties import renamed
-from rose.transfer.tiles import TILE_ELEMENTS
-from rose.whole_file import open_input
+from rose.cli.delta_report import density
+from rose.demo.numbers import size_text
+from rose.transfer.plan import Coverage, Plan, Traffic
+from rose.units import ceil_div
 
-if TYPE_CHECKING:
-    from rose.transfer.plan.shard_file import ShardFile
-
-_PATH: Final = click.Path(path_type=Path)
-# Of files that name no cluster.
-_TRAINING: Final = "training"
-_SERVING: Final = "serving"
+_FORMAT: Final = 1
 
 
-@click.command()
-@click.argument("source", type=_PATH)
-@click.argument("destinations", type=_PATH, nargs=-1, required=True, metavar="DEST...")
-@click.option(
-    "--relays",
-    type=click.IntRange(0, 1024),
-    default=1,
-    show_default=True,
-    help="Of each serving cluster; without, a tile crosses once for each receiver.",
-)
-@click.option(
-    "--density",
-    type=click.FloatRange(0, 1),
-    default=0.01,
-    show_default=True,
-    help="Share of the elements that an update changes.",
-)
-@click.option(
-    "--bytes-per-change",
-    type=click.FloatRange(0, 64),
-    default=1.5,
-    show_default=True,
-    help="On the wire; a tile never takes more than its elements do.",
-)
-@click.option(
-    "--tile-elements",
-    type=click.IntRange(1, TILE_ELEMENTS),
-    default=TILE_ELEMENTS,
-    show_default=True,
-    help="Of a tile, at most.",
-)
-@click.option("--json", "out", type=_PATH, metavar="FILE", help="Write the numbers too.")
-@click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Write the plan itself too.")
-def plan(
-    *,
-    source: Path,
-    destinations: tuple[Path, ...],
-    relays: int,
-    density: float,
-    bytes_per_change: float,
-    tile_elements: int,
-    out: Path | None,
-    plan_out: Path | None,
-) -> None:
-    """Say how updates get from SOURCE to every DEST: tiles, bytes on links, load of NICs, coverage.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, and what it was asked about.
 
-    SOURCE and each DEST are shard maps as JSON: of a trainer, and of replicas of engines. The exit
-    status is 2 when one cannot be read, when something of the source or of a parameter is silently
-    uncovered, or when a replica wants what the source does not have.
+    Args:
+        plan: the plan.
+        traffic: of one update.
+        source: what its map covers.
+        replicas: what theirs cover, by name.
+        density: share of the elements that the update changes.
+        bytes_per_change: on the wire.
     """
-    giving, taking = _read(source), [_read(path) for path in destinations]
-    members = _members(destinations, taking)
-    given = _covered(source, giving, is_source=True)
-    held = {
-        member.name: _covered(path, file)
-        for path, file, member in zip(destinations, taking, members, strict=True)
+
+    plan: Plan
+    traffic: Traffic
+    source: Coverage
+    replicas: Mapping[str, Coverage]
+    density: float
+    bytes_per_change: float
+
+    @property
+    def elements(self) -> int:
+        """Return how many cross, each counted once."""
+        return sum(self.plan.counts)
+
+    @property
+    def tiles_min(self) -> int:
+        """Return how many tiles of full size have room for all elements."""
+        return ceil_div(self.elements, self.plan.tile_elements)
+
+    def received(self, replica: str) -> int:
+        """Return how many elements at least one rank of a replica receives."""
+        return sum(
+            tile.count
+            for tile in self.plan.tiles
+            if any(holder.replica == replica for holder in tile.receivers)
+        )
+
+    def unreceived(self, replica: str) -> list[str]:
+        """Return the tensors that a replica does not receive, or not all of."""
+        missing = (
+            tile.tensor
+            for tile in self.plan.tiles
+            if all(holder.replica != replica for holder in tile.receivers)
+        )
+        return list(dict.fromkeys(missing))
+
+    def nics(self) -> dict[str, dict[str, int]]:
+        """Return bytes by NIC, for each kind of NIC and direction; idle ones have 0."""
+        plan, moved = self.plan, self.traffic
+        relays = [relay.name for relay in plan.relays]
+        ranks = plan.sources.shards.ranks
+        kinds = {
+            "source, out": {f"rank {rank}": moved.sent.get(rank, 0) for rank in ranks},
+            "relay, in": {name: moved.landed.get(name, 0) for name in relays},
+            "relay, out": {name: moved.relayed.get(name, 0) for name in relays},
+        }
+        for replica in plan.replicas:
+            loads = {f"rank {rank}": 0 for rank in replica.shards.ranks}
+            kinds[f"replica {replica.name}, in"] = loads
+        for holder, nbytes in moved.received.items():
+            kinds[f"replica {holder.replica}, in"][f"rank {holder.rank}"] = nbytes
+        return {kind: loads for kind, loads in kinds.items() if loads}
+
+
+def planned_record(planned: Planned) -> dict[str, Any]:
+    """Return everything that was found."""
+    plan = planned.plan
+    return {
+        "format": _FORMAT,
+        "layout_id": plan.layout_id,
+        "plan_id": plan.plan_id,
+        "density": planned.density,
+        "bytes_per_change": planned.bytes_per_change,
+        "elements": planned.elements,
+        "tiles": len(plan.tiles),
+        "tiles_min": planned.tiles_min,
+        "crossing_bytes": [
+            {"from": one, "to": other, "bytes": nbytes}
+            for (one, other), nbytes in sorted(planned.traffic.crossing.items())
+        ],
+        "fan_out_bytes": dict(planned.traffic.fan_out),
+        "nic_bytes": planned.nics(),
+        "source": _coverage(planned.source),
+        "replicas": {name: _of_replica(planned, name) for name in planned.replicas},
     }
-    made = make_plan(
-        Source(giving.cluster or _TRAINING, giving.shards, giving.ties),
-        members,
-        _relays(members, relays),
-        tile_elements=tile_elements,
+
+
+def _of_replica(planned: Planned, name: str) -> dict[str, Any]:
+    received = {"received": planned.received(name), "unreceived": planned.unreceived(name)}
+    return {**_coverage(planned.replicas[name]), **received}
+
+
+def _coverage(coverage: Coverage) -> dict[str, Any]:
+    return {
+        "ranks": len(coverage.shards.ranks),
+        "elements": coverage.elements,
+        "held": coverage.held,
+        "unheld": dict(coverage.unheld),
+        "storage": coverage.storage,
+        "ties": dict(coverage.ties),
+        "computed": dict(coverage.shards.computed),
+        "uncovered": [
+            {"rank": rank, "parameter": parameter, "elements": elements}
+            for (rank, parameter), elements in coverage.uncovered.items()
+        ],
+    }
+
+
+_NAMED: Final = 3  # of many alike; the JSON has all
+
+
+def print_planned(console: Console, planned: Planned) -> None:
+    """Print what was found."""
+    _print(console, ("what", "how much", "why"), list(_rows(planned)))
+    _print(console, ("NICs", "how many", "least", "mean", "most"), list(_nics(planned)))
+    headers = ("who", "ranks", "of the source", "of its memory", "computed")
+    _print(console, headers, list(_coverages(planned)))
+    for sentence in _sentences(planned):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def _sentences(planned: Planned) -> Iterator[str]:
+    """Say what the tables do not: ties, computed tensors, buffers, and what nobody receives."""
+    yield from _about("the source", planned.source)
+    for name, coverage in planned.replicas.items():
+        yield from _about(f"replica {name}", coverage)
+        if coverage.storage is None:
+            yield (
+                f"How large the parameters of replica {name} are is not said, so nothing shows "
+                f"that all of their elements are covered."
+            )
+        if missing := planned.unreceived(name):
+            yield f"Replica {name} does not receive {_listed(missing)}, or not all of it."
+
+
+def _rows(planned: Planned) -> Iterator[Sequence[str]]:
+    plan, moved = planned.plan, planned.traffic
+    yield "elements", f"{planned.elements:,}", "That cross; tied tensors once, computed ones not."
+    yield (
+        "tiles",
+        f"{len(plan.tiles):,}",
+        f"Of at most {plan.tile_elements:,} elements each; whole, {planned.tiles_min:,} would do.",
     )
-    bytes_of_tile = [
-        min(tile.nbytes, math.ceil(tile.count * density * bytes_per_change)) for tile in made.tiles
+    update = (
+        f"At a density of {planned.density:.3g} and {planned.bytes_per_change:g} bytes per change"
+    )
+    for (one, other), nbytes in sorted(moved.crossing.items()):
+        is_relayed = any(relay.cluster == other for relay in plan.relays)
+        how = "each tile once" if is_relayed else "each tile once for each of its receivers"
+        yield f"link {one} to {other}", size_text(nbytes), f"{update}, {how}."
+    for cluster, nbytes in sorted(moved.fan_out.items()):
+        yield f"inside {cluster}", size_text(nbytes), "Each tile once for each of its receivers."
+    yield "layout", plan.layout_id[:16], "Digests of tiles compare where it is the same."
+    yield "plan", plan.plan_id[:16], "The layout and the ways of its tiles."
+
+
+def _nics(planned: Planned) -> Iterator[Sequence[str]]:
+    for kind, loads in planned.nics().items():
+        least, most, mean = min(loads.values()), max(loads.values()), sum(loads.values())
+        shown = (size_text(nbytes) for nbytes in (least, mean / len(loads), most))
+        yield kind, f"{len(loads):,}", *shown
+
+
+def _coverages(planned: Planned) -> Iterator[Sequence[str]]:
+    source = planned.source
+    held = density(source.held, source.elements)
+    yield "source", *_members(source, held)
+    for name, coverage in planned.replicas.items():
+        received = density(planned.received(name), planned.elements)
+        yield f"replica {name}", *_members(coverage, received)
+
+
+def _members(coverage: Coverage, share: str) -> Sequence[str]:
+    memory = "unknown"
+    if coverage.storage is not None:
+        memory = density(coverage.storage - sum(coverage.uncovered.values()), coverage.storage)
+    ranks = f"{len(coverage.shards.ranks):,}"
+    return ranks, share, memory, f"{len(coverage.shards.computed):,}"
+
+
+def _about(who: str, coverage: Coverage) -> Iterator[str]:
+    ties = [f"{name} = {goes_by}" for name, goes_by in coverage.ties.items()]
+    if ties:
+        yield f"Tied at {who}, and sent under one name: {_listed(ties)}."
+    computed = [f"{name} ({reason})" for name, reason in coverage.shards.computed.items()]
+    if computed:
+        yield f"Computed at {who}, and changed by its loader only: {_listed(computed)}."
+    uncovered = [
+        f"{count:,} elements of {parameter} on rank {rank}"
+        for (rank, parameter), count in coverage.uncovered.items()
     ]
-    moved = traffic(made, bytes_of_tile)
-    planned = Planned(made, moved, given, held, density, bytes_per_change)
-    if out is not None:
-        record = f"{json.dumps(planned_record(planned), indent=2)}\n"
-        write_output(out, record.encode(), what="the figures")
-    if plan_out is not None:
-        write_output(plan_out, _content(made), what="the plan")
-    print_planned(Console(highlight=False), planned)
+    if uncovered:
+        yield f"Not covered at {who}, as buffers or computed: {_listed(uncovered)}."
 
 
-def _content(made: Plan) -> bytes:
-    from rose.transfer.plan.plan_file import plan_to_json  # noqa: PLC0415 (see `_read`)
-
-    return plan_to_json(made)
-
-
-def _read(path: Path) -> "ShardFile":
-    try:
-        from rose.transfer.plan.shard_file import (  # noqa: PLC0415
-            FILE_BYTES_MAX,
-            shards_from_json,
-        )
-    except ImportError as error:
-        raise Unavailable(
-            f"shard maps need {error.name}, which is not installed; install rose-rl[wire]"
-        ) from None
-    try:
-        with open_input(path) as file:
-            content = file.read(FILE_BYTES_MAX + 1)  # one more, so that too many are noticed
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
-    return shards_from_json(content, what=str(path))
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:_NAMED])
+    return f"{shown} and {len(names) - _NAMED:,} more" if len(names) > _NAMED else shown
 
 
-def _members(paths: tuple[Path, ...], files: list["ShardFile"]) -> tuple[Replica, ...]:
-    return tuple(
-        Replica(file.name or path.stem, file.cluster or _SERVING, file.shards, file.converts)
-        for path, file in zip(paths, files, strict=True)
-    )
-
-
-def _relays(members: tuple[Replica, ...], count: int) -> list[Relay]:
-    clusters = sorted({member.cluster for member in members})
-    return [Relay(f"{one} relay {place}", one) for one in clusters for place in range(count)]
-
-
-def _covered(path: Path, file: "ShardFile", *, is_source: bool = False) -> Coverage:
-    try:
-        return check_coverage(
-            renamed(file.shards, file.ties),
-            is_source=is_source,
-            storages=file.sizes,
-            buffers=file.buffers,
-        )
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{path}: {error}") from None
+def _print(console: Console, headers: Sequence[str], rows: list[Sequence[str]]) -> None:
+    table = Table(*headers)
+    for column in table.columns[1:]:
+        column.justify = "left" if column.header == "why" else "right"
+    for row in rows:
+        table.add_row(*(Text(cell, no_wrap=column == 1) for column, cell in enumerate(row)))
+    console.print(table)

@@ -1,6 +1,7 @@
 """`rose verify LOG`: check every certificate of a log with the second implementation."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,11 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rose.cli.audit_table import cause_sentence, miss_table
-from rose.slo.audit import audit
+from rose.slo.audit import CAUSES, Miss, audit
 from rose.slo.verify import Verification, verify_log
+from rose.units import NS_PER_MS
 
-EXIT_VIOLATED: Final = 1
+_EXIT_VIOLATED: Final = 1
 
 
 @click.command()
@@ -33,15 +34,15 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
     console = Console(highlight=False)
     console.print(_kinds(verification, log))
     if misses:
-        console.print(miss_table(misses))
+        console.print(_miss_table(misses))
     if misses is not None:
-        console.print(cause_sentence(misses), soft_wrap=True)
+        console.print(_cause_sentence(misses), soft_wrap=True)
     for sentence in _remarks(verification):
         console.print(sentence, soft_wrap=True)
     for violation in verification.violations:
         console.print(f"- {violation}", markup=False, soft_wrap=True)
     if verification.violations or verification.without:
-        ctx.exit(EXIT_VIOLATED)
+        ctx.exit(_EXIT_VIOLATED)
     console.print("Every certificate holds.")
 
 
@@ -66,3 +67,48 @@ def _remarks(verification: Verification) -> Iterator[str]:
     if verification.without:
         names = " and ".join(verification.without)
         yield f"This log was made without {names}, to see what that is worth: it is no proof."
+
+
+_ROWS_MAX: Final = 20
+
+
+def _cause_sentence(misses: Sequence[Miss]) -> str:
+    """Say how many misses each cause has."""
+    if not misses:
+        return "No token was missed."
+    counts = Counter(miss.cause for miss in misses)
+    by_cause = ", ".join(f"{counts[part]} {part.value}" for part in CAUSES if counts[part])
+    return f"{len(misses)} missed, by cause: {by_cause}."
+
+
+def _miss_table(misses: Sequence[Miss]) -> Table:
+    """Lay out the worst misses, by how far they are above their targets.
+
+    Args:
+        misses: at least one; at most `_ROWS_MAX` are shown.
+    """
+    shown = sorted(misses, key=lambda miss: miss.target_ms - miss.took_ms)[:_ROWS_MAX]
+    title = "Missed tokens, in ms"
+    if len(shown) < len(misses):
+        title += f", the worst {len(shown)} of {len(misses)}"
+    table = Table(title=title)
+    for name in ("request", "token", "took", "target"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("cause", no_wrap=True)
+    table.add_column("of which")
+    for miss in shown:
+        table.add_row(
+            str(miss.request),
+            str(miss.token),
+            f"{miss.took_ms:.1f}",
+            f"{miss.target_ms:.1f}",
+            miss.cause.value,
+            _parts(miss),
+        )
+    return table
+
+
+def _parts(miss: Miss) -> str:
+    """Name the parts that took time, the largest first."""
+    parts = sorted(miss.parts_ns.items(), key=lambda one: -one[1])
+    return ", ".join(f"{part.value} {ns / NS_PER_MS:.1f}" for part, ns in parts if ns > 0)

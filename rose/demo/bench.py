@@ -5,23 +5,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from rose.clock import Clock
 from rose.demo.circle_load import CircleLoad
-from rose.demo.governed import GOVERNED, GovernedPair
-from rose.demo.governed_loops import LeastOfAll
-from rose.demo.record import CircleRecord, Slice
+from rose.demo.governed import GOVERNED, GovernedPair, LeastOfAll
+from rose.demo.record import CircleRecord, Slice, StepTimes
 from rose.demo.replay import Arm, CountIn, Replay
-from rose.demo.rl.feeder import RolloutFeeder
-from rose.demo.rl.loop import LoopSettings
-from rose.demo.rl.turn_feeder import TurnFeeder
+from rose.demo.rl.feeders import RolloutFeeder, TurnFeeder
+from rose.demo.rl.settings import LoopSettings
 from rose.demo.rose_device import RoseDevice
 from rose.demo.schemes import SHARE_ALL, Scheme
 from rose.demo.settings import BenchSettings, rollout_tenant, serving_tenant
-from rose.demo.steps import TimedSteps
 from rose.demo.targets import Calibration
 from rose.demo.workload import RolloutLoad
 from rose.engines.transformers import Engine, LiveWeights, Model
@@ -30,7 +27,36 @@ from rose.errors import check
 from rose.scheduler.worker import WorkerKind
 from rose.slo import SLO
 from rose.traces import Trace
-from rose.units import ceil_div
+from rose.units import NS_PER_MS, ceil_div
+
+
+class TimedSteps(DeviceProcessor):
+    """The loop of a stock engine that times its steps as rose's serving loop does."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Start without a step."""
+        super().__init__(**kwargs)
+        self._chunk_ms: list[float] = []
+        self._decode_ms: list[float] = []
+
+    def update_batch(self) -> None:
+        """Update as any loop, then note how long the step took; the loop thread alone adds."""
+        io = self.inputs_and_outputs
+        tokens = int(io.total_seqlen_q)
+        is_decode = all(future.query_length == 1 for future in io.requests_in_batch)
+        super().update_batch()
+        took_ms = (self.clock.now_ns() - self._step_began_ns) / NS_PER_MS
+        if is_decode:
+            self._decode_ms.append(took_ms)
+        elif tokens >= self.cache.max_batch_tokens:
+            self._chunk_ms.append(took_ms)
+
+    def drain(self) -> StepTimes:
+        """Return the steps since the last call; between two slices, while no step runs."""
+        times = StepTimes(tuple(self._chunk_ms), tuple(self._decode_ms))
+        self._chunk_ms, self._decode_ms = [], []
+        return times
+
 
 # Full chunks that are timed before the targets are chosen; the first prompts are thrown away.
 _CHUNKS: Final = 52

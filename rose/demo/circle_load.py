@@ -13,9 +13,8 @@ from rose.demo.record import (
     VersionRecord,
 )
 from rose.demo.rl.circle import BORROWED, Circle
-from rose.demo.rl.circle_settings import CircleSettings
-from rose.demo.rl.history import SeenCommit, SeenVersion
-from rose.demo.rl.parts import Part
+from rose.demo.rl.history import Part, SeenCommit, SeenVersion
+from rose.demo.rl.settings import CircleSettings
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded
 from rose.scheduler.worker import WorkerKind

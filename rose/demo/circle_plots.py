@@ -1,6 +1,5 @@
 """The figure of the circle: everything on one time."""
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -30,10 +29,6 @@ from rose.demo.record import WORKERS, CircleRecord, RunRecord, TurnRecord
 
 _COLOURS: Final = dict(zip(WORKERS, (ROLLOUTS, DEDICATED), strict=True))
 _NAMES: Final = dict(zip(WORKERS, ("borrowed", "dedicated"), strict=True))
-# A page with more bars than this opens slowly, and each would be thinner than a pixel: beyond
-# it, what is drawn is how many turns ran.
-_BARS_MAX: Final = 1500
-_ROWS_MIN: Final = 3
 _ARRIVAL_BINS: Final = 160
 _BINS: Final = 600
 _PUBLISHED_Y: Final = 2.0
@@ -57,24 +52,6 @@ def draw_circle(record: RunRecord, circle: CircleRecord) -> str:
                 axis.axvline(at_s - zero_s, color=WARNING, linewidth=1.0, linestyle="--")
         axes[3].set(xlabel="time in the circle (s)", xlim=(0, (end_s - zero_s) or 1.0))
         return as_svg(figure)
-
-
-def rows_of(turns: Sequence[TurnRecord]) -> list[int]:
-    """Return a row for each turn, so that no two turns of a row overlap and rows are fewest.
-
-    Args:
-        turns: in the order of their start.
-    """
-    running: list[tuple[float, int]] = []
-    free: list[int] = []
-    rows = []
-    for turn in turns:
-        while running and running[0][0] <= turn.start_s:
-            heapq.heappush(free, heapq.heappop(running)[1])
-        row = heapq.heappop(free) if free else len(running)
-        heapq.heappush(running, (turn.end_s, row))
-        rows.append(row)
-    return rows
 
 
 def running_turns(
@@ -135,43 +112,22 @@ def _draw_turns(
 ) -> None:
     colour = _COLOURS[worker]
     bands = [(a - zero_s, b - a) for a, b in spans if math.isfinite(a) and math.isfinite(b)]
-    ordered = sorted(turns, key=lambda turn: turn.start_s)
-    entries = []
-    if len(ordered) <= _BARS_MAX or not any(turn.start_s < turn.end_s for turn in ordered):
-        rows = rows_of(ordered)
-        top = float(max([*rows, _ROWS_MIN - 1]) + 1)
-        _draw_bars(axis, ordered, rows, colour, zero_s)
-        entries.append(Patch(facecolor=colour, label="a turn"))
-        axis.set(ylim=(top, 0), yticks=())
-    else:
-        edges, running = running_turns(ordered, _BINS)
+    top = 1.0
+    if any(turn.start_s < turn.end_s for turn in turns):
+        edges, running = running_turns(turns, _BINS)
         axis.stairs(running, edges - zero_s, color=colour, alpha=0.7, fill=True)
-        resumed = [turn.start_s for turn in ordered if turn.is_resumed]
+        resumed = [turn.start_s for turn in turns if turn.is_resumed]
         marks = edges[:-1][np.histogram(resumed, edges)[0] > 0] - zero_s
-        axis.plot(marks, np.zeros(marks.size), "|", color=WARNING, clip_on=False)
+        axis.plot(marks, np.zeros(marks.size), "|", color=WARNING)
         top = float(running.max())
-        axis.set(ylim=(0, top), ylabel="turns")
-        entries.append(Patch(facecolor=colour, alpha=0.7, label="turns that run"))
+    axis.set(ylim=(0, top), ylabel="turns")
+    entries = [Patch(facecolor=colour, alpha=0.7, label="turns that run")]
     entries.append(Patch(facecolor=WARNING, label="resumed from elsewhere"))
     if worker == "borrowed":
         axis.broken_barh(bands, (0, top), facecolors=colour, alpha=0.18, linewidth=0, zorder=0)
         entries.append(Patch(facecolor=colour, alpha=0.18, label="has memory"))
     axis.set_title(f"Turns, {_NAMES[worker]}")
     legend(axis, entries)
-
-
-def _draw_bars(
-    axis: Any, turns: Sequence[TurnRecord], rows: Sequence[int], colour: str, zero_s: float
-) -> None:
-    if turns:
-        axis.barh(
-            [row + 0.5 for row in rows],
-            [turn.end_s - turn.start_s for turn in turns],
-            left=[turn.start_s - zero_s for turn in turns],
-            height=0.72,
-            color=[WARNING if turn.is_resumed else colour for turn in turns],
-            linewidth=0,
-        )
 
 
 def _draw_versions(axis: Any, circle: CircleRecord, zero_s: float) -> None:

@@ -13,11 +13,10 @@ import numpy as np
 
 from rose.clock import Clock
 from rose.demo.bench import Alone, Bench
-from rose.demo.foreign import children, read_core_use, why_foreign
 from rose.demo.progress import Phases
 from rose.demo.record import Audit, CircleRecord, Plan, RunRecord, Slice, SliceCounts
 from rose.demo.settings import BenchSettings, on_device_cores
-from rose.demo.slices import Slices, WhyVoid, in_turn
+from rose.demo.slices import Slices, WhyVoid, children, in_turn, read_core_use, why_foreign
 from rose.demo.targets import Calibration, choose_targets, feasibility
 from rose.demo.timeline import read_timeline
 from rose.engines.transformers import Model

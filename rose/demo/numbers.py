@@ -1,12 +1,21 @@
 """Numbers of a report that may be missing, and how they are written."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.segment import Segments
+from rich.table import Table
+
+from rose.units import GIB, KIB, MIB
 
 NO_NUMBER: Final = "-"
+_ANY_WIDTH: Final = 10_000
 
 
 def percentile(values: Sequence[float], rank: float) -> float | None:
@@ -56,3 +65,46 @@ def percent(share: float | None) -> str:
     if share is None:
         return NO_NUMBER
     return f"{100 * share:.2g} %" if 0 < abs(share) < 0.1 else f"{100 * share:.0f} %"
+
+
+def size_text(nbytes: float) -> str:
+    """Write a size with its unit."""
+    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:,.2f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time in the unit that suits it."""
+    if seconds is None:
+        return NO_NUMBER
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def print_rows(
+    console: Console,
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    words: Collection[str] = (),
+) -> None:
+    """Print a table as wide as its cells.
+
+    Args:
+        console: where to; one without a terminal says 80 columns, whatever reads it.
+        headers: may have several lines.
+        rows: one cell for each header.
+        words: the headers, besides the first, whose columns begin at the left.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, header in enumerate(headers):
+        justify: Any = "right" if place and header not in words else "left"
+        table.add_column(escape(header), justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    needed = Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum
+    options = console.options.update_width(max(console.width, needed))
+    console.print(Segments(console.render(table, options)), soft_wrap=True)

@@ -39,7 +39,7 @@ class Phases:
         else:
             self._progress.update(self._task, description=name, completed=done, total=wanted)
 
-    def advance(self, name: str, *, done: int, wanted: int) -> None:
+    def advance(self, name: str, *, done: float, wanted: float) -> None:
         """Move the line where there is one."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=name, completed=done, total=wanted)

@@ -1,7 +1,7 @@
 """From the record of a run to what the user sees: tables, `*.json`, `report.html`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -9,20 +9,22 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from rose.demo.broker_summary import BROKER_HEADERS, broker_row, last_word
-from rose.demo.circle_summary import CIRCLE_HEADERS, VERSION_HEADERS, circle_row, version_rows
-from rose.demo.numbers import fixed, number, percent
+from rose.demo.circle_summary import (
+    BROKER_HEADERS,
+    CIRCLE_HEADERS,
+    VERSION_HEADERS,
+    broker_row,
+    circle_row,
+    last_word,
+    version_rows,
+)
+from rose.demo.numbers import fixed, number, percent, print_rows
 from rose.demo.record import WORKERS, RunRecord
-from rose.demo.rows import print_rows
 from rose.demo.schemes import CONTROL
 from rose.demo.summary import summarise
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import InvalidArgument
 from rose.units import MIB
 from rose.whole_file import write_whole
-
-__all__ = [
-    "print_arms", "print_loads", "print_table", "summarise", "write_comparison", "write_report",
-]  # fmt: skip
 
 _HEADERS: Final = (
     "req.",
@@ -43,16 +45,16 @@ _VERSIONS_OPEN: Final = 8
 
 def print_arms(report: Mapping[str, Any], console: Console) -> None:
     """Print the arms as rows."""
-    _print(console, ("arm", *_HEADERS), arm_rows(report))
+    print_rows(console, ("arm", *_HEADERS), arm_rows(report))
 
 
 def print_table(report: Mapping[str, Any], console: Console) -> None:
     """Print the arms as rows, the circle if there is one, lending, then the verdict."""
     print_arms(report, console)
     if report["weights"] is not None:
-        _print(console, CIRCLE_HEADERS, [circle_row(report)])
+        print_rows(console, CIRCLE_HEADERS, [circle_row(report)])
     if report["broker"] is not None:
-        _print(console, BROKER_HEADERS, [broker_row(report["broker"])])
+        print_rows(console, BROKER_HEADERS, [broker_row(report["broker"])])
         console.print(Text(last_word(report["broker"])))
     for sentence in lending_sentences(report):
         console.print(Text(sentence))
@@ -112,50 +114,27 @@ def lending_sentences(report: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _print(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print_rows(console, headers, rows, left="arm")
-
-
-def write_report(record: RunRecord, out_dir: str | Path) -> None:
-    """Write `report.json` and `report.html` into `out_dir`, which is made if it is not there.
-
-    Each file appears whole or not at all. The JSON comes first: it needs no optional package.
-
-    Raises:
-        InvalidArgument: `out_dir` is not a directory, or cannot be written.
-        Unavailable: matplotlib or jinja2 is not installed, so there is no HTML.
-    """
+def write_report(record: RunRecord, out_dir: Path) -> None:
+    """Write `report.json` and `report.html` into `out_dir`; the JSON needs no optional package."""
     report = summarise(record)
-    _write(
-        out_dir,
-        {"report.json": lambda: _json(report), "report.html": lambda: render_html(record, report)},
-    )
+    write_json(report, out_dir, "report")
+    _write(out_dir, "report.html", render_html(record, report))
 
 
-def write_comparison(report: Mapping[str, Any], out_dir: str | Path) -> None:
-    """Write `compare.json` into `out_dir`, which is made if it is not there.
+def write_json(report: Mapping[str, Any], out_dir: Path, name: str) -> None:
+    """Write `NAME.json` into `out_dir`, which is made if it is not there, whole or not at all.
 
     Raises:
         InvalidArgument: `out_dir` is not a directory, or cannot be written.
     """
-    _write(out_dir, {"compare.json": lambda: _json(report)})
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+    _write(out_dir, f"{name}.json", f"{text}\n")
 
 
-def _json(report: Mapping[str, Any]) -> str:
-    return f"{json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)}\n"
-
-
-def _write(out_dir: str | Path, files: Mapping[str, Callable[[], str]]) -> None:
-    out_dir = Path(out_dir)
+def _write(out_dir: Path, name: str, text: str) -> None:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        for name, made in files.items():
-            write_whole(out_dir / name, made().encode())
-    except (FileExistsError, NotADirectoryError):
-        raise InvalidArgument(
-            f"cannot write the report to {out_dir}, because there is a file of that name; "
-            f"name a directory"
-        ) from None
+        write_whole(out_dir / name, text.encode())
     except OSError as error:
         raise InvalidArgument(
             f"cannot write the report to {out_dir}: {error.strerror or error}; "
@@ -164,22 +143,14 @@ def _write(out_dir: str | Path, files: Mapping[str, Callable[[], str]]) -> None:
 
 
 def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
-    """Return one page that needs nothing else: no script, no style sheet, no image, no font.
+    """Return one page that needs nothing else: no script, no style sheet, no image, no font."""
+    # Here, because the JSON is written without them.
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
+    from markupsafe import Markup  # noqa: PLC0415
 
-    Raises:
-        Unavailable: matplotlib or jinja2 is not installed.
-    """
-    try:
-        from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
-        from markupsafe import Markup  # noqa: PLC0415
+    from rose.demo.circle_plots import draw_circle  # noqa: PLC0415
+    from rose.demo.plots import draw_latencies, draw_timeline  # noqa: PLC0415
 
-        from rose.demo.circle_plots import draw_circle  # noqa: PLC0415
-        from rose.demo.plots import draw_latencies, draw_timeline  # noqa: PLC0415
-    except ImportError as error:
-        raise Unavailable(
-            f"report.html needs {error.name}, which is not installed; "
-            f"install rose-rl[demo] (report.json is written without it)"
-        ) from None
     template = resources.files("rose.demo").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     circle = record.circle

@@ -5,8 +5,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, Final
 
-from rose.demo.broker_summary import summarise_broker
-from rose.demo.circle_summary import summarise_circle
+from rose.demo.circle_summary import summarise_broker, summarise_circle
 from rose.demo.numbers import percentile, plain, ratio
 from rose.demo.record import Answered, Audit, RunRecord, Slice, StepTimes
 from rose.demo.schemes import ALONE, CONTROL

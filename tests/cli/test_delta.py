@@ -9,10 +9,10 @@ import pytest
 from rose.checkpoints.change_counts import ChangeCounts
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.inspection import inspect
-from rose.cli.delta_plots import bias_of, draw_density, draw_exponents
-from rose.cli.delta_progress import progress
+from rose.cli.delta_page import bias_of, draw_density, draw_exponents
 from rose.cli.delta_report import density, seconds, seconds_text, size_text
 from rose.cli.main import main
+from rose.cli.runs import progress
 from tests.checkpoints.made import bits, stepped, write_folder, write_safetensors
 
 CUT_OFF = (
@@ -98,9 +98,9 @@ def test_numbers_and_page_are_written_whole(capsys, tmp_path, sides):
     assert run(capsys, "inspect", *sides, "--html", files[1])[0] == 0
     assert files[1].read_text() == page
     # Self-contained: figures inline, and nothing is fetched.
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 3
     assert not re.search(r"<(script|link|img|iframe)|url\(\s*['\"]?http|@import", page)
-    for text in ("Bytes per change", "By layer", "Steps of BF16", "Old exponents of BF16"):
+    for text in ("Bytes per change", "By layer", "BF16, step in ULP", "Old exponents of BF16"):
         assert text in page
     assert f"{numbers['changed']:,} of 14,840 elements change" in page
 
@@ -135,7 +135,7 @@ def test_whole_numbers_have_no_exponents(capsys, tmp_path):
     status, out, _ = run(capsys, "inspect", tmp_path / "old", tmp_path / "new", "--html", page)
     assert status == 0
     assert "I8, step in units" in out
-    assert "Steps of I8" in page.read_text()
+    assert "I8, step in units" in page.read_text()
     assert "Old exponents" not in page.read_text()
 
 

@@ -107,7 +107,8 @@ def test_command_may_handle_its_interrupt(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"), [("transformers", "demo"), ("google", "wire"), ("grpc.aio", "wire")]
+    ("name", "extra"),
+    [("transformers", "demo"), ("jinja2", "demo"), ("yaml", "sim"), ("grpc.aio", "wire")],
 )
 def test_a_missing_package_is_one_sentence_that_names_its_extra(capsys, monkeypatch, name, extra):
     add_command(monkeypatch, raising(ModuleNotFoundError(f"No module named '{name}'", name=name)))

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from rose._core import AdmissionTerms, Arbiter, largest_grant
 from rose.cli.main import main
-from rose.cli.plan_advice import advice
+from rose.cli.plan import advice
 from rose.cli.plan_numbers import Load, Setting, make_plan
 from rose.errors import InvalidArgument
 from rose.memory import KVSpace
@@ -326,7 +326,7 @@ def test_table_says_every_number_and_why(capsys, monkeypatch, columns) -> None:
     assert "…" not in out
     for what in ("device", "weights", "activations", "pool", "slab", "quantum", "reserve", "lent"):
         assert what in out
-    for number in ("7,615,616,512", "8,190,735,360", "12.0 MiB", "56.0 KiB/token", "144.0 KiB"):
+    for number in ("7,615,616,512", "8,190,735,360", "12.00 MiB", "56.00 KiB/token", "144.00 KiB"):
         assert number in out
 
 

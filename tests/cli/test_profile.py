@@ -3,22 +3,17 @@
 import json
 import signal
 import threading
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rose.cli import profile as profile_module
 from rose.cli.main import main
-from rose.cli.profile_device import device_of, fitted_device
 from rose.cli.profile_engine import token_bytes
-from rose.cli.profile_measured import Pool
-from rose.cli.profile_serving import ServedRequests, StepTimes
+from rose.cli.profile_report import Pool
+from rose.cli.profile_trace import ServedRequests, StepEnds, device_of
 from rose.errors import InvalidArgument
 from rose.sim import DeviceModel, Request, simulate
-from rose.sim.device import StepWork
-from rose.slo import SLO, Policy
-from rose.slo.latency_file import new_latency_model, save_latency_model
+from rose.slo import SLO
 from rose.traces import generate, write_trace
 from rose.units import GIB, NS_PER_S
 from tests.scheduler import engine_pages
@@ -97,7 +92,6 @@ def test_an_engine_is_asked_and_a_report_is_left(capsys, tmp_path):
     assert middle["met_alone"] == 1.0
     assert middle["lent_gib_mean"] > 0
     assert "500/50" in text
-    assert (out / "profile.html").read_text().count("<svg") == 3
 
 
 def test_an_engine_of_the_other_kind_and_a_pool_that_is_given(capsys, tmp_path):
@@ -181,7 +175,7 @@ def test_a_trace_is_served_under_each_pair_of_targets(capsys, tmp_path, chat):
 def test_what_an_engine_would_have_said_is_what_the_simulator_did():
     """Against the plain count, for one request after the other and for two at once."""
     requests = [Request(0.0, 1000, 50), Request(2000.0, 500, 20), Request(2001.0, 200, 100)]
-    device, steps = DeviceModel(), StepTimes()
+    device, steps = DeviceModel(), StepEnds()
     alone = simulate(requests, device, "alone", slo=SLO(1e6, 1e6), seed=0, observer=steps)
     served = ServedRequests(requests, alone, steps)
     pool = Pool(kv_bytes=10_000, reserve_bytes=0, slab_bytes=1).device(SLO(500, 50))
@@ -231,12 +225,10 @@ def test_what_an_engine_would_have_said_is_what_the_simulator_did():
         (["{chat}", "--model", "Qwen3-8B"], "needs --gpu"),
         (["{chat}", "--model", "Qwen3-8B", "--gpu", "Z80"], "no figures for --gpu Z80"),
         (["{chat}", "--model", "Who", "--gpu", "H200"], "no model 'Who'"),
-        (["{chat}", "--latency", "none.json"], "there is no file none.json"),
         (["{chat}", "--out", "{chat}"], "is a file: name a folder"),
         (["http://localhost:port"], "is no URL"),
         (["ftp://localhost"], "is no URL"),
         (["http://localhost:1", "--load", "0.5"], "--load is of a trace"),
-        (["http://localhost:1", "--latency", "x"], "--latency is of a trace"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_left_behind(
@@ -259,34 +251,8 @@ def test_a_pool_is_as_large_as_the_model_makes_it():
 
 
 def test_a_device_of_the_table_takes_what_its_roofline_says():
-    small = device_of(model="Qwen3-8B", gpu="H200", latency=None, noise=None)
-    large = device_of(model="Qwen3-32B", gpu="H200", latency=None, noise=None)
+    small = device_of(model="Qwen3-8B", gpu="H200", noise=None)
+    large = device_of(model="Qwen3-32B", gpu="H200", noise=None)
     assert 3 < large.device.base_ms / small.device.base_ms < 5
     assert small.token_bytes == 147456
     assert small.name == "Qwen3-8B on H200 SXM"
-
-
-def test_a_fitted_device_takes_what_the_model_learned(tmp_path):
-    """Steps of a known device are learned, saved, and served on."""
-    model, random = new_latency_model(Policy(), step_tokens=512), np.random.default_rng(0)
-    for _ in range(2000):
-        decode, context, prefill = (float(random.uniform(0, top)) for top in (64, 1e5, 512))
-        took_ms = 7.0 + 0.05 * decode + 3e-5 * context + 0.02 * prefill
-        model.observe(
-            took_ms, decode_sequences=decode, context_tokens=context, prefill_tokens=prefill
-        )
-    path = tmp_path / "steps.json"
-    save_latency_model(model, path, identity="a device")
-    found = device_of(model=None, gpu=None, latency=path, noise=0.0)
-    assert found.name == str(path)
-    assert found.device == fitted_device(model, noise=0.0)
-    for decode, context, prefill in ((0, 0, 0), (64, 0, 0), (32, 50_000, 0), (8, 0, 512)):
-        forecast = model.forecast(
-            decode_sequences=decode, context_tokens=context, prefill_tokens=prefill
-        )
-        step_ms = found.device.step_ms(StepWork(decode, context, prefill))
-        assert step_ms == pytest.approx(forecast.predicted_ms)
-    took_ms = 7.0 + 0.05 * 32 + 3e-5 * 50_000
-    assert found.device.step_ms(StepWork(32, 50_000, 0)) == pytest.approx(took_ms, rel=0.05)
-    with pytest.raises(InvalidArgument, match="give one"):
-        device_of(model=None, gpu="H200", latency=Path("x"), noise=None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rose.cli.scenario_inputs import read_inputs, sessions_of
+from rose.cli.sim import read_inputs, sessions_of
 from rose.errors import InvalidArgument
 from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.loans import Serving

@@ -8,7 +8,7 @@ import pytest
 
 from rose._core import Arbiter, LedgerView
 from rose.cli.main import main
-from rose.cli.top import Device, read_moment
+from rose.cli.top import WatchedDevice, read_moment
 from rose.clock import BootClock
 from rose.executor import SLO, CoServing, KVGeometry, Policy, RolloutLane
 from rose.executor.messages import Ledger
@@ -128,7 +128,7 @@ def test_a_cap_is_asked_for_again_and_runs_out_where_nobody_answers(
     device: CoServing, path: str
 ) -> None:
     clock = BootClock()
-    looked_at = Device(path, clock)
+    looked_at = WatchedDevice(path, clock)
     device.lend_at_most(4 * SLAB, ttl_ms=500.0)
     assert looked_at.look().cap_bytes is None  # as it was said
     looked_at.ask_again()

@@ -208,7 +208,7 @@ def test_without_msgspec_it_says_what_to_install(capsys, monkeypatch, write):
     monkeypatch.setitem(sys.modules, "msgspec", None)
     status, _, err = run(capsys, source, source)
     assert status == 2
-    assert "shard maps need msgspec, which is not installed; install rose-rl[wire]" in err
+    assert "msgspec is not installed; install rose-rl[wire]" in err
 
 
 def test_help_names_the_command(capsys):

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.checkpoints.tiling import plain_layout
-from rose.cli.publish import CheckpointPublisher, _Cut
-from rose.cli.publish_state import PublishState, entries, read_state, write_state
-from rose.cli.receive import _open, parse_tiles, stored_tensors
-from rose.cli.relay import Introduction, landing_of, read_hello, tiles_of, write_hello
-from rose.cli.weight_events import Events
-from rose.cli.weight_options import WeightOptions, _secret, observed
+from rose.cli.weights.options import Events, WeightOptions, _secret, observed
+from rose.cli.weights.publish import CheckpointPublisher
+from rose.cli.weights.receive import _open, parse_tiles, stored_tensors
+from rose.cli.weights.relay import Introduction, landing_of, read_hello, tiles_of, write_hello
+from rose.cli.weights.state import PublishState, entries, read_state, write_state
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timed import TimedLog
@@ -29,7 +28,7 @@ from rose.transfer.wire.security import Security
 from tests.cli.weight_programs import make_checkpoint
 
 if TYPE_CHECKING:
-    from rose.cli.weight_sources import Addresses
+    from rose.cli.weights.sources import Addresses
 
 STATE = PublishState("run", 3, 17, "steps/newest", ("steps/a", "steps/b"))
 
@@ -257,7 +256,7 @@ def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, Ti
             checkpoint,
             state,
             "run",
-            cut=_Cut(None),
+            plan=None,
             log=log,
             timeline=timeline,
             options=options,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rose._core import ManualClock
 from rose.clock import BootClock
-from rose.demo.brokered import Brokered
+from rose.demo.rose_device import Brokered
 from rose.executor import Reason
 from rose.scheduler.broker import Move
 from rose.units import NS_PER_MS

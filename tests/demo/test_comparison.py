@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rose.demo.record import Audit
-from rose.demo.report import print_loads, write_comparison
+from rose.demo.report import print_loads, write_json
 from rose.demo.schemes import MECHANISMS, SCHEMES, ablation
 from rose.demo.summary import summarise, summarise_loads
 from rose.errors import InvalidArgument
@@ -150,9 +150,9 @@ def test_the_table_says_what_the_json_says(is_virtual, mode):
 
 def test_the_file_is_whole_and_strict(tmp_path):
     report = summarise_loads(comparison(machine={"ghz": float("nan")}))
-    write_comparison(report, tmp_path / "out")
-    write_comparison(report, tmp_path / "out")
+    write_json(report, tmp_path / "out", "compare")
+    write_json(report, tmp_path / "out", "compare")
     (file,) = (tmp_path / "out").iterdir()
     assert json.loads(file.read_text()) == json.loads(json.dumps(report, allow_nan=False))
     with pytest.raises(InvalidArgument, match="name a directory"):
-        write_comparison(report, file)
+        write_json(report, file, "compare")

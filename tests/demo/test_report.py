@@ -4,6 +4,7 @@ import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 from rose.demo import verdict as verdicts
 from rose.demo.record import ARMS, Answered, Audit, Lending, Timeline
 from rose.demo.report import print_table, render_html, summarise, write_report
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import InvalidArgument
 from rose.slo import SLO
 from tests.demo.records import EMPTY_CIRCLE, solo, tiny_broker, tiny_circle, tiny_record
 
@@ -425,14 +426,14 @@ def test_files_are_whole_and_alone(tmp_path):
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_file_in_the_way_is_named(tmp_path, below):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(InvalidArgument, match=r"out.*; name a directory$"):
+    with pytest.raises(InvalidArgument, match=r"out.*; name a directory that"):
         write_report(tiny_record(), tmp_path / "out" / below)
     assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_directory_that_cannot_be_written_is_named():
     with pytest.raises(InvalidArgument, match=r"report to /proc/rose: .*; name a directory that"):
-        write_report(tiny_record(), "/proc/rose")
+        write_report(tiny_record(), Path("/proc/rose"))
 
 
 def test_failed_rename_leaves_nothing_behind(tmp_path):
@@ -442,7 +443,7 @@ def test_failed_rename_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_without_jinja_there_is_json_and_a_sentence(tmp_path, monkeypatch):
+def test_without_jinja_there_is_json(tmp_path, monkeypatch):
     real = builtins.__import__
 
     def without(name, *rest, **more):
@@ -451,6 +452,7 @@ def test_without_jinja_there_is_json_and_a_sentence(tmp_path, monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(Unavailable, match=r"needs jinja2.*install rose-rl\[demo\]"):
+    # The command makes a sentence of it.
+    with pytest.raises(ModuleNotFoundError, match="jinja2"):
         write_report(tiny_record(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import json
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rose.demo import verdict as verdicts
-from rose.demo.circle_plots import draw_circle, rows_of, running_turns
+from rose.demo.circle_plots import draw_circle, running_turns
 from rose.demo.circle_summary import circle_row, start_s, version_rows
 from rose.demo.record import CircleRecord, TrajectoryCounts, TurnRecord
 from rose.demo.report import print_table, render_html, summarise, write_report
@@ -310,7 +309,7 @@ def test_turn_that_cannot_be_drawn_changes_nothing():
     assert draw_circle(tiny_record(), circle) == draw_circle(tiny_record(), tiny_circle())
 
 
-def test_more_turns_than_bars_are_drawn_as_how_many_run():
+def test_the_page_does_not_grow_with_the_turns():
     def drawn(n):
         turns = tuple(
             TurnRecord(i, 0, "borrowed", 100.0 + i / 100, 100.5 + i / 100, 5, is_resumed=i % 9 == 0)
@@ -318,32 +317,12 @@ def test_more_turns_than_bars_are_drawn_as_how_many_run():
         )
         return draw_circle(tiny_record(), tiny_circle(turns=turns))
 
-    few, many, more = drawn(1500), drawn(1501), drawn(6000)
-    assert "turns that run" not in few
-    assert "turns that run" in many
-    assert len(many) < len(few)
-    # However many turns there are, the page does not grow with them.
-    assert len(more) < len(few)
+    assert len(drawn(24_000)) < 1.1 * len(drawn(6000))
 
 
 starts = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=60).map(
     sorted
 )
-
-
-@given(starts)
-def test_turns_of_a_row_never_overlap_and_rows_are_fewest(pairs):
-    turns = [
-        TurnRecord(i, 0, "borrowed", float(at), float(at + length), 1, is_resumed=False)
-        for i, (at, length) in enumerate(pairs)
-    ]
-    rows = rows_of(turns)
-    for row in set(rows):
-        of_row = [turn for turn, its in zip(turns, rows, strict=True) if its == row]
-        for one, after in itertools.pairwise(of_row):
-            assert one.end_s <= after.start_s
-    most = max(sum(o is t or o.start_s <= t.start_s < o.end_s for o in turns) for t in turns)
-    assert max(rows) + 1 <= max(1, most)
 
 
 @given(starts.filter(lambda pairs: any(length for _, length in pairs)), st.integers(1, 40))

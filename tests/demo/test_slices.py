@@ -1,8 +1,7 @@
 """Slices that somebody else disturbed are void, and taken again while there is time."""
 
-from rose.demo.foreign import CoreUse, why_foreign
 from rose.demo.record import Slice, SliceCounts
-from rose.demo.slices import Slices, in_turn
+from rose.demo.slices import CoreUse, Slices, in_turn, why_foreign
 
 
 class Ticking:

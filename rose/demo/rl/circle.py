@@ -8,22 +8,21 @@ dies is started again, and the circle goes on with what is left until it is back
 import secrets
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
 from rose.clock import Clock
-from rose.demo.rl.circle_settings import CircleSettings
-from rose.demo.rl.client import TrainerClient
 from rose.demo.rl.handoff import Handoff
 from rose.demo.rl.history import History
-from rose.demo.rl.noted_source import NotedSource
-from rose.demo.rl.relayed import RelayedBytes
 from rose.demo.rl.rollouts import RolloutThread
+from rose.demo.rl.service import TrainerClient
+from rose.demo.rl.settings import CircleSettings
 from rose.demo.rl.supervisor import Death, Supervisor
 from rose.demo.rl.training import unsaved_max
-from rose.demo.rl.watch import TrainerWatch
+from rose.demo.rl.watch import RelayedBytes, TrainerWatch
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.node.feed import receive
@@ -32,9 +31,41 @@ from rose.scheduler.events import Consumed
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.digests import Digest
+from rose.transfer.manifest import Manifest
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.staging import ReceiverState
+from rose.transfer.source import Source, SourceAround
 from rose.transfer.wire.remote import RemoteSource
+
+
+class NotedSource(SourceAround):
+    """A `rose.transfer.source.Source` around another.
+
+    Args:
+        source: the other.
+        note: takes each manifest, in the thread that asked for it; must not wait.
+    """
+
+    def __init__(self, source: Source, note: Callable[[Manifest], None]) -> None:
+        super().__init__(source)
+        self._note = note
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        """Wait for versions, and tell of them."""
+        return self._noted(self._source.wait_manifests(after_n, timeout_s))
+
+    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Ask for a seed, and tell of it if any tile comes whole."""
+        manifest = self._source.seed(n, tiles)
+        if manifest is not None and manifest.chunks:
+            self._note(manifest)
+        return manifest
+
+    def _noted(self, manifests: list[Manifest]) -> list[Manifest]:
+        for manifest in manifests:
+            self._note(manifest)
+        return manifests
+
 
 BORROWED: Final = 0
 _TRAINER: Final = "trainer"
@@ -248,17 +279,16 @@ class Circle:
         return [*background, *([f"--cores={cores}"] if cores else [])]
 
     def _trainer_command(self, _incarnation: int) -> list[str]:
-        settings, pace = self._settings, self._settings.pace
+        settings, pace = self._settings, asdict(self._settings.pace)
+        is_bf16 = pace.pop("is_bf16")
         return [
             *(sys.executable, "-m", "rose.demo.rl.program", f"--model={settings.model}"),
             *(f"--seed={settings.seed}", f"--run=seed-{settings.seed}"),
             f"--checkpoint={self._checkpoint}",
             f"--group-size={settings.loop.group_size}",
             f"--temperature={settings.loop.temperature}",
-            *(f"--lr={pace.lr}", f"--batch={pace.batch}", f"--max-staleness={pace.max_staleness}"),
-            *(f"--learned-max={pace.learned_max}", *(["--bf16"] if pace.is_bf16 else [])),
-            f"--publish-every-s={pace.publish_every_s}",
-            f"--checkpoint-every={pace.checkpoint_every}",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in pace.items()),
+            *(["--is-bf16"] if is_bf16 else []),
             f"--first-version={self.watch.version + 1 if self.watch.version else 0}",
             *(f"--weights-address={self._trainer_address}", "--weights-token-on-stdin"),
             *self._place(),

@@ -72,8 +72,6 @@ class TrainerStatus:
         versions: published in this incarnation.
         bytes_sent: of chunks, to all receivers, in this incarnation.
         dense_bytes: what sending all weights to each of them would have been.
-        publish_ms: how long each of the last publications took.
-        checkpoint_n: the version at the last checkpoint.
     """
 
     incarnation: int
@@ -90,8 +88,6 @@ class TrainerStatus:
     versions: int
     bytes_sent: int
     dense_bytes: int
-    publish_ms: tuple[float, ...]
-    checkpoint_n: int
     format: int = FORMAT
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from rose.demo.environments import Task, Tokenizer
 from rose.demo.environments.text import EOS
-from rose.demo.rl.loop import LoopSettings
+from rose.demo.rl.settings import LoopSettings
 from rose.demo.rl.trajectory import NOT_GENERATED, Trajectory
 from rose.scheduler import ElasticRolloutScheduler, Sampling
 

@@ -9,22 +9,25 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from rose.clock import BootClock
 from rose.demo.rl.checkpoint import Progress, from_ranges, load_checkpoint, save_checkpoint
 from rose.demo.rl.intake import Intake
-from rose.demo.rl.masters import Bits
 from rose.demo.rl.messages import Ready
 from rose.demo.rl.parent import heed_signals, input_has_ended
 from rose.demo.rl.service import TrainerServer
+from rose.demo.rl.settings import TrainerPace
 from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
-from rose.demo.rl.training import Training, TrainingSettings, WeightsOutlet, waiting_max
-from rose.demo.rl.weights import PublishedWeights
+from rose.demo.rl.training import (
+    PublishedWeights,
+    Training,
+    waiting_max,
+)
 from rose.engines.transformers.models import load_model
 from rose.errors import InvalidArgument, RoseError
 from rose.node.cores import cores_of
@@ -33,16 +36,6 @@ from rose.thread import Thread
 from rose.transfer.version import Version
 
 _JOIN_S: Final = 5.0
-
-
-class OpenWeights(Protocol):
-    """Opens where versions go."""
-
-    def __call__(
-        self, bits: Bits, *, version: Version, address: str, token: str | None
-    ) -> WeightsOutlet:
-        """Begin with `bits` as `version`; they are copied. A token of None makes a new one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +47,7 @@ class _Start:
     first_version: int
 
 
-def main(arguments: Sequence[str], *, open_weights: OpenWeights) -> int:
+def main(arguments: Sequence[str], *, open_weights: type[PublishedWeights]) -> int:
     """Run the trainer until it is told to stop; return the exit status."""
     options = _parser().parse_args(arguments)
     token = sys.stdin.readline().strip() if options.weights_token_on_stdin else None
@@ -80,23 +73,19 @@ def main(arguments: Sequence[str], *, open_weights: OpenWeights) -> int:
 def _train(
     options: argparse.Namespace,
     stop: threading.Event,
-    open_weights: OpenWeights,
+    open_weights: type[PublishedWeights],
     token: str | None,
 ) -> None:
     take_place(options.cores, is_background=options.background)
     model = load_model(options.model, seed=options.seed)
+    given = {one.name: getattr(options, one.name) for one in fields(TrainerPace)}
+    pace = TrainerPace(**given)
     settings = TrainerSettings(
-        lr=options.lr,
-        max_staleness=options.max_staleness,
+        lr=pace.lr,
+        max_staleness=pace.max_staleness,
         temperature=options.temperature,
-        learned_max=options.learned_max,
-        is_bf16=options.bf16,
-    )
-    pace = TrainingSettings(
-        batch=options.batch,
-        max_staleness=options.max_staleness,
-        publish_every_s=options.publish_every_s,
-        checkpoint_every=options.checkpoint_every,
+        learned_max=pace.learned_max,
+        is_bf16=pace.is_bf16,
     )
     start = _begin(PolicyTrainer(model, settings), options)
     intake = Intake(
@@ -182,15 +171,12 @@ def _parser() -> argparse.ArgumentParser:
     option("--run", required=True, help="names the training run")
     option("--checkpoint", required=True, type=Path, help="file to go on from and to save to")
     option("--seed", type=int, default=0, help="of a preset's weights")
-    option("--lr", type=float, default=1e-6, help="of AdamW")
-    option("--batch", type=int, default=8, help="trajectories of a step, at least")
     option("--group-size", type=int, default=4, help="trajectories with the same task")
-    option("--max-staleness", type=int, default=8, help="older trajectories are dropped")
-    option("--learned-max", type=int, default=0, help="trajectories a step learns from; 0: all")
     option("--temperature", type=float, default=1.0, help="at which tokens were sampled")
-    option("--bf16", action="store_true", help="multiply in bf16 where fp32 is the default")
-    option("--publish-every-s", type=float, default=3.0, help="versions are so far apart")
-    option("--checkpoint-every", type=int, default=10, help="versions between two checkpoints")
+    option("--is-bf16", action="store_true", help="multiply in bf16 where fp32 is the default")
+    for one in fields(TrainerPace):
+        if one.name != "is_bf16":
+            option(f"--{one.name.replace('_', '-')}", type=type(one.default), default=one.default)
     option("--first-version", type=int, default=0, help="lowest number of a version to use")
     option("--incarnation", type=int, default=1, help="lowest incarnation to be")
     option("--weights-address", default="127.0.0.1:0", help="where receivers of weights ask")

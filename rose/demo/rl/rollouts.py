@@ -1,6 +1,7 @@
 """Rollouts of an RL loop: as many trajectories as are wanted at once, in a thread of their own."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,10 +11,9 @@ from typing import Any, Final
 from rose.clock import Clock
 from rose.demo.environments import Task, task
 from rose.demo.rl.background import Background
-from rose.demo.rl.groups import Groups
-from rose.demo.rl.loop import LoopCounts, LoopSettings
-from rose.demo.rl.parts import Parts
+from rose.demo.rl.history import Parts
 from rose.demo.rl.play import play
+from rose.demo.rl.settings import LoopCounts, LoopSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import check
 from rose.scheduler import (
@@ -26,6 +26,28 @@ from rose.scheduler import (
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import Worker, WorkerEvent
+
+
+class Groups:
+    """Hands out group numbers, each `size` times; one that was dropped is handed out again."""
+
+    def __init__(self, size: int) -> None:
+        """Start with group 0."""
+        self._size = size
+        self._taken = 0
+        self._again: deque[int] = deque()
+
+    def take(self) -> int:
+        """Return the group of the next trajectory: those that lost one come first."""
+        if self._again:
+            return self._again.popleft()
+        self._taken += 1
+        return (self._taken - 1) // self._size
+
+    def give_back(self, group: int) -> None:
+        """Say that a trajectory of `group` will never be finished."""
+        self._again.append(group)
+
 
 # Episodes and sampling have streams of numbers of their own.
 _SAMPLING_STRIDE: Final = 1_000_003

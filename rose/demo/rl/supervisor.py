@@ -2,14 +2,14 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from rose.clock import BootClock, Clock
 from rose.demo.rl.child import Child
-from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable, sentence
+from rose.errors import DeadlineExceeded, InvalidArgument, sentence
 from rose.thread import Thread
 from rose.units import NS_PER_S
 
@@ -129,18 +129,6 @@ class Supervisor:
         """The number of the process that runs now."""
         with self._lock:
             return None if self._child is None else self._child.pid
-
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Write a line of JSON to the stdin of the incarnation that runs now.
-
-        Raises:
-            Unavailable: none runs, or it reads nothing.
-        """
-        with self._lock:
-            child = self._child
-        if child is None:
-            raise Unavailable("nobody hears this: the program does not run now")
-        child.say(message)
 
     def kill(self) -> None:
         """Kill the incarnation that runs now, if one does; the next follows."""

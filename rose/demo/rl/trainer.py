@@ -10,9 +10,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from rose.demo.rl.batches import first_groups, microbatches
 from rose.demo.rl.masters import Bits, Masters
-from rose.demo.rl.policy_gradient import clipped_loss, group_advantages, token_logprobs
+from rose.demo.rl.policy_gradient import (
+    clipped_loss,
+    first_groups,
+    group_advantages,
+    microbatches,
+    token_logprobs,
+)
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import InvalidArgument, check
 

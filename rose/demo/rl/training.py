@@ -1,91 +1,29 @@
 """The life of a trainer: it learns, publishes, and uses no version's number twice."""
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rose.clock import Clock
 from rose.demo.rl.checkpoint import Progress, from_ranges, save_checkpoint, to_ranges
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.masters import Bits
 from rose.demo.rl.messages import Submitted, TrainerStatus
+from rose.demo.rl.settings import TrainerPace
 from rose.demo.rl.trainer import PolicyTrainer, TrainStats
 from rose.demo.rl.trajectory import Trajectory
-from rose.errors import InvalidArgument
-from rose.units import NS_PER_MS, NS_PER_S
+from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.version import Version
+from rose.transfer.wire.server import serve
+from rose.units import NS_PER_S
 
 _TAKE_S: Final = 0.2  # how long an idle trainer takes to notice that it should stop
-_HISTORY: Final = 1024
 # A checkpoint comes then, also when no step changes the weights for long.
 _UNSAVED_MAX: Final = 1024
 _WAITING_BATCHES: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What receivers of weights were sent, and what whole weights would have been."""
-
-    bytes_sent: int
-    dense_bytes: int
-
-
-class WeightsOutlet(Protocol):
-    """Where versions of the weights go; it was opened with the weights to begin with."""
-
-    @property
-    def version(self) -> int:
-        """The newest version's n."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """Where receivers ask."""
-        ...
-
-    @property
-    def token(self) -> str:
-        """What they must show."""
-        ...
-
-    def publish(self, bits: Bits) -> None:
-        """Make `bits` version `version + 1`; they are copied."""
-        ...
-
-    def traffic(self) -> Traffic:
-        """Return what was sent until now."""
-        ...
-
-    def close(self) -> None:
-        """Serve nobody any longer."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """The pace of training.
-
-    Args:
-        batch: trajectories of a step, at least; groups are never split.
-        max_staleness: as in `TrainerSettings`.
-        publish_every_s: versions are at least so far apart.
-        checkpoint_every: versions between two checkpoints, > 0.
-    """
-
-    batch: int = 8
-    max_staleness: int = 8
-    publish_every_s: float = 3.0
-    checkpoint_every: int = 10
-
-    def __post_init__(self) -> None:
-        """Refuse a pace that nobody can keep."""
-        if self.batch < 1 or self.checkpoint_every < 1 or not self.publish_every_s >= 0:
-            raise InvalidArgument(
-                f"batch {self.batch}, checkpoint_every {self.checkpoint_every}, publish_every_s "
-                f"{self.publish_every_s}: give at least 1, 1 and 0"
-            )
 
 
 def waiting_max(batch: int, group_size: int) -> int:
@@ -123,10 +61,10 @@ class Training:
         *,
         trainer: PolicyTrainer,
         intake: Intake,
-        weights: WeightsOutlet,
+        weights: "PublishedWeights",
         checkpoint: Path,
         progress: Progress,
-        settings: TrainingSettings,
+        settings: TrainerPace,
         clock: Clock,
     ) -> None:
         self._trainer = trainer
@@ -143,14 +81,12 @@ class Training:
         self._lock = threading.Lock()  # guards all below, which `status` reads
         self._progress = progress
         self._durable = len(self._learned)
-        self._checkpoint_n = weights.version
         self._dropped_stale = progress.dropped_stale
         self._passed_over = 0
         self._steps = trainer.steps
         self._versions = 0
         self._last: TrainStats | None = None
         self._staleness: Counter[int] = Counter()
-        self._publish_ms: deque[float] = deque(maxlen=_HISTORY)
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
         """Take trajectories to learn from; see `Intake.submit`."""
@@ -179,7 +115,7 @@ class Training:
 
     def status(self) -> TrainerStatus:
         """Return where it is now."""
-        traffic = self._weights.traffic()
+        bytes_sent, dense_bytes = self._weights.traffic()
         version, consumed, waiting = self._weights.version, self._intake.known, self._intake.waiting
         with self._lock:
             return TrainerStatus(
@@ -195,10 +131,8 @@ class Training:
                 waiting=waiting,
                 durable=self._durable,
                 versions=self._versions,
-                bytes_sent=traffic.bytes_sent,
-                dense_bytes=traffic.dense_bytes,
-                publish_ms=tuple(self._publish_ms),
-                checkpoint_n=self._checkpoint_n,
+                bytes_sent=bytes_sent,
+                dense_bytes=dense_bytes,
             )
 
     def _learn(self, batch: Sequence[Trajectory]) -> None:
@@ -225,14 +159,12 @@ class Training:
         n = self._weights.version + 1
         if n >= self._progress.next_version:
             self._save(next_version=n + self._settings.checkpoint_every)
-        saved_ns = self._clock.now_ns()
         self._newest = n
         self._weights.publish(self._trainer.bits())
         self._is_ahead = False
         self._published_ns = began_ns
         with self._lock:
             self._versions += 1
-            self._publish_ms.append((self._clock.now_ns() - saved_ns) / NS_PER_MS)
 
     def _save(self, *, next_version: int) -> None:
         progress = Progress(
@@ -246,4 +178,56 @@ class Training:
         with self._lock:
             self._progress = progress
             self._durable = len(self._learned)
-            self._checkpoint_n = self._weights.version
+
+
+class PublishedWeights:
+    """Opened with the weights to begin with; versions are made by the thread that trains.
+
+    Args:
+        bits: (n,) uint16, copied.
+        version: what they are.
+        address: where receivers ask, on loopback.
+        token: what they show; None makes a new one.
+
+    Raises:
+        InvalidArgument: the address is not on loopback, or the token is none.
+        Unavailable: the port is taken.
+    """
+
+    def __init__(self, bits: Bits, *, version: Version, address: str, token: str | None) -> None:
+        self._log = VersionLog()
+        self._publisher = RowPublisher(
+            bits, version.run, version.incarnation, version.n, log=self._log
+        )
+        # Read from other threads, which must not wait for a publication that is under way.
+        self._n = version.n
+        self._server = serve(self._log, address, token=token)
+
+    @property
+    def version(self) -> int:
+        """The newest version's n."""
+        return self._n
+
+    @property
+    def address(self) -> str:
+        """Where receivers ask."""
+        return self._server.address
+
+    @property
+    def token(self) -> str:
+        """What they must show."""
+        return self._server.token
+
+    def publish(self, bits: Bits) -> None:
+        """Make `bits` the next version; on an error everything is as before."""
+        self._n = self._publisher.publish(bits).version.n
+
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes that receivers were sent, and what whole weights would have been."""
+        sums = self._log.statistics()
+        return sums.sent_bytes, sums.dense_bytes
+
+    def close(self) -> None:
+        """Take no more versions, and break off who is being served."""
+        self._log.close()
+        self._server.close()

@@ -11,9 +11,8 @@ from typing_extensions import Self
 
 from rose.clock import BootClock
 from rose.demo.rl.circle import BORROWED, Circle
-from rose.demo.rl.circle_settings import CircleSettings, DedicatedWorker, TrainerPace
 from rose.demo.rl.history import SeenCommit
-from rose.demo.rl.loop import LoopSettings
+from rose.demo.rl.settings import CircleSettings, DedicatedWorker, LoopSettings, TrainerPace
 from rose.demo.rl.supervisor import RestartPolicy
 from rose.engines.transformers import EngineWorker, LiveWeights, load_model
 from rose.scheduler import PlacementPolicy, SchedulerSettings

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from rose.demo.rl.program import main
-from rose.demo.rl.training import Traffic
 
 
 class LoggedWeights:
@@ -30,8 +29,8 @@ class LoggedWeights:
             file.write(f"{self._incarnation} {self.version + 1} {sha}\n")
         self.version += 1
 
-    def traffic(self) -> Traffic:
-        return Traffic(bytes_sent=self.version, dense_bytes=10 * self.version)
+    def traffic(self) -> tuple[int, int]:
+        return self.version, 10 * self.version
 
     def close(self) -> None:
         with self._path.open("a") as file:

@@ -471,17 +471,3 @@ def test_what_nobody_reads_is_unavailable_and_never_waited_for(start, watch) -> 
     with pytest.raises(InvalidArgument, match="the most is 4096"):
         child.say({"words": "x" * 5000})
     child.kill()
-
-
-def test_the_incarnation_that_runs_now_is_told(supervise, story) -> None:
-    supervisor = supervise(
-        lambda n: program(READY, "said = sys.stdin.readline()", f"sys.exit(f'{n} heard: ' + said)"),
-        backoff_s=1000.0,
-        backoff_max_s=1000.0,
-    )
-    wait_for(lambda: story.ready)
-    supervisor.say({"a": 1})
-    wait_for(lambda: story.deaths)
-    assert '0 heard: {"a": 1}' in story.deaths[0].reason
-    with pytest.raises(Unavailable, match="does not run now"):
-        supervisor.say({})

@@ -6,8 +6,7 @@ import pytest
 
 from rose.clock import BootClock
 from rose.demo.rl.circle import Circle
-from rose.demo.rl.circle_settings import TrainerPace
-from rose.demo.rl.loop import LoopSettings
+from rose.demo.rl.settings import LoopSettings, TrainerPace
 from rose.errors import InvalidArgument
 from rose.scheduler import SchedulerSettings
 from tests.demo.rl.circle_rig import settings

@@ -6,8 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.demo.rl.batches import microbatches
-from rose.demo.rl.policy_gradient import clipped_loss, group_advantages, teaches, token_logprobs
+from rose.demo.rl.policy_gradient import (
+    clipped_loss,
+    group_advantages,
+    microbatches,
+    teaches,
+    token_logprobs,
+)
 from rose.errors import InvalidArgument
 from tests.demo.rl.micro import trajectory
 from tests.reference import policy_gradient as reference

@@ -10,8 +10,8 @@ import pytest
 
 from rose.clock import BootClock
 from rose.demo.rl import program
-from rose.demo.rl.client import TrainerClient
 from rose.demo.rl.messages import TrainerStatus
+from rose.demo.rl.service import TrainerClient
 from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from tests.demo.rl.micro import micro_model, trajectory

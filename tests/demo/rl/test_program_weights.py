@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from rose.clock import BootClock
-from rose.demo.rl.client import TrainerClient
+from rose.demo.rl.service import TrainerClient
 from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
-from rose.demo.rl.training import Traffic
-from rose.demo.rl.weights import PublishedWeights
+from rose.demo.rl.training import PublishedWeights
 from rose.errors import InvalidArgument
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
@@ -95,7 +94,7 @@ def test_published_weights_count_versions_and_close() -> None:
     )
     try:
         assert (weights.version, weights.token) == (7, "ab" * 32)
-        assert weights.traffic() == Traffic(bytes_sent=0, dense_bytes=0)
+        assert weights.traffic() == (0, 0)
         weights.publish(bits + 1)
         assert weights.version == 8
         with pytest.raises(InvalidArgument):

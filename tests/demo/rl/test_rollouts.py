@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rose.clock import BootClock
 from rose.demo.environments import Environment, Step, Task, task
 from rose.demo.rl import background
-from rose.demo.rl.loop import LoopSettings
-from rose.demo.rl.rollouts import RolloutThread
+from rose.demo.rl.rollouts import Groups, RolloutThread
+from rose.demo.rl.settings import LoopSettings
 from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.scheduler import Capabilities, PlacementPolicy, SchedulerSettings
@@ -385,3 +387,24 @@ def test_a_fault_of_something_else_is_seen_as_the_threads_death() -> None:
     with playing(draw_task=fail) as on:
         wait_for(lambda: on.rollouts.has_died)
         assert "'rose-rollouts' has ended" in str(on.rollouts.error)
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 5), max_size=60))
+def test_a_group_is_full_before_a_later_one_begins(size: int, drops: list[int]) -> None:
+    groups, members = Groups(size), Counter[int]()
+    for drop in drops:
+        group = groups.take()
+        assert all(members[earlier] == size for earlier in range(group))
+        members[group] += 1
+        assert members[group] <= size
+        if drop == 0:
+            members[group] -= 1
+            groups.give_back(group)
+
+
+def test_those_that_lost_one_come_first_in_the_order_of_their_losses() -> None:
+    groups = Groups(2)
+    assert [groups.take() for _ in range(5)] == [0, 0, 1, 1, 2]
+    groups.give_back(1)
+    groups.give_back(0)
+    assert [groups.take() for _ in range(4)] == [1, 0, 2, 3]

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import msgspec
 import pytest
 
-from rose.demo.rl import client as client_module
-from rose.demo.rl.client import TrainerClient
+from rose.demo.rl import service
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.messages import (
     MESSAGE_BYTES_MAX,
@@ -22,7 +22,7 @@ from rose.demo.rl.messages import (
     Submitted,
     TrainerStatus,
 )
-from rose.demo.rl.service import TrainerServer
+from rose.demo.rl.service import TrainerClient, TrainerServer
 from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from tests.demo.rl.micro import trajectory
@@ -42,8 +42,6 @@ STATUS_NOW = TrainerStatus(
     versions=3,
     bytes_sent=10,
     dense_bytes=100,
-    publish_ms=(1.5, 2.0),
-    checkpoint_n=8,
 )
 
 
@@ -111,7 +109,7 @@ def test_what_the_trainer_refuses_is_refused_to_the_caller(client: TrainerClient
 
 
 def test_long_trajectories_are_cut_into_messages_that_pass(client, ear, monkeypatch) -> None:
-    monkeypatch.setattr(client_module, "SUBMIT_TOKENS_MAX", 20)
+    monkeypatch.setattr(service, "SUBMIT_TOKENS_MAX", 20)
     lengths = [2, 30, 2, 8, 8, 1]
     sent = [trajectory(place, [70] * count, reward=0.0) for place, count in enumerate(lengths)]
     answer = client.submit(sent)
@@ -203,10 +201,10 @@ def test_nothing_listens_or_asks_outside_this_machine(ear: Ear, address: str) ->
 
 
 def test_an_answer_that_cannot_be_read_is_corrupt(
-    server: TrainerServer, client: TrainerClient, monkeypatch
+    ear: Ear, server: TrainerServer, client: TrainerClient, monkeypatch
 ) -> None:
-    monkeypatch.setattr(client_module, "FORMAT", 2)
-    with pytest.raises(CorruptData, match="format 1, not 2"):
+    monkeypatch.setattr(ear, "status", lambda: replace(STATUS_NOW, format=2))
+    with pytest.raises(CorruptData, match="format 2, not 1"):
         client.status()
     monkeypatch.setattr(client, "_status", lambda *args, **kwargs: b"garbage")
     with pytest.raises(CorruptData, match="cannot be read"):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rose.clock import BootClock
-from rose.demo.rl.loop import LoopSettings
-from rose.demo.rl.turn_feeder import TurnFeeder
+from rose.demo.rl.feeders import TurnFeeder
+from rose.demo.rl.settings import LoopSettings
 from rose.engines.transformers import Engine
 from rose.scheduler.worker import WorkerKind
 from tests.engines.policies import engine_of, policy

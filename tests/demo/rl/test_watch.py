@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rose.demo.rl import watch as watch_module
 from rose.demo.rl.messages import TrainerStatus
-from rose.demo.rl.watch import TrainerWatch
+from rose.demo.rl.watch import RelayedBytes, TrainerWatch
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.units import NS_PER_S
@@ -34,8 +34,6 @@ START = TrainerStatus(
     versions=0,
     bytes_sent=0,
     dense_bytes=0,
-    publish_ms=(),
-    checkpoint_n=0,
 )
 
 
@@ -222,3 +220,24 @@ def test_stop_asks_once_more(monkeypatch) -> None:
 
 def test_one_that_was_never_started_can_be_stopped() -> None:
     Watched().watch.stop()
+
+
+def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
+    moved = RelayedBytes()
+    moved.begin()
+    moved.hear('{"crossing_bytes": 10, "sent_bytes": 20}')
+    moved.hear('{"crossing_bytes": 11, "sent_bytes": 25}')
+    assert (moved.crossing_bytes, moved.sent_bytes) == (11, 25)
+    moved.begin()
+    assert (moved.crossing_bytes, moved.sent_bytes) == (11, 25)
+    moved.hear('{"crossing_bytes": 1, "sent_bytes": 2}')
+    assert (moved.crossing_bytes, moved.sent_bytes) == (12, 27)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "I1122 grpc says something", "[1]", '{"crossing_bytes": "1"}']
+)
+def test_line_that_is_no_figure_says_nothing(line: str) -> None:
+    moved = RelayedBytes()
+    moved.hear(line)
+    assert (moved.crossing_bytes, moved.sent_bytes) == (0, 0)

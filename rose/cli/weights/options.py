@@ -1,27 +1,68 @@
 """What `rose publish`, `rose relay` and `rose receive` are all told, and what they make of it."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rose.cli.interrupts import ends_interrupt
-from rose.cli.outputs import write_output
-from rose.cli.weight_events import Events
+from rose.cli.runs import ends_interrupt, read_named, write_output
+from rose.clock import BootClock
 from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timeline import Timeline
+from rose.transfer.source import LocalSource
+from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
+
+if TYPE_CHECKING:
+    from rose.transfer.wire.server import WeightServer
 
 PATH: Final = click.Path(path_type=Path)
 _SECRET_BYTES_MAX: Final = 4096
 _KEY_BYTES_MIN: Final = 16
+
+
+class Events:
+    """Says what happened, at once. Any thread may call; the lock keeps lines whole.
+
+    Args:
+        is_json: a line of JSON for each event, with `time_ns` on CLOCK_BOOTTIME.
+    """
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._clock = BootClock()
+        self._lock = threading.Lock()
+        self._troubles: dict[str, str | None] = {}  # the latest of each who has some
+
+    def say(self, event: str, **fields: Any) -> None:
+        """Say an event; fields that are None are left out."""
+        shown = {name: value for name, value in fields.items() if value is not None}
+        if self._is_json:
+            line = json.dumps({"event": event, "time_ns": self._clock.now_ns(), **shown})
+        else:
+            line = " ".join([f"{event}:", *(f"{name}={value}" for name, value in shown.items())])
+        with self._lock:
+            click.echo(line)
+
+    def trouble(self, sentence: str | None, *, about: str = "") -> None:
+        """Say what is in the way, once as long as it is the same; None: nothing is any more.
+
+        Args:
+            sentence: what it is.
+            about: what it is in the way of; each has its own trouble.
+        """
+        with self._lock:
+            is_news, self._troubles[about] = sentence != self._troubles.get(about), sentence
+        if is_news and sentence is not None:
+            self.say("trouble", reason=" ".join(sentence.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +82,15 @@ class WeightOptions:
     metrics: str | None
     timeline: Path | None
     events: Events
+
+    def serve(self, source: LocalSource, listen: str, peers: Peers) -> "WeightServer":
+        """Serve versions until the server is closed."""
+        # Here, because gRPC is told before its import to be quiet.
+        from rose.transfer.wire.server import serve  # noqa: PLC0415
+
+        return serve(
+            source, listen, token=self.security.token.hex(), tls=self.security.tls, peers=peers
+        )
 
 
 def weight_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -179,11 +229,7 @@ def _manifest_key(path: Path | None) -> bytes:
 
 
 def _secret(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_SECRET_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
+    content = read_named(path, 1 << 20)
     try:
         text = content.decode("ascii").strip()
     except UnicodeDecodeError:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.tiling import Tiling, planned_tiling
-from rose.cli.weight_options import Bell, WeightOptions, observed, until_told
+from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
+from rose.cli.weights.options import Bell, WeightOptions, observed, until_told
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
@@ -33,6 +33,12 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
         raise InvalidArgument("--part is for rank 0, which has the log")
     if not rank and len(parts) != ranks - 1:
         raise InvalidArgument(f"rank 0 needs the --part of each of {ranks - 1} others")
+
+
+def tiling_of(checkpoint: Checkpoint, plan: Plan | None) -> Tiling:
+    """Return how a checkpoint is cut: as a plan says, or by itself."""
+    stored = [one.stored for one in checkpoint.tensors.values()]
+    return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
 
 
 def units_of(opened: Checkpoint) -> dict[str, Any]:
@@ -67,7 +73,7 @@ class CheckpointPart:
         Raises:
             InvalidArgument, CorruptData: the first one cannot be read, or is not of the plan.
         """
-        return self._tiling(open_checkpoint(self.first))
+        return tiling_of(open_checkpoint(self.first), self.plan)
 
     def shadow(self, label: str) -> ShardViews:
         """Return the rank's tiles of a checkpoint, copied.
@@ -87,7 +93,7 @@ class CheckpointPart:
         path = self._path(label)
         try:
             opened = open_checkpoint(path)
-            return self._tiling(opened).views(units_of(opened), self.owned)
+            return tiling_of(opened, self.plan).views(units_of(opened), self.owned)
         except (CorruptData, InvalidArgument) as error:
             raise Unavailable(f"rank {self.rank} cannot read {path.name}: {error}") from error
 
@@ -97,9 +103,6 @@ class CheckpointPart:
         if self.folder is None or Path(label).name != label:
             raise Unavailable(f"rank {self.rank} knows no checkpoint of the name '{label}'")
         return self.folder / label
-
-    def _tiling(self, opened: Checkpoint) -> Tiling:
-        return planned_tiling(self.plan, [one.stored for one in opened.tensors.values()])
 
 
 def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightOptions) -> None:

@@ -15,19 +15,20 @@ from rose.checkpoints.live_tiles import LiveTiles
 from rose.checkpoints.make import hexadecimal
 from rose.checkpoints.safetensors_header import StoredTensor
 from rose.checkpoints.stored_dtypes import STORED_DTYPES
-from rose.checkpoints.tiling import Tiling, plain_layout, plain_tiling, planned_tiling
-from rose.cli.delta_progress import progress
-from rose.cli.publish import read_plan
-from rose.cli.weight_events import Events
-from rose.cli.weight_options import (
+from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling
+from rose.cli.runs import progress
+from rose.cli.weights.options import (
     PATH,
     Bell,
+    Events,
     WeightOptions,
     observed,
     until_told,
     weight_options,
 )
-from rose.cli.weight_sources import open_addresses
+from rose.cli.weights.part import tiling_of
+from rose.cli.weights.publish import read_plan
+from rose.cli.weights.sources import open_addresses
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import StagedVersion
@@ -46,7 +47,7 @@ from rose.whole_file import lock
 _POLL_S: Final = 0.2
 
 
-class CheckpointReceiver:
+class _CheckpointReceiver:
     """Keeps tiles of a checkpoint on disk at the newest version. The main thread uses it.
 
     Whatever the files hold is taken as it is: its digests are read, and what differs is fetched. So
@@ -264,8 +265,7 @@ def _open(
         create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
         events.say("created", path=str(folder))
     checkpoint = open_checkpoint(folder)
-    stored = [one.stored for one in checkpoint.tensors.values()]
-    tiling = plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
+    tiling = tiling_of(checkpoint, plan)
     _check_layout(tiling.tiles.layout, hello, f"{folder} has other tensors")
     return checkpoint, tiling
 
@@ -320,7 +320,7 @@ def receive(
         there.subscribe(who)
         target_n = there.newest_n() if once else None
         with LiveCheckpoint(checkpoint) as live:
-            made = CheckpointReceiver(
+            made = _CheckpointReceiver(
                 there.source(), who, live, tiling, wanted, options=options, timeline=timeline
             )
             try:
@@ -331,7 +331,7 @@ def receive(
     options.events.say("ended")
 
 
-def _keep(made: CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:
+def _keep(made: _CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:
     """Commit what comes, until a version is there and the upstream knows it, or forever."""
     while True:
         made.step(paused)

@@ -1,22 +1,21 @@
 """What a publisher must know when it is started again: no version is ever called the same twice."""
 
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.whole_file import write_whole
+from rose.whole_file import read_input, write_whole
 
-_FORMAT: Final = 1
 _BYTES_MAX: Final = 1 << 26
 _NUMBER: Final = re.compile(r"(\d+)")
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-@dataclass(frozen=True, slots=True)
-class PublishState:
+class PublishState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was published so far.
 
     Args:
@@ -25,13 +24,15 @@ class PublishState:
         n: of the newest version that was or may have been published.
         newest: the checkpoint that it is, as a path.
         published: checkpoints that are done with, as paths.
+        format: of the file.
     """
 
     run: str
-    incarnation: int
-    n: int
+    incarnation: _Count
+    n: _Count
     newest: str
     published: tuple[str, ...] = ()
+    format: Literal[1] = 1
 
 
 def read_state(path: Path) -> PublishState | None:
@@ -42,27 +43,13 @@ def read_state(path: Path) -> PublishState | None:
         InvalidArgument: it cannot be read.
     """
     try:
-        if path.stat().st_size > _BYTES_MAX:
-            raise CorruptData(f"{path} is larger than any state of a publisher")
-        content: Any = json.loads(path.read_bytes())
+        return msgspec.json.decode(read_input(path, bytes_max=_BYTES_MAX), type=PublishState)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{path} is not JSON: {error}") from None
-    names = {field.name for field in fields(PublishState)}
-    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-        raise CorruptData(f"{path} is no state of a publisher of format {_FORMAT}")
-    if content.keys() != names or not isinstance(content["published"], list):
-        raise CorruptData(f"{path} lacks what a publisher has to know")
-    numbers = [content["incarnation"], content["n"]]
-    texts = [content["run"], content["newest"], *content["published"]]
-    if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in numbers):
-        raise CorruptData(f"{path} has numbers that no version has")
-    if not all(isinstance(one, str) for one in texts):
-        raise CorruptData(f"{path} has names that are no text")
-    return PublishState(**{**content, "published": tuple(content["published"])})
+        raise CorruptData(f"{path} is no state of a publisher: {error}") from None
 
 
 def write_state(path: Path, state: PublishState) -> None:
@@ -72,7 +59,7 @@ def write_state(path: Path, state: PublishState) -> None:
         Unavailable: it cannot be written.
     """
     try:
-        write_whole(path, json.dumps({"format": _FORMAT, **asdict(state)}).encode())
+        write_whole(path, msgspec.json.encode(state))
     except OSError as error:
         raise Unavailable(f"cannot write {path}: {error.strerror or error}") from error
 

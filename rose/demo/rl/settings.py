@@ -1,21 +1,76 @@
-"""What a circle is made of."""
+"""What a circle and the trajectories of its loop are made of, and what became of them."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rose.demo.rl.loop import LoopSettings
 from rose.demo.rl.supervisor import RestartPolicy
+from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX
 from rose.errors import InvalidArgument
 from rose.scheduler import PlacementPolicy, SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What trajectories are made of.
+
+    Args:
+        in_flight: trajectories that are started and not finished, > 0.
+        group_size: trajectories that share a task, > 0.
+        turn_tokens_max: a turn is cut there, > 0.
+        context_tokens_max: a trajectory ends before its context grows beyond this.
+        temperature: of sampling, >= 0.
+    """
+
+    in_flight: int
+    group_size: int
+    turn_tokens_max: int
+    context_tokens_max: int
+    temperature: float
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        for name in ("in_flight", "group_size", "turn_tokens_max", "context_tokens_max"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.context_tokens_max > TRAJECTORY_TOKENS_MAX:
+            raise InvalidArgument(
+                f"context_tokens_max is {self.context_tokens_max}: no trajectory of over "
+                f"{TRAJECTORY_TOKENS_MAX} tokens is learned from"
+            )
+        if not 0 <= self.temperature < math.inf:
+            raise InvalidArgument(f"temperature must be >= 0, not {self.temperature}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCounts:
+    """What became of the trajectories; `started = finished + dropped + in_flight + lost`.
+
+    Args:
+        started: trajectories that got a task.
+        finished: trajectories that were handed on.
+        dropped: trajectories that the scheduler gave up, and reported.
+        in_flight: trajectories that are neither finished nor dropped.
+        resumed: trajectories with a turn that one worker began and another, or a later lease,
+            ended.
+        lost: trajectories that no list accounts for: always 0.
+    """
+
+    started: int
+    finished: int
+    dropped: int
+    in_flight: int
+    resumed: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerPace:
-    """How the trainer learns; the fields are options of `python -m rose.demo.rl.program`.
+    """How the trainer learns; `python -m rose.demo.rl.program` has an option for each field.
 
     Args:
         lr: of AdamW.
-        batch: trajectories of a step, at least.
+        batch: trajectories of a step, at least; groups are never split.
         learned_max: trajectories that a step learns from; 0 for all it has.
         is_bf16: multiply in bf16: faster where the processor can.
         max_staleness: in versions; older trajectories are dropped, and counted.
@@ -24,12 +79,20 @@ class TrainerPace:
     """
 
     lr: float = 1e-6
-    batch: int = 16
+    batch: int = 8
     learned_max: int = 0
     is_bf16: bool = False
     max_staleness: int = 8
     publish_every_s: float = 3.0
     checkpoint_every: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse a pace that nobody can keep."""
+        if self.batch < 1 or self.checkpoint_every < 1 or not self.publish_every_s >= 0:
+            raise InvalidArgument(
+                f"batch {self.batch}, checkpoint_every {self.checkpoint_every}, publish_every_s "
+                f"{self.publish_every_s}: give at least 1, 1 and 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,27 @@
 """`rose relay`: versions come into a cluster once, and all who are there get them from here."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from rose.checkpoints.tiling import plain_tiling
-from rose.cli.publish import read_plan
-from rose.cli.receive import parse_tiles, stored_tensors
-from rose.cli.weight_events import Events
-from rose.cli.weight_options import (
+from rose.cli.weights.options import (
     PATH,
     Bell,
+    Events,
     WeightOptions,
     observed,
     until_told,
     weight_options,
 )
-from rose.cli.weight_sources import Addresses, open_addresses
+from rose.cli.weights.publish import read_plan
+from rose.cli.weights.receive import parse_tiles, stored_tensors
+from rose.cli.weights.sources import Addresses, open_addresses
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
@@ -45,9 +46,6 @@ from rose.transfer.wire.messages import (
 from rose.transfer.wire.peers import Peers
 from rose.units import GIB
 from rose.whole_file import read_input, write_whole
-
-if TYPE_CHECKING:
-    from rose.transfer.wire.server import WeightServer
 
 _POLL_S: Final = 0.5
 _ASK_S: Final = 5.0
@@ -210,7 +208,7 @@ def relay(
         until_told(),
         open_addresses(*open_there) as there,
         open_addresses(*open_there) as reading,
-        _opened(directory, limits.bytes_max) as store,
+        closing(_store(directory, limits.bytes_max)) as store,
     ):
         subscription = _subscription(landing, plan, there, directory, options.events)
         timeline = Timeline("relay")
@@ -222,31 +220,25 @@ def relay(
             limits=limits,
         )
         known_n = made.newest_n
-        with _served(made, listen, peers, options) as server, Follower(made) as follower:
+        with options.serve(made, listen, peers) as server, Follower(made) as follower:
+            options.events.say("serving", address=server.address, n=known_n)
             introduction = Introduction(directory, landing, server.address, peers, options.events)
-            read = _Figures(made, peers)
-            with observed(options, "relay", read, timeline):
+            with observed(options, "relay", partial(_figures, made, peers), timeline):
                 _follow(made, follower, introduction, reading, options, newest_n=known_n)
     options.events.say("ended")
 
 
-class _Figures:
-    """What metrics show of a relay."""
-
-    def __init__(self, made: Relay, peers: Peers) -> None:
-        self._relay, self._peers = made, peers
-
-    def __call__(self) -> Mapping[str, float]:
-        stats = self._relay.statistics()
-        return {
-            "sent_bytes": stats.sent_bytes,
-            "crossing_bytes": stats.crossing_bytes,
-            "received_bytes": stats.crossing_bytes,
-            "chunks_retried": stats.rejected,
-            "seeds": stats.seeds,
-            "version": self._relay.newest_n,
-            "receivers": self._peers.subscriber_count,
-        }
+def _figures(made: Relay, peers: Peers) -> Mapping[str, float]:
+    stats = made.statistics()
+    return {
+        "sent_bytes": stats.sent_bytes,
+        "crossing_bytes": stats.crossing_bytes,
+        "received_bytes": stats.crossing_bytes,
+        "chunks_retried": stats.rejected,
+        "seeds": stats.seeds,
+        "version": made.newest_n,
+        "receivers": peers.subscriber_count,
+    }
 
 
 def _subscription(
@@ -268,28 +260,10 @@ def _subscription(
     return Subscription(tiles_of(hello.tensors), landing)
 
 
-@contextmanager
-def _opened(directory: Path | None, bytes_max: int) -> Iterator[MemoryStore]:
-    store = MemoryStore()
-    if directory is not None:
-        store = DiskStore(HostDisk(directory / _UPDATES), bytes_max=bytes_max)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextmanager
-def _served(
-    made: Relay, listen: str, peers: Peers, options: WeightOptions
-) -> "Iterator[WeightServer]":
-    # Here, because gRPC is told before its import to be quiet.
-    from rose.transfer.wire.server import serve  # noqa: PLC0415
-
-    tls, token = options.security.tls, options.security.token.hex()
-    with serve(made, listen, token=token, tls=tls, peers=peers) as server:
-        options.events.say("serving", address=server.address, n=made.newest_n)
-        yield server
+def _store(directory: Path | None, bytes_max: int) -> MemoryStore:
+    if directory is None:
+        return MemoryStore()
+    return DiskStore(HostDisk(directory / _UPDATES), bytes_max=bytes_max)
 
 
 def _follow(

@@ -2,28 +2,28 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec.structs import replace
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.make import hexadecimal
-from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
-from rose.cli.delta_progress import progress
-from rose.cli.publish_part import CheckpointPart, check_plan, serve_part, units_of
-from rose.cli.publish_state import PublishState, entries, read_state, write_state
-from rose.cli.weight_events import Events
-from rose.cli.weight_options import (
+from rose.checkpoints.tiling import Tiling
+from rose.cli.runs import progress, read_named
+from rose.cli.weights.options import (
     PATH,
     Bell,
+    Events,
     WeightOptions,
     observed,
     until_told,
     weight_options,
 )
+from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, tiling_of, units_of
+from rose.cli.weights.state import PublishState, entries, read_state, write_state
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
@@ -34,6 +34,8 @@ from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX
 from rose.transfer.publishing.spans import SpanMaker
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
+from rose.transfer.wire.messages import TensorEntry
+from rose.transfer.wire.peers import Peers
 from rose.units import GIB
 
 if TYPE_CHECKING:
@@ -42,17 +44,6 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.2
 # What is wrong with one checkpoint is no reason to stop serving the others.
 _WORLD: Final = (CorruptData, InvalidArgument, OutOfMemory, Unavailable)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """How checkpoints are cut: as a plan says, or by themselves."""
-
-    plan: Plan | None
-
-    def of(self, checkpoint: Checkpoint) -> Tiling:
-        stored = [one.stored for one in checkpoint.tensors.values()]
-        return plain_tiling(stored) if self.plan is None else planned_tiling(self.plan, stored)
 
 
 class CheckpointPublisher:
@@ -64,7 +55,7 @@ class CheckpointPublisher:
         checkpoint: to begin with, where nothing was published yet.
         state_path: where it is noted.
         run: names the run, where nothing was published yet.
-        cut: how checkpoints are cut.
+        plan: how checkpoints are cut; None: by themselves.
         log: of the versions.
         timeline: gets what takes time.
         options: of the program.
@@ -80,7 +71,7 @@ class CheckpointPublisher:
         state_path: Path,
         run: str,
         *,
-        cut: _Cut,
+        plan: Plan | None,
         log: TimedLog,
         timeline: Timeline,
         options: WeightOptions,
@@ -89,7 +80,7 @@ class CheckpointPublisher:
         spans: SpanMaker,
         parts: Sequence[str] = (),
     ) -> None:
-        self._path, self._cut, self._timeline = state_path, cut, timeline
+        self._path, self._plan, self._timeline = state_path, plan, timeline
         self._options, self._events = options, options.events
         self._log, self._spans = log, spans
         self._packing = partial(TimedContributor, link=link, threads=threads)
@@ -99,7 +90,7 @@ class CheckpointPublisher:
         before = read_state(state_path)
         begin = checkpoint if before is None else _first_of(Path(before.newest), checkpoint)
         opened = open_checkpoint(begin)
-        tiling = cut.of(opened)
+        tiling = tiling_of(opened, plan)
         self.checkpoint, self.layout = opened, tiling.tiles.layout
         name = str(begin.absolute())
         self._state = PublishState(run, 0, 0, name, (name,)) if before is None else before
@@ -126,8 +117,8 @@ class CheckpointPublisher:
 
     def _mine(self, opened: Checkpoint, tiling: Tiling) -> TimedContributor:
         """Return who owns what is published from here: all of it, or the part of rank 0."""
-        if self._addresses and self._cut.plan is not None:
-            part = CheckpointPart(self._cut.plan, 0, opened.path, None)
+        if self._addresses and self._plan is not None:
+            part = CheckpointPart(self._plan, 0, opened.path, None)
             return self._packing(part.shadow(opened.path.name), tiling.tiles, part.owned)
         with progress("reading", opened.nbytes) as advance:
             shadow: dict[str, Any] = {}
@@ -168,7 +159,7 @@ class CheckpointPublisher:
             Unavailable: what is noted of it cannot be written.
         """
         opened = open_checkpoint(path)
-        tiling = self._cut.of(opened)
+        tiling = tiling_of(opened, self._plan)
         if tiling.tiles.layout != self.layout:
             raise InvalidArgument(f"{path} has other tensors than the checkpoints before it")
         if not self._publisher.is_sound:
@@ -202,7 +193,7 @@ class CheckpointPublisher:
     def _begin_again(self) -> None:
         """Begin another incarnation with the newest checkpoint: a rank was started again."""
         opened = open_checkpoint(Path(self._state.newest))
-        self._publisher = self._begun(opened, self._cut.of(opened))
+        self._publisher = self._begun(opened, tiling_of(opened, self._plan))
         self._events.say("begun", version=str(self.version), n=self.version.n)
 
     def publish_new(self, folder: Path) -> None:
@@ -239,12 +230,9 @@ def read_plan(path: Path) -> Plan:
     """
     # Here, because it needs the extra `wire`.
     from rose.transfer.plan.plan_file import plan_from_json  # noqa: PLC0415
+    from rose.transfer.plan.shard_file import FILE_BYTES_MAX  # noqa: PLC0415
 
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
-    return plan_from_json(content, what=str(path))
+    return plan_from_json(read_named(path, FILE_BYTES_MAX), what=str(path))
 
 
 @click.command()
@@ -317,7 +305,7 @@ def publish(
             checkpoint,
             state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
             run or checkpoint.name.removesuffix(".safetensors"),
-            cut=_Cut(plan),
+            plan=plan,
             log=log,
             timeline=timeline,
             options=options,
@@ -350,18 +338,12 @@ def _served(
     options: WeightOptions,
 ) -> Iterator[None]:
     """Serve what is published, and say where."""
-    # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
-    from rose.transfer.wire.messages import TensorEntry  # noqa: PLC0415
-    from rose.transfer.wire.peers import Peers  # noqa: PLC0415
-    from rose.transfer.wire.server import serve  # noqa: PLC0415
-
     tensors = [
         TensorEntry(one.stored.name, one.stored.dtype, one.stored.shape)
         for one in made.checkpoint.tensors.values()
     ]
     peers = Peers(made.version.run, layout=made.layout, tensors=tensors)
-    tls, token = options.security.tls, options.security.token.hex()
-    with serve(log, listen, token=token, tls=tls, peers=peers) as server:
+    with options.serve(log, listen, peers) as server:
         options.events.say(
             "serving",
             address=server.address,

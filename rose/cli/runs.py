@@ -1,0 +1,238 @@
+"""What commands share: files they read and write, folders, interrupts, traffic, the machine."""
+
+import os
+import platform
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+import rose
+from rose.checkpoints.contents import Advance
+from rose.errors import InvalidArgument
+from rose.traces import PROFILES, Trace, generate, read_trace
+from rose.whole_file import lock, read_input, write_whole
+
+_LOCK: Final = ".lock"
+
+
+def read_named(path: Path, bytes_max: int) -> bytes:
+    """Return what is in a file that a user named.
+
+    Raises:
+        InvalidArgument: it cannot be read, or has more bytes.
+    """
+    try:
+        return read_input(path, bytes_max=bytes_max)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def write_output(path: Path, content: bytes, *, what: str) -> None:
+    """Write a file that a user named; it appears whole or not at all, links are followed.
+
+    Args:
+        path: where; a device, a pipe or a standard stream is written as it is.
+        content: of the file.
+        what: the content's name in the sentence of a failure.
+
+    Raises:
+        InvalidArgument: it cannot be written.
+    """
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write {what} to {path}: {error.strerror or error}; "
+            f"name a file in a directory that can be written"
+        ) from None
+
+
+def try_folder(folder: Path) -> None:
+    """Try, before a long run, whether the folder of `--out` can be written to; leave nothing.
+
+    Raises:
+        InvalidArgument: it cannot; the sentence says why.
+    """
+    if folder.is_file():
+        raise InvalidArgument(f"--out {folder} is a file: name a folder")
+    missing: list[Path] = []
+    try:
+        missing += [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write to --out {folder}: {error.strerror or error}; "
+            f"name a folder that can be written"
+        ) from None
+    finally:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Give an empty folder, and remove it; those that killed runs left are removed first.
+
+    Raises:
+        OSError: the system's temporary folder cannot be written.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        # Held by a living run, or of another user, or without a lock: it stays.
+        with suppress(OSError):
+            there = left.lstat()
+            is_ours = stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid()
+            if is_ours and (left / _LOCK).is_file():
+                with lock(left / _LOCK):
+                    shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        folder = Path(name)
+        # Under another name first: a lock that nobody holds yet would be taken for an old one.
+        with lock(folder / "lock"):
+            (folder / "lock").rename(folder / _LOCK)
+            yield folder
+
+
+@contextmanager
+def ends_interrupt() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` in the main thread also for SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def progress(what: str, total_bytes: int) -> Iterator[Advance]:
+    """Give what is to be told of each part that is done.
+
+    Args:
+        what: is being done.
+        total_bytes: of all parts.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done_bytes: bar.advance(task, done_bytes)
+
+
+def traffic_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--trace` and `--profile`, which `load_trace` takes."""
+    profile = click.option(
+        "--profile",
+        type=click.Choice(list(PROFILES)),
+        help="Traffic that is generated without a trace; chat by default.",
+    )
+    trace = click.option(
+        "--trace",
+        "trace_path",
+        metavar="PATH",
+        help="Azure, BurstGPT, Mooncake or rose trace, plain or .gz.",
+    )
+    return trace(profile(command))
+
+
+def load_trace(
+    path: str | None,
+    profile: str | None,
+    *,
+    generated_s: float,
+    length_scale: float,
+    prompt_max: int | None,
+    output_max: int | None,
+    seed: int,
+) -> Trace:
+    """Read or generate a trace.
+
+    Args:
+        path: of a file, or None.
+        profile: of what is generated without one; chat if None.
+        generated_s: how long that lasts, at the rate of its profile.
+        length_scale: factor on all lengths.
+        prompt_max: longest prompt, in tokens; None for any.
+        output_max: longest output, in tokens; None for any.
+        seed: of what is generated, or drawn where a file leaves it open.
+
+    Raises:
+        InvalidArgument: both are given, or the file cannot be read.
+    """
+    if path is not None and profile is not None:
+        raise InvalidArgument("--trace and --profile both say which traffic there is; give one")
+    trace = (
+        generate(profile or "chat", duration_s=generated_s, seed=seed)
+        if path is None
+        else read_trace(path, seed=seed)
+    )
+    return trace.with_lengths(scale=length_scale, prompt_max=prompt_max, output_max=output_max)
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float:
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return round(pages * page_bytes / (1 << 30), 1)
+
+
+def _version_or_none(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str:
+    """Return the commit of the checkout rose runs from, or "" for an installed package."""
+    root = Path(rose.__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+    answer = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip()
+
+
+def machine_card() -> dict[str, object]:
+    """Describe this machine and the libraries that shape a measurement."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": _version_or_none("numpy"),
+        "torch": _version_or_none("torch"),
+        "transformers": _version_or_none("transformers"),
+        "rose": rose.__version__,
+        "commit": commit(),
+    }

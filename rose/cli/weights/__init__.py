@@ -1,0 +1,1 @@
+"""The programs that move weights between machines: publish, relay and receive."""

@@ -1,0 +1,105 @@
+"""Folders of reports are tried first; temporary folders of killed runs are swept, no others."""
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rose.cli.main import main
+from rose.cli.runs import scratch_folder, try_folder
+from rose.errors import InvalidArgument
+
+RUN = """
+import sys, tempfile
+from rose.cli.runs import scratch_folder
+tempfile.tempdir = sys.argv[1]
+with scratch_folder("rose-demo-") as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = (
+    ["demo", "--quick"],
+    ["compare"],
+    ["compare", "--virtual"],
+    ["profile", "trace.csv"],
+    ["sim", "scenario.yaml"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_report_that_cannot_be_written_is_one_sentence_and_nothing_is_built(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main([*command, "--out", "file/below"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "rose: cannot write to --out file/below: Not a directory; "
+        "name a folder that can be written\n"
+    )
+    assert said.out == ""
+    assert main([*command, "--out", "file"]) == 2
+    assert capsys.readouterr().err == "rose: --out file is a file: name a folder\n"
+
+
+def test_a_folder_that_is_tried_stays_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "there", tmp_path / "there" / "a" / "b"):
+        try_folder(folder)
+        assert [one.name for one in tmp_path.rglob("*")] == ["there"]
+
+
+def test_a_folder_on_a_disk_that_is_read_only_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(InvalidArgument, match="Read-only file system; name a folder"):
+        try_folder(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_swept_when_its_run_was_killed_and_not_before(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = {tmp_path / "rose-demo-mine", tmp_path / "rose-demo-link", tmp_path / "other"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".lock").touch()
+    (tmp_path / "rose-demo-link").symlink_to("other")
+    (tmp_path / "rose-demo-mine").mkdir()  # Without a lock: who knows whose it is.
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, tmp_path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with run:
+        assert run.stdout is not None
+        left = Path(run.stdout.readline().strip())
+        (left / "checkpoint").touch()
+        with scratch_folder("rose-demo-") as mine:
+            assert {*tmp_path.iterdir()} == {*others, left, mine}
+        run.kill()
+        run.wait()
+        assert {*tmp_path.iterdir()} == {*others, left}
+        with scratch_folder("rose-demo-") as mine:
+            assert {*tmp_path.iterdir()} == {*others, mine}
+    assert {*tmp_path.iterdir()} == others
+
+
+def test_a_folder_goes_when_its_run_fails(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ZeroDivisionError), scratch_folder("rose-demo-"):
+        raise ZeroDivisionError
+    assert not [*tmp_path.iterdir()]
