@@ -217,9 +217,10 @@ class ServingLane:
         """Protect one engine step: `with serving.step(batch): run()`.
 
         Args:
-            batch: what it does, fixed from now on; in mode "slack" rollouts go first as long as
-                every token still comes in time. None when it is not known yet: say it by
-                `ServingStep.commit`, or by setting `ServingStep.batch` before the step ends.
+            batch: what it does, fixed from now on. With a `slowdown` in its SLO rollouts go first,
+                as long as running requests can pay for it and every token still comes in time. None
+                when it is not known yet: say it by `ServingStep.commit`, or by setting
+                `ServingStep.batch` before the step ends.
         """
         return ServingStep(self, batch)
 
