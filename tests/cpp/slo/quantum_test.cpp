@@ -206,6 +206,14 @@ LogHeader with_slowdown(double slowdown, std::uint32_t without = 0) {
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 constexpr Nanoseconds kMs = 1'000'000;
 
+void serve_step(Scene& scene, double actual_ms, double lent_ms = 0, double blocked_ms = 0) {
+  Step step{};
+  step.actual_ms = actual_ms;
+  step.lent_ms = lent_ms;
+  step.blocked_ms = blocked_ms;
+  CHECK(scene.log->append(step));
+}
+
 void give_token(Scene& scene, std::uint32_t slot) {
   const std::array<std::uint32_t, 1> slots{slot};
   CHECK_EQ(scene.serving->emitted(slots), 1);
@@ -296,16 +304,16 @@ TEST(running_requests_pay_for_rollouts_with_a_share_of_their_steps) {
   CHECK_EQ(ask(), 0);  // it has earned nothing yet
   CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kBudgetSpent);
   CHECK(!scene.certifier->binding().has_value());
-  scene.log->append(Step{.actual_ms = 16});
+  serve_step(scene, 16);
   CHECK_EQ(ask(), 3);  // 16 / 4 = 3 + 1
-  scene.log->append(Step{.actual_ms = 4, .blocked_ms = 0.5, .lent_ms = 2.5});
+  serve_step(scene, 4, 2.5, 0.5);
   CHECK_EQ(ask(), 1);  // 4 + 4 / 4 - 3 = 1 + 1
   // What was earned before a request's first token is not this request's.
   const auto second = scene.serving->arrived(10);
-  scene.log->append(Step{.actual_ms = 40});
+  serve_step(scene, 40);
   give_token(scene, second);
   CHECK_EQ(ask(), 0);
-  scene.log->append(Step{.actual_ms = 12});
+  serve_step(scene, 12);
   CHECK_EQ(ask(), 2);
   CHECK(scene.serving->finished(second));
   CHECK_EQ(ask(), 8);  // 2 + 10 + 3
