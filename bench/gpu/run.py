@@ -51,7 +51,6 @@ SUITES: Final = (
     Suite("bench.gpu.suite_parked"),
     Suite("bench.gpu.suite_end_to_end", limit_s=190.0),
     Suite("bench.gpu.suite_abort"),
-    Suite("bench.gpu.suite_confine"),
     Suite("bench.gpu.suite_two_processes", limit_s=60.0),
     Suite("bench.gpu.suite_persistent"),
     Suite("bench.gpu.suite_mps", limit_s=60.0),

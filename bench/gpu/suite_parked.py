@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bench.gpu.lanes import Lanes
-from bench.gpu.report import Cannot, Report
+from bench.gpu.report import Report
 from bench.gpu.timing import event_timed, fresh_seed
 from bench.paired import Pairs, quantile
 from bench.rows import Bar, Peer
@@ -22,7 +22,6 @@ ROUNDS: Final = 40
 # What the borrower runs while serving comes: one large product after another.
 LONG_SIDE: Final = 8192
 ARRIVALS: Final = 200
-SHARES: Final = (16, 32, 64)
 
 ROWS: Final = (
     *(f"parked_borrower_tax_{kind}" for kind in KINDS),
@@ -31,7 +30,6 @@ ROWS: Final = (
     "priority_residual_us_p99",
     "same_priority_residual_us_p50",
     "same_priority_residual_us_p99",
-    *(f"green_context_sms_{share}" for share in SHARES),
 )
 
 
@@ -169,19 +167,6 @@ def residuals(report: Report, lanes: Lanes, step: ServingStep) -> None:
     torch.cuda.synchronize()
 
 
-def green_contexts(report: Report, lanes: Lanes) -> None:
-    from rose._core import GreenContext
-
-    for share in SHARES:
-        row = f"green_context_sms_{share}"
-        with report.rows(row):
-            context = GreenContext.create(lanes.gpu.device, multiprocessors=share)
-            given = context.multiprocessors
-            if given < share:
-                raise Cannot(f"{share} multiprocessors were asked for and {given} given")
-            report.add(row, given, "multiprocessors", peer=Peer("asked for", share, "SMs"))
-
-
 def measure(report: Report) -> None:
     from rose._core import GateKind
 
@@ -195,4 +180,3 @@ def measure(report: Report) -> None:
     for name in KINDS:
         parked_tax(report, lanes, step, getattr(GateKind, name.upper()), name)
     residuals(report, lanes, step)
-    green_contexts(report, lanes)

@@ -1,4 +1,4 @@
-// The CUDA driver for Python: devices, streams, events, graphs and green contexts.
+// The CUDA driver for Python: devices, streams, events and graphs.
 //
 // Nothing here calls Python, and any driver call may wait for a lock of the driver's that another
 // thread holds: so all of it runs, and ends, without the GIL.
@@ -20,7 +20,6 @@
 #include "bind/unlocked.h"
 #include "driver/device.h"
 #include "driver/graph.h"
-#include "driver/green_context.h"
 #include "driver/kernel_library.h"
 #include "driver/stream.h"
 
@@ -32,7 +31,6 @@ using driver::DeviceFacts;
 using driver::Driver;
 using driver::Event;
 using driver::Graph;
-using driver::GreenContext;
 using driver::Priority;
 using driver::Stream;
 
@@ -187,30 +185,12 @@ void bind_graphs(py::module_& m) {
           py::arg("stream"));
 }
 
-void bind_green_contexts(py::module_& m) {
-  py::class_<GreenContext, std::shared_ptr<GreenContext>>(m, "GreenContext", release_gil())
-      .def_static(
-          "create",
-          [](const std::shared_ptr<Device>& device, unsigned multiprocessors) {
-            return take_unlocked([&] { return GreenContext::create(device, multiprocessors); });
-          },
-          py::arg("device").none(false), py::kw_only(), py::arg("multiprocessors"))
-      .def_property_readonly("multiprocessors", &GreenContext::multiprocessors)
-      .def(
-          "create_stream",
-          [](GreenContext& self, bool highest) {
-            return take_unlocked([&] { return self.create_stream(priority_of(highest)); });
-          },
-          py::kw_only(), py::arg("highest"));
-}
-
 }  // namespace
 
 void bind_driver(py::module_& module) {
   bind_devices(module);
   bind_streams(module);
   bind_graphs(module);
-  bind_green_contexts(module);
   module.def("embedded_kernels", &embedded_kernels);
 }
 

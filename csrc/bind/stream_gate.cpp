@@ -78,14 +78,6 @@ void insert_gate(StreamGate& gate, std::uintptr_t stream) {
   check(insert());
 }
 
-void use_stream(StreamGate& gate, std::uintptr_t stream) {
-  const auto use = [&] {
-    const py::gil_scoped_release release;
-    return gate.use_stream(stream_of(stream));
-  };
-  check(use());
-}
-
 std::unique_ptr<Graph> make_abortable(StreamGate& gate,
                                       const std::vector<std::uintptr_t>& segments) {
   std::vector<CUgraph> captured;
@@ -153,10 +145,6 @@ void bind_stream_gate(py::module_& module) {
       .def("leave", &StreamGate::leave, gil_released())
       .def("end_step", &StreamGate::end_step, gil_released())
       .def("insert", &insert_gate, py::arg("stream"))
-      .def("use_stream", &use_stream, py::arg("stream"))
-      .def_property_readonly(
-          "stream",
-          [](const StreamGate& gate) { return std::bit_cast<std::uintptr_t>(gate.stream()); })
       .def("make_abortable", &make_abortable, py::arg("segments"))
       .def("launch", &launch_graph, py::arg("graph"), py::kw_only(), py::arg("timeout_ms"))
       .def_property_readonly_static("LAUNCH_QUEUE",

@@ -21,8 +21,6 @@ class SegmentTimer {
   static Result<std::unique_ptr<SegmentTimer>> create(const driver::DevicePtr& device,
                                                       CUstream stream) noexcept;
 
-  // The segments to come are in `stream`; the one that runs has ended.
-  void use_stream(CUstream stream) noexcept { stream_ = stream; }
   // After a gate, and before the next or at the end of the step.
   void start() noexcept;
   void end() noexcept;

@@ -109,11 +109,9 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   auto timer = SegmentTimer::create(device, stream);
   if (!timer.ok()) return timer.status();
   made->timer_ = timer.take();
-  for (auto* event : {&made->switched_, &made->drained_}) {
-    auto one = driver::Event::create(device, false);
-    if (!one.ok()) return one.status();
-    *event = one.take();
-  }
+  auto drained = driver::Event::create(device, false);
+  if (!drained.ok()) return drained.status();
+  made->drained_ = drained.take();
   auto word = DeviceWord::create(std::move(device), std::move(gate));
   if (!word.ok()) return word.status();
   made->word_ = word.take();
@@ -180,18 +178,6 @@ Status StreamGate::start_segment() noexcept {
   gate().mark_mid_step();
   timer_->start();
   if (gate().wants_credit()) gate().ring_demand();
-  return {};
-}
-
-Status StreamGate::use_stream(CUstream stream) noexcept {
-  if (stream == stream_) return {};
-  ROSE_TRY(refuse_capture(stream_));
-  ROSE_TRY(refuse_capture(stream));
-  leave();
-  ROSE_TRY(switched_->record(stream_));
-  ROSE_TRY(switched_->order_before(stream));
-  stream_ = stream;
-  timer_->use_stream(stream);
   return {};
 }
 

@@ -89,13 +89,6 @@ class StreamGate {
   // for abort_step: the next call here that sees it ends it.
   void end_step() noexcept;
 
-  // The next segments go into `stream`, of the same context or of a green context of its device,
-  // behind all that is in the stream before: an event orders them, nobody waits, and the numbers go
-  // on. Both streams outlive the gate. Ends the segment that is in the stream now. On error they
-  // stay where they were, and InvalidArgument while either stream is being captured.
-  Status use_stream(CUstream stream) noexcept;
-  CUstream stream() const noexcept { return stream_; }
-
   // Puts a gate into the graph that `stream` is being captured into.
   Status insert(CUstream stream) noexcept;
   // Makes a graph of `segments`, each behind a gate of its own, which an abort or a shut-down ends
@@ -164,7 +157,6 @@ class StreamGate {
   bool is_ending_{false};  // end_step came before the last segment had started
   std::unordered_map<CUgraph, GraphGates> graphs_;
 
-  std::unique_ptr<driver::Event> switched_;  // behind the last segment of the stream before
   std::unique_ptr<driver::Event> drained_;
   std::optional<Verdict> owed_;  // kAborted or kShutDown, while the device is late
   bool is_draining_{false};

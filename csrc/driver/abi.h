@@ -15,8 +15,6 @@ typedef struct CUgraphExec_st* CUgraphExec;
 typedef struct CUlib_st* CUlibrary;
 typedef struct CUkern_st* CUkernel;
 typedef struct CUfunc_st* CUfunction;
-typedef struct CUgreenCtx_st* CUgreenCtx;
-typedef struct CUdevResourceDesc_st* CUdevResourceDesc;
 
 namespace rose::driver {
 
@@ -165,23 +163,6 @@ struct GraphNodeParams {  // CUgraphNodeParams
     long long padding[29];
   };
   long long more;
-};
-
-// Green contexts.
-constexpr int kResourceSm = 1;               // CU_DEV_RESOURCE_TYPE_SM
-constexpr unsigned kGreenDefaultStream = 1;  // CU_GREEN_CTX_DEFAULT_STREAM
-
-struct DeviceResource {  // CUdevResource_v1
-  int type;
-  unsigned char internal[92];
-  union {
-    struct {
-      unsigned count;
-      unsigned minimum;
-      unsigned alignment;
-    } sm;
-    unsigned char oversize[48];
-  };
 };
 
 }  // namespace rose::driver

@@ -20,23 +20,18 @@ Result<bool> is_ready(const Driver& driver, const char* call, Answer answer) noe
 
 }  // namespace
 
-Result<int> priority_number(const Device& device, Priority priority) noexcept {
-  const Result<Device::PriorityRange> range = device.priority_range();
-  if (!range.ok()) return range.status();
-  return priority == Priority::kHighest ? range.value().highest : range.value().lowest;
-}
-
 // ---- streams
 
 Result<std::unique_ptr<Stream>> Stream::create(DevicePtr device, Priority priority) noexcept {
-  const Result<int> number = priority_number(*device, priority);
-  if (!number.ok()) return number.status();
+  const Result<Device::PriorityRange> range = device->priority_range();
+  if (!range.ok()) return range.status();
+  const int number = priority == Priority::kHighest ? range.value().highest : range.value().lowest;
   const Current current{*device};
   ROSE_TRY(current.status());
   CUstream stream = nullptr;
-  ROSE_TRY(ROSE_CU(device->driver(), cuStreamCreateWithPriority, &stream, kStreamNonBlocking,
-                   number.value()));
-  return std::unique_ptr<Stream>{new Stream{device, stream, nullptr}};
+  ROSE_TRY(
+      ROSE_CU(device->driver(), cuStreamCreateWithPriority, &stream, kStreamNonBlocking, number));
+  return std::unique_ptr<Stream>{new Stream{device, stream}};
 }
 
 // Returns at once: the driver lets the work end and frees the stream then.
@@ -105,12 +100,6 @@ Status Event::record(CUstream stream) noexcept {
   const Current current{*device_};
   ROSE_TRY(current.status());
   return ROSE_CU(device_->driver(), cuEventRecord, event_, stream);
-}
-
-Status Event::order_before(CUstream stream) const noexcept {
-  const Current current{*device_};
-  ROSE_TRY(current.status());
-  return ROSE_CU(device_->driver(), cuStreamWaitEvent, stream, event_, 0);
 }
 
 Result<bool> Event::is_done() const noexcept {

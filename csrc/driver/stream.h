@@ -14,7 +14,6 @@ namespace rose::driver {
 // Lower numbers run first: serving takes the highest priority, and 0, the default of everybody
 // else, is the lowest. Never a stream of torch's pools: those come round again after 32.
 enum class Priority { kLowest, kHighest };
-Result<int> priority_number(const Device& device, Priority priority) noexcept;
 
 // Owns one non-blocking stream. Any thread.
 class Stream {
@@ -37,13 +36,11 @@ class Stream {
   Status copy_from_host(DevicePointer to, std::span<const std::byte> from) const noexcept;
 
  private:
-  friend class GreenContext;
-  Stream(DevicePtr device, CUstream stream, std::shared_ptr<void> keeps) noexcept
-      : device_{std::move(device)}, stream_{stream}, keeps_{std::move(keeps)} {}
+  Stream(DevicePtr device, CUstream stream) noexcept
+      : device_{std::move(device)}, stream_{stream} {}
 
   DevicePtr device_;
   CUstream stream_;
-  std::shared_ptr<void> keeps_;  // the green context the stream belongs to, if any
 };
 
 // Owns one event: the completion of what was in a stream when it was recorded. Any thread.
@@ -57,8 +54,6 @@ class Event {
   CUevent get() const noexcept { return event_; }
   // Borrowed streams come from torch, so a raw handle.
   Status record(CUstream stream) noexcept;
-  // What is put into `stream` from now on starts after what is recorded now. Never waits.
-  Status order_before(CUstream stream) const noexcept;
   // Whether what was recorded is done; true before the first record. Never waits.
   Result<bool> is_done() const noexcept;
   // From `earlier` to this one. InvalidArgument unless both have timing and both are recorded,

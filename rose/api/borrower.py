@@ -275,7 +275,7 @@ class BorrowerStep:
 
     @property
     def stream(self) -> int | None:
-        """The CUDA stream of the segment that runs; None on a CPU. It may change at gates."""
+        """The CUDA stream of its work; None on a CPU."""
         return self._lane.stream
 
     def gate(self) -> None:

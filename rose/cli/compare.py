@@ -36,8 +36,8 @@ _NOISE: Final = 0.1
 _SERVING_MODEL: Final = "tiny-qwen2"
 _ROLLOUT_MODEL: Final = "tiny-policy"
 _LEFT_OUT: Final = (
-    "Left out: static_split and rose_spatial need a device of several cores, and this one has one; "
-    "clairvoyant knows the future. --virtual has all three."
+    "Left out: static_split needs a device of several cores, and this one has one; "
+    "clairvoyant knows the future. --virtual has both."
 )
 
 

@@ -1,15 +1,10 @@
 """Compute: the streams of a GPU, and the gate between the borrower's segments."""
 
-from rose.compute.confined_gate import ConfinedGate
-from rose.compute.confinement import SHARES, Confinement
 from rose.compute.gate import BorrowerGate, SynchronousGate
 from rose.compute.gpu import Gpu, device_ordinal, tested_gate
 
 __all__ = [
-    "SHARES",
     "BorrowerGate",
-    "ConfinedGate",
-    "Confinement",
     "Gpu",
     "SynchronousGate",
     "device_ordinal",

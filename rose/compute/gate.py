@@ -44,11 +44,6 @@ class SynchronousGate:
         """Gate what runs on `stream`."""
         self._gate = gate
         self._stream = stream
-        self._left: CudaStream | None = None
-
-    def use_stream(self, stream: CudaStream) -> None:
-        """Have the next segments in `stream`: the next `pass_` waits for what is in the last."""
-        self._left, self._stream = self._stream, stream
 
     def begin_step(self) -> None:
         """Say that a step is asked for."""
@@ -57,9 +52,6 @@ class SynchronousGate:
     def pass_(self, *, timeout_ms: float) -> Verdict:
         """Wait for the segment before, then for leave to start the next."""
         try:
-            if self._left is not None:
-                self._left.wait(timeout_ms=timeout_ms)
-                self._left = None
             self._stream.wait(timeout_ms=timeout_ms)
         except DeadlineExceeded:
             return Verdict.TIMED_OUT

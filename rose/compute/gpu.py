@@ -1,8 +1,7 @@
 """One GPU for co-serving: a stream of rose's own for each tenant, and a gate that was tested."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rose._core import (
     CudaDevice,
@@ -14,8 +13,6 @@ from rose._core import (
     StreamGate,
     probe_gates,
 )
-from rose.compute.confined_gate import ConfinedGate
-from rose.compute.confinement import Confinement
 from rose.compute.gate import BorrowerGate, SynchronousGate
 from rose.config import read_environment
 from rose.errors import InvalidArgument, Unavailable
@@ -43,33 +40,25 @@ class Gpu:
         device: holds the primary context that torch uses too.
         serving: of the highest priority.
         rollout: of the lowest.
-        confinement: `rollout`, and the borrower's streams on shares of the device.
     """
 
     device: CudaDevice
     serving: CudaStream
     rollout: CudaStream
-    confinement: Confinement
 
     @classmethod
-    def open(cls, ordinal: int, *, shares: Sequence[int] = ()) -> "Gpu":
+    def open(cls, ordinal: int) -> "Gpu":
         """Open a GPU.
-
-        Args:
-            ordinal: which.
-            shares: multiprocessors that the borrower may be confined to; each is a green context.
 
         Raises:
             Unavailable: no driver, or one that is too old.
             InvalidArgument: there is no such GPU.
         """
         device = CudaDevice.open(ordinal)
-        rollout = CudaStream.create(device, highest=False)
         return cls(
             device,
             serving=CudaStream.create(device, highest=True),
-            rollout=rollout,
-            confinement=Confinement.open(device, rollout, shares=shares),
+            rollout=CudaStream.create(device, highest=False),
         )
 
     def probe(
@@ -78,7 +67,6 @@ class Gpu:
         max_connections: int | None,
         try_all: bool = False,
         in_one_process: bool = True,
-        stream: CudaStream | None = None,
     ) -> GateProbe:
         """Find out by trying which gates hold, open and leave serving's stream alone.
 
@@ -86,14 +74,13 @@ class Gpu:
             max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set.
             try_all: also KERNEL where MEMOP works.
             in_one_process: serving runs in this process too.
-            stream: which of the borrower's; None is `rollout`.
 
         Raises:
             Unavailable: a gate that was opened did not wake, so the borrower's stream is lost.
         """
         probe = probe_gates(
             self.device,
-            borrower_stream=(stream or self.rollout).handle,
+            borrower_stream=self.rollout.handle,
             serving_streams=[self.serving.handle],
             max_connections=max_connections,
             in_one_process=in_one_process,
@@ -115,18 +102,12 @@ class Gpu:
             window: segments that may wait in the stream; fewer, if the launch queue takes no more.
             launches: what the engine puts into the stream for a segment, at most; a graph is one.
 
-        Returns:
-            A `ConfinedGate` where there are shares to confine the borrower to.
-
         Raises:
             InvalidArgument: not even one segment of so many launches fits the launch queue.
         """
         if kind is GateKind.HOST:
-            host = SynchronousGate(gate, self.rollout)
-            if not self.confinement.shares:
-                return host
-            return ConfinedGate(host, self.confinement, use_stream=host.use_stream)
-        made = StreamGate.create(
+            return SynchronousGate(gate, self.rollout)
+        return StreamGate.create(
             self.device,
             gate,
             stream=self.rollout.handle,
@@ -134,33 +115,6 @@ class Gpu:
             window=min(window, largest_window(launches)),
             launches=launches,
         )
-        if not self.confinement.shares:
-            return made
-        return ConfinedGate(
-            made, self.confinement, use_stream=lambda stream: made.use_stream(stream.handle)
-        )
-
-    def with_usable_shares(
-        self, kind: GateKind, *, max_connections: int | None, in_one_process: bool
-    ) -> "Gpu":
-        """Return the same without the shares whose stream has no such gate.
-
-        Each stream has a channel of its own, and it is the channel that serving's may share.
-        """
-        if kind is GateKind.HOST:  # nothing of it waits in a stream
-            return self
-
-        def why_not(stream: CudaStream) -> str:
-            found = self.probe(
-                max_connections=max_connections,
-                try_all=kind is GateKind.KERNEL,
-                in_one_process=in_one_process,
-                stream=stream,
-            )
-            tried = found.memop if kind is GateKind.MEMOP else found.kernel
-            return "" if tried.is_usable else tried.why
-
-        return replace(self, confinement=self.confinement.only(why_not))
 
 
 def largest_window(launches: int) -> int:
@@ -200,7 +154,4 @@ def tested_gate(
         return gate, None
     connections = read_environment().cuda_max_connections
     choice = gpu.probe(max_connections=connections, in_one_process=in_one_process).choice
-    gpu = gpu.with_usable_shares(
-        choice.kind, max_connections=connections, in_one_process=in_one_process
-    )
     return gpu.borrower_gate(gate, choice.kind, window=window, launches=launches), choice

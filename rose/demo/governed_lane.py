@@ -202,13 +202,6 @@ class GovernedLane:
                 while not self._pass(self._now_ms() + _LOOK_UP_MS):
                     pass
 
-    @property
-    def stream(self) -> None:
-        """None: rules over real engines run on a CPU."""
-
-    def rejoin(self) -> None:
-        """Nothing: no segment was moved."""
-
     def end_rollout_step(self) -> None:
         """Say that the step is over."""
         with self._changed:

@@ -23,17 +23,8 @@ class StepGate(Protocol):
         """The thread that is in a step; 0 outside."""
         ...
 
-    @property
-    def stream(self) -> int | None:
-        """The stream that the next segment's GPU work must be put into; None on a CPU."""
-        ...
-
     def gate(self) -> None:
         """End a segment, and wait until the next may start."""
-        ...
-
-    def rejoin(self) -> None:
-        """Bring what follows the last layer back into the stream of the step."""
         ...
 
 
@@ -77,8 +68,8 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
     serve `generate` elsewhere. Works for eager modules and under `torch.compile`, where a gate is a
     break between two compiled graphs: compile after this call, and without `fullgraph`. When a
     CUDA graph is replayed no hook fires: see `gate_graphs` and `insert_gates`. On a GPU the forward
-    pass must not wait for its stream (`.item()`, `nonzero`): behind
-    a closed gate it would wait with serving, and no abort would reach it.
+    pass runs in `rollout.stream` and must not wait for it (`.item()`, `nonzero`): behind a closed
+    gate it would wait with serving, and no abort would reach it.
 
     Args:
         rollout: the lane whose quantum the layers run under.
@@ -96,20 +87,11 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
     def gate(_module: nn.Module, _inputs: object) -> None:
         if rollout.step_thread == threading.get_ident():
             rollout.gate()
-            _follow(rollout)
-
-    # What comes after the layers reads results, so it stands in the stream of the step again.
-    def rejoin(_module: nn.Module, _inputs: object, _outputs: object) -> None:
-        if rollout.step_thread == threading.get_ident():
-            rollout.rejoin()
-            _follow(rollout)
 
     handles = [
         module.register_forward_pre_hook(_uncompiled(gate))
         for module in _gated_modules(model, every)
     ]
-    last = decoder_layers(model)[-1]
-    handles.append(last.register_forward_hook(_uncompiled(rejoin), always_call=True))
 
     def take_out() -> None:
         for handle in handles:
@@ -122,14 +104,6 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     """Keep a hook out of compiled code, which would call it while it is traced, or not at all."""
     kept: Callable[..., None] = torch.compiler.disable(hook)
     return kept
-
-
-def _follow(rollout: StepGate) -> None:
-    """Have torch put what comes next where the lane's segment is: a gate may have moved it."""
-    handle = rollout.stream
-    if handle is None or torch.cuda.current_stream().cuda_stream == handle:
-        return
-    torch.cuda.set_stream(stream_of(handle, torch.device("cuda", torch.cuda.current_device())))
 
 
 class Replayable(Protocol):
@@ -150,7 +124,8 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
         graphs: in their order, at least one.
 
     Returns:
-        A function that runs the step; it raises what `RolloutLane.gate` raises.
+        A function that runs the step in the current stream, which must be `rollout.stream`; it
+        raises what `RolloutLane.gate` raises.
 
     Raises:
         InvalidArgument: there is no graph.
@@ -163,10 +138,7 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
         first.replay()
         for graph in others:
             rollout.gate()
-            _follow(rollout)
             graph.replay()
-        rollout.rejoin()
-        _follow(rollout)
 
     return run
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import Self
 
 from rose._core import Verdict
-from rose.compute import BorrowerGate, ConfinedGate, Gpu
+from rose.compute import BorrowerGate, Gpu
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
 from rose.executor.lender import Lender, OnRevoke
@@ -83,7 +83,8 @@ class RolloutLane:
             has_gates: False makes each step one segment, to see what gates within it are worth.
         """
         self.groups = groups
-        self._stream = None if gpu is None else gpu.rollout.handle
+        # GPU work of its steps must be put into it; None on a CPU.
+        self.stream = None if gpu is None else gpu.rollout.handle
         # Copies bytes of the host into the pool, in that stream.
         self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
@@ -94,7 +95,6 @@ class RolloutLane:
         # How often a quantum was granted or a gate passed: nobody runs while it stands still.
         self.passes = 0
         self._gate = gate
-        self._pass_within = gate.pass_confined if isinstance(gate, ConfinedGate) else gate.pass_
         self._loans = loans
         self._reporting = reporting
         self.why_refused = why_refused
@@ -139,30 +139,7 @@ class RolloutLane:
             Unavailable: the device was closed.
         """
         if self._has_gates:
-            self._until_passed(self._pass_within)
-
-    @property
-    def stream(self) -> int | None:
-        """What GPU work of the segment that runs must be put into; None on a CPU.
-
-        It changes at the gates within a step where `confine` was called; when a step begins, after
-        `rejoin` and after `finish` it is always the same.
-        """
-        return self._gate.stream if isinstance(self._gate, ConfinedGate) else self._stream
-
-    def confine(self, multiprocessors: int | None) -> None:
-        """Let the segments from the next gate on have a share of the GPU; None is all of it.
-
-        Any thread. Where there are no shares it does nothing.
-        """
-        if isinstance(self._gate, ConfinedGate):
-            self._gate.confine(multiprocessors)
-
-    def rejoin(self) -> None:
-        """Have what comes now on the whole device, in the stream that results are read in."""
-        if isinstance(self._gate, ConfinedGate):
-            with self._reporting:
-                self._gate.rejoin()
+            self._until_passed(self._gate.pass_)
 
     def finish(self) -> None:
         """Wait until all segments are done; call it before results are read and slabs unpinned.

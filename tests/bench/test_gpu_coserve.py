@@ -242,7 +242,7 @@ def test_long_run_is_a_command() -> None:
 
 def test_every_new_suite_is_in_the_run_and_promises_rows() -> None:
     promised = {one.module.rsplit("suite_")[1]: one.promised for one in SUITES}
-    for name in ("end_to_end", "abort", "confine", "two_processes", "persistent", "mps"):
+    for name in ("end_to_end", "abort", "two_processes", "persistent", "mps"):
         assert promised[name], name
     names = [row for rows in promised.values() for row in rows]
     assert len(names) == len(set(names))

@@ -460,7 +460,7 @@ def test_the_document_names_rows_that_exist(repo: Path) -> None:
         "gate_memop_us gate_kernel_us gate_wake_us parked_borrower_tax pause_p99_over_segment "
         "priority_residual_us graph_update_us vmm_create_us vmm_map_us vmm_unmap_us "
         "attention_over_dense pack_gap_ apply_gap_ digest_ topk_ copy_bandwidth_gb_s "
-        "passed_after_close green_context_sms move_1gib_us triton_over_cuda_pack"
+        "passed_after_close move_1gib_us triton_over_cuda_pack"
     ).split():
         assert stem in names
 

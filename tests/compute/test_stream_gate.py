@@ -176,22 +176,6 @@ def test_abortable_graph_needs_device_code_or_stops_at_its_gates(fake: Fake) -> 
 
 
 @in_child()
-def test_segments_move_to_another_stream(fake: Fake) -> None:
-    rig = Rig(fake)
-    other = CudaStream.create(rig.device, highest=False)
-    rig.open_with(2)
-    assert rig.borrower.stream == rig.stream.handle
-    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
-    rig.borrower.use_stream(other.handle)
-    assert rig.borrower.stream == other.handle
-    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
-    fake.pump()
-    assert rig.gate.passed == 2
-    del rig.borrower
-    assert fake.faults() == []
-
-
-@in_child()
 def test_segment_durations_reach_the_statistics(fake: Fake) -> None:
     rig = Rig(fake)
     rig.borrower.begin_step()

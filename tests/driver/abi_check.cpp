@@ -234,16 +234,5 @@ FIELD(GraphNodeParams, conditional, CUgraphNodeParams, conditional)
 FIELD(GraphNodeParams, padding, CUgraphNodeParams, reserved1)
 FIELD(GraphNodeParams, more, CUgraphNodeParams, reserved2)
 
-CONSTANT(kResourceSm, CU_DEV_RESOURCE_TYPE_SM)
-CONSTANT(kGreenDefaultStream, CU_GREEN_CTX_DEFAULT_STREAM)
-
-STRUCTURE(DeviceResource, CUdevResource_v1)
-FIELD(DeviceResource, type, CUdevResource_v1, type)
-FIELD(DeviceResource, internal, CUdevResource_v1, _internal_padding)
-INNER_FIELD(DeviceResource, sm, count, CUdevResource_v1, sm.smCount)
-INNER_FIELD(DeviceResource, sm, minimum, CUdevResource_v1, sm.minSmPartitionSize)
-INNER_FIELD(DeviceResource, sm, alignment, CUdevResource_v1, sm.smCoscheduledAlignment)
-FIELD(DeviceResource, oversize, CUdevResource_v1, _oversize)
-
 }  // namespace
 }  // namespace rose::driver

@@ -12,7 +12,9 @@ from rose._core import (
     CudaEvent,
     CudaGraph,
     CudaStream,
-    GreenContext,
+    GateKind,
+    HostGate,
+    StreamGate,
     embedded_kernels,
 )
 from rose.errors import (
@@ -76,15 +78,19 @@ def test_unusable_driver_is_one_sentence(
     assert fake.faults() == []
 
 
-@in_child(FAKECUDA_FAIL="cuInit@1=999", FAKECUDA_DEVICES="3", FAKECUDA_MISSING="cuGreenCtxCreate")
+@in_child(
+    FAKECUDA_FAIL="cuInit@1=999", FAKECUDA_DEVICES="3", FAKECUDA_MISSING="cuStreamGetCaptureInfo"
+)
 def test_environment_sets_the_driver_too(fake: Fake) -> None:
     with pytest.raises(Unavailable, match=r"^cuInit: error 999$"):
         CudaDriver.open()
     device = CudaDevice.open(2)
+    stream = CudaStream.create(device, highest=False).handle
+    gate = StreamGate.create(device, HostGate(), stream=stream, kind=GateKind.MEMOP)
     with pytest.raises(
-        Unavailable, match=r"no cuGreenCtxCreate, which came with CUDA 12.4: update"
+        Unavailable, match=r"no cuStreamGetCaptureInfo, which came with CUDA 12.3: update"
     ):
-        GreenContext.create(device, multiprocessors=8)
+        gate.insert(stream)
 
 
 @in_child(FAKECUDA_VERSION="12010", FAKECUDA_ATTRIBUTES="102=0,16=4")
@@ -178,8 +184,6 @@ def test_nonsense_is_refused(fake: Fake) -> None:
     stream = CudaStream.create(CudaDevice.open(0), highest=True)
     with pytest.raises(InvalidArgument, match="timeout_ms"):
         stream.wait(timeout_ms=-1)
-    with pytest.raises(InvalidArgument, match="cannot take 0 of 132"):
-        GreenContext.create(CudaDevice.open(0), multiprocessors=0)
 
 
 @in_child()
@@ -255,19 +259,6 @@ def test_graph_is_captured_and_launched(fake: Fake) -> None:
     assert fake.faults() == []
 
 
-@in_child()
-def test_stream_of_a_share_keeps_it(fake: Fake) -> None:
-    share = GreenContext.create(CudaDevice.open(0), multiprocessors=20)
-    assert share.multiprocessors == 24  # whole groups of 8
-    stream = share.create_stream(highest=False)
-    del share
-    assert stream.priority == 0
-    assert "green contexts 1" in fake.live()
-    del stream
-    assert fake.live() == []
-    assert fake.faults() == []
-
-
 # ---- what fails in the middle
 
 
@@ -281,7 +272,6 @@ def use_everything() -> None:
     event.record(stream.handle)
     stream.wait(timeout_ms=LONG_MS)
     event.since_ms(event)
-    GreenContext.create(device, multiprocessors=8).create_stream(highest=True).wait(timeout_ms=1)
 
 
 @in_child()

@@ -36,15 +36,10 @@ class Lane:
 
     def __init__(self) -> None:
         self.step_thread = 0
-        self.stream = None
         self.gates = 0
-        self.rejoined = 0
 
     def gate(self) -> None:
         self.gates += 1
-
-    def rejoin(self) -> None:
-        self.rejoined += 1
 
 
 def gates_of(lane: Lane, model: Model) -> int:

@@ -24,7 +24,6 @@ class GatedLane:
 
     def __init__(self) -> None:
         self.step_thread = 0
-        self.stream = None
         self.host = HostGate()
 
     def gate(self) -> None:
@@ -32,9 +31,6 @@ class GatedLane:
         if verdict == Verdict.ABORTED:
             raise StepAborted("serving took the slabs of this step back")
         assert verdict == Verdict.PASSED
-
-    def rejoin(self) -> None:
-        pass
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -125,7 +121,7 @@ def test_compiled_model_has_no_gates_outside_a_step() -> None:
     assert lane.gates == 0
     lane.step_thread = threading.get_ident()
     assert torch.equal(run(x), first)
-    assert (lane.gates, lane.rejoined) == (4, 1)
+    assert lane.gates == 4
 
 
 @torch.no_grad()

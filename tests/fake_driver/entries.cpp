@@ -28,7 +28,6 @@ constexpr Answer kCaptureInvalidated = 901;
 constexpr Answer kCaptureUnmatched = 903;
 constexpr Answer kCapturedEvent = 907;
 constexpr Answer kCaptureWrongThread = 908;
-constexpr Answer kInvalidResource = 915;
 
 struct Word {
   Answer answer;
@@ -425,18 +424,12 @@ Answer cuMemcpyHtoDAsync(DevicePointer to, const void* from, std::size_t size, C
 
 // ---- streams and events
 
-CUstream make_stream(CUcontext context, CUgreenCtx green, int priority) {
-  const auto handle = make_handle<CUstream>();
-  Stream& stream = world().streams[handle];
-  stream.context = context;
-  stream.green = green;
-  stream.priority = std::clamp(priority, kHighestPriority, 0);
-  return handle;
-}
-
-Answer cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int priority) {
+Answer cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
   if (flags > kStreamNonBlocking) return kInvalidValue;
-  *stream = make_stream(contexts().stack.back(), nullptr, priority);
+  *handle = make_handle<CUstream>();
+  Stream& stream = world().streams[*handle];
+  stream.context = contexts().stack.back();
+  stream.priority = std::clamp(priority, kHighestPriority, 0);
   return kSuccess;
 }
 
@@ -508,16 +501,6 @@ Answer cuEventRecord(CUevent handle, CUstream stream_handle) {
   event->is_captured = stream->capture.has_value();
   if (event->is_captured) return kSuccess;
   return world().issue(stream_handle, Record{handle, ++event->recorded});
-}
-
-Answer cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
-  const Event* event = find(world().events, handle);
-  Stream* stream = find_stream(stream_handle);
-  if (event == nullptr) return unknown("event", handle);
-  if (stream == nullptr) return unknown("stream", stream_handle);
-  // Rose joins no captures.
-  if (flags != 0 || event->is_captured || stream->capture) return kInvalidValue;
-  return world().issue(stream_handle, WaitEvent{handle, event->recorded});
 }
 
 Answer cuEventQuery(CUevent handle) {
@@ -830,71 +813,6 @@ Answer cuGraphDestroy(CUgraph handle) {
   return kSuccess;
 }
 
-// ---- green contexts
-
-Answer cuDeviceGetDevResource(DeviceOrdinal device, DeviceResource* resource, int type) {
-  if (!is_device(device)) return kInvalidDevice;
-  if (type != kResourceSm) return kInvalidValue;
-  *resource = {};
-  resource->type = kResourceSm;
-  resource->sm = {kMultiprocessors, kSplitAlignment, kSplitAlignment};
-  return kSuccess;
-}
-
-Answer cuDevSmResourceSplitByCount(DeviceResource* groups, unsigned* count,
-                                   const DeviceResource* input, DeviceResource* rest,
-                                   unsigned flags, unsigned minimum) {
-  if (input->type != kResourceSm || groups == nullptr || rest != nullptr || flags != 0 ||
-      minimum > input->sm.count) {
-    return kInvalidValue;
-  }
-  const unsigned each = (minimum + kSplitAlignment - 1) / kSplitAlignment * kSplitAlignment;
-  if (each == 0 || each > input->sm.count) return kInvalidResource;
-  *count = std::min(*count, input->sm.count / each);
-  for (unsigned i = 0; i < *count; ++i) {
-    groups[i] = *input;
-    groups[i].sm.count = each;
-  }
-  return kSuccess;
-}
-
-Answer cuDevResourceGenerateDesc(CUdevResourceDesc* description, DeviceResource* resources,
-                                 unsigned count) {
-  if (count != 1 || resources->type != kResourceSm) return kInvalidValue;
-  *description = make_handle<CUdevResourceDesc>();
-  world().descriptions[*description] = resources->sm.count;
-  return kSuccess;
-}
-
-Answer cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc description, DeviceOrdinal device,
-                        unsigned flags) {
-  const unsigned* multiprocessors = find(world().descriptions, description);
-  if (!is_device(device) || multiprocessors == nullptr || flags != kGreenDefaultStream) {
-    return kInvalidValue;
-  }
-  *context = make_handle<CUgreenCtx>();
-  world().green_contexts[*context] = {device, *multiprocessors};
-  return kSuccess;
-}
-
-Answer cuGreenCtxDestroy(CUgreenCtx context) {
-  if (world().green_contexts.erase(context) == 0) return unknown("green context", context);
-  for (const auto& [handle, stream] : world().streams) {
-    if (stream.green == context && !stream.is_destroyed) {
-      world().fault("a green context ends before its stream " + hex(handle), kSuccess);
-    }
-  }
-  return kSuccess;
-}
-
-Answer cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx context, unsigned flags, int priority) {
-  const GreenContext* green = find(world().green_contexts, context);
-  if (green == nullptr) return unknown("green context", context);
-  if (flags != kStreamNonBlocking) return kInvalidValue;
-  *stream = make_stream(world().context_of(green->device), context, priority);
-  return kSuccess;
-}
-
 }  // namespace does
 
 // ---- what surrounds each of them
@@ -920,7 +838,7 @@ constexpr bool gives_back(std::string_view name) {
   return is_one_of(
       name, {"cuDevicePrimaryCtxRelease", "cuCtxPopCurrent", "cuMemAddressFree", "cuMemRelease",
              "cuMemUnmap", "cuMemHostUnregister", "cuStreamDestroy", "cuEventDestroy",
-             "cuLibraryUnload", "cuGraphExecDestroy", "cuGraphDestroy", "cuGreenCtxDestroy"});
+             "cuLibraryUnload", "cuGraphExecDestroy", "cuGraphDestroy"});
 }
 
 constexpr bool needs_no_start(std::string_view name) {
@@ -929,8 +847,8 @@ constexpr bool needs_no_start(std::string_view name) {
 
 // The documentation says of these that no context need be current; of memory it says nothing.
 constexpr bool needs_no_context(std::string_view name) {
-  return needs_no_start(name) || name.starts_with("cuDev") || name.starts_with("cuGreen") ||
-         name.starts_with("cuLibrary") || is_one_of(name, {"cuCtxPushCurrent", "cuCtxPopCurrent"});
+  return needs_no_start(name) || name.starts_with("cuDev") || name.starts_with("cuLibrary") ||
+         is_one_of(name, {"cuCtxPushCurrent", "cuCtxPopCurrent"});
 }
 
 std::string shown(const char* text) {

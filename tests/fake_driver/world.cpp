@@ -110,7 +110,6 @@ std::string World::live() const {
                       graphs, [](const auto& one) { return !one.second.is_body; })));
   count("executables", executables.size());
   count("libraries", libraries.size());
-  count("green contexts", green_contexts.size());
   return text;
 }
 
@@ -203,10 +202,6 @@ bool World::run(Work& work, CUstream stream) {
   if (auto* batch = std::get_if<Batch>(&work)) return run(*batch);
   if (auto* graph = std::get_if<std::shared_ptr<GraphRun>>(&work)) return run(**graph, stream);
   if (auto* nested = std::get_if<Nested>(&work)) return run(*nested, stream);
-  if (const auto* wait = std::get_if<WaitEvent>(&work)) {
-    const auto found = events.find(wait->event);
-    if (found != events.end() && found->second.done < wait->number) return false;
-  }
   has_moved_ = true;
   if (const auto* record = std::get_if<Record>(&work)) {
     const auto found = events.find(record->event);

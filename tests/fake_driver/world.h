@@ -23,7 +23,6 @@ using namespace rose::driver;
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 constexpr unsigned kMultiprocessors = 132;
-constexpr unsigned kSplitAlignment = 8;
 constexpr int kHighestPriority = -5;
 // A poll that goes on for minutes shall not fill memory.
 constexpr std::size_t kLogLines = 200'000;
@@ -35,10 +34,6 @@ struct Batch {
   std::size_t done{0};
 };
 struct Record {
-  CUevent event;
-  std::uint64_t number;
-};
-struct WaitEvent {
   CUevent event;
   std::uint64_t number;
 };
@@ -69,8 +64,7 @@ struct Nested {
   std::shared_ptr<const std::vector<Node>> nodes{};
   std::shared_ptr<GraphRun> run{};
 };
-using Work =
-    std::variant<Batch, Record, WaitEvent, Fill, Copy, Launch, Nested, std::shared_ptr<GraphRun>>;
+using Work = std::variant<Batch, Record, Fill, Copy, Launch, Nested, std::shared_ptr<GraphRun>>;
 
 struct Node {
   CUgraphNode id;
@@ -97,7 +91,6 @@ struct Capture {
 };
 struct Stream {
   CUcontext context{nullptr};
-  CUgreenCtx green{nullptr};
   int priority{0};
   std::deque<Work> queue;
   std::optional<Capture> capture;
@@ -126,10 +119,6 @@ struct Kernel {
   CUlibrary library{nullptr};
   std::string name;
   bool is_loaded{false};
-};
-struct GreenContext {
-  DeviceOrdinal device{0};
-  unsigned multiprocessors{0};
 };
 struct Allocation {
   int fd{-1};
@@ -172,8 +161,6 @@ class World {
   std::map<CUgraph, std::deque<CUgraph>> bodies;  // of the IF nodes of a graph
   std::set<CUlibrary> libraries;
   std::map<CUkernel, Kernel> kernels;
-  std::map<CUgreenCtx, GreenContext> green_contexts;
-  std::map<CUdevResourceDesc, unsigned> descriptions;  // the driver has no call that frees one
   std::map<DeviceOrdinal, int> retains;
   std::map<MemoryHandle, std::shared_ptr<Allocation>> allocations;
   std::map<DevicePointer, std::size_t> reservations;

@@ -337,13 +337,3 @@ def test_the_host_gate_works_on_a_stream(lanes: Any, work: Callable[[], Any]) ->
     assert lanes.gpu.rollout.is_idle()  # a closed HOST gate leaves nothing in the stream
     borrower.half.leave()
     borrower.half.end_step()
-
-
-def test_a_green_context_gives_at_least_what_was_asked_for(device: Any) -> None:
-    from rose._core import GreenContext
-
-    for asked in (8, 16, 32):
-        context = GreenContext.create(device, multiprocessors=asked)
-        assert asked <= context.multiprocessors <= device.facts.multiprocessors
-        stream = context.create_stream(highest=False)
-        assert stream.is_idle()

@@ -677,6 +677,25 @@ TEST(arguments_that_mean_nothing_are_refused) {
   CHECK(make(GateKind::kMemop, 64).ok());
 }
 
+TEST(window_that_the_launch_queue_cannot_take_is_refused) {
+  Rig rig;
+  const auto create = [&](std::uint32_t window, std::uint32_t launches) {
+    return StreamGate::create(rig.device, HostGate::create(std::make_shared<BootClock>()).take(),
+                              rig.stream->get(), GateKind::kMemop,
+                              {.window = window, .launches = launches})
+        .status();
+  };
+  CHECK(create(2, 508).ok());
+  CHECK(create(64, 12).ok());
+  const Status refused = create(2, 509);
+  CHECK(refused.code() == Code::kInvalidArgument);
+  CHECK_EQ(refused.message(),
+           "2 segments of 509 launches do not fit the launch queue of 1024, so a closed gate would "
+           "block the host: make the window smaller or the segments shorter");
+  CHECK(!create(64, 13).ok());
+  CHECK(!create(64, 0xFFFFFFFFU).ok());
+}
+
 TEST(gate_goes_on_counting_from_the_segments_that_passed_without_the_bit_of_a_dead_borrower) {
   Rig rig{{}, 40};
   rig.borrower.reset();

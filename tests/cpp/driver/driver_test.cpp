@@ -134,12 +134,12 @@ TEST(missing_optional_entry_is_unavailable) {
 TEST(older_driver_has_what_it_has) {
   {
     fake().reset();
-    fake().set_version(12030);
+    fake().set_version(12020);
     const DriverPtr driver = Driver::open().take();
-    CHECK_EQ(driver->version(), 12030);
-    CHECK(driver->entries().cuStreamGetCaptureInfo != nullptr);
-    CHECK(driver->entries().cuGreenCtxCreate == nullptr);
-    CHECK(driver->entries().cuGreenCtxStreamCreate == nullptr);
+    CHECK_EQ(driver->version(), 12020);
+    CHECK(driver->entries().cuStreamBatchMemOp != nullptr);
+    CHECK(driver->entries().cuStreamGetCaptureInfo == nullptr);
+    CHECK(driver->entries().cuGraphAddNode == nullptr);
   }
   check_clean();
 }

@@ -8,7 +8,6 @@
 #include "compute/stream_gate.h"
 #include "driver/fixture.h"
 #include "driver/graph.h"
-#include "driver/green_context.h"
 #include "driver/kernel_library.h"
 #include "driver/stream.h"
 
@@ -108,14 +107,6 @@ Status use_graph() {
   return graph.value()->update(node, operations);
 }
 
-Status use_green_context() {
-  TAKE(device, open());
-  TAKE(share, GreenContext::create(device, 16));
-  TAKE(stream, share->create_stream(Priority::kLowest));
-  share.reset();  // the stream keeps it
-  return stream->wait(0);
-}
-
 Status use_pool() {
   TAKE(device, open());
   TAKE(backend, CudaVmm::create(device));
@@ -159,8 +150,6 @@ Status use_shared_memory() {
 Status use_chain() {
   TAKE(device, open());
   TAKE(stream, Stream::create(device, Priority::kLowest));
-  TAKE(other, Stream::create(device, Priority::kLowest));
-  TAKE(event, Event::create(device, false));
   TAKE(library, KernelLibrary::create(device, Fatbin{.name = "gate", .bytes = kCode}));
   TAKE(kernel, library->kernel("branch_kernel"));
   ROSE_TRY(Graph::begin_capture(*device, stream->get()));
@@ -172,11 +161,9 @@ Status use_chain() {
   ROSE_TRY(chain->add_if(condition, body->get()));
   TAKE(graph, chain->instantiate());
   TAKE(adopted, Graph::instantiate(device, body->get()));
-  ROSE_TRY(event->record(stream->get()));
-  ROSE_TRY(event->order_before(other->get()));
-  ROSE_TRY(graph->launch(other->get()));
-  ROSE_TRY(adopted->launch(other->get()));
-  return other->wait(10'000'000'000);
+  ROSE_TRY(graph->launch(stream->get()));
+  ROSE_TRY(adopted->launch(stream->get()));
+  return stream->wait(10'000'000'000);
 }
 
 struct Scenario {
@@ -184,11 +171,9 @@ struct Scenario {
   Status (*run)();
 };
 constexpr Scenario kScenarios[] = {
-    {"device", use_device},   {"stream", use_stream},
-    {"copy", use_copy},       {"events", use_events},
-    {"library", use_library}, {"graph", use_graph},
-    {"chain", use_chain},     {"green_context", use_green_context},
-    {"pool", use_pool},       {"shared_memory", use_shared_memory},
+    {"device", use_device}, {"stream", use_stream},   {"copy", use_copy},
+    {"events", use_events}, {"library", use_library}, {"graph", use_graph},
+    {"chain", use_chain},   {"pool", use_pool},       {"shared_memory", use_shared_memory},
 };
 
 // ---- the law
@@ -220,7 +205,6 @@ constexpr bool is_silent(std::string_view call) {
       "cuLibraryUnload",
       "cuGraphExecDestroy",
       "cuGraphDestroy",
-      "cuGreenCtxDestroy",
   };
   return std::ranges::find(kSilent, call) != std::end(kSilent);
 }
