@@ -140,8 +140,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
 class CertifiedCreditor {
  public:
   CertifiedCreditor(const std::shared_ptr<HostGate>& gate,
-                    const std::shared_ptr<QuantumCertifier>& certifier,
-                    PolicyConfig policy,
+                    const std::shared_ptr<QuantumCertifier>& certifier, PolicyConfig policy,
                     const std::shared_ptr<const Clock>& clock, compute::CreditorConfig config,
                     std::shared_ptr<compute::Watchdog> watchdog)
       : gate_{gate},
@@ -365,8 +364,7 @@ void bind_creditor(py::module_& module) {
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
            py::arg("largest_step"), py::arg("largest_chunk"), py::arg("segment_prior_ms"),
            py::arg("segment_share"), py::arg("poll_ms"), py::arg("retry_ms"),
-           py::arg("watchdog") = py::none(),
-           py::arg("clock") = py::none())
+           py::arg("watchdog") = py::none(), py::arg("clock") = py::none())
       .def("start", [](CertifiedCreditor& self) { check(self.start()); })
       .def(
           "stop", [](CertifiedCreditor& self) { self.stop(); },

@@ -46,7 +46,7 @@ enum class QuantumRefusal : std::uint8_t {
   kSloAtRisk,
   kEnough,  // what is outstanding is all that fits
   kLogBroken,
-  kNoEvidence,  // a step shape has run too seldom for a bound: run it as a probe
+  kNoEvidence,   // a step shape has run too seldom for a bound: run it as a probe
   kBudgetSpent,  // rollouts have slowed a running request down by the allowed share
 };
 inline constexpr std::size_t kQuantumRefusals = 8;

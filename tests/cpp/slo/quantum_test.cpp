@@ -247,7 +247,8 @@ TEST(slack_is_what_is_left_before_the_earliest_token_is_due) {
 }
 
 TEST(slack_without_the_hypothetical_request_reserves_a_decode_step_only) {
-  Scene scene{with_slowdown(kUnlimited, 1U << static_cast<std::uint32_t>(Mechanism::kHypothetical))};
+  Scene scene{
+      with_slowdown(kUnlimited, 1U << static_cast<std::uint32_t>(Mechanism::kHypothetical))};
   give_token(scene, scene.serving->arrived(10));
   CHECK_EQ(scene.decide(12, 0, HarvestMode::kSlack), 5);  // 80 = 1 + 10 + 69
 }
