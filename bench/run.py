@@ -24,7 +24,7 @@ from bench.document import NOT_REACHED  # noqa: E402
 from bench.rows import CONTROL, bar_of, faults, figure_of, void_reason  # noqa: E402
 from bench.suites import files_of, suites  # noqa: E402
 from bench.usage import Parser  # noqa: E402
-from rose.cli.runs import commit, machine_card  # noqa: E402
+from rose.cli.machine import commit, machine_card  # noqa: E402
 from rose.whole_file import write_whole  # noqa: E402
 
 LOG_WIDTH: Final = 140

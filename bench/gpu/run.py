@@ -27,7 +27,7 @@ from bench.gpu.pieces import Part, Piece, pieces, read_part, split
 from bench.gpu.table import table_of
 from bench.rows import faults
 from bench.usage import EXIT_MENDABLE, Parser
-from rose.cli.runs import commit, machine_card
+from rose.cli.machine import commit, machine_card
 
 # Nine minutes, less what it takes to stop a child and to write.
 TOTAL_S: Final = 525.0

@@ -9,14 +9,8 @@ from typing import Final
 import click
 from rich.console import Console
 
-from rose.cli.runs import (
-    ends_interrupt,
-    load_trace,
-    machine_card,
-    scratch_folder,
-    traffic_options,
-    try_folder,
-)
+from rose.cli.machine import machine_card
+from rose.cli.runs import ends_interrupt, load_trace, scratch_folder, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.demo.progress import Phases, phases
 from rose.demo.record import Plan, RunRecord

@@ -11,14 +11,8 @@ import click
 from rich.console import Console
 
 from rose._core import CudaDriver
-from rose.cli.runs import (
-    ends_interrupt,
-    load_trace,
-    machine_card,
-    scratch_folder,
-    traffic_options,
-    try_folder,
-)
+from rose.cli.machine import machine_card
+from rose.cli.runs import ends_interrupt, load_trace, scratch_folder, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.compute import device_ordinal
 from rose.demo.experiment import (

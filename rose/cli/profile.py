@@ -9,9 +9,10 @@ from typing import Final
 import click
 from rich.console import Console
 
+from rose.cli.machine import machine_card
 from rose.cli.profile_report import SLAB_BYTES, ProfileAsked, print_profile, profile_report
 from rose.cli.profile_trace import TRACE_KV_GIB, measure_trace
-from rose.cli.runs import ends_interrupt, machine_card, try_folder
+from rose.cli.runs import ends_interrupt, try_folder
 from rose.clock import BootClock
 from rose.demo.progress import phases
 from rose.demo.report import write_json

@@ -13,7 +13,8 @@ import click
 import numpy as np
 from rich.console import Console
 
-from rose.cli.runs import ends_interrupt, machine_card, try_folder
+from rose.cli.machine import machine_card
+from rose.cli.runs import ends_interrupt, try_folder
 from rose.cli.sim_report import ScenarioRuns, print_study, summarise_study, summarise_validation
 from rose.clock import BootClock
 from rose.demo.numbers import plain

@@ -40,7 +40,7 @@ def test_a_log_of_everything_switched_on_is_shown_without_remarks(verify):
 
 
 def test_a_log_made_without_a_mechanism_is_no_proof(verify):
-    log = LogBytes(without=0b100010)
+    log = LogBytes(without=0b10010)
     log.quantum(0)
     status, out, _ = verify(log)
     assert status == 1
@@ -97,5 +97,5 @@ def test_a_log_of_another_version_is_refused_in_one_sentence(verify):
     status, out, errors = verify(LogBytes(version=3))
     assert (status, out) == (2, "")
     assert errors.endswith(
-        "has version 3 with records of 128 bytes; this rose reads version 4 with 128\n"
+        "has version 3 with records of 128 bytes; this rose reads version 5 with 128\n"
     )

@@ -94,7 +94,7 @@ def test_interrupted_demo_reports_what_there_is(tmp_path: Path, warm: Start) -> 
         (("--device", "tpu"), "device 'tpu' is not known: use 'cpu'"),
         (("--load", "0"), "--load must be > 0, not 0"),
         (("--ttft-ms", "-1"), "ttft_ms=-1.0"),
-        (("--mode", "magic"), "'magic' is not one of 'idle', 'slack'"),
+        (("--slowdown", "-1"), "-1.0 is not in the range 0<=x<=10"),
         (("--broker=often",), "--broker' does not take a value"),
     ],
 )
