@@ -52,7 +52,7 @@ class Running:
             self.rig.serving.emitted(request)
 
     def lends(self, batch: StepBatch | None = None) -> bool:
-        """Run a step; where the creditor's thread decides just then, serving does not wait for it."""
+        """Run a step; serving does not wait where the creditor decides just then."""
         with self.rig.serving.step(batch) as step:
             assert not self.gate.is_open()
             assert not self.gate.is_running()
