@@ -99,8 +99,7 @@ def roll_out(borrower: rose.Borrower, model: Model, prompt: list[int], tokens: i
 def main() -> None:
     """Answer requests until some rollouts are done."""
     served, rolled_out = Model(layers=2), Model(layers=6)
-    slo = rose.SLO(ttft_ms=500, tpot_ms=50, slowdown=0.05)  # rollouts may cost 5 % of TPOT
-    with rose.open("cpu", slo=slo) as device:  # or "cuda:0"
+    with rose.open("cpu", slo=rose.SLO(ttft_ms=500, tpot_ms=50)) as device:  # or "cuda:0"
         serving = device.serving(served.config, step_tokens=256, request_tokens=512)
         borrower = device.borrower(rolled_out.config)
         serving.warm_up(served.run)  # evidence before promises: how long its largest steps take

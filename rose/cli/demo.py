@@ -72,7 +72,7 @@ _VOID_STATUS: Final = 3
 @click.option(
     "--slowdown",
     type=click.FloatRange(min=0, max=10),
-    default=0.05,
+    default=0.0,
     show_default=True,
     help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )

@@ -29,10 +29,10 @@ _SIMPLE: Final[dict[str, type[Governor]]] = {
     "valve": Valve,
     "static_split": StaticSplit,
 }
-# The slowdown that each scheme of rose stands for; None is that of the SLO.
-_SLOWDOWNS: Final = {"rose_idle": 0.0, "rose": None, "rose_slack": math.inf}
+SLOWDOWNS: Final = {"rose_idle": 0.0, "rose": 0.05, "rose_slack": math.inf}
+"""The slowdown that each scheme of rose stands for."""
 
-SCHEMES: Final = (*_SIMPLE, "rose_paper", *_SLOWDOWNS, "clairvoyant")
+SCHEMES: Final = (*_SIMPLE, "rose_paper", *SLOWDOWNS, "clairvoyant")
 """What can be simulated, in the order in which reports show it."""
 
 
@@ -96,7 +96,7 @@ def simulate(
     check_requests(requests)
     if seed < 0:
         raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
-    if log_path and scheme not in _SLOWDOWNS:
+    if log_path and scheme not in SLOWDOWNS:
         raise InvalidArgument(f"scheme {scheme!r} writes no certificates: leave the log out")
     step_noise, rollout_noise = _noises(seed, device)
     governor = _governor(
@@ -137,9 +137,8 @@ def _governor(
         return _SIMPLE[scheme]()
     if scheme == "rose_paper":
         return RosePaper(slo, device.step_ms)
-    if scheme in _SLOWDOWNS:
-        slowdown = _SLOWDOWNS[scheme]
-        promised = slo if slowdown is None else replace(slo, slowdown=slowdown)
+    if scheme in SLOWDOWNS:
+        promised = replace(slo, slowdown=SLOWDOWNS[scheme])
         return CoreGovernor(promised, policy or default_policy(device), device, log_path=log_path)
     if scheme == "clairvoyant":
         alone = simulate(requests, device, "alone", slo=slo, seed=seed)

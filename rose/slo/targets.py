@@ -23,7 +23,7 @@ class SLO:
 
     ttft_ms: float
     tpot_ms: float
-    slowdown: float = 0.05
+    slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what no request could meet.

@@ -93,7 +93,9 @@ def test_each_quantum_is_a_row() -> None:
     assert 100.0 <= max(end for _, end in lent if end < 110) <= 100.0 + segment_ms
     assert lending.share.max() == pytest.approx(1 - DEVICE.gate_ms / segment_ms, rel=1e-3)
     (silent,) = [
-        begin - end for (_, end), (begin, _) in pairwise(lent) if 100.0 <= end <= 100.0 + segment_ms
+        begin - end
+        for (_, end), (begin, _) in pairwise(lent)
+        if 100.0 <= end <= 100.0 + segment_ms and begin > end
     ]
     assert 20 < silent < 50
 

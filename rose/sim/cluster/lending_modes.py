@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rose.errors import InvalidArgument
 from rose.executor.probing import RENEWAL_SHARE
 from rose.sim.device import DeviceModel, Sharing
+from rose.sim.simulation import SLOWDOWNS
 from rose.slo import SLO
 
 Column = npt.NDArray[np.float64]
@@ -95,7 +96,7 @@ def _in_turns(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
     elif scheme == "rose_slack":
         lent_ms = _quanta(segment_ms, word_ms, device.noise, slo)
     elif scheme == "rose":
-        lent_ms = _budget(_quanta(segment_ms, word_ms, device.noise, slo), slo.slowdown)
+        lent_ms = _budget(_quanta(segment_ms, word_ms, device.noise, slo), SLOWDOWNS[scheme])
         lent_share *= segment_ms / (segment_ms + word_ms)
     elif scheme == "valve":
         reopens = _cool_down
