@@ -1,4 +1,4 @@
-"""What commands share: files they read and write, folders, interrupts, traffic, the machine."""
+"""What commands share: files they read and write, folders, interrupts, progress, traffic."""
 
 import os
 import shutil
