@@ -75,7 +75,7 @@ ROSE_HD inline u32 elias_fano_words(u32 universe, u32 count) {
   return elias_fano(universe, count, 0).end / 32;
 }
 
-// How the changes of a block are written.
+// The sizes that decide how a block stores its changes.
 struct ChangeCounts {
   u32 universe;  // elements
   u32 changed;   // 1 to `universe`

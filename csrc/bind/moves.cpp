@@ -1,4 +1,4 @@
-// Where memory and slo meet: loans rest on certificates, and moves of slabs go into their log.
+// Joins memory and slo: a loan needs a certificate, and the log records every move of slabs.
 #include <pybind11/pybind11.h>
 
 #include <memory>
@@ -31,7 +31,8 @@ class MoveLog final : public memory::MoveObserver {
   std::shared_ptr<slo::CertificateLog> log_;
 };
 
-// What serving could need is in the terms; what it has is filled in under the arbiter's mutex.
+// Certifies a loan. The caller's terms say what serving could need; admit() adds what serving has,
+// while the arbiter holds its mutex.
 class CertifiedAdmission final : public memory::Admission {
  public:
   CertifiedAdmission(memory::PartitionId lender_id, const slo::AdmissionTerms& terms,

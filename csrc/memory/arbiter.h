@@ -37,7 +37,7 @@ enum class GrantRefusal : std::uint8_t {
   kOverLimit,
   kAtRisk,  // the reserve of another partition, or what the lender could need
 };
-// What is true when a loan is asked for.
+// The state of the pool when somebody asks for a loan.
 struct Supply {
   std::uint64_t epoch{0};
   PartitionId borrower{kNobody};
@@ -51,7 +51,7 @@ class Admission {
  public:
   explicit Admission(PartitionId lender_id) noexcept : lender{lender_id} {}
   virtual ~Admission() = default;
-  // How many of the slabs may go, at most `supply.slabs`; 0 refuses.
+  // Returns how many slabs may be lent, at most `supply.slabs`; 0 refuses the loan.
   virtual Result<std::int32_t> admit(const Supply& supply) noexcept = 0;
 
   const PartitionId lender;

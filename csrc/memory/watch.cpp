@@ -40,7 +40,8 @@ Result<bool> Arbiter::is_short(PartitionId id, std::int64_t taking) const noexce
   return left < low_water(slabs_.unowned());
 }
 
-// How many of n slabs go by the admission; 0 when its lender would be short of what it could need.
+// Returns how many of n slabs the admission lends; 0 when its lender would then have fewer free
+// blocks than it could need.
 Result<std::int32_t> Arbiter::admitted(Admission& admission, PartitionId id,
                                        std::int32_t n) noexcept {
   ROSE_TRY(check_known(admission.lender));

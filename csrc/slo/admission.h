@@ -58,11 +58,11 @@ AdmissionBalance balance(const AdmissionTerms& terms) noexcept;
 // The most slabs that may be granted with all else as in `terms`; `terms.slabs` is not looked at.
 std::uint32_t largest_grant(const AdmissionTerms& terms) noexcept;
 
-// The certificate for granting `terms.slabs`, or nothing: a refusal. With a log the certificate is
-// recorded before it is returned, and without a record there is none. With `serving` the terms are
-// brought up to date first: as many requests as are pending, and no more slabs than they leave. It
-// is done under the log's decision mutex, so the log never shows an admission that forgot an
-// arrival recorded before it.
+// Returns the certificate for granting `terms.slabs`, or nothing, which is a refusal. With a log it
+// records the certificate first, and refuses if it cannot. With `serving` it first sets
+// `terms.running_requests` to the pending requests and lowers `terms.slabs` to what they leave. All
+// of it happens under the log's decision mutex, so that the log never shows an admission that
+// forgot an arrival recorded before it.
 Result<std::optional<AdmissionBalance>> admission_certificate(
     AdmissionTerms& terms, CertificateLog* log, const ServingState* serving = nullptr) noexcept;
 

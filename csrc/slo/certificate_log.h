@@ -269,8 +269,8 @@ class CertificateLog {
     explicit Section(CertificateLog& log) noexcept
         : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
     Nanoseconds now_ns() const noexcept { return now_ns_; }
-    // What rollouts have earned so far by the header's slowdown, minus what they took: it changes
-    // with each STEP. Unused, and not a number at all, where the slowdown is infinite.
+    // The sum over all STEPs of slowdown * actual_ms - lent_ms - blocked_ms. Nobody reads it where
+    // the slowdown is infinite: there it is NaN.
     double balance_ms() const noexcept { return log_.balance_ms_; }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {

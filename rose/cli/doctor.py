@@ -22,7 +22,7 @@ from rose import __version__
 
 
 class State(Enum):
-    """What the doctor says about a part; the value is the colour of the word."""
+    """The verdict on a part; its value is the colour in which the word is printed."""
 
     ACTIVE = "green"
     ABSENT = "yellow"
@@ -34,9 +34,9 @@ class Finding:
     """One row.
 
     Args:
-        part: of rose, or of what it stands on.
+        part: name of a part of rose, or of a package, tool or device that rose uses.
         state: `ABSENT` parts are optional, `BROKEN` ones are needed.
-        why: what was found, and the mend if something is missing.
+        why: the evidence, and how to mend it when something is missing.
     """
 
     part: str

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rose.errors import InvalidArgument
+from rose.sim.simulation import SLOWDOWNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,20 @@ ABLATED: Final = "rose_slack"
 UNRULED: Final = frozenset({ALONE, CONTROL, "clairvoyant"})
 """Bounds: nobody would run them to share a device."""
 
+
+def _rose(name: str, slowdown: float) -> Scheme:
+    if slowdown == 0:
+        rule = "Certified quanta while no request is live."
+    elif slowdown == math.inf:
+        rule = "Certified quanta also between two steps, as far as every running request can wait."
+    else:
+        rule = (
+            f"Certified quanta also between two steps, for {slowdown:.0%} of the time of running "
+            f"requests' steps."
+        )
+    return Scheme(name, rule, slowdown)
+
+
 _ALL: Final = (
     Scheme(ALONE, "Serving has the device to itself."),
     Scheme(CONTROL, "The same again: its distance from alone is the noise of the machine."),
@@ -58,17 +73,7 @@ _ALL: Final = (
         "(arXiv 2604.07874).",
     ),
     Scheme("static_split", "Each engine has a fixed share of the device for itself."),
-    Scheme("rose_idle", "Certified quanta while no request is live.", 0.0),
-    Scheme(
-        "rose",
-        "Certified quanta also between two steps, for 5 % of the time of running requests' steps.",
-        0.05,
-    ),
-    Scheme(
-        ABLATED,
-        "Certified quanta also between two steps, as far as every running request can wait.",
-        math.inf,
-    ),
+    *(_rose(name, slowdown) for name, slowdown in SLOWDOWNS.items()),
     Scheme(
         "clairvoyant",
         "Knows all arrivals and step times in advance, and takes all there is to take.",
@@ -91,9 +96,7 @@ MECHANISMS: Final = {
 
 def demo_schemes(slowdown: float) -> tuple[Scheme, ...]:
     """Return the arms of `rose demo`: without rollouts, with them, and under rose."""
-    rule = SCHEMES["rose" if slowdown else "rose_idle"].rule.replace("5 %", f"{slowdown:.0%}")
-    rose = Scheme("rose", rule, slowdown)
-    return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], rose
+    return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], _rose("rose", slowdown)
 
 
 def ablation(mechanism: str) -> Scheme:
@@ -109,7 +112,7 @@ def ablation(mechanism: str) -> Scheme:
     return Scheme(
         f"{ABLATED}-{mechanism}",
         f"As {ABLATED}, but {MECHANISMS[mechanism]}.",
-        math.inf,
+        SLOWDOWNS[ABLATED],
         frozenset({mechanism}),
     )
 

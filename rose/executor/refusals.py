@@ -1,12 +1,12 @@
 """Why rollouts wait: refusals by reason, the term that binds, and the evidence behind bounds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypedDict
 
-from rose._core import Creditor, LatencyModel, QuantumRefusal
+from rose._core import Creditor, HarvestMode, LatencyModel, QuantumRefusal
 from rose.events import Reason
-from rose.executor.probing import ShapeName
+from rose.executor.probing import Seen, ShapeName
 from rose.executor.reading import Binding, ShapeEvidence
 from rose.slo.evidence import SHAPE_NAMES, Shape
 
@@ -45,6 +45,17 @@ def read_refusals(creditor: Creditor | None) -> Refusals:
         "granted_s": 0.0 if creditor is None else creditor.granted_s,
         "binding": None if creditor is None else _binding(creditor),
     }
+
+
+def read_seen(creditor: Creditor, shapes: Iterable[ShapeName], *, is_idle: bool) -> Seen:
+    """Return what the ration of probes asks of a device whose quanta `creditor` grants."""
+    shape = None if creditor.binding is None else creditor.binding.shape
+    return Seen(
+        is_idle=is_idle,
+        granted=sum(creditor.granted(mode) for mode in HarvestMode),
+        refused=sum(creditor.refused(why) for why in UNCERTIFIED),
+        binding=next((name for name in shapes if name == shape), None),
+    )
 
 
 def _binding(creditor: Creditor) -> Binding | None:

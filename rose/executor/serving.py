@@ -15,7 +15,6 @@ from rose._core import (
     CloseReason,
     Creditor,
     Forecast,
-    HarvestMode,
     LatencyModel,
     Watchdog,
 )
@@ -24,9 +23,9 @@ from rose.events import Reason, Refusal
 from rose.executor.certified import largest_shapes
 from rose.executor.demand import ServingLimits
 from rose.executor.lender import Lender
-from rose.executor.probing import ProbeRation, Seen, ShapeName
+from rose.executor.probing import ProbeRation, ShapeName
 from rose.executor.reading import ShapeEvidence
-from rose.executor.refusals import UNCERTIFIED, read_evidence
+from rose.executor.refusals import read_evidence, read_seen
 from rose.executor.safety import Safety
 from rose.executor.ticket import Ticket
 from rose.slo.evidence import Shape, collect_evidence
@@ -399,16 +398,9 @@ class ServingLane:
             creditor = self._creditor
             if creditor is None:
                 return None
-            shape = None if creditor.binding is None else creditor.binding.shape
-            due = self._probes.due(
-                self._clock.now_ns(),
-                Seen(
-                    is_idle=not self._live and not self._is_in_step,
-                    granted=sum(creditor.granted(mode) for mode in HarvestMode),
-                    refused=sum(creditor.refused(why) for why in UNCERTIFIED),
-                    binding=next((name for name in self._shapes if name == shape), None),
-                ),
-            )
+            is_idle = not self._live and not self._is_in_step
+            seen = read_seen(creditor, self._shapes, is_idle=is_idle)
+            due = self._probes.due(self._clock.now_ns(), seen)
             if due is not None:
                 decode, context, prefill = map(int, self._shapes[due])
                 return StepBatch(decode, context, prefill)

@@ -18,8 +18,8 @@ from rose._core import (
     Verdict,
 )
 from rose.executor.certified import certificate_log, certified_creditor
-from rose.executor.probing import ProbeRation, Seen, ShapeName
-from rose.executor.refusals import UNCERTIFIED, read_evidence
+from rose.executor.probing import ProbeRation, ShapeName
+from rose.executor.refusals import read_evidence, read_seen
 from rose.sim.device import DeviceModel, StepWork, ns_of
 from rose.sim.governor import Governor, Grain, Probe
 from rose.slo import SLO, Policy
@@ -55,14 +55,7 @@ class Prober:
 
     def due(self, now_ns: int) -> Probe | None:
         """Return the probe that an idle device runs now, or None."""
-        shape = None if self._creditor.binding is None else self._creditor.binding.shape
-        seen = Seen(
-            is_idle=True,
-            granted=sum(self._creditor.granted(mode) for mode in HarvestMode),
-            refused=sum(self._creditor.refused(why) for why in UNCERTIFIED),
-            binding=next((name for name in self._shapes if name == shape), None),
-        )
-        name = self.ration.due(now_ns, seen)
+        name = self.ration.due(now_ns, read_seen(self._creditor, self._shapes, is_idle=True))
         return None if name is None else self._probe(self._shapes[name])
 
     def _probe(self, shape: Shape) -> Probe:

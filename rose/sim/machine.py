@@ -257,7 +257,7 @@ class Machine:
         self._governor.step_begins(self.now_ms, probe.work)
         self._work, self._is_probe = probe.work, True
         self._blocked_ns = self._lent_ns = 0
-        wait_ns = max(0, self._segment_ended_ns + self._signal_ns - self._now_ns)
+        wait_ns = self._handover_ns()
         took_ns = max(1, ns_of(probe.took_ms))
         self._step = _Task((wait_ns + took_ns) * _PS_PER_NS, self._now_ns + wait_ns)
 
@@ -280,13 +280,17 @@ class Machine:
             return
         turn, self._turn = self._turn, None
         self._governor.step_begins(self.now_ms, work)
-        wait_ns = max(0, self._segment_ended_ns + self._signal_ns - self._now_ns)
+        wait_ns = self._handover_ns()
         self._begin_step(
             work,
             wait_ns=wait_ns,
             blocked_ns=self._now_ns + wait_ns - turn.lend_end_ns,
             lent_ns=turn.lend_end_ns - turn.asked_ns,
         )
+
+    def _handover_ns(self) -> int:
+        """Return how long serving waits for the word that the last segment has ended."""
+        return max(0, self._segment_ended_ns + self._signal_ns - self._now_ns)
 
     def _begin_step(self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int) -> None:
         factor = self._step_noise.factor(self._steps)

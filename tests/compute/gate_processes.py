@@ -18,14 +18,6 @@ from tests.compute.test_creditor import Device
 HANG_S = 60.0
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return when it is so; the deadline only bounds a hang."""
-    deadline_s = time.monotonic() + HANG_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-
-
 @contextmanager
 def process_of(body: Callable[..., None], *args: Any) -> Iterator[tuple[BaseProcess, Connection]]:
     """Run `body(conn, *args)`; in the end the process is gone."""

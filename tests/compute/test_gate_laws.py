@@ -22,9 +22,9 @@ from tests.compute.gate_processes import (
     receive_fd,
     send_fd,
     serve,
-    wait_until,
 )
 from tests.compute.test_creditor import LONG_MS, MAX_SEGMENTS, Device
+from tests.waiting import wait_for
 
 EPOCHS = 2**32
 # Offsets and sizes of csrc/compute/gate_word.h.
@@ -247,7 +247,7 @@ def test_borrower_of_a_stopped_serving_stops_within_a_quantum_until_it_goes_on(
         assert serving.pid is not None
         os.kill(serving.pid, signal.SIGSTOP)
         stat = Path(f"/proc/{serving.pid}/stat")
-        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", timeout_s=HANG_S)
         started_until_it_stops(gate)
         assert gate.credit_left == 0
         os.kill(serving.pid, signal.SIGCONT)

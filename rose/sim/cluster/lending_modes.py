@@ -88,7 +88,7 @@ def _in_turns(scheme: str, device: DeviceModel, slo: SLO) -> FluidMode:
     prompt_ms, piece_ms = 0.0, segment_ms
     lent_share = idle_share = device.layers_per_segment * device.layer_ms / segment_ms
     reopens = _constant(device.signal_ms)
-    if scheme in {"rose_idle", "rose", "rose_slack"}:
+    if scheme in SLOWDOWNS:
         idle_share *= 1 - RENEWAL_SHARE
     if scheme == "rose_paper":
         lent_ms, prompt_ms, piece_ms = _steps(step_ms + word_ms, slo), step_ms + word_ms, step_ms
