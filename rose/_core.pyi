@@ -675,6 +675,7 @@ class LatencyModel:
         decode_sequences: float,
         context_tokens: float,
         prefill_tokens: float,
+        is_after_loan: bool = False,
     ) -> Forecast: ...
     @property
     def observations(self) -> int: ...

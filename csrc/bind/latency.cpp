@@ -132,12 +132,12 @@ void bind_model(py::module_& module) {
       .def(
           "observe",
           [](LatencyModel& model, double actual_ms, double decode_sequences, double context_tokens,
-             double prefill_tokens) {
-            return take(
-                model.observe({decode_sequences, context_tokens, prefill_tokens}, actual_ms));
+             double prefill_tokens, bool is_after_loan) {
+            return take(model.observe({decode_sequences, context_tokens, prefill_tokens}, actual_ms,
+                                      is_after_loan));
           },
           py::arg("actual_ms"), py::kw_only(), py::arg("decode_sequences"),
-          py::arg("context_tokens"), py::arg("prefill_tokens"))
+          py::arg("context_tokens"), py::arg("prefill_tokens"), py::arg("is_after_loan") = false)
       .def_property_readonly("observations", &LatencyModel::observations)
       .def_property_readonly("coverage", &LatencyModel::coverage);
 }

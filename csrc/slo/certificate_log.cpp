@@ -152,9 +152,13 @@ bool CertificateLog::put_locked(const std::byte* record) noexcept {
   return true;
 }
 
-// A step that served earns a share of its own time, and pays for what it waited before.
+// A step that served earns a share of its own time, and pays for what it waited before. After a
+// loan its own time is what it would have taken without one, and it pays for the rest.
 void CertificateLog::settle_locked(const Step& step) noexcept {
-  balance_ms_ += header_.slowdown * step.actual_ms - (step.lent_ms + step.blocked_ms);
+  const double own_ms =
+      step.lent_ms > 0 ? std::min(step.actual_ms, step.predicted_ms) : step.actual_ms;
+  const double waited_ms = step.lent_ms + step.blocked_ms;
+  balance_ms_ += header_.slowdown * own_ms - (waited_ms + step.actual_ms - own_ms);
 }
 
 bool CertificateLog::append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,

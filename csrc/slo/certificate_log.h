@@ -251,7 +251,7 @@ struct Forced {
 // Any thread may append. close() or the destructor joins the thread.
 class CertificateLog {
  public:
-  static constexpr std::uint32_t kVersion = 5;
+  static constexpr std::uint32_t kVersion = 6;
   static constexpr std::size_t kRecordBytes = 128;
   static constexpr std::size_t kPayloadBytes = 96;
   static constexpr std::size_t kRingRecords = 8192;

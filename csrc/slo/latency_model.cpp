@@ -166,7 +166,8 @@ Result<Evidence> LatencyModel::evidence(const Features& features) const noexcept
   return out;
 }
 
-Result<Forecast> LatencyModel::observe(const Features& features, double actual_ms) noexcept {
+Result<Forecast> LatencyModel::observe(const Features& features, double actual_ms,
+                                       bool is_after_loan) noexcept {
   ROSE_TRY(check_features(features));
   if (!(std::isfinite(actual_ms) && actual_ms >= 0 && actual_ms <= kActualMaxMs)) {
     return Status::invalid_argument("a step's milliseconds must lie in 0..1e9");
@@ -178,7 +179,7 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
   misses_ += actual_ms > before.upper_ms ? 1 : 0;
   const auto kind = static_cast<std::size_t>(kind_of(features));
   if (seen_[kind]++ >= kTraining) bounds_[kind].observe(actual_ms / before.predicted_ms);
-  learn_locked(terms, before.predicted_ms, actual_ms);
+  if (!is_after_loan) learn_locked(terms, before.predicted_ms, actual_ms);
   return before;
 }
 

@@ -78,8 +78,10 @@ class LatencyModel {
   Result<Evidence> evidence(const Features& features) const noexcept;
   Result<Forecast> forecast(const Features& features) const noexcept;
   // Learns that a step took `actual_ms`. Returns what was forecast before. On error nothing
-  // changes.
-  Result<Forecast> observe(const Features& features, double actual_ms) noexcept;
+  // changes. A step after a loan is slower for it: it counts for the bound, which must hold there
+  // too, and not for the regression, so predicted_ms stays the time of a step without one.
+  Result<Forecast> observe(const Features& features, double actual_ms,
+                           bool is_after_loan = false) noexcept;
 
   std::uint64_t observations() const noexcept;
   // Share of observed steps that stayed within upper(); 1 when there are none.

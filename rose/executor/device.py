@@ -288,6 +288,7 @@ class CoServing(Closing):
                 watchdog=self._watchdog,
                 stream=self._gpu.serving.handle if self._gpu else None,
                 limits=limits,
+                slowdown=slo.slowdown,
             )
             undo.pop_all()
         self._log, self.arbiter, self._slab_bytes = log, arbiter, slab_bytes

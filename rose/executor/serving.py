@@ -1,5 +1,6 @@
 """Serving's lane: nothing in here raises, waits without a bound, or holds serving up."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -119,8 +120,19 @@ class ServingLane:
         watchdog: Watchdog,
         stream: int | None,
         limits: ServingLimits,
+        slowdown: float,
     ) -> None:
-        """Made by `CoServing.serving`; `stream` is what its GPU work must be put into."""
+        """Made by `CoServing.serving`.
+
+        Args:
+            lender: of its memory.
+            model: of its steps.
+            safety: around what is rose's own.
+            watchdog: lets a step go on while serving waits for the whole device.
+            stream: what its GPU work must be put into; None on a CPU.
+            limits: the most it can ask for.
+            slowdown: of its SLO.
+        """
         self.kv = kv = lender.kv
         self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # free or not
         self.stream = stream
@@ -140,6 +152,7 @@ class ServingLane:
         self._gate = lender.gate
         self._state = lender.state
         self._model = model
+        self._slowdown = slowdown
         step, chunk = largest_shapes(limits.request_tokens, limits.step_tokens)
         self._shapes: dict[ShapeName, Shape] = {"step": step, "chunk": chunk}
         self._probes = ProbeRation(wanted=self.evidence()[0].wanted)
@@ -350,10 +363,15 @@ class ServingLane:
                 self._probes.probed(shape, actual_ms * NS_PER_MS)
 
     def _learn(self, actual_ms: float, features: dict[str, int], step: ServingStep) -> Forecast:
-        """Return what was forecast; a step beside a late segment teaches nothing."""
+        """Return what was forecast; a step beside a late segment teaches nothing.
+
+        Without a limit to the slowdown, most steps come after a loan: then these are what is
+        forecast.
+        """
         is_beside = self._gate.passed != step.passed or self._gate.is_running()
         if self._creditor is None or not is_beside:
-            return self._model.observe(actual_ms, **features)
+            is_after_loan = step.lent_ms > 0 and math.isfinite(self._slowdown)
+            return self._model.observe(actual_ms, **features, is_after_loan=is_after_loan)
         return self._model.forecast(**features)
 
     # ---- evidence -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """rose itself in virtual time: the real core's decisions, on a clock that the simulator moves."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -121,6 +122,7 @@ class CoreGovernor(Governor):
         if "margin" not in policy.without:
             self._prober = Prober(self.model, self.creditor, device)
         self._lends_slack = slo.slowdown > 0
+        self._is_limited = math.isfinite(slo.slowdown)
         self._commits_batch = device.commits_batch
         self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
         self._slots: dict[int, int] = {}
@@ -177,7 +179,7 @@ class CoreGovernor(Governor):
         """Learn from the step, and record it."""
         self._move_to(now_ms)
         features = dict(zip(SHAPE_NAMES, _features(work), strict=True))
-        forecast = self._learn(took_ms, features)
+        forecast = self._learn(took_ms, features, is_after_loan=lent_ms > 0 and self._is_limited)
         self.log.append_step(
             forecast,
             actual_ms=took_ms,
@@ -190,10 +192,12 @@ class CoreGovernor(Governor):
             shape: ShapeName = "chunk" if work.prefill_tokens else "step"
             self._prober.ration.probed(shape, ns_of(took_ms))
 
-    def _learn(self, took_ms: float, features: dict[str, float]) -> Forecast:
+    def _learn(
+        self, took_ms: float, features: dict[str, float], *, is_after_loan: bool
+    ) -> Forecast:
         """Return what was forecast; nothing is learned from a step beside a segment."""
         if self.gate.passed == self._passed and not self.gate.is_running():
-            return self.model.observe(took_ms, **features)
+            return self.model.observe(took_ms, **features, is_after_loan=is_after_loan)
         return self.model.forecast(**features)
 
     def tokens(self, now_ms: float, requests: Sequence[int]) -> None:

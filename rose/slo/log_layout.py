@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-VERSION: Final = 5
+VERSION: Final = 6
 RECORD_BYTES: Final = 128
 PAYLOAD_AT: Final = 24
 CRC_AT: Final = 124

@@ -98,9 +98,12 @@ class ComputeReplay:
         ]
         if wrong:
             return wrong
+        actual_ms, lent_ms = fields["actual_ms"], fields["lent_ms"]
+        # After a loan a step is slower: that is paid for, too.
+        own_ms = min(predicted_ms, actual_ms) if lent_ms > 0 else actual_ms
         self._requests.stepped(
-            earned_ms=self._header["slowdown"] * fields["actual_ms"],
-            paid_ms=fields["lent_ms"] + fields["blocked_ms"],
+            earned_ms=self._header["slowdown"] * own_ms,
+            paid_ms=lent_ms + fields["blocked_ms"] + actual_ms - own_ms,
         )
         ended_ns = fields["began_ns"] + fields["actual_ms"] * NS_PER_MS
         return broken(

@@ -95,7 +95,7 @@ class Requests:
         return wrong
 
     def stepped(self, *, earned_ms: float, paid_ms: float) -> None:
-        """Count what a step earned for rollouts, and what they took before it."""
+        """Count what a step earned for rollouts, and what they cost it."""
         self._balance_ms += earned_ms - paid_ms
 
     def budget_ms(self) -> float:

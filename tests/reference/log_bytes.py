@@ -16,7 +16,7 @@ KINDS = (
     "START ARRIVED FINISHED QUANTUM ADMISSION MOVE REVOKE_BEGUN STEP GAVE_BACK END TOKENS FORCED"
 ).split()
 HEADER = {
-    "version": 5,
+    "version": 6,
     "record_bytes": 128,
     "ttft_ms": 500.0,
     "tpot_ms": 50.0,
@@ -140,9 +140,11 @@ class PlainRequests:
         del self.last_token_ns[slot]
         self.budgets_ms.pop(slot, None)
 
-    def step(self, actual_ms: float, *, lent_ms: float) -> None:
+    def step(self, actual_ms: float, *, predicted_ms: float, lent_ms: float) -> None:
+        slower_ms = max(0.0, actual_ms - predicted_ms) if lent_ms else 0.0
         for slot in self.budgets_ms:
-            self.budgets_ms[slot] += self.slowdown * actual_ms - lent_ms
+            earned_ms = self.slowdown * (actual_ms - slower_ms)
+            self.budgets_ms[slot] += earned_ms - (lent_ms + slower_ms)
 
     def budget_ms(self) -> float:
         return min(self.budgets_ms.values(), default=0.0)

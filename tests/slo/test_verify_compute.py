@@ -382,6 +382,18 @@ def test_running_requests_pay_with_a_share_of_their_steps(tmp_path):
         assert is_paid or "delays requests by 21.0 ms, their budget is 20.5 ms" in found[0]
 
 
+def test_a_step_that_is_slower_after_a_loan_pays_for_that_too(tmp_path):
+    # It earns a quarter of the 90 ms that were forecast; the 10 ms more cost what they are.
+    for lent_ms, budget_ms in ((0.0, 25.0), (0.5, 22.5 - 0.5 - 10)):
+        log = running(0, slowdown=0.25, tpot_ms=500.0)
+        log.wait(130)
+        log.step(100.0, lent_ms=lent_ms, predicted_ms=90.0, upper_ms=200.0)
+        deadline_ns = log.now_ns + 370 * MS
+        terms = {"deadline_ns": deadline_ns, "pending": 1, "quantum_ms": 5.0}
+        log.quantum(SLACK, segments=1, budget_ms=budget_ms, **terms)
+        assert violations(log, tmp_path) == []
+
+
 def test_a_request_pays_only_for_what_was_earned_since_its_first_token(tmp_path):
     for second, budget_ms in ((1, 0.0), (None, 25.0)):
         log = running(0, slowdown=0.25, tpot_ms=500.0)
@@ -456,8 +468,8 @@ def test_switched_off_mechanisms_are_named(tmp_path):
 
 
 def test_another_version_is_refused_and_the_known_one_is_named(tmp_path):
-    for version in (3, 4, 6):
-        with pytest.raises(InvalidArgument, match=f"version {version} .* reads version 5 with 128"):
+    for version in (3, 5, 7):
+        with pytest.raises(InvalidArgument, match=f"version {version} .* reads version 6 with 128"):
             verified(LogBytes(version=version), tmp_path)
     with pytest.raises(InvalidArgument, match="records of 256 bytes"):
         verified(LogBytes(record_bytes=256), tmp_path)
@@ -473,7 +485,7 @@ EVENTS = st.lists(
         st.tuples(st.just("tokens"), st.sets(SLOT, min_size=1)),
         st.tuples(st.just("wait"), st.integers(1, 30)),
         st.tuples(st.just("quantum"), st.integers(0, 1), st.integers(1, 4)),
-        st.tuples(st.just("step"), st.integers(0, 30), st.integers(0, 3)),
+        st.tuples(st.just("step"), st.integers(0, 30), st.integers(1, 30), st.integers(0, 3)),
     ),
     max_size=60,
 )
@@ -497,9 +509,10 @@ def play(events, log: LogBytes) -> list[bool]:
                     truth.give_token(slot, log.now_ns)
             case ("wait", ms):
                 log.wait(ms)
-            case ("step", actual_ms, lent_ms):
-                log.step(float(actual_ms), lent_ms=float(lent_ms), upper_ms=50.0)
-                truth.step(actual_ms, lent_ms=lent_ms)
+            case ("step", actual_ms, predicted_ms, lent_ms):
+                times = {"predicted_ms": float(predicted_ms), "lent_ms": float(lent_ms)}
+                log.step(float(actual_ms), upper_ms=50.0, **times)
+                truth.step(actual_ms, **times)
             case ("quantum", mode, segments):
                 log.quantum(
                     mode,

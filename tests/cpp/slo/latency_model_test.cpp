@@ -58,6 +58,21 @@ TEST(the_model_learns_what_steps_cost) {
   }
 }
 
+TEST(steps_after_a_loan_widen_the_bound_and_leave_the_prediction) {
+  const auto model = make_model({.prior_ms = {5, 0, 0, 0, 0}});
+  constexpr Features kStep{1, 100, 0};
+  for (int i = 0; i < 400; ++i) CHECK(model->observe(kStep, 5).ok());
+  const Forecast before = model->forecast(kStep).value();
+  for (int i = 0; i < 400; ++i) {
+    const bool is_after_loan = i % 4 == 0;
+    CHECK(model->observe(kStep, is_after_loan ? 6 : 5, is_after_loan).ok());
+  }
+  const Forecast after = model->forecast(kStep).value();
+  CHECK(std::abs(after.predicted_ms - before.predicted_ms) < 1e-6);
+  CHECK(before.upper_ms < 6);
+  CHECK(after.upper_ms >= 6);
+}
+
 TEST(coverage_holds_while_the_machine_drifts) {
   for (const double epsilon : {0.02, 0.1}) {
     const auto model = make_model({.epsilon = epsilon, .adaptation = 0.02});

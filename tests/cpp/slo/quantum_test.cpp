@@ -206,8 +206,11 @@ LogHeader with_slowdown(double slowdown, std::uint32_t without = 0) {
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 constexpr Nanoseconds kMs = 1'000'000;
 
-void serve_step(Scene& scene, double actual_ms, double lent_ms = 0, double blocked_ms = 0) {
+// Without anything else to say it took as long as was forecast.
+void serve_step(Scene& scene, double actual_ms, double lent_ms = 0, double blocked_ms = 0,
+                double slower_ms = 0) {
   Step step{};
+  step.predicted_ms = actual_ms - slower_ms;
   step.actual_ms = actual_ms;
   step.lent_ms = lent_ms;
   step.blocked_ms = blocked_ms;
@@ -318,6 +321,20 @@ TEST(running_requests_pay_for_rollouts_with_a_share_of_their_steps) {
   CHECK_EQ(ask(), 2);
   CHECK(scene.serving->finished(second));
   CHECK_EQ(ask(), 8);  // 2 + 10 + 3
+}
+
+TEST(a_step_that_is_slower_after_a_loan_pays_for_that_too) {
+  Scene scene{with_slowdown(0.25)};
+  const auto ask = [&] { return scene.decide(1, 0, HarvestMode::kSlack); };
+  give_token(scene, scene.serving->arrived(10));
+  serve_step(scene, 40, 0, 0, 8);  // no loan before it: it was slow by itself
+  CHECK_EQ(ask(), 8);              // 40 / 4 = 8 + 1 and a rest
+  serve_step(scene, 24, 1, 0, 4);
+  CHECK_EQ(ask(), 8);  // 10 + 20 / 4 - 1 - 4 = 10
+  serve_step(scene, 24, 1, 0, 12);
+  CHECK_EQ(ask(), 0);  // 10 + 12 / 4 - 1 - 12 = 0
+  serve_step(scene, 12, 1, 0, -8);
+  CHECK_EQ(ask(), 1);  // 12 / 4 - 1 = 1 + 1: faster than forecast earns no more than its time
 }
 
 TEST(without_a_slowdown_nothing_is_granted_between_steps) {
