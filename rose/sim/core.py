@@ -49,7 +49,13 @@ class Prober:
         }
 
         def run(shape: Shape) -> None:
-            model.observe(self._probe(shape).took_ms, **dict(zip(SHAPE_NAMES, shape, strict=True)))
+            decode, context, prefill = shape
+            model.observe(
+                self._probe(shape).took_ms,
+                decode_sequences=decode,
+                context_tokens=context,
+                prefill_tokens=prefill,
+            )
 
         collect_evidence(model, self._shapes.values(), run)
         self.ration = ProbeRation(wanted=read_evidence(model, "step", self._shapes["step"]).wanted)
