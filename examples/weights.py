@@ -26,7 +26,7 @@ def train(trained: nn.Module, optimizer: torch.optim.Optimizer) -> float:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ instead. Every check is also shown a planted violation below, so it cannot rot u
 """
 
 import ast
+import functools
 import posixpath
 import re
 import subprocess
@@ -17,6 +18,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 THIS = PurePosixPath("tests/test_tidy.py")  # it spells out what it forbids
+
+
+@functools.cache
+def parsed(text: str, name: str) -> ast.Module:
+    return ast.parse(text, filename=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Source:
         return self.path.parts[0] == "csrc" and self.is_cpp()
 
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=str(self.path))
+        return parsed(self.text, str(self.path))
 
     def line_of(self, offset: int) -> int:
         return self.text.count("\n", 0, offset) + 1
@@ -115,7 +121,8 @@ def imports_go_down(source: Source) -> Iterator[Finding]:
         return
     tree = source.tree()
     if room == "":  # What only type checkers read costs nobody anything.
-        tree.body = [node for node in tree.body if not is_for_type_checkers(node)]
+        body = [node for node in tree.body if not is_for_type_checkers(node)]
+        tree = ast.Module(body=body, type_ignores=[])
     for line, name in imports(tree):
         parts = name.split(".")
         if parts[0] != "rose":

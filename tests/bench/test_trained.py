@@ -115,6 +115,7 @@ def recording() -> Recording:
     return record(SMALL)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_each_time(recording: Recording) -> None:
     again = record(SMALL)
     assert all(map(np.array_equal, again.versions, recording.versions))

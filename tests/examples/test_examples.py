@@ -1,9 +1,11 @@
 """The examples run, and what they claim holds."""
 
 import random
+import runpy
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,33 +45,25 @@ def test_example_runs(repo) -> None:
     assert done.stdout.endswith("gave back: None\n")
 
 
-def test_example_of_attached_engines_runs(repo) -> None:
-    done = subprocess.run(
-        [sys.executable, "examples/attach.py"],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("128 rollout tokens beside 10 answers;")
-    assert done.stdout.endswith("gave back: None\n")
+def said_by(example: Path, capsys) -> str:
+    """Run an example in this process, which may have imported torch already."""
+    runpy.run_path(str(example), run_name="__main__")
+    return capsys.readouterr().out
 
 
-def test_example_of_weights_runs(repo) -> None:
-    done = subprocess.run(
-        [sys.executable, "examples/weights.py"],
-        cwd=repo,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+def test_example_of_attached_engines_runs(repo, capsys) -> None:
+    said = said_by(repo / "examples" / "attach.py", capsys)
+    assert said.startswith("128 rollout tokens beside 10 answers;")
+    assert said.endswith("gave back: None\n")
+
+
+def test_example_of_weights_runs(repo, capsys) -> None:
+    said = said_by(repo / "examples" / "weights.py", capsys)
+    assert [line.split(":")[0] for line in said.splitlines()] == [
         *(f"version {n}" for n in range(2, 7)),
         "equal bit for bit",
     ]
-    assert done.stdout.endswith("True\n")
+    assert said.endswith("True\n")
 
 
 def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:

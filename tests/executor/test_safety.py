@@ -56,33 +56,32 @@ def whole_life(rig: Rig) -> None:
 IMPOSSIBLE: list[Any] = [-1, -5, 10**9 + 1, 1 << 40, 1 << 63, 1 << 70, 1.5, math.nan, "8", None]
 
 
-@pytest.mark.parametrize("value", IMPOSSIBLE)
 @pytest.mark.parametrize("call", ["arrived", "ensure", "alloc", "reserve", *range(3)])
-def test_an_impossible_count_is_refused_and_lending_goes_on(
-    open_rig, call: str | int, value: Any
-) -> None:
+def test_an_impossible_count_is_refused_and_lending_goes_on(open_rig, call: str | int) -> None:
     rig = open_rig()
     rig.borrow(80)
     serving = rig.serving
-    match call:
-        case "arrived":
-            serving.arrived("x", prompt_tokens=value)
-            assert not rig.device.gate.is_open()  # The request is there, however long it is.
-            serving.finished("x")
-        case "ensure":
-            assert serving.ensure(value) is False
-        case "alloc":
-            assert serving.alloc(value) is None
-        case "reserve":
-            assert isinstance(serving.reserve(value), Refusal)
-        case int(feature):
-            features = [1, 8, 8]
-            features[feature] = value
-            with serving.step(StepBatch(*features)):
-                pass
-            with serving.step() as step:
-                step.commit(StepBatch(*features))
-    assert (rig.device.gave_back, serving.bad_calls > 0) == (None, True)
+    for value in IMPOSSIBLE:
+        before = serving.bad_calls
+        match call:
+            case "arrived":
+                serving.arrived("x", prompt_tokens=value)
+                assert not rig.device.gate.is_open()  # The request is there, however long it is.
+                serving.finished("x")
+            case "ensure":
+                assert serving.ensure(value) is False
+            case "alloc":
+                assert serving.alloc(value) is None
+            case "reserve":
+                assert isinstance(serving.reserve(value), Refusal)
+            case int(feature):
+                features = [1, 8, 8]
+                features[feature] = value
+                with serving.step(StepBatch(*features)):
+                    pass
+                with serving.step() as step:
+                    step.commit(StepBatch(*features))
+        assert (rig.device.gave_back, serving.bad_calls > before) == (None, True), value
     whole_life(rig)
     assert rig.device.gave_back is None
 

@@ -1,9 +1,11 @@
 """The kernels, compiled for this CPU once."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kernels import interpreter
 from tests.kernels.on_cpu import PLAIN, KernelsOnCpu, Order, build
 
 
@@ -17,3 +19,10 @@ def kernels(request: pytest.FixtureRequest, library: Path) -> KernelsOnCpu:
     """Run in one order; the arrays of elements are aligned to 16 bytes in the first one only."""
     order: Order = request.param
     return KernelsOnCpu(library, order=order, shift=2 * order.value)
+
+
+@pytest.fixture(scope="session")
+def child() -> Iterator[interpreter.Child]:
+    """Return the process in which Triton interprets its kernels."""
+    with interpreter.child(interpret=True) as running:
+        yield running

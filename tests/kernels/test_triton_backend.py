@@ -1,22 +1,14 @@
 """The back end of a GPU over the Triton twins, in their interpreter: what it passes, they take."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.kernels import interpreter
 from tests.kernels.interpreter import Child
 from tests.vectors.delta_v2 import changed, weights
 
 COUNT = 400
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with interpreter.child(interpret=True) as running:
-        yield running
 
 
 def packed_and_applied(new: Any, old: Any) -> dict[str, Any]:

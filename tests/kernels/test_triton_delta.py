@@ -1,6 +1,5 @@
 """Packing and applying in Triton: the bits of the reference."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -15,12 +14,6 @@ from tests.kernels.interpreter import Bits, Child
 from tests.reference import delta as reference
 
 BLOCK = 16_384
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with triton.child(interpret=True) as running:
-        yield running
 
 
 def changed_from(old: Bits, density: float, *, exceptions: float = 0.2, seed: int = 0) -> Bits:

@@ -1,19 +1,11 @@
 """Digests in Triton: the sums of the reference, however a tensor is split."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from tests.kernels import interpreter as triton
 from tests.kernels.interpreter import MASK64, Bits, Child
 from tests.reference import delta as reference
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with triton.child(interpret=True) as running:
-        yield running
 
 
 def random_bits(count: int, *, width: int = 16) -> Bits:

@@ -1,7 +1,5 @@
 """Top-k deltas in Triton: the threshold, what is sent, and what is listed of it."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,12 +14,6 @@ SPECIAL = [
     *(0x0000, 0x8000, 0x0001, 0x007F, 0x8001, 0x0080, 0x0081, 0x8080, 0x3F80, 0x3F81, 0xBF80),
     *(0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF),
 ]
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with triton.child(interpret=True) as running:
-        yield running
 
 
 def weights(count: int, *, seed: int = 3) -> tuple[Bits, Bits]:

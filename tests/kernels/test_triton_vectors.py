@@ -1,7 +1,6 @@
 """The Triton twins say what the shared vectors of the delta format, version 2, say."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,6 @@ from tests.kernels import interpreter as triton
 from tests.kernels.interpreter import Child
 
 pytestmark = pytest.mark.timeout(600)  # each test is a file of cases, and interpreted
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with triton.child(interpret=True) as running:
-        yield running
 
 
 def cases(kind: str, repo: Path) -> list[dict[str, Any]]:
