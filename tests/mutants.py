@@ -5,7 +5,8 @@ negated. Python is read by `ast`. Of C++ and CUDA a line counts that is one whol
 head of one `if`. The draw is seeded by the commit, so nobody chooses the mutants. Each is made in a
 copy of the tree, built there, and given to the default tests of its room. A C++ mutant is built
 into the sanitised program of its room first, and into the extension only if that program's tests
-pass. A mutant that does not build is drawn again.
+pass. A mutant that does not build is drawn again. At the end each test that noticed one runs on the
+unchanged copy: a mutant whose test fails there, too, was not noticed.
 """
 
 import argparse
@@ -42,6 +43,7 @@ import sys
 from tests.cpp.rooms import build
 sys.exit(build(sys.argv[1:], "asan").returncode)
 """
+_BUILD_CORE: Final = ("setup.py", "-q", "build_ext", "--inplace")
 _STATEMENT: Final = re.compile(
     r"^\s+(?!return|using|case|default|break|static_assert|template)[^/#{}]+;$"
 )
@@ -134,6 +136,15 @@ def candidates(room: str) -> list[Mutant]:
     return found
 
 
+def tests_fail(root: Path, *tests: str) -> list[str] | None:
+    """Run tests up to the first that fails, and name it; None when all pass, or there are none."""
+    failed = root / ".pytest_cache/v/cache/lastfailed"
+    failed.unlink(missing_ok=True)
+    if run(root, *_PYTEST, *tests) in {0, 5}:
+        return None
+    return list(json.loads(failed.read_text())) if failed.exists() else []
+
+
 def run(root: Path, *command: str) -> int:
     """Run a command in the copy; one that takes too long has failed."""
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -151,29 +162,44 @@ def run(root: Path, *command: str) -> int:
         return -1
 
 
-def judge(root: Path, mutant: Mutant) -> Outcome | None:
+def judge(root: Path, mutant: Mutant) -> dict[str, object] | None:
     """Return what becomes of a mutant in the copy at `root`; None when it does not build."""
     original = (root / mutant.path).read_bytes()
     mutant.apply(root)
+    failed, is_in_core = None, False
     try:
-        # Status 5: nothing was collected, so nothing was noticed.
         if not mutant.path.endswith(".py"):
             if (root / "tests/cpp" / mutant.room).is_dir():
                 if run(root, "-c", _BUILD_ROOM, mutant.room):
                     return None
-                if run(root, *_PYTEST, f"tests/cpp/{mutant.room}") not in {0, 5}:
-                    return "killed"
-            if run(root, "setup.py", "-q", "build_ext", "--inplace"):
+                failed = tests_fail(root, f"tests/cpp/{mutant.room}")
+            is_in_core = failed is None
+            if is_in_core and run(root, *_BUILD_CORE):
                 return None
-        if run(root, *_PYTEST, *TESTS_OF[mutant.room]) not in {0, 5}:
-            return "killed"
-        return "survived"
+        if failed is None:
+            failed = tests_fail(root, *TESTS_OF[mutant.room])
     finally:
         (root / mutant.path).write_bytes(original)
+        if is_in_core:
+            run(root, *_BUILD_CORE)
+    outcome: Outcome = "survived" if failed is None else "killed"
+    return {**asdict(mutant), "outcome": outcome, "by": failed or []}
+
+
+def summary_of(
+    commit: str, judged: list[dict[str, object]], *, is_checked: bool
+) -> dict[str, object]:
+    killed = sum(one["outcome"] == "killed" for one in judged)
+    return {
+        "commit": commit,
+        "killed_share": killed / len(judged),
+        "is_checked": is_checked,
+        "mutants": judged,
+    }
 
 
 def main() -> int:
-    """Draw, judge and report; status 0 whatever survives, 1 if unchanged code fails a test."""
+    """Draw, judge and report; status 0 whatever survives, 1 if a test fails on unchanged code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--json", type=Path, default=ROOT / "bench/results/mutants.json")
@@ -190,26 +216,26 @@ def main() -> int:
         root = Path(folder, "rose")
         left_out = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache")
         shutil.copytree(ROOT, root, ignore=left_out)
-        # Or mutants would be "killed" by what fails without them.
-        if run(root, *_PYTEST, *sorted({one for tests in TESTS_OF.values() for one in tests})):
-            console.print("a test fails on the unchanged copy: mend it first")
-            return 1
         while len(judged) < options.count:
             mutant = draw.choice(pools[rooms[len(judged) % len(rooms)]])
-            outcome = judge(root, mutant)
-            if outcome is None:
+            if (found := judge(root, mutant)) is None:
                 continue
-            judged.append({**asdict(mutant), "outcome": outcome})
-            place = f"{mutant.path}:{mutant.line}"
+            judged.append(found)
             console.print(
-                f"{len(judged)}/{options.count} {outcome}: {place} {mutant.was}",
+                f"{len(judged)}/{options.count} {found['outcome']}: {mutant.path}:{mutant.line} "
+                f"{mutant.was}",
                 markup=False,
                 soft_wrap=True,
             )
-            killed = sum(one["outcome"] == "killed" for one in judged)
-            summary = {"commit": commit, "killed_share": killed / len(judged), "mutants": judged}
+            summary = summary_of(commit, judged, is_checked=False)
             options.json.write_text(json.dumps(summary, indent=2) + "\n")
-    console.print(f"{killed} of {len(judged)} were noticed; {options.json}")
+        witnesses = sorted({str(test) for one in judged for test in one["by"]})
+        if witnesses and (wrong := tests_fail(root, *witnesses)):
+            console.print(f"fails on the unchanged copy, mend it first: {wrong[0]}", markup=False)
+            return 1
+    summary = summary_of(commit, judged, is_checked=True)
+    options.json.write_text(json.dumps(summary, indent=2) + "\n")
+    console.print(f"{summary['killed_share']:.0%} were noticed; {options.json}")
     return 0
 
 
