@@ -1,22 +1,25 @@
 """A checkpoint: one safetensors file, or a folder of them with or without an index."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from rose.checkpoints.safetensors_file import SafetensorsFile, Units, is_safetensors
-from rose.checkpoints.safetensors_header import StoredTensor
+from rose import whole_file
+from rose.checkpoints.safetensors_file import SafetensorsFile, Units
+from rose.checkpoints.tensors import StoredTensor
 from rose.errors import CorruptData, InvalidArgument
 
-TILE_UNITS: Final = 1 << 24
-"""What is looked at in one go, 64 MiB at most; a few arrays of it are all the memory that is used.
-"""
+ENDING: Final = ".safetensors"
 THREADS: Final = 2
 """What packs or digests a tile; with more, reading the files is what takes time."""
 _INDEX: Final = "*.safetensors.index.json"
 _INDEX_BYTES_MAX: Final = 1 << 28
+
+Advance: TypeAlias = Callable[[int], None]
+"""Is told how many bytes of tensors were looked at since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class CheckpointTensor:
     @property
     def count(self) -> int:
         """Return its units."""
-        return count_units(self.stored)
+        return self.stored.count
 
     def units(self, first: int, count: int) -> Units:
         """Return a part of it, read-only."""
@@ -93,15 +96,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, files, index, tensors)
 
 
-def count_units(stored: StoredTensor) -> int:
-    """Return how many units a tensor has."""
-    return stored.nbytes // stored.stored.unit_bytes
+@contextmanager
+def written(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """Give a place beside `path`, and move it there once the block ends well.
 
-
-def cut(count: int, tile_units: int = TILE_UNITS) -> Iterator[tuple[int, int]]:
-    """Cut a tensor: (first unit, units) of each tile, of which the last may be shorter."""
-    for first in range(0, count, tile_units):
-        yield first, min(tile_units, count - first)
+    Raises:
+        InvalidArgument: the place cannot be written to; nothing is left behind.
+    """
+    try:
+        with whole_file.beside(path, is_folder=is_folder) as place:
+            yield place
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write {path}: {error.strerror or error}; name a place that can be written to"
+        ) from None
 
 
 def _find(path: Path) -> tuple[tuple[str, bytes] | None, list[Path]]:
@@ -113,9 +121,9 @@ def _find(path: Path) -> tuple[tuple[str, bytes] | None, list[Path]]:
     index = _read_index(path)
     if index is not None:
         return index, [path / name for name in sorted(set(_weight_map(path, index).values()))]
-    paths = sorted(one for one in path.iterdir() if is_safetensors(one) and one.is_file())
+    paths = sorted(one for one in path.iterdir() if one.name.endswith(ENDING) and one.is_file())
     if not paths:
-        raise InvalidArgument(f"{path} has no file whose name ends in .safetensors")
+        raise InvalidArgument(f"{path} has no file whose name ends in {ENDING}")
     return None, paths
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rose.checkpoints.checkpoint import cut, open_checkpoint
-from rose.checkpoints.tensor_kinds import kind_of, layer_of
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.inspection import kind_of, layer_of
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from tests.checkpoints.made import write_folder, write_safetensors
 
@@ -77,12 +77,6 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({}))
     with pytest.raises(InvalidArgument, match="has several indexes"):
         open_checkpoint(tmp_path)
-
-
-def test_tiles_are_all_of_a_tensor() -> None:
-    assert list(cut(0, 8)) == []
-    assert list(cut(8, 8)) == [(0, 8)]
-    assert list(cut(17, 8)) == [(0, 8), (8, 8), (16, 1)]
 
 
 @pytest.mark.parametrize(

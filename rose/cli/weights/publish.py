@@ -10,7 +10,6 @@ import click
 from msgspec.structs import replace
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.make import hexadecimal
 from rose.checkpoints.tiling import Tiling
 from rose.cli.runs import progress, read_named
 from rose.cli.weights.options import (
@@ -25,6 +24,7 @@ from rose.cli.weights.options import (
 from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, tiling_of, units_of
 from rose.cli.weights.state import PublishState, entries, read_state, write_state
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.digests import hexadecimal
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
