@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from rose.checkpoints.checkpoint import (
     ENDING,
+    OTHER_BYTES_MAX,
     THREADS,
     Advance,
     Checkpoint,
@@ -22,9 +22,6 @@ from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer.codec.operations import digest
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Chunk
-
-COPIED_BYTES_MAX: Final = 64 << 20
-"""A file beside the tensors that is larger is hardly a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,8 @@ def apply_delta(
         advance: is told of progress.
 
     Returns:
-        The names of files of the folder that are no tensors: those that were copied, and those that
-        were not, because they are large, folders, or tensors that no index names.
+        The names of other files in the folder, like configuration: those that were copied, and
+        those that were not, because they are large, folders, or tensors that no index names.
 
     Raises:
         InvalidArgument: the checkpoint is another version or cannot be written to, or there is
@@ -185,12 +182,10 @@ def _copy(base: Checkpoint, place: Path) -> tuple[list[str], list[str]]:
         shutil.copyfile(base.path, place)
         return [], []
     of_base = {file.path.name for file in base.files}
-    if base.index is not None:
-        of_base.add(base.index[0])
     copied: list[str] = []
     left: list[str] = []
     for one in sorted(base.path.iterdir()):
-        is_small = one.is_file() and one.stat().st_size <= COPIED_BYTES_MAX
+        is_small = one.is_file() and one.stat().st_size <= OTHER_BYTES_MAX
         is_other = is_small and not one.name.endswith(ENDING)
         if one.name in of_base or is_other:
             shutil.copyfile(one, place / one.name)

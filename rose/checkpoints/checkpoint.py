@@ -15,8 +15,9 @@ from rose.errors import CorruptData, InvalidArgument
 ENDING: Final = ".safetensors"
 THREADS: Final = 2
 """What packs or digests a tile; with more, reading the files is what takes time."""
+OTHER_BYTES_MAX: Final = 64 << 20
+"""A file beside the tensors that is larger is neither an index nor a configuration."""
 _INDEX: Final = "*.safetensors.index.json"
-_INDEX_BYTES_MAX: Final = 1 << 28
 
 Advance: TypeAlias = Callable[[int], None]
 """Is told how many bytes of tensors were looked at since the last call."""
@@ -50,13 +51,11 @@ class Checkpoint:
     Args:
         path: of the file or the folder.
         files: in the order of their names.
-        index: (name, bytes) of the index beside the files; None where there is none.
         tensors: by name, in the order of files and bytes.
     """
 
     path: Path
     files: tuple[SafetensorsFile, ...]
-    index: tuple[str, bytes] | None
     tensors: Mapping[str, CheckpointTensor]
 
     @property
@@ -78,9 +77,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CorruptData: a file is not sound, or two have a tensor of one name.
     """
     try:
-        index, paths = _find(path)
+        if not path.exists():
+            raise InvalidArgument(
+                f"{path} does not exist; name a safetensors file or a folder of them"
+            )
+        index, weight_map = _read_index(path)
+        paths = [path]
+        if weight_map:
+            paths = [path / name for name in sorted(set(weight_map.values()))]
+        elif path.is_dir():
+            paths = sorted(one for one in path.glob(f"*{ENDING}") if one.is_file())
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+    if not paths:
+        raise InvalidArgument(f"{path} has no file whose name ends in {ENDING}")
     files = tuple(SafetensorsFile(one) for one in paths)
     tensors: dict[str, CheckpointTensor] = {}
     for file in files:
@@ -89,11 +99,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 other = tensors[stored.name].file.path.name
                 raise CorruptData(f"{stored.name!r} is in {other} and in {file.path.name}")
             tensors[stored.name] = CheckpointTensor(file, stored)
-    if index is not None:
-        for name, where in _weight_map(path, index).items():
-            if name not in tensors or tensors[name].file.path.name != where:
-                raise CorruptData(f"{path / index[0]} places {name!r} in {where}; it is not there")
-    return Checkpoint(path, files, index, tensors)
+    for name, where in weight_map.items():
+        if name not in tensors or tensors[name].file.path.name != where:
+            raise CorruptData(f"{index} places {name!r} in {where}; it is not there")
+    return Checkpoint(path, files, tensors)
 
 
 @contextmanager
@@ -112,46 +121,27 @@ def written(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
         ) from None
 
 
-def _find(path: Path) -> tuple[tuple[str, bytes] | None, list[Path]]:
-    """Return the index, if there is one, and the files of a checkpoint."""
-    if not path.exists():
-        raise InvalidArgument(f"{path} does not exist; name a safetensors file or a folder of them")
-    if not path.is_dir():
-        return None, [path]
-    index = _read_index(path)
-    if index is not None:
-        return index, [path / name for name in sorted(set(_weight_map(path, index).values()))]
-    paths = sorted(one for one in path.iterdir() if one.name.endswith(ENDING) and one.is_file())
-    if not paths:
-        raise InvalidArgument(f"{path} has no file whose name ends in {ENDING}")
-    return None, paths
-
-
-def _read_index(folder: Path) -> tuple[str, bytes] | None:
+def _read_index(folder: Path) -> tuple[Path | None, dict[str, str]]:
+    """Return the index of a folder, and the file in it of each tensor: a name, never a path."""
     found = sorted(folder.glob(_INDEX))
     if not found:
-        return None
+        return None, {}
+    index = found[0]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InvalidArgument(f"{folder} has several indexes ({names}); name one file instead")
-    if found[0].stat().st_size > _INDEX_BYTES_MAX:
-        raise CorruptData(f"{found[0]} is larger than any index")
-    return found[0].name, found[0].read_bytes()
-
-
-def _weight_map(folder: Path, index: tuple[str, bytes]) -> dict[str, str]:
-    """Return the file of each tensor; names of files in the folder, never paths."""
-    where = folder / index[0]
+    if index.stat().st_size > OTHER_BYTES_MAX:
+        raise CorruptData(f"{index} is larger than any index")
     try:
-        content: Any = json.loads(index[1].decode())
+        content: Any = json.loads(index.read_bytes().decode())
     except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{where} is not JSON: {error}") from None
+        raise CorruptData(f"{index} is not JSON: {error}") from None
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptData(f"{where} has no weight_map")
+        raise CorruptData(f"{index} has no weight_map")
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or file in {"", ".", ".."}:
             raise CorruptData(
-                f"{where} places {name!r} in {file!r}, which is no file of the folder"
+                f"{index} places {name!r} in {file!r}, which is no file of the folder"
             )
-    return weight_map
+    return index, weight_map

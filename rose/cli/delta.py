@@ -96,13 +96,13 @@ def make(old: Path, new: Path, out: Path) -> None:
         f"{size_text(other.nbytes)}; {manifest.changed:,} elements change"
     )
     if _files(one) != _files(other):
-        _say(f"It changes tensors only: names, headers and index of the files differ in {new}.")
+        _say(f"It changes tensors only: names or headers of the files differ in {new}.")
 
 
 def _files(checkpoint: Checkpoint) -> tuple[object, ...]:
     """Return what of a checkpoint's files are not tensors."""
     names = [file.path.name for file in checkpoint.files] if checkpoint.is_folder else []
-    return names, [file.header for file in checkpoint.files], checkpoint.index
+    return names, [file.header for file in checkpoint.files]
 
 
 def _target_options(command: click.decorators.FC) -> click.decorators.FC:

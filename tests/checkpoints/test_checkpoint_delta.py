@@ -149,14 +149,15 @@ def test_folders_come_out_with_their_index_and_their_configuration(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new, file = folders
-    monkeypatch.setattr("rose.checkpoints.apply.COPIED_BYTES_MAX", 9)
+    monkeypatch.setattr("rose.checkpoints.apply.OTHER_BYTES_MAX", 1000)
     (old / "config.json").write_text("{}")
-    (old / "pytorch_model.bin").write_bytes(bytes(10))
+    (old / "pytorch_model.bin").write_bytes(bytes(1001))
     (old / "runs").mkdir()
     (old / "unused.safetensors").write_bytes(b"not of the index")
     out = old.parent / "out"
     left = ["pytorch_model.bin", "runs", "unused.safetensors"]
-    assert applied(old, file, out) == (["config.json"], left)
+    copied = ["config.json", "model.safetensors.index.json"]
+    assert applied(old, file, out) == (copied, left)
     assert content_of(out) == {**content_of(new), "config.json": b"{}"}
     assert out.stat().st_mode & 0o777 == 0o755
     assert not [one for one in old.parent.iterdir() if one.name.startswith(".")]
@@ -686,7 +687,8 @@ def test_tensors_in_a_file_of_any_name_are_those_of_the_other_version(tmp_path: 
         write_folder(folder, {"weights.st": {"w": ("BF16", row)}})
     (old / "config.json").write_text("{}")
     made(old, new, tmp_path / "x.delta")
-    assert applied(old, tmp_path / "x.delta", tmp_path / "out") == (["config.json"], [])
+    copied = ["config.json", "model.safetensors.index.json"]
+    assert applied(old, tmp_path / "x.delta", tmp_path / "out") == (copied, [])
     assert content_of(tmp_path / "out") == {**content_of(new), "config.json": b"{}"}
 
 

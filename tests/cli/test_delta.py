@@ -216,6 +216,19 @@ def test_delta_file_goes_there_and_back(capsys, tmp_path, sides):
     assert (back / name).read_bytes() == (old / name).read_bytes()
 
 
+def test_make_says_that_a_delta_has_no_headers(capsys, tmp_path):
+    row = ("BF16", np.arange(9, dtype=np.uint16))
+    old = write_safetensors(tmp_path / "old", {"a": row}, {"step": "1"})
+    new = write_safetensors(tmp_path / "new", {"a": row}, {"step": "2"})
+    status, out, _ = run(capsys, "make", old, new, "-o", tmp_path / "x")
+    assert status == 0
+    assert out.splitlines()[1:] == [
+        f"It changes tensors only: names or headers of the files differ in {new}."
+    ]
+    other = write_safetensors(tmp_path / "other", {"b": row})
+    assert "'a' is not the same tensor" in refused(capsys, "make", old, other, "-o", tmp_path / "y")
+
+
 def test_verify_says_why_it_is_neither(capsys, tmp_path, sides):
     old, new = sides
     file = tmp_path / "x.delta"
