@@ -15,9 +15,9 @@ from rose.checkpoints.checkpoint import (
     open_checkpoint,
     written,
 )
-from rose.checkpoints.delta_file import DeltaFile, tiling_of
+from rose.checkpoints.delta_file import DeltaFile
 from rose.checkpoints.live import LiveTiles
-from rose.checkpoints.tiling import Tiling
+from rose.checkpoints.tiling import Tiling, tiling_of
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
 from rose.transfer.codec.operations import digest
 from rose.transfer.digests import Digest, TileDigests

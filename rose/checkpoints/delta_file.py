@@ -6,7 +6,7 @@ from typing import Final
 
 from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint, written
 from rose.checkpoints.safetensors_file import mapped
-from rose.checkpoints.tiling import Tiling, plain_tiling
+from rose.checkpoints.tiling import tiling_of
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.codec.operations import delta_pack
@@ -19,11 +19,6 @@ from rose.transfer.tiles import Tile, Tiles
 from rose.transfer.version import Version
 
 _RUN: Final = "delta"
-
-
-def tiling_of(checkpoint: Checkpoint) -> Tiling:
-    """Return how a checkpoint is cut by itself."""
-    return plain_tiling(one.stored for one in checkpoint.tensors.values())
 
 
 def make_delta_file(old: Checkpoint, new: Checkpoint, path: Path, *, advance: Advance) -> Manifest:

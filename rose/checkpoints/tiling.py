@@ -83,6 +83,12 @@ class Tiling:
         return row.reshape(place.shape)[tuple(slice(at, at + size) for at, size in box)]
 
 
+def tiling_of(checkpoint: Checkpoint, plan: Plan | None = None) -> Tiling:
+    """Return how a checkpoint is cut: as a plan says, or by itself."""
+    stored = [one.stored for one in checkpoint.tensors.values()]
+    return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
+
+
 def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
     """Cut each tensor into rows of at most `TILE_BYTES`, in the order of their names.
 

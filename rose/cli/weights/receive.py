@@ -11,7 +11,7 @@ import click
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.live import LiveTiles, create_checkpoint
 from rose.checkpoints.tensors import STORED_DTYPES, StoredTensor
-from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling
+from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling, tiling_of
 from rose.cli.runs import progress
 from rose.cli.weights.options import (
     PATH,
@@ -22,7 +22,6 @@ from rose.cli.weights.options import (
     until_told,
     weight_options,
 )
-from rose.cli.weights.part import tiling_of
 from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import open_addresses
 from rose.errors import CorruptData, InvalidArgument
