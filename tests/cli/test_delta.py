@@ -200,7 +200,8 @@ def test_delta_file_goes_there_and_back(capsys, tmp_path, sides):
     status, said, err = run(capsys, "make", old, new, "-o", file)
     assert (status, err) == (0, "")
     assert said.startswith(f"{file}: ")
-    assert said.endswith(" elements change\n")
+    inspection = inspect(open_checkpoint(old), open_checkpoint(new), advance=lambda _: None)
+    assert said.endswith(f"; {inspection.changed:,} elements change\n")
     status, said, _ = run(capsys, "apply", old, file, "-o", out)
     assert status == 0
     assert said == f"{out}: written\ncopied from {old}, as no delta has them: config.json\n"
