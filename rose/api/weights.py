@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from rose.checkpoints.safetensors_header import StoredTensor
+from rose.checkpoints.tensors import StoredTensor
 from rose.checkpoints.tiling import plain_tiling
 from rose.clock import BootClock
 from rose.closing import Closing
@@ -228,7 +228,7 @@ class WeightReceiver(Closing):
             if not hello.layout:
                 raise Unavailable(f"{upstream} does not know yet which weights it serves")
             if hello.layout != tiling.tiles.layout:
-                theirs = [_stored(one.name, one.dtype, one.shape) for one in hello.tensors]
+                theirs = [StoredTensor(one.name, one.dtype, one.shape) for one in hello.tensors]
                 raise InvalidArgument(_difference(theirs, stored, f"those of {upstream}"))
             self._source.subscribe(self._name)
             self._receiver = self._begun()
@@ -334,15 +334,10 @@ def _units_of(
             raise InvalidArgument(f"{name} is not contiguous: it cannot be changed in place")
         seen.add(place)
         units[name] = row
-        stored.append(_stored(name, _STORED[found.dtype], found.shape))
+        stored.append(StoredTensor(name, _STORED[found.dtype], found.shape))
     if not stored:
         raise InvalidArgument("there are no tensors: pass at least one")
     return sorted(stored, key=lambda one: one.name), units
-
-
-def _stored(name: str, dtype: str, shape: tuple[int, ...]) -> StoredTensor:
-    one = StoredTensor(name, dtype, shape, 0, 0)
-    return StoredTensor(name, dtype, shape, 0, one.elements * one.stored.bits // 8)
 
 
 def _place(bits: Any) -> int:

@@ -1,185 +1,194 @@
-"""Apply a delta file to a checkpoint, or take it back: the other version is written beside it."""
+"""Apply a delta file to a checkpoint, take it back, or say which version a checkpoint is."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-import numpy as np
-
-from rose.checkpoints.atomic_file import beside
-from rose.checkpoints.checkpoint import THREADS, Checkpoint, CheckpointTensor, cut
-from rose.checkpoints.contents import Advance, FileLayout, Layout, TensorDelta, key_of
+from rose.checkpoints.checkpoint import (
+    ENDING,
+    OTHER_BYTES_MAX,
+    THREADS,
+    Advance,
+    Checkpoint,
+    open_checkpoint,
+    written,
+)
 from rose.checkpoints.delta_file import DeltaFile
-from rose.checkpoints.delta_index import units_of
-from rose.checkpoints.safetensors_file import Units, is_safetensors
-from rose.checkpoints.safetensors_header import LENGTH_BYTES
-from rose.checkpoints.stored_dtypes import STORED_DTYPES
-from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec.operations import delta_apply, digest
-
-COPIED_BYTES_MAX: Final = 64 << 20
-"""A file beside the tensors that is larger is hardly a configuration."""
+from rose.checkpoints.live import LiveTiles
+from rose.checkpoints.tiling import Tiling, tiling_of
+from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
+from rose.transfer.codec.operations import digest
+from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.manifest import Chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Files of the base that are no tensors and no index: a delta knows nothing of them.
+class Identity:
+    """Which version of a delta a checkpoint is.
 
     Args:
-        copied: their names.
-        left: names of those that are too large to be configuration, of folders, and of tensors
-            that no index names.
+        not_base: why it is not the base; None if it is.
+        not_target: why it is not the target; None if it is.
+        base_tiles: tiles that change, and are those of the base.
+        target_tiles: tiles that change, and are those of the target.
+        other_tiles: tiles that are known to be of no version.
     """
 
-    copied: tuple[str, ...]
-    left: tuple[str, ...]
+    not_base: str | None
+    not_target: str | None
+    base_tiles: int = 0
+    target_tiles: int = 0
+    other_tiles: int = 0
 
 
-def apply_beside(
-    base: Checkpoint, delta: DeltaFile, path: Path, *, undo: bool, advance: Advance
-) -> Beside:
-    """Write the other version at `path`, where nothing may be: whole, or not at all.
+def apply_delta(
+    checkpoint: Checkpoint, delta: DeltaFile, *, out: Path | None, undo: bool, advance: Advance
+) -> tuple[list[str], list[str]]:
+    """Write the other version beside a checkpoint, or change the files where they lie.
 
-    Its safetensors files and its index are byte for byte those that the delta was made from.
+    All of the checkpoint and of the delta is looked at before anything is written. On any failure
+    nothing is left beside it, and its files have the bits that they had. A machine that stops in
+    the middle of a change in place leaves a checkpoint that is neither version.
+
+    Args:
+        checkpoint: the version that the delta was made from, or, to undo it, leads to.
+        delta: says what changes in the tensors; files, headers and index stay.
+        out: where to write, with nothing there; None changes the files.
+        undo: take the delta back.
+        advance: is told of progress.
+
+    Returns:
+        The names of other files in the folder, like configuration: those that were copied, and
+        those that were not, because they are large, folders, or tensors that no index names.
 
     Raises:
-        InvalidArgument: `base` is not the version that the delta needs; or there is something at
-            `path`, or it cannot be written.
+        InvalidArgument: the checkpoint is another version or cannot be written to, or there is
+            something at `out`, or it cannot be written.
         CorruptData: the delta is not sound.
+        Unavailable: a write failed; the sentence says so where what was written stays.
     """
-    if path.exists() or path.is_symlink():
-        raise InvalidArgument(f"{path} exists; name a place where there is nothing")
-    check_tensors(base, delta, undo=undo)
-    layout = delta.after(undo=undo)
-    rebuilder = _Rebuilder(base, delta, undo=undo, advance=advance)
-    with beside(path, is_folder=layout.is_folder) as partial:
-        rebuilder.check_leaving(layout)
-        if not layout.is_folder:
-            rebuilder.write_file(layout.files[0], partial)
-            return Beside((), ())
-        for file in layout.files:
-            rebuilder.write_file(file, partial / file.name)
-        if layout.index is not None:
-            (partial / layout.index[0]).write_bytes(layout.index[1])
-        return _copy_others(base, partial)
+    if out is not None and (out.exists() or out.is_symlink()):
+        raise InvalidArgument(f"{out} exists; name a place where there is nothing")
+    tiling = tiling_of(checkpoint)
+    if out is None:
+        with LiveTiles(checkpoint, tiling) as tiles:
+            _check(checkpoint, tiling, delta, undo=undo, advance=advance)
+            _change(tiles, tiling, delta, undo=undo)
+        return [], []
+    _check(checkpoint, tiling, delta, undo=undo, advance=advance)
+    with written(out, is_folder=checkpoint.is_folder) as partial:
+        others = _copy(checkpoint, partial)
+        with LiveTiles(open_checkpoint(partial), tiling) as tiles:
+            _change(tiles, tiling, delta, undo=undo)
+    return others
 
 
-def check_tensors(checkpoint: Checkpoint, delta: DeltaFile, *, undo: bool) -> None:
-    """Look whether a checkpoint has the tensors that the delta needs, whatever their bits.
+def identify(checkpoint: Checkpoint, delta: DeltaFile, *, advance: Advance) -> Identity:
+    """Compare every tile of a checkpoint with both versions.
 
     Raises:
-        InvalidArgument: it has others.
+        CorruptData: the delta is not sound; all of its frames are read too.
     """
-    fault = wrong_tensor(checkpoint, delta, undo=undo)
-    if fault is not None:
+    manifest, tiling = delta.manifest, tiling_of(checkpoint)
+    if not delta.is_for(tiling.tiles):
+        return Identity(*(2 * ("it has other tensors",)))
+    found = _digests(checkpoint, tiling, advance)
+    before = dict(enumerate(manifest.tile_digests))
+    after = before.copy()
+    for chunk in manifest.chunks:
+        delta.delta(chunk, tiling.tiles[chunk.tile])
+        before[chunk.tile], after[chunk.tile] = delta.ends(chunk, undo=False)
+
+    def fault(total: Digest, ends: Mapping[int, Digest]) -> str | None:
+        if found.total == total:
+            return None
+        wrong = next((tile for tile, end in ends.items() if found[tile] != end), None)
+        return "it differs" if wrong is None else f"{tiling.place(wrong).tensor!r} differs"
+
+    changing = [chunk.tile for chunk in manifest.chunks]
+    return Identity(
+        fault(manifest.base_digest, before),
+        fault(manifest.digest, after),
+        sum(found[tile] == before[tile] for tile in changing),
+        sum(found[tile] == after[tile] for tile in changing),
+        sum(found[tile] not in (before[tile], after[tile]) for tile in after),
+    )
+
+
+def _digests(checkpoint: Checkpoint, tiling: Tiling, advance: Advance) -> TileDigests:
+    found = {}
+    for tile, (_, (units,)) in enumerate(tiling.of(checkpoint)):
+        found[tile] = digest(units, threads=THREADS)
+        advance(units.nbytes)
+    return TileDigests(found)
+
+
+def _check(
+    checkpoint: Checkpoint, tiling: Tiling, delta: DeltaFile, *, undo: bool, advance: Advance
+) -> None:
+    """Refuse a checkpoint that is not the version, and a delta that is not sound."""
+    manifest = delta.manifest
+    if not delta.is_for(tiling.tiles):
+        raise InvalidArgument(f"{checkpoint.path} has other tensors than {delta.path} is for")
+    found = _digests(checkpoint, tiling, advance)
+    totals = manifest.base_digest, manifest.digest
+    if found.total != totals[undo]:
+        what = "leads to" if undo else "was made from"
         raise InvalidArgument(
-            f"{checkpoint.path} is not the checkpoint that {delta.path} "
-            f"{'leads to' if undo else 'was made from'}: {fault}"
+            f"{checkpoint.path} is not what {delta.path} {what}; rose delta verify says what it is"
         )
+    fresh = {}
+    for chunk in manifest.chunks:
+        delta.delta(chunk, tiling.tiles[chunk.tile])
+        fresh[chunk.tile] = delta.ends(chunk, undo=undo)[1]
+    if found.total_with(fresh) != totals[not undo]:
+        raise CorruptData(f"{delta.path} cannot be used: its chunks do not lead to its digest")
 
 
-def wrong_tensor(checkpoint: Checkpoint, delta: DeltaFile, *, undo: bool) -> str | None:
-    """Say how the tensors of a checkpoint differ from those of a version; None if they do not."""
-    wanted = {key_of(stored) for stored in delta.before(undo=undo).stored()}
-    there = {key_of(tensor.stored) for tensor in checkpoint.tensors.values()}
-    for keys, what in ((wanted - there, "it lacks"), (there - wanted, "it should not have")):
-        if keys:
-            name, dtype, shape = min(keys)
-            return f"{what} {name!r} of {dtype} {list(shape)}"
-    return None
+def _change(tiles: LiveTiles, tiling: Tiling, delta: DeltaFile, *, undo: bool) -> None:
+    """Write the tiles that change, or none of them."""
+    with ExitStack() as back:
 
+        def is_moved(chunk: Chunk, *, undo: bool) -> bool:
+            tiles.apply(chunk.tile, delta.delta(chunk, tiling.tiles[chunk.tile]), undo=undo)
+            return tiles.digest(chunk.tile) == delta.ends(chunk, undo=undo)[1]
 
-class _Rebuilder:
-    """Makes tiles of the other version."""
-
-    def __init__(self, base: Checkpoint, delta: DeltaFile, *, undo: bool, advance: Advance) -> None:
-        self._base = base
-        self._delta = delta
-        self._undo = undo
-        self._advance = advance
-        self._tensors = {tensor.key: tensor for tensor in delta.tensors}
-
-    def write_file(self, file: FileLayout, path: Path) -> None:
-        """Write a file of the other version."""
-        with path.open("wb") as out:
-            out.write(len(file.header).to_bytes(LENGTH_BYTES, "little"))
-            out.write(file.header)
-            for stored in file.tensors:
-                for units in self._tiles(self._tensors[key_of(stored)]):
-                    out.write(units.data)
-
-    def check_leaving(self, layout: Layout) -> None:
-        """Read what the delta says of tensors that the other version, `layout`, does not have.
-
-        Nothing of it is written, but a delta that is damaged anywhere is not applied.
-        """
-        staying = {key_of(stored) for stored in layout.stored()}
-        for key in self._tensors.keys() - staying:
-            for _ in self._tiles(self._tensors[key]):
-                pass
-
-    def _tiles(self, tensor: TensorDelta) -> Iterator[Units]:
-        base = base_of(self._base, tensor)
-        for number, (first, count) in enumerate(cut(units_of(tensor), self._delta.tile_units)):
-            yield rebuilt(self._delta, tensor, number, base, undo=self._undo)
-            if base is not None:
-                base.forget(first, count)
-                self._advance(count * base.stored.stored.unit_bytes)
-
-
-def base_of(checkpoint: Checkpoint, tensor: TensorDelta) -> CheckpointTensor | None:
-    """Return the tensor in a checkpoint; None if that has no such tensor."""
-    found = checkpoint.tensors.get(tensor.name)
-    return found if found is not None and key_of(found.stored) == tensor.key else None
-
-
-def rebuilt(
-    delta: DeltaFile, tensor: TensorDelta, number: int, base: CheckpointTensor | None, *, undo: bool
-) -> Units:
-    """Return one tile of the other version, a copy.
-
-    Raises:
-        InvalidArgument: the base is not what the delta needs.
-        CorruptData: the delta is not sound.
-    """
-    first = number * delta.tile_units
-    count = min(delta.tile_units, units_of(tensor) - first)
-    unit = np.dtype(STORED_DTYPES[tensor.dtype].unit)
-    units = np.zeros(count, unit) if base is None else base.units(first, count).copy()
-    tile = tensor.tiles[number]
-    if digest(units, threads=THREADS) != tile.before(undo=undo):
-        where = "zeros" if base is None else str(base.file.path)
-        raise InvalidArgument(
-            f"{tensor.name!r} of {where} is not what {delta.path} "
-            f"{'leads to' if undo else 'was made from'}; rose delta verify says what it is"
-        )
-    frame = delta.frame(tensor, number)
-    if frame is not None:
-        delta_apply(units, frame, undo=undo)
-        if digest(units, threads=THREADS) != tile.after(undo=undo):
-            raise CorruptData(
-                f"{delta.path} cannot be used: {tensor.name!r}, tile {number}, does not become "
-                f"what it says"
+        def take_back(chunk: Chunk) -> None:
+            with suppress(RoseError):
+                is_there = tiles.digest(chunk.tile) == delta.ends(chunk, undo=undo)[0]
+                if is_there or is_moved(chunk, undo=not undo):
+                    return
+            raise Unavailable(
+                "a write failed, and so did taking back what was written: the checkpoint is "
+                "neither version now"
             )
-    return units
+
+        for chunk in delta.manifest.chunks:
+            back.callback(take_back, chunk)
+            if not is_moved(chunk, undo=undo):
+                name = tiling.place(chunk.tile).tensor
+                raise CorruptData(
+                    f"{delta.path} cannot be used: a tile of {name!r} does not become what it says"
+                )
+        tiles.flush()
+        back.pop_all()
 
 
-def _copy_others(base: Checkpoint, folder: Path) -> Beside:
-    """Copy what makes a folder of tensors a model: configuration, tokenizer."""
-    copied, left = [], []
+def _copy(base: Checkpoint, place: Path) -> tuple[list[str], list[str]]:
+    """Copy the files of a checkpoint, and what makes a folder of them a model."""
+    if not base.is_folder:
+        shutil.copyfile(base.path, place)
+        return [], []
     of_base = {file.path.name for file in base.files}
-    if base.index is not None:
-        of_base.add(base.index[0])
-    others = sorted(base.path.iterdir()) if base.is_folder else []
-    for one in others:
-        if one.name in of_base or (folder / one.name).exists():
-            continue  # a file of the other version keeps its name, whatever the base calls so
-        is_small = one.is_file() and one.stat().st_size <= COPIED_BYTES_MAX
-        if is_small and not is_safetensors(one):
-            shutil.copyfile(one, folder / one.name)
-            copied.append(one.name)
-        else:
-            left.append(one.name)
-    return Beside(tuple(copied), tuple(left))
+    copied: list[str] = []
+    left: list[str] = []
+    for one in sorted(base.path.iterdir()):
+        is_small = one.is_file() and one.stat().st_size <= OTHER_BYTES_MAX
+        is_other = is_small and not one.name.endswith(ENDING)
+        if one.name in of_base or is_other:
+            shutil.copyfile(one, place / one.name)
+        if one.name not in of_base:
+            (copied if is_other else left).append(one.name)
+    return copied, left

@@ -1,22 +1,26 @@
 """A checkpoint: one safetensors file, or a folder of them with or without an index."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from rose.checkpoints.safetensors_file import SafetensorsFile, Units, is_safetensors
-from rose.checkpoints.safetensors_header import StoredTensor
+from rose import whole_file
+from rose.checkpoints.safetensors_file import SafetensorsFile, Units
+from rose.checkpoints.tensors import StoredTensor
 from rose.errors import CorruptData, InvalidArgument
 
-TILE_UNITS: Final = 1 << 24
-"""What is looked at in one go, 64 MiB at most; a few arrays of it are all the memory that is used.
-"""
+ENDING: Final = ".safetensors"
 THREADS: Final = 2
 """What packs or digests a tile; with more, reading the files is what takes time."""
+OTHER_BYTES_MAX: Final = 64 << 20
+"""A file beside the tensors that is larger is neither an index nor a configuration."""
 _INDEX: Final = "*.safetensors.index.json"
-_INDEX_BYTES_MAX: Final = 1 << 28
+
+Advance: TypeAlias = Callable[[int], None]
+"""Is told how many bytes of tensors were looked at since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class CheckpointTensor:
     @property
     def count(self) -> int:
         """Return its units."""
-        return count_units(self.stored)
+        return self.stored.count
 
     def units(self, first: int, count: int) -> Units:
         """Return a part of it, read-only."""
@@ -47,13 +51,11 @@ class Checkpoint:
     Args:
         path: of the file or the folder.
         files: in the order of their names.
-        index: (name, bytes) of the index beside the files; None where there is none.
         tensors: by name, in the order of files and bytes.
     """
 
     path: Path
     files: tuple[SafetensorsFile, ...]
-    index: tuple[str, bytes] | None
     tensors: Mapping[str, CheckpointTensor]
 
     @property
@@ -75,9 +77,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
         CorruptData: a file is not sound, or two have a tensor of one name.
     """
     try:
-        index, paths = _find(path)
+        if not path.exists():
+            raise InvalidArgument(
+                f"{path} does not exist; name a safetensors file or a folder of them"
+            )
+        index, weight_map = _read_index(path)
+        paths = [path]
+        if weight_map:
+            paths = [path / name for name in sorted(set(weight_map.values()))]
+        elif path.is_dir():
+            paths = sorted(one for one in path.glob(f"*{ENDING}") if one.is_file())
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+    if not paths:
+        raise InvalidArgument(f"{path} has no file whose name ends in {ENDING}")
     files = tuple(SafetensorsFile(one) for one in paths)
     tensors: dict[str, CheckpointTensor] = {}
     for file in files:
@@ -86,64 +99,49 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 other = tensors[stored.name].file.path.name
                 raise CorruptData(f"{stored.name!r} is in {other} and in {file.path.name}")
             tensors[stored.name] = CheckpointTensor(file, stored)
-    if index is not None:
-        for name, where in _weight_map(path, index).items():
-            if name not in tensors or tensors[name].file.path.name != where:
-                raise CorruptData(f"{path / index[0]} places {name!r} in {where}; it is not there")
-    return Checkpoint(path, files, index, tensors)
+    for name, where in weight_map.items():
+        if name not in tensors or tensors[name].file.path.name != where:
+            raise CorruptData(f"{index} places {name!r} in {where}; it is not there")
+    return Checkpoint(path, files, tensors)
 
 
-def count_units(stored: StoredTensor) -> int:
-    """Return how many units a tensor has."""
-    return stored.nbytes // stored.stored.unit_bytes
+@contextmanager
+def written(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """Give a place beside `path`, and move it there once the block ends well.
+
+    Raises:
+        InvalidArgument: the place cannot be written to; nothing is left behind.
+    """
+    try:
+        with whole_file.beside(path, is_folder=is_folder) as place:
+            yield place
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot write {path}: {error.strerror or error}; name a place that can be written to"
+        ) from None
 
 
-def cut(count: int, tile_units: int = TILE_UNITS) -> Iterator[tuple[int, int]]:
-    """Cut a tensor: (first unit, units) of each tile, of which the last may be shorter."""
-    for first in range(0, count, tile_units):
-        yield first, min(tile_units, count - first)
-
-
-def _find(path: Path) -> tuple[tuple[str, bytes] | None, list[Path]]:
-    """Return the index, if there is one, and the files of a checkpoint."""
-    if not path.exists():
-        raise InvalidArgument(f"{path} does not exist; name a safetensors file or a folder of them")
-    if not path.is_dir():
-        return None, [path]
-    index = _read_index(path)
-    if index is not None:
-        return index, [path / name for name in sorted(set(_weight_map(path, index).values()))]
-    paths = sorted(one for one in path.iterdir() if is_safetensors(one) and one.is_file())
-    if not paths:
-        raise InvalidArgument(f"{path} has no file whose name ends in .safetensors")
-    return None, paths
-
-
-def _read_index(folder: Path) -> tuple[str, bytes] | None:
+def _read_index(folder: Path) -> tuple[Path | None, dict[str, str]]:
+    """Return the index of a folder, and the file in it of each tensor: a name, never a path."""
     found = sorted(folder.glob(_INDEX))
     if not found:
-        return None
+        return None, {}
+    index = found[0]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InvalidArgument(f"{folder} has several indexes ({names}); name one file instead")
-    if found[0].stat().st_size > _INDEX_BYTES_MAX:
-        raise CorruptData(f"{found[0]} is larger than any index")
-    return found[0].name, found[0].read_bytes()
-
-
-def _weight_map(folder: Path, index: tuple[str, bytes]) -> dict[str, str]:
-    """Return the file of each tensor; names of files in the folder, never paths."""
-    where = folder / index[0]
+    if index.stat().st_size > OTHER_BYTES_MAX:
+        raise CorruptData(f"{index} is larger than any index")
     try:
-        content: Any = json.loads(index[1].decode())
+        content: Any = json.loads(index.read_bytes().decode())
     except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{where} is not JSON: {error}") from None
+        raise CorruptData(f"{index} is not JSON: {error}") from None
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptData(f"{where} has no weight_map")
+        raise CorruptData(f"{index} has no weight_map")
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or file in {"", ".", ".."}:
             raise CorruptData(
-                f"{where} places {name!r} in {file!r}, which is no file of the folder"
+                f"{index} places {name!r} in {file!r}, which is no file of the folder"
             )
-    return weight_map
+    return index, weight_map

@@ -1,144 +1,136 @@
-"""Read a delta file: what turns one checkpoint into another, and back."""
+"""A delta file: an update file of what changed between two checkpoints that are cut alike."""
 
-import hashlib
-import json
-import os
-import zlib
+import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from typing_extensions import Self
-
-from rose.checkpoints.checkpoint import TILE_UNITS
-from rose.checkpoints.contents import FORMAT, Layout, TensorDelta
-from rose.checkpoints.delta_body import DeltaBody
-from rose.checkpoints.delta_index import field, read_layout, read_tensors, units_of
-from rose.checkpoints.make import BODY_AT, CRC, HEADER, MAGIC
-from rose.checkpoints.stored_dtypes import STORED_DTYPES
+from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint, written
+from rose.checkpoints.safetensors_file import mapped
+from rose.checkpoints.tiling import tiling_of
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec.delta import Delta
-from rose.transfer.codec.operations import delta_check
-from rose.whole_file import open_input
+from rose.transfer.codec.delta import Delta, frame_digests
+from rose.transfer.codec.operations import delta_pack
+from rose.transfer.digests import Digest, TileDigests
+from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.publishing.contributor import chunk_of
+from rose.transfer.publishing.update_file import begin_update, read_update
+from rose.transfer.receiving.puller import sound_delta
+from rose.transfer.tiles import Tile, Tiles
+from rose.transfer.version import Version
 
-_INDEX_BYTES_MAX: Final = 1 << 28
+_RUN: Final = "delta"
+
+
+def make_delta_file(old: Checkpoint, new: Checkpoint, path: Path, *, advance: Advance) -> Manifest:
+    """Write what turns the tensors of `old` into those of `new`, and back.
+
+    The file appears whole or not at all. Memory does not grow with the checkpoints.
+
+    Args:
+        old: what the receiver has.
+        new: what it is to have, with tensors of the same names, dtypes and shapes.
+        path: of the delta file.
+        advance: is told of progress.
+
+    Raises:
+        InvalidArgument: the tensors differ, there is something at `path`, or it cannot be written.
+    """
+    if path.exists():
+        raise InvalidArgument(f"{path} is there already; name a file that is not")
+    tiling = tiling_of(new)
+    if tiling_of(old).tiles != tiling.tiles:
+        here, there = (
+            {name: (one.stored.dtype, one.stored.shape) for name, one in side.tensors.items()}
+            for side in (old, new)
+        )
+        name = min(one for one in here.keys() | there.keys() if here.get(one) != there.get(one))
+        raise InvalidArgument(
+            f"{name!r} is not the same tensor in {old.path} and {new.path}: a delta needs tensors "
+            f"of the same names, dtypes and shapes in both"
+        )
+    before: dict[int, Digest] = {}
+    after: dict[int, Digest] = {}
+    chunks: list[Chunk] = []
+    with written(path) as partial, tempfile.TemporaryFile(dir=partial.parent) as frames:
+        for tile, (_, (one, other)) in enumerate(tiling.of(old, new)):
+            delta = delta_pack(other, one.copy(), threads=THREADS)
+            before[tile], after[tile] = delta.base_digest, delta.digest
+            if delta.changed:
+                frame = delta.to_bytes()
+                chunks.append(chunk_of(tile, delta, frame))
+                frames.write(frame)
+            advance(one.nbytes)
+        manifest = Manifest(
+            Version(_RUN, 0, 1),
+            Version(_RUN, 0, 0),
+            TileDigests(after).total,
+            TileDigests(before).total,
+            tiling.tiles.layout,
+            len(tiling.tiles),
+            tiling.tiles.count,
+            tuple(chunks),
+            tuple(after.values()),
+        )
+        update, header = begin_update(manifest)
+        frames.seek(0)
+        with partial.open("wb") as file:
+            file.write(header)
+            for chunk in chunks:
+                file.writelines(update.add({chunk.tile: frames.read(chunk.nbytes)}))
+    return manifest
 
 
 class DeltaFile:
-    """A delta file, open for reading. One thread uses it; it is a context that closes it.
+    """An update file with all of its chunks, from `rose delta make` or the folder of a relay.
+
+    Nobody may shorten the file meanwhile: reading behind its end kills a process.
 
     Args:
-        path: of it.
+        path: of the file.
 
     Raises:
-        InvalidArgument: it cannot be read, or is of another version.
-        CorruptData: it is not a delta file, or not as it was written.
+        InvalidArgument: it cannot be read, or replaces weights instead of changing them.
+        CorruptData: it is not an update file, or not as it was written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
+        content = memoryview(mapped(path))
         try:
-            self._file = open_input(path)
-        except OSError as error:
-            raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
-        is_sound = False
-        try:
-            self.nbytes: Final = os.fstat(self._file.fileno()).st_size
-            self._body, content = self._read_index()
-            self.tile_units: Final[int] = field(content, "tile_units", int)
-            if not 0 < self.tile_units <= TILE_UNITS:
-                raise CorruptData(f"its tiles have {self.tile_units} elements")  # noqa: TRY301
-            self.old: Final = read_layout(field(content, "old", dict), self._body)
-            self.new: Final = read_layout(field(content, "new", dict), self._body)
-            self.tensors: Final = read_tensors(
-                field(content, "tensors", list),
-                self._body,
-                tile_units=self.tile_units,
-                old=self.old,
-                new=self.new,
-            )
-            self._body.check_filled()
-            is_sound = True
-        except OSError as error:
-            raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+            update = read_update(content)
+            self.manifest: Final = update.manifest
+            if len(update.places) < len(self.manifest.chunks) or update.end < len(content):
+                raise CorruptData(f"its chunks are not sound from byte {update.end} on")  # noqa: TRY301
+            self._frames = {
+                tile: content[first : first + nbytes]
+                for tile, (first, nbytes, _) in update.places.items()
+            }
+            self._before = {tile: frame_digests(one)[0] for tile, one in self._frames.items()}
         except CorruptData as error:
             raise CorruptData(f"{path} cannot be used: {error}") from None
-        finally:
-            if not is_sound:
-                self._file.close()
+        if self.manifest.is_seed:
+            raise InvalidArgument(f"{path} has whole weights, not what changed in them")
 
-    def __enter__(self) -> Self:
-        return self
+    def is_for(self, tiles: Tiles) -> bool:
+        """Whether it is for weights that are cut like this."""
+        return (self.manifest.layout, self.manifest.tile_count) == (tiles.layout, len(tiles))
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def ends(self, chunk: Chunk, *, undo: bool) -> tuple[Digest, Digest]:
+        """Return the digests of a tile before and after its delta is applied, or undone."""
+        before, after = self._before[chunk.tile], chunk.digest
+        return (after, before) if undo else (before, after)
 
-    def before(self, *, undo: bool) -> Layout:
-        """Return how the version lies on the disk that it is applied to, or undone from."""
-        return self.new if undo else self.old
-
-    def after(self, *, undo: bool) -> Layout:
-        """Return how the version lies on the disk that comes of it."""
-        return self.old if undo else self.new
-
-    def frame(self, tensor: TensorDelta, number: int) -> Delta | None:
-        """Read the delta of one tile; None if nothing changes there.
+    def delta(self, chunk: Chunk, tile: Tile) -> Delta:
+        """Return the delta of a tile, once it was proven to be the one that was written.
 
         Raises:
-            CorruptData: it is not as it was written.
+            CorruptData: it is not.
+            InvalidArgument: it is coded for a link.
         """
-        tile = tensor.tiles[number]
-        if tile.frame is None:
-            return None
-        where = f"{self.path} cannot be used: the delta of {tensor.name!r}, tile {number}"
         try:
-            delta = Delta.from_bytes(self._body.read(tile.frame))
-            delta_check(delta)
+            delta = sound_delta(self._frames[chunk.tile], chunk, tile)
         except CorruptData as error:
-            raise CorruptData(f"{where}: {error}") from None
-        width = 8 * STORED_DTYPES[tensor.dtype].unit_bytes
-        count = min(self.tile_units, units_of(tensor) - number * self.tile_units)
-        ends = (delta.base_digest, delta.digest)
-        if (delta.count, delta.width) != (count, width) or ends != (tile.old, tile.new):
-            raise CorruptData(f"{where}, is of other elements")
+            raise CorruptData(f"{self.path} cannot be used: {error}") from None
+        if delta.rule is not None:
+            raise InvalidArgument(f"{self.path} is coded as STRAT, which only receivers can read")
         return delta
-
-    def check_frames(self) -> None:
-        """Read every delta of it.
-
-        Raises:
-            CorruptData: one is not as it was written.
-        """
-        for tensor in self.tensors:
-            for number in range(len(tensor.tiles)):
-                self.frame(tensor, number)
-
-    def _read_index(self) -> tuple[DeltaBody, dict[str, Any]]:
-        head = self._file.read(BODY_AT)
-        if not head.startswith(MAGIC):
-            raise CorruptData("it is not a delta file of rose: it begins with another magic")
-        if len(head) < BODY_AT:
-            raise CorruptData(f"it is cut off inside its header, at byte {len(head)}")
-        if zlib.crc32(head[: HEADER.size]) != CRC.unpack_from(head, HEADER.size)[0]:
-            raise CorruptData("the checksum of its header differs")
-        _, version, zero, body, index, sha256, other_zero = HEADER.unpack_from(head)
-        if version != FORMAT:
-            raise InvalidArgument(
-                f"{self.path} has version {version}; this rose reads version {FORMAT}"
-            )
-        if zero or other_zero or index > _INDEX_BYTES_MAX:
-            raise CorruptData("its header has fields that no delta file has")
-        if BODY_AT + body + index != self.nbytes:
-            raise CorruptData(
-                f"it has {self.nbytes} bytes, its header says {BODY_AT + body + index}"
-            )
-        self._file.seek(BODY_AT + body)
-        text = self._file.read(index)
-        if hashlib.sha256(text).digest() != sha256:
-            raise CorruptData("the checksum of its index differs")
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise CorruptData(f"its index is not JSON: {error}") from None
-        if field(content, "format", int) != FORMAT:
-            raise CorruptData("its index is of another format")
-        return DeltaBody(self._file, begin=BODY_AT, nbytes=body), content

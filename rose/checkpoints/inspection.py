@@ -1,20 +1,20 @@
 """What changed between two checkpoints, and what it would take to send it: one pass over both."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from rose.checkpoints.change_counts import ChangeCounts
-from rose.checkpoints.checkpoint import THREADS, TILE_UNITS, Checkpoint, count_units
-from rose.checkpoints.contents import Advance, Pair, Presence, pairs
-from rose.checkpoints.other_codecs import coordinate_bytes, gap_xor_bytes, zstandard_compressor
+from rose.checkpoints.change_counts import ChangeCounts, Counts
+from rose.checkpoints.checkpoint import THREADS, Advance, Checkpoint
 from rose.checkpoints.safetensors_file import Units
-from rose.checkpoints.tensor_kinds import kind_of, layer_of
+from rose.checkpoints.tensors import StoredTensor
+from rose.checkpoints.tiling import plain_tiling
 from rose.errors import InvalidArgument
 from rose.transfer.codec.class_rule import class_rule
-from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.delta import ClassRule
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.codec.strat import strat_pack
 
@@ -25,6 +25,23 @@ GAP: Final = "gap"
 STRAT: Final = "strat"
 CODECS: Final = (DENSE, COORDINATES, GAP_XOR_ZSTD, GAP, STRAT)
 """All that a tensor can be sent in; `GAP_XOR_ZSTD` only where zstandard is installed."""
+_INDEX_BYTES: Final = 4
+_GAP_MAX: Final = 65_535
+
+# What a tensor is for, told by its name as the model families of today write it. The first that is
+# found counts: a norm inside of attention is a norm.
+_KINDS: Final = {
+    kind: re.compile(pattern, re.IGNORECASE)
+    for kind, pattern in (
+        ("norm", r"norm|\bln_|\bln\d|layer_?norm"),
+        ("head", r"lm_head|embed_out|score\.|(?:^|\.)output\.weight|v_head|value_head"),
+        ("embed", r"embed|\bwte\b|\bwpe\b|(?:^|\.)shared\.weight"),
+        ("attn", r"attn|attention|[qkvo]_proj|qkv|\bwq\b|\bwk\b|\bwv\b|\bwo\b"),
+        ("mlp", r"mlp|ffn|feed_forward|expert|gate|up_proj|down_proj|\bfc\d|\bw[123]\b"),
+    )
+}
+_LAYER: Final = re.compile(r"(?:layers?|blocks?|\bh)\.(\d+)\.")
+KINDS: Final = ("embed", "attn", "mlp", "norm", "head", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,97 +117,118 @@ class Inspection:
         }
 
 
-def inspect(
-    old: Checkpoint, new: Checkpoint, *, advance: Advance, tile_units: int = TILE_UNITS
-) -> Inspection:
-    """Compare two checkpoints.
+def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection:
+    """Compare two checkpoints, in the tiles that are sent.
 
     Args:
         old: the version before.
         new: the version after.
         advance: is told of progress, in bytes of `old` and `new` together.
-        tile_units: elements that are coded together.
 
     Raises:
         InvalidArgument: no tensor of one has the name, the dtype and the shape of one of the other.
     """
-    found = pairs(old, new)
-    inspector = _Inspector(tile_units, advance)
-    tensors = tuple(inspector.inspect(one) for one in found if one.presence is Presence.BOTH)
-    if not tensors:
+    stored = [one.stored for one in new.tensors.values() if _is_in(old, one.stored)]
+    if not stored:
         raise InvalidArgument(
             f"{old.path} and {new.path} have no tensor in common: none has the same name, dtype "
             f"and shape in both"
         )
+    compress = _zstandard()
+    codecs = [one for one in CODECS if one != GAP_XOR_ZSTD or compress is not None]
+    counts = {one.dtype: ChangeCounts(one.dtype) for one in stored}
+    rules: dict[str, ClassRule | None] = {}
+    changed = dict.fromkeys((one.name for one in stored), 0)
+    nbytes = {one.name: {**dict.fromkeys(codecs, 0), DENSE: one.nbytes} for one in stored}
+    for place, (one, other) in plain_tiling(stored).of(old, new):
+        name, dtype = place.tensor, new.tensors[place.tensor].stored.dtype
+        positions = counts[dtype].add(one, other)
+        if len(positions):
+            changed[name] += len(positions)
+            if name not in rules:  # A tile says enough about its tensor, and a rule takes long.
+                # Bits of 16 without a meaning would be taken for bf16.
+                kind = np.float16 if dtype == "F16" else one.dtype
+                rules[name] = class_rule(other.view(kind), one.view(kind))
+            for codec, size in _sizes(one, other, positions, rules[name], compress).items():
+                nbytes[name][codec] += size
+        advance(one.nbytes + other.nbytes)
     return Inspection(
-        tensors,
-        inspector.counts,
+        tuple(_change(one, changed[one.name], nbytes[one.name]) for one in stored),
+        counts,
         tuple(name for name in old.tensors if name not in new.tensors),
         tuple(name for name in new.tensors if name not in old.tensors),
         tuple(_unlike(old, new)),
     )
 
 
+def kind_of(name: str) -> str:
+    """Return one of `KINDS`."""
+    return next((kind for kind, pattern in _KINDS.items() if pattern.search(name)), "other")
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor belongs to; None if it is in none."""
+    found = _LAYER.search(name)
+    return None if found is None else int(found[1])
+
+
+def _change(one: StoredTensor, changed: int, nbytes: Mapping[str, int]) -> TensorChange:
+    kind, layer = kind_of(one.name), layer_of(one.name)
+    return TensorChange(one.name, kind, layer, one.dtype, one.shape, one.count, changed, nbytes)
+
+
+def _is_in(checkpoint: Checkpoint, one: StoredTensor) -> bool:
+    found = checkpoint.tensors.get(one.name)
+    return found is not None and (found.stored.dtype, found.stored.shape) == (one.dtype, one.shape)
+
+
 def _unlike(old: Checkpoint, new: Checkpoint) -> Iterator[tuple[str, str, str]]:
-    for name, tensor in old.tensors.items():
-        if name not in new.tensors:
-            continue
-        one, other = tensor.stored, new.tensors[name].stored
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            before, after = (f"{it.dtype} {list(it.shape)}" for it in (one, other))
+    for name in old.tensors:
+        if name in new.tensors and not _is_in(old, new.tensors[name].stored):
+            stored = (side.tensors[name].stored for side in (old, new))
+            before, after = (f"{one.dtype} {list(one.shape)}" for one in stored)
             yield name, before, after
 
 
-@dataclass
-class _Inspector:
-    """Looks at tensor after tensor."""
+def _sizes(
+    old: Units,
+    new: Units,
+    positions: Counts,
+    rule: ClassRule | None,
+    compress: Callable[[bytes], bytes] | None,
+) -> dict[str, int]:
+    """Return the bytes that each codec takes for a tile."""
+    sizes = {COORDINATES: len(positions) * (_INDEX_BYTES + old.itemsize)}
+    if compress is not None:
+        sizes[GAP_XOR_ZSTD] = gap_xor_bytes(old, new, positions, compress)
+    delta = delta_pack(new, old.copy(), threads=THREADS)
+    sizes[GAP] = sizes[STRAT] = len(delta.to_bytes())
+    if rule is not None:
+        strat = strat_pack(delta, old, rule, threads=THREADS).to_bytes()
+        sizes[STRAT] = min(sizes[GAP], len(strat))
+    return sizes
 
-    tile_units: int
-    advance: Advance
-    counts: dict[str, ChangeCounts] = field(default_factory=dict)
-    compress: Callable[[bytes], bytes] | None = field(default_factory=zstandard_compressor)
 
-    def inspect(self, pair: Pair) -> TensorChange:
-        """Look at one tensor."""
-        stored = pair.stored
-        self.counts.setdefault(stored.dtype, ChangeCounts(stored.dtype))
-        codecs = [one for one in CODECS if one != GAP_XOR_ZSTD or self.compress is not None]
-        nbytes = dict.fromkeys(codecs, 0)
-        nbytes[DENSE] = stored.nbytes
-        changed = 0
-        for old, new in pair.tiles(self.tile_units):
-            changed += self._measure(old, new, stored.dtype, nbytes)
-            self.advance(old.nbytes + new.nbytes)
-        return TensorChange(
-            stored.name,
-            kind_of(stored.name),
-            layer_of(stored.name),
-            stored.dtype,
-            stored.shape,
-            count_units(stored),
-            changed,
-            nbytes,
-        )
+def _zstandard() -> Callable[[bytes], bytes] | None:
+    """Return how zstd compresses at level 1; None where the package is not installed."""
+    try:
+        from zstandard import ZstdCompressor  # noqa: PLC0415
+    except ImportError:
+        return None
+    return ZstdCompressor(level=1).compress
 
-    def _measure(self, old: Units, new: Units, dtype: str, nbytes: dict[str, int]) -> int:
-        """Add what one tile takes, and return how much of it changes."""
-        positions = self.counts[dtype].add(old, new)
-        if not len(positions):
-            return 0
-        nbytes[COORDINATES] += coordinate_bytes(old, len(positions))
-        if self.compress is not None:
-            nbytes[GAP_XOR_ZSTD] += gap_xor_bytes(old, new, positions, self.compress)
-        delta = delta_pack(new, old.copy(), threads=THREADS)
-        gap_bytes = len(delta.to_bytes())
-        nbytes[GAP] += gap_bytes
-        nbytes[STRAT] += self._link_bytes(delta, old, new, dtype) or gap_bytes
-        return len(positions)
 
-    def _link_bytes(self, delta: Delta, old: Units, new: Units, dtype: str) -> int | None:
-        """Return the bytes of a tile on a link; None where STRAT gains nothing."""
-        # Bits of 16 without a meaning would be taken for bf16.
-        kind = np.float16 if dtype == "F16" else old.dtype
-        rule = class_rule(new.view(kind), old.view(kind))
-        return (
-            None if rule is None else len(strat_pack(delta, old, rule, threads=THREADS).to_bytes())
-        )
+def gap_xor_bytes(
+    old: Units, new: Units, positions: Counts, compress: Callable[[bytes], bytes]
+) -> int:
+    """Return the bytes of 16-bit gaps and XORed values, each stream compressed.
+
+    A gap that does not fit is cut: the largest number, with a value of 0, until the rest fits.
+    """
+    distances = np.diff(positions, prepend=-1) - 1
+    at = np.arange(len(positions)) + np.cumsum(distances // _GAP_MAX)
+    gaps = np.full(at[-1] + 1, _GAP_MAX, np.uint16)
+    values = np.zeros(at[-1] + 1, old.dtype)
+    gaps[at] = distances % _GAP_MAX
+    values[at] = old[positions] ^ new[positions]
+    return len(compress(gaps.tobytes())) + len(compress(values.tobytes()))

@@ -1,81 +1,84 @@
 """A checkpoint on disk that is changed where it lies, tile by tile, as live weights are."""
 
+import json
+import math
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from operator import mul
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from rose.checkpoints.atomic_file import beside
-from rose.checkpoints.checkpoint import Checkpoint
-from rose.checkpoints.in_place import check_links
-from rose.checkpoints.safetensors_file import SafetensorsFile
-from rose.checkpoints.safetensors_header import written_header
+from rose.checkpoints.checkpoint import Checkpoint, written
+from rose.checkpoints.safetensors_file import LENGTH_BYTES, SafetensorsFile, Units
+from rose.checkpoints.tensors import STORED_DTYPES, StoredTensor
+from rose.checkpoints.tiling import Tiling
 from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
+from rose.transfer.codec.delta import Delta
+from rose.transfer.codec.operations import delta_apply, digest
+from rose.transfer.digests import Digest
 
 NEW_FILE: Final = "model.safetensors"
 
 
-class LiveCheckpoint(Closing):
-    """The files of a checkpoint, open for reading and writing until it is closed.
+class LiveTiles(Closing):
+    """The tiles of a checkpoint: a `Target` of commits that reads and writes files by calls.
 
-    A machine that stops while a tile is written leaves a tile of neither version, which its digest
-    tells; nothing else is touched.
+    Another process may cut a file at any time. Behind its new end an access of a mapping would end
+    this process; a call fails, and the failure is one sentence. A machine that stops while a tile
+    is written leaves a tile of neither version, which its digest tells.
 
     Args:
-        checkpoint: whose files have no other names.
+        checkpoint: whose files have no other names; they are open until this is closed.
+        tiling: how it is cut.
 
     Raises:
-        InvalidArgument: a file cannot be written to, is a link, or has a tensor that is not at a
-            border of its elements.
+        InvalidArgument: a file cannot be written to, or is a link.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        check_links(checkpoint)
-        self._path = checkpoint.path
-        self._tensors = checkpoint.tensors
-        self._stack = ExitStack()
+    def __init__(self, checkpoint: Checkpoint, tiling: Tiling) -> None:
+        self._checkpoint, self._tiling = checkpoint, tiling
         self._files: dict[SafetensorsFile, BinaryIO] = {}
-        try:
+        with ExitStack() as stack:
             for file in checkpoint.files:
-                self._files[file] = self._stack.enter_context(file.path.open("r+b"))
+                self._files[file] = stack.enter_context(_opened(file.path))
             self._sizes = {one: os.fstat(one.fileno()).st_size for one in self._files.values()}
-        except OSError as error:
-            self._stack.close()
-            raise InvalidArgument(
-                f"cannot write to {file.path}: {error.strerror or error}"
-            ) from None
-        for name in self._tensors:
-            if self.offset(name) % self.unit(name).itemsize:
-                self._stack.close()
-                raise InvalidArgument(
-                    f"{name!r} of {self.path(name)} is not at a border of its elements, and cannot "
-                    f"be changed in place; write the file anew"
-                )
+            self._stack = stack.pop_all()
 
-    def unit(self, tensor: str) -> Any:
-        """Return what the codec takes the elements of a tensor for."""
-        return np.dtype(self._tensors[tensor].stored.unit)
+    def bits(self, tile: int) -> Any:
+        """Return a copy of a tile.
 
-    def path(self, tensor: str) -> Path:
-        """Return the file that a tensor is in."""
-        return self._tensors[tensor].file.path
+        Raises:
+            Unavailable: the file was cut, or cannot be read.
+        """
+        place = self._tiling.place(tile)
+        unit = self._checkpoint.tensors[place.tensor].stored.stored.unit
+        row: Units = np.empty(place.region.shape, unit)
+        for offset, part in self._runs(tile, row):
+            at = 0
+            while at < len(part):
+                got = self._call(tile, os.preadv, [part[at:]], offset + at)
+                if got == 0:
+                    raise Unavailable(_cut(self._checkpoint.tensors[place.tensor].file.path))
+                at += got
+        return row
 
-    def fileno(self, tensor: str) -> int:
-        """Return the descriptor of the file that a tensor is in."""
-        return self._files[self._tensors[tensor].file].fileno()
+    def digest(self, tile: int) -> Digest:
+        """Read a tile; raises as `bits`."""
+        return digest(self.bits(tile))
 
-    def offset(self, tensor: str) -> int:
-        """Return where in its file a tensor begins."""
-        one = self._tensors[tensor]
-        return one.file.offset(one.stored, 0)
-
-    def cut(self, tensor: str) -> str:
-        """Return the sentence that says that a tensor's file was cut."""
-        return _cut(self.path(tensor))
+    def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
+        """Change a tile; raises as `bits`, and as `delta_apply`."""
+        before = self.bits(tile)
+        row = before.copy()
+        delta_apply(row, delta, undo=undo)
+        with ExitStack() as back:
+            back.callback(self._restore, tile, before)
+            self._write(tile, row)
+            back.pop_all()
 
     def check(self) -> None:
         """Look whether the files are as long as they were.
@@ -98,13 +101,63 @@ class LiveCheckpoint(Closing):
                 os.fsync(opened.fileno())
         except OSError as error:
             raise Unavailable(
-                f"{self._path} cannot be written: {error.strerror or error}"
+                f"{self._checkpoint.path} cannot be written: {error.strerror or error}"
             ) from error
 
     def close(self) -> None:
         """Close the files."""
-        self._files.clear()
         self._stack.close()
+
+    def _restore(self, tile: int, row: Units) -> None:
+        with suppress(Unavailable):  # What made it necessary is raised.
+            self._write(tile, row)
+
+    def _write(self, tile: int, row: Units) -> None:
+        for offset, part in self._runs(tile, row):
+            at = 0
+            while at < len(part):
+                at += self._call(tile, os.pwritev, [part[at:]], offset + at)
+
+    def _call(self, tile: int, call: Any, parts: list[memoryview], offset: int) -> int:
+        file = self._checkpoint.tensors[self._tiling.place(tile).tensor].file
+        try:
+            return int(call(self._files[file].fileno(), parts, offset))
+        except OSError as error:
+            raise Unavailable(
+                f"{file.path} cannot be read or written: {error.strerror or error}"
+            ) from error
+
+    def _runs(self, tile: int, row: Units) -> Iterator[tuple[int, memoryview]]:
+        """Return where in the file each run of a tile begins, and the bytes of `row` it stands for.
+
+        Behind the last dimension that is cut, a region lies in one piece.
+        """
+        place = self._tiling.place(tile)
+        box, shape, inner = place.region, place.shape, len(place.shape)
+        while inner > 0 and box.shape[inner - 1] == shape[inner - 1]:
+            inner -= 1
+        outer = box.shape[: max(0, inner - 1)]
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        corner = sum(map(mul, box.offset, strides))
+        content = row.reshape(-1).view(np.uint8).data
+        size = len(content) // math.prod(outer)
+        begin = self._checkpoint.tensors[place.tensor].stored.begin
+        for at, index in enumerate(np.ndindex(*outer)):
+            first = corner + sum(map(mul, index, strides))
+            yield begin + first * row.itemsize, content[at * size : (at + 1) * size]
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a file to change it, if it has no other names: caches of models link to shared bits."""
+    try:
+        if path.is_symlink() or path.stat().st_nlink > 1:
+            raise InvalidArgument(
+                f"{path} is a link, and what it stands for would change elsewhere too; "
+                f"name a copy that has no other names"
+            )
+        return path.open("r+b")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write to {path}: {error.strerror or error}") from None
 
 
 def _cut(path: Path) -> str:
@@ -117,6 +170,8 @@ def _cut(path: Path) -> str:
 def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> Path:
     """Make a checkpoint of zeros, in one file that appears whole or not at all.
 
+    The widest elements come first, so that all lie at borders of theirs.
+
     Args:
         folder: made where it is not there.
         tensors: (dtype, shape) by name, in the order in which they will lie.
@@ -124,14 +179,24 @@ def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, 
     Raises:
         InvalidArgument: a dtype is unknown, or the file cannot be made.
     """
-    header, data_bytes = written_header(tensors)
+    for name, (dtype, _) in tensors.items():
+        if dtype not in STORED_DTYPES:
+            raise InvalidArgument(f"{name!r} has the dtype {dtype!r}, which rose does not know")
+    header: dict[str, object] = {}
+    end = 0
+    stored = [StoredTensor(name, dtype, shape) for name, (dtype, shape) in tensors.items()]
+    for one in sorted(stored, key=lambda one: -one.stored.unit_bytes):
+        offsets = [end, end := end + one.nbytes]
+        header[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
     path = folder / NEW_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgument(f"cannot make {folder}: {error.strerror or error}") from error
-    with beside(path) as unfinished, unfinished.open("wb") as file:
-        file.write(header)
+    with written(path) as unfinished, unfinished.open("wb") as file:
+        file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
         file.flush()
-        os.posix_fallocate(file.fileno(), 0, len(header) + data_bytes)
+        os.posix_fallocate(file.fileno(), 0, LENGTH_BYTES + len(text) + end)
     return path

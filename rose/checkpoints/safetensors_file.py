@@ -1,29 +1,25 @@
 """A safetensors file, mapped: raw bits of any element type, and no more memory than is looked at.
 
-The safetensors package gives bf16 and fp8 to torch only; here bits are enough.
+The safetensors package reads and checks the header. It gives bits of bf16 and fp8 to torch only.
 """
 
 import mmap
-import os
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
-from rose.checkpoints.safetensors_header import (
-    HEADER_BYTES_MAX,
-    LENGTH_BYTES,
-    StoredTensor,
-    read_header,
-)
+from rose.checkpoints.tensors import STORED_DTYPES, StoredTensor
 from rose.errors import CorruptData, InvalidArgument
 from rose.whole_file import open_input
 
 Units = npt.NDArray[Any]
 """A row of uint8, uint16 or uint32."""
 
-_ENDING: Final = ".safetensors"
+LENGTH_BYTES: Final = 8
+"""Of the number that says how long the header behind it is."""
 
 
 class SafetensorsFile:
@@ -41,40 +37,26 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
-        try:
-            with open_input(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < LENGTH_BYTES:
-                    raise CorruptData(f"{path} has {size} bytes: too few to be a safetensors file")
-                self._map: Final = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            what = error.strerror if isinstance(error, OSError) else error
-            raise InvalidArgument(f"cannot read {path}: {what or error}") from None
-        header_bytes = int.from_bytes(self._map[:LENGTH_BYTES], "little")
-        if header_bytes > HEADER_BYTES_MAX:
-            raise CorruptData(
-                f"{path} is not a safetensors file: it begins with a header of {header_bytes} "
-                f"bytes, and {HEADER_BYTES_MAX} is the most there may be"
-            )
-        self._data_at: Final = LENGTH_BYTES + header_bytes
-        if self._data_at > size:
-            raise CorruptData(f"{path} is cut off inside its header")
-        self.header: Final = bytes(self._map[LENGTH_BYTES : self._data_at])
-        self.tensors: Final = read_header(self.header, str(path))
-        data_bytes = self.tensors[-1].end if self.tensors else 0
-        if self._data_at + data_bytes != size:
-            raise CorruptData(
-                f"{path} has {size - self._data_at} bytes of tensors, "
-                f"its header speaks of {data_bytes}"
-            )
+        self._map: Final = mapped(path)
+        at = LENGTH_BYTES + int.from_bytes(self._map[:LENGTH_BYTES], "little")
+        self.header: Final = self._map[LENGTH_BYTES:at]
+        tensors = []
+        for name, dtype, shape in _read_header(path):
+            if dtype not in STORED_DTYPES:
+                raise CorruptData(f"{name!r} of {path} has the dtype {dtype}, unknown to rose")
+            tensors.append(StoredTensor(name, dtype, shape, at))
+            at += tensors[-1].nbytes
+        if at != len(self._map):
+            raise CorruptData(f"{path} changed while it was opened")
+        self.tensors: Final = tuple(tensors)
 
     def units(self, tensor: StoredTensor, first: int, count: int) -> Units:
-        """Return a part of a tensor as numbers of `tensor.unit`, read-only.
+        """Return a part of a tensor as numbers of its unit, read-only.
 
         A view of the file, or a copy where the file does not hold the tensor at a border of units.
         """
-        unit = np.dtype(tensor.unit)
-        at = self.offset(tensor, first)
+        unit = np.dtype(tensor.stored.unit)
+        at = tensor.begin + first * unit.itemsize
         if at % unit.itemsize == 0:
             return np.frombuffer(self._map, unit, count, at)
         content = np.frombuffer(self._map, np.uint8, count * unit.itemsize, at)
@@ -82,19 +64,37 @@ class SafetensorsFile:
         copy.setflags(write=False)
         return copy
 
-    def offset(self, tensor: StoredTensor, first: int) -> int:
-        """Return where in the file a unit of a tensor is."""
-        return self._data_at + tensor.begin + first * tensor.stored.unit_bytes
-
     def forget(self, tensor: StoredTensor, first: int, count: int) -> None:
         """Let the pages of a part go from this process; they are read again when looked at."""
-        begin = self.offset(tensor, first)
-        end = self.offset(tensor, first + count)
+        begin = tensor.begin + first * tensor.stored.unit_bytes
+        end = begin + count * tensor.stored.unit_bytes
         begin -= begin % mmap.PAGESIZE  # A neighbour's page too: it costs one fault.
         if end > begin:
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
-def is_safetensors(path: Path) -> bool:
-    """Say whether a file has the name of one."""
-    return path.name.endswith(_ENDING)
+def mapped(path: Path) -> mmap.mmap:
+    """Map a file that a user named, to read it.
+
+    Raises:
+        InvalidArgument: it cannot be read, or is empty.
+    """
+    try:
+        with open_input(path) as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument(f"cannot read {path}: {what or error}") from None
+
+
+def _read_header(path: Path) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return name, dtype and shape of each tensor in the order of their bytes, without a hole."""
+    try:
+        with safe_open(path, "numpy") as file:
+            found = [(name, file.get_slice(name)) for name in file.offset_keys()]
+            return [(name, one.get_dtype(), tuple(one.get_shape())) for name, one in found]
+    except SafetensorError as error:
+        sentence = " ".join(str(error).split())
+        raise CorruptData(f"{path} is not a sound safetensors file: {sentence}") from None
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None

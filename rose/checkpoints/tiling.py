@@ -3,11 +3,13 @@
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rose.checkpoints.safetensors_header import StoredTensor
+from rose.checkpoints.checkpoint import Checkpoint
+from rose.checkpoints.safetensors_file import Units
+from rose.checkpoints.tensors import StoredTensor
 from rose.errors import InvalidArgument
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.spec import Region
@@ -44,6 +46,18 @@ class Tiling:
         self.tiles = tiles
         self._places = tuple(places)
 
+    def of(self, *checkpoints: Checkpoint) -> Iterator[tuple[TilePlace, list[Units]]]:
+        """Yield each tile of a plain tiling as it is in each checkpoint, read-only.
+
+        The memory of a tile goes when the next one is asked for.
+        """
+        for place in self._places:
+            (first,), (count,) = place.region.offset, place.region.shape
+            tensors = [one.tensors[place.tensor] for one in checkpoints]
+            yield place, [one.units(first, count) for one in tensors]
+            for one in tensors:
+                one.forget(first, count)
+
     def place(self, tile: int) -> TilePlace:
         """Return where a tile is."""
         return self._places[tile]
@@ -69,6 +83,12 @@ class Tiling:
         return row.reshape(place.shape)[tuple(slice(at, at + size) for at, size in box)]
 
 
+def tiling_of(checkpoint: Checkpoint, plan: Plan | None = None) -> Tiling:
+    """Return how a checkpoint is cut: as a plan says, or by itself."""
+    stored = [one.stored for one in checkpoint.tensors.values()]
+    return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
+
+
 def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
     """Cut each tensor into rows of at most `TILE_BYTES`, in the order of their names.
 
@@ -81,9 +101,9 @@ def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
     places: list[TilePlace] = []
     for tensor in ordered:
         unit_bytes = tensor.stored.unit_bytes
-        units = tensor.nbytes // unit_bytes
-        for first in range(0, units, TILE_BYTES // unit_bytes):
-            count = min(TILE_BYTES // unit_bytes, units - first)
+        units, most = tensor.count, TILE_BYTES // unit_bytes
+        for first in range(0, units, most):
+            count = min(most, units - first)
             counts.append(count)
             widths.append(8 * unit_bytes)
             places.append(TilePlace(tensor.name, (units,), Region((first,), (count,))))

@@ -1,25 +1,29 @@
 """`rose delta`: what changed between two checkpoints, as numbers, as a file, applied and undone."""
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
 
-from rose.checkpoints.apply import apply_beside
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.contents import Presence, pairs
-from rose.checkpoints.delta_file import DeltaFile
-from rose.checkpoints.identity import Identity, Standing, identify
-from rose.checkpoints.in_place import apply_in_place
 from rose.checkpoints.inspection import inspect
-from rose.checkpoints.make import make_delta_file
 from rose.cli.delta_report import as_json, density, print_inspection, printable
 from rose.cli.runs import progress, write_output
 from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from rose.checkpoints.apply import Identity
+
 _EXIT_NEITHER: Final = 1
+_NEITHER: Final = "neither the base nor the target"
+_STANDINGS: Final = {  # by whether it is the base, and whether it is the target
+    (True, True): "the base and the target, which are equal",
+    (True, False): "the base",
+    (False, True): "the target",
+    (False, False): _NEITHER,
+}
 _PATH: Final = click.Path(path_type=Path)
 
 
@@ -55,7 +59,7 @@ def inspect_checkpoints(
     status is 2 when nothing can be compared.
     """
     one, other = open_checkpoint(old), open_checkpoint(new)
-    with progress("comparing", 2 * _looked_at(one, other, is_both=True)) as advance:
+    with progress("comparing", one.nbytes + other.nbytes) as advance:
         inspection = inspect(one, other, advance=advance)
     # Written before anything is said: a failure leaves one sentence and no half of a result.
     if json_path is not None:
@@ -77,28 +81,28 @@ def inspect_checkpoints(
 @click.argument("new", type=_PATH)
 @click.option("-o", "--out", type=_PATH, required=True, metavar="FILE", help="Where to write it.")
 def make(old: Path, new: Path, out: Path) -> None:
-    """Write what turns OLD into NEW, and NEW into OLD, to FILE.
+    """Write what turns the tensors of OLD into those of NEW, and back, to FILE.
 
-    Tensors that only one of them has, or that differ in shape or dtype, are in it whole.
+    Both have the same tensors, in any files. FILE is an update file, as relays keep them.
     """
+    # Here, as below, because it needs the extra `wire`.
+    from rose.checkpoints.delta_file import make_delta_file  # noqa: PLC0415
+
     one, other = open_checkpoint(old), open_checkpoint(new)
-    with progress("packing", _looked_at(one, other, is_both=False)) as advance:
-        tensors = make_delta_file(one, other, out, advance=advance)
-    size = out.stat().st_size
-    changing = sum(any(tile.frame for tile in tensor.tiles) for tensor in tensors)
+    with progress("packing", one.nbytes) as advance:
+        manifest = make_delta_file(one, other, out, advance=advance)
     _say(
-        f"{out}: {size_text(size)}, {density(size, other.nbytes)} of {size_text(other.nbytes)}; "
-        f"{changing} of {len(tensors)} tensors change"
+        f"{out}: {size_text(out.stat().st_size)}, {density(out.stat().st_size, other.nbytes)} of "
+        f"{size_text(other.nbytes)}; {manifest.changed:,} elements change"
     )
+    if _files(one) != _files(other):
+        _say(f"It changes tensors only: names or headers of the files differ in {new}.")
 
 
-def _looked_at(one: Checkpoint, other: Checkpoint, *, is_both: bool) -> int:
-    """Return the bytes of all tensors, those that both have once; or of those alone."""
-    return sum(
-        pair.stored.nbytes
-        for pair in pairs(one, other)
-        if not is_both or pair.presence is Presence.BOTH
-    )
+def _files(checkpoint: Checkpoint) -> tuple[object, ...]:
+    """Return what of a checkpoint's files are not tensors."""
+    names = [file.path.name for file in checkpoint.files] if checkpoint.is_folder else []
+    return names, [file.header for file in checkpoint.files]
 
 
 def _target_options(command: click.decorators.FC) -> click.decorators.FC:
@@ -112,7 +116,7 @@ def _target_options(command: click.decorators.FC) -> click.decorators.FC:
 @click.argument("file", type=_PATH)
 @_target_options
 def apply(base: Path, file: Path, out: Path | None, in_place: bool) -> None:  # noqa: FBT001
-    """Apply FILE to BASE: the checkpoint that it leads to, byte for byte.
+    """Apply FILE to BASE, whose tensors become those that FILE leads to, bit for bit.
 
     With -o it is written beside BASE, and appears whole or not at all; small files that are no
     tensors, like config.json, are copied from BASE. With --in-place the files of BASE are changed,
@@ -126,27 +130,25 @@ def apply(base: Path, file: Path, out: Path | None, in_place: bool) -> None:  # 
 @click.argument("file", type=_PATH)
 @_target_options
 def undo(checkpoint: Path, file: Path, out: Path | None, in_place: bool) -> None:  # noqa: FBT001
-    """Take FILE back from CHECKPOINT: the checkpoint that it was made from, byte for byte."""
+    """Take FILE back from CHECKPOINT, whose tensors become those that FILE was made from."""
     _apply(checkpoint, file, out, in_place=in_place, undo=True)
 
 
 def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bool) -> None:
     if (out is None) != in_place:
         raise InvalidArgument("name a place with -o, or say --in-place: one of the two")
+    from rose.checkpoints.apply import apply_delta  # noqa: PLC0415
+    from rose.checkpoints.delta_file import DeltaFile  # noqa: PLC0415
+
     checkpoint = open_checkpoint(path)
-    with DeltaFile(file) as delta_file:
-        if out is None:
-            with progress("checking, applying", 2 * checkpoint.nbytes) as advance:
-                apply_in_place(checkpoint, delta_file, undo=undo, advance=advance)
-            _say(f"{path}: changed in place")
-            return
-        with progress("applying", checkpoint.nbytes) as advance:
-            beside = apply_beside(checkpoint, delta_file, out, undo=undo, advance=advance)
-    _say(f"{out}: written")
-    if beside.copied:
-        _say(f"copied from {path}, as no delta has them: {', '.join(beside.copied)}")
-    if beside.left:
-        _say(f"not copied: {', '.join(beside.left)}")
+    opened = DeltaFile(file)
+    with progress("checking", checkpoint.nbytes) as advance:
+        copied, left = apply_delta(checkpoint, opened, out=out, undo=undo, advance=advance)
+    _say(f"{path}: changed in place" if out is None else f"{out}: written")
+    if copied:
+        _say(f"copied from {path}, as no delta has them: {', '.join(copied)}")
+    if left:
+        _say(f"not copied: {', '.join(left)}")
 
 
 @delta.command(name="verify")
@@ -159,17 +161,22 @@ def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
     The exit status is 0 when it is one of the two, 1 when it is neither, 2 when one of them cannot
     be read or FILE is not sound. Digests are compared; they find faults, not attackers.
     """
+    from rose.checkpoints.apply import identify  # noqa: PLC0415
+    from rose.checkpoints.delta_file import DeltaFile  # noqa: PLC0415
+
     opened = open_checkpoint(checkpoint)
-    with DeltaFile(file) as delta_file, progress("verifying", opened.nbytes) as advance:
+    delta_file = DeltaFile(file)
+    with progress("verifying", opened.nbytes) as advance:
         identity = identify(opened, delta_file, advance=advance)
-    _say(f"{checkpoint} is {identity.standing.value} of {file}.")
-    if identity.standing is Standing.NEITHER:
+    standing = _STANDINGS[identity.not_base is None, identity.not_target is None]
+    _say(f"{checkpoint} is {standing} of {file}.")
+    if standing == _NEITHER:
         for sentence in _reasons(identity):
             _say(sentence)
         ctx.exit(_EXIT_NEITHER)
 
 
-def _reasons(identity: Identity) -> list[str]:
+def _reasons(identity: "Identity") -> list[str]:
     said = [
         f"Not the base: {identity.not_base}.",
         f"Not the target: {identity.not_target}.",

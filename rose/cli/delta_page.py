@@ -15,9 +15,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from rose.checkpoints.change_counts import ChangeCounts
-from rose.checkpoints.inspection import DENSE, GAP, STRAT, Inspection, TensorChange
-from rose.checkpoints.stored_dtypes import STORED_DTYPES
-from rose.checkpoints.tensor_kinds import KINDS
+from rose.checkpoints.inspection import DENSE, GAP, KINDS, STRAT, Inspection, TensorChange
+from rose.checkpoints.tensors import STORED_DTYPES
 from rose.cli.delta_report import (
     BOUND_NAMES,
     CODEC_NAMES,

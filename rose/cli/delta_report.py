@@ -12,11 +12,11 @@ from rose.checkpoints.inspection import (
     DENSE,
     GAP,
     GAP_XOR_ZSTD,
+    KINDS,
     STRAT,
     Inspection,
     TensorChange,
 )
-from rose.checkpoints.tensor_kinds import KINDS
 from rose.demo.numbers import number, print_rows, size_text
 
 GIGABITS_PER_S: Final = (1, 10, 25, 100)

@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rose.checkpoints.contents import Advance
 from rose.errors import InvalidArgument
 from rose.traces import PROFILES, Trace, generate, read_trace
 from rose.whole_file import lock, read_input, write_whole
@@ -113,7 +112,7 @@ def ends_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str, total_bytes: int) -> Iterator[Advance]:
+def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Give what is to be told of each part that is done.
 
     Args:

@@ -16,6 +16,11 @@ _MASK: Final = _WORD - 1
 _STRIDES: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
 
 
+def hexadecimal(digest: Digest) -> str:
+    """Write a digest as 32 digits."""
+    return "".join(f"{part:016x}" for part in digest)
+
+
 def keyed(tile: int, digest: Digest) -> Digest:
     """Return what the digest of a tile adds to that of the weights."""
     first, second = digest

@@ -17,6 +17,6 @@ def mapped(path: Path) -> dict[str, Any]:
         if one.file.path not in maps:
             with one.file.path.open("r+b") as file:
                 maps[one.file.path] = mmap.mmap(file.fileno(), 0)
-        at = one.file.offset(one.stored, 0)
-        rows[name] = np.frombuffer(maps[one.file.path], one.stored.unit, one.count, at)
+        unit = one.stored.stored.unit
+        rows[name] = np.frombuffer(maps[one.file.path], unit, one.count, one.stored.begin)
     return rows

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rose.checkpoints.checkpoint import cut, open_checkpoint
-from rose.checkpoints.tensor_kinds import kind_of, layer_of
+from rose.checkpoints.checkpoint import open_checkpoint
+from rose.checkpoints.inspection import kind_of, layer_of
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from tests.checkpoints.made import write_folder, write_safetensors
 
@@ -24,7 +24,6 @@ def test_file_and_folder_have_the_same_tensors(tmp_path: Path) -> None:
         (folder / "notes.txt").write_text("no tensors")
         other = open_checkpoint(folder)
         assert other.is_folder
-        assert (other.index is not None) is index
         assert [file.path.name for file in other.files] == ["m-0.safetensors", "m-1.safetensors"]
         assert list(other.tensors) == list(one.tensors) == ["a", "b"]
         assert other.nbytes == one.nbytes == 28
@@ -77,12 +76,6 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.safetensors.index.json").write_text(json.dumps({}))
     with pytest.raises(InvalidArgument, match="has several indexes"):
         open_checkpoint(tmp_path)
-
-
-def test_tiles_are_all_of_a_tensor() -> None:
-    assert list(cut(0, 8)) == []
-    assert list(cut(8, 8)) == [(0, 8)]
-    assert list(cut(17, 8)) == [(0, 8), (8, 8), (16, 1)]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Checkpoints as tiles, and as weights that are changed where they lie."""
 
 import os
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.checkpoints.checkpoint import open_checkpoint
-from rose.checkpoints.live import LiveCheckpoint, create_checkpoint
-from rose.checkpoints.live_tiles import LiveTiles
-from rose.checkpoints.safetensors_header import LENGTH_BYTES, read_header, written_header
-from rose.checkpoints.stored_dtypes import STORED_DTYPES
-from rose.checkpoints.tiling import plain_tiling, planned_tiling
+from rose.checkpoints.live import LiveTiles, create_checkpoint
+from rose.checkpoints.tensors import STORED_DTYPES
+from rose.checkpoints.tiling import planned_tiling, tiling_of
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.plan import Source, make_plan
@@ -54,18 +53,17 @@ def made(folder: Path, shapes: dict[str, tuple[str, tuple[int, ...]]] = SHAPES) 
         max_size=6,
     )
 )
-def test_header_that_is_written_is_read(shapes: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    header, data_bytes = written_header(shapes)
-    tensors = read_header(header[LENGTH_BYTES:], "x")
-    assert {one.name: (one.dtype, one.shape) for one in tensors} == shapes
-    assert sum(one.nbytes for one in tensors) == data_bytes
-    assert all((len(header) + one.begin) % one.stored.unit_bytes == 0 for one in tensors)
+def test_checkpoint_that_is_made_is_read(shapes: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = open_checkpoint(create_checkpoint(Path(folder), shapes)).tensors
+    assert {name: (one.stored.dtype, one.stored.shape) for name, one in found.items()} == shapes
+    assert all(one.stored.begin % one.stored.stored.unit_bytes == 0 for one in found.values())
 
 
 def test_tiles_cover_every_unit_of_a_checkpoint_once(tmp_path: Path) -> None:
     path = made(tmp_path)
     checkpoint, rows = open_checkpoint(path), mapped(path)
-    tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
+    tiling = tiling_of(checkpoint)
     for row in rows.values():
         row[:] = 0
     views = tiling.views(rows)
@@ -81,7 +79,7 @@ def test_tiles_cover_every_unit_of_a_checkpoint_once(tmp_path: Path) -> None:
 def test_cut_is_of_names_dtypes_and_shapes_alone(tmp_path: Path) -> None:
     def layout(where: str, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> str:
         checkpoint = open_checkpoint(made(tmp_path / where, shapes))
-        return plain_tiling(one.stored for one in checkpoint.tensors.values()).tiles.layout
+        return tiling_of(checkpoint).tiles.layout
 
     first = layout("a", SHAPES)
     assert layout("b", dict(reversed(SHAPES.items()))) == first
@@ -100,13 +98,13 @@ def test_what_is_changed_in_a_tile_is_in_the_file(tmp_path: Path) -> None:
     path = made(tmp_path)
     before = path.read_bytes()
     checkpoint = open_checkpoint(path)
-    with LiveCheckpoint(checkpoint) as live:
-        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
-        tiles, last = LiveTiles(live, tiling), len(tiling.tiles) - 1
+    tiling = tiling_of(checkpoint)
+    last = len(tiling.tiles) - 1
+    with LiveTiles(checkpoint, tiling) as tiles:
         shadow, fresh = tiles.bits(last), tiles.bits(last)
         fresh[0] ^= 1
         tiles.apply(last, delta_pack(fresh, shadow), undo=False)
-        live.flush()
+        tiles.flush()
     after = path.read_bytes()
     assert len(after) == len(before)
     assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
@@ -132,28 +130,28 @@ def check_alike(tiles: LiveTiles, views: ShardViews, count: int) -> None:
 def test_tiles_are_read_and_written_by_calls_as_in_views(tmp_path: Path) -> None:
     path = made(tmp_path)
     checkpoint = open_checkpoint(path)
-    with LiveCheckpoint(checkpoint) as live:
-        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
-        check_alike(LiveTiles(live, tiling), tiling.views(mapped(path)), len(tiling.tiles))
+    tiling = tiling_of(checkpoint)
+    with LiveTiles(checkpoint, tiling) as tiles:
+        check_alike(tiles, tiling.views(mapped(path)), len(tiling.tiles))
 
 
 @pytest.mark.parametrize("left", [0.0, 0.3, 0.999])
 def test_a_file_that_is_cut_is_a_sentence(tmp_path: Path, left: float) -> None:
     path = made(tmp_path)
     checkpoint = open_checkpoint(path)
-    with LiveCheckpoint(checkpoint) as live:
-        tiling = plain_tiling(one.stored for one in checkpoint.tensors.values())
-        tiles = LiveTiles(live, tiling)
-        live.check()
+    tiling = tiling_of(checkpoint)
+    with LiveTiles(checkpoint, tiling) as tiles:
+        tiles.check()
         delta = delta_pack(*(np.array([one], np.uint16) for one in (1, 2)))
         os.truncate(path, int(left * path.stat().st_size))
         with pytest.raises(Unavailable, match="was cut by another process"):
-            live.check()
+            tiles.check()
         size, cut = path.stat().st_size, 0
         for tile in range(len(tiling.tiles)):
             place = tiling.place(tile)
             (first,), (count,) = place.region.offset, place.region.shape
-            end = live.offset(place.tensor) + (first + count) * live.unit(place.tensor).itemsize
+            stored = checkpoint.tensors[place.tensor].stored
+            end = stored.begin + (first + count) * stored.stored.unit_bytes
             if end <= size:
                 assert tiles.bits(tile).size == count
                 continue
@@ -169,8 +167,10 @@ def test_links_and_files_that_cannot_be_written_are_refused(tmp_path: Path) -> N
     path = made(tmp_path / "one")
     (tmp_path / "two").mkdir()
     os.link(path, tmp_path / "two" / path.name)
+    checkpoint = open_checkpoint(tmp_path / "two")
+    tiling = tiling_of(checkpoint)
     with pytest.raises(InvalidArgument, match="link"):
-        LiveCheckpoint(open_checkpoint(tmp_path / "two"))
+        LiveTiles(checkpoint, tiling)
     with pytest.raises(InvalidArgument, match="dtype"):
         create_checkpoint(tmp_path / "three", {"x": ("F99", (1,))})
     with pytest.raises(InvalidArgument, match="cannot make"):
@@ -200,8 +200,8 @@ def test_checkpoint_is_cut_as_a_plan_says(tmp_path: Path) -> None:
     stored = [one.stored for one in checkpoint.tensors.values()]
     tiling = planned_tiling(plan, stored)
     assert tiling.tiles.layout == plan.layout_id
-    with LiveCheckpoint(checkpoint) as live:
-        check_alike(LiveTiles(live, tiling), tiling.views(rows), len(tiling.tiles))
+    with LiveTiles(checkpoint, tiling) as tiles:
+        check_alike(tiles, tiling.views(rows), len(tiling.tiles))
         matrix = rows["w"].reshape(8, 6)
         views = tiling.views(rows, plan.tiles_for("engine", 1))
         assert set(views.tiles) == set(plan.tiles_for("engine", 1)) < set(range(len(tiling.tiles)))

@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import deserialize
 
 from rose.checkpoints.safetensors_file import SafetensorsFile
-from rose.checkpoints.safetensors_header import HEADER_BYTES_MAX, read_header
-from rose.checkpoints.stored_dtypes import STORED_DTYPES
+from rose.checkpoints.tensors import STORED_DTYPES
 from rose.errors import CorruptData, InvalidArgument
 from tests.checkpoints.made import bits, file_bytes, header_of, write_safetensors
-
-peer = pytest.importorskip("safetensors")
 
 
 def whole(file: SafetensorsFile, name: str) -> bytes:
     (tensor,) = (one for one in file.tensors if one.name == name)
-    return file.units(tensor, 0, tensor.nbytes // tensor.stored.unit_bytes).tobytes()
+    return file.units(tensor, 0, tensor.count).tobytes()
 
 
 def test_file_of_the_package_is_read_with_the_same_bits(tmp_path: Path) -> None:
@@ -78,67 +76,53 @@ def said(entry: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("header", "says"),
+    ("header", "data_bytes"),
     [
-        (b'["a"]', "its header is not JSON of an object"),
-        (b" {}", "its header is not JSON of an object"),
-        (b"{", "is not JSON"),
-        (b'{"a": ' + b"[" * 100_000, "is not JSON"),
-        (b'{"a": {}, "\xff": {}}', "is not JSON"),
-        (b'{"a": 1, "a": 2}', "the header of x names 'a' twice"),
-        (b'{"a": {"dtype": "U8", "dtype": "U8"}}', "names 'dtype' twice"),
-        (rb'{"\ud800": {}}', "which is no text"),
-        (b'{"__metadata__": {"a": 1}}', "__metadata__ of x is not an object of strings"),
-        (b'{"__metadata__": []}', "__metadata__ of x is not an object of strings"),
-        (said(3), "is not just a dtype, a shape and data_offsets"),
-        (said({**GOOD, "more": 1}), "is not just a dtype, a shape and data_offsets"),
-        (said({**GOOD, "dtype": "BF17"}), "has the dtype 'BF17', which rose does not know"),
-        (said({**GOOD, "dtype": []}), "which rose does not know"),
-        (said({**GOOD, "shape": [2, -2]}), "has the shape [2, -2]"),
-        (said({**GOOD, "shape": [2, 2.0]}), "has the shape [2, 2.0]"),
-        (said({**GOOD, "shape": [4, True]}), "has the shape [4, True]"),
-        (said({**GOOD, "shape": 4}), "has the shape 4"),
-        (said({**GOOD, "shape": [2, 3]}), "has 8 bytes, which do not fit BF16 [2, 3]"),
-        (said({**GOOD, "shape": [1 << 62, 1 << 62]}), "which do not fit"),
-        (said({**GOOD, "data_offsets": [8, 0]}), "has the data_offsets [8, 0]"),
-        (said({**GOOD, "data_offsets": [0, 8, 9]}), "has the data_offsets [0, 8, 9]"),
-        (said({**GOOD, "data_offsets": [0, 7]}), "has 7 bytes, which do not fit"),
-        (said({**GOOD, "data_offsets": [2, 10]}), "'a' of x leaves a hole, at byte 0"),
-        (said({**GOOD, "shape": [5], "data_offsets": [0, 10]}), "'b' of x overlaps"),
-        (said({**GOOD, "shape": [3], "data_offsets": [0, 6]}), "'b' of x leaves a hole, at byte 6"),
-        (said({**GOOD, "dtype": "F4", "shape": [15], "data_offsets": [0, 8]}), "do not fit F4"),
+        (b'["a"]', 12),
+        (b"{", 12),
+        (b'{"a": ' + b"[" * 100_000, 12),
+        (b'{"a": {}, "\xff": {}}', 12),
+        (rb'{"\ud800": {}}', 12),
+        (b'{"__metadata__": []}', 0),
+        (said({**GOOD, "dtype": "BF17"}), 12),
+        (said({**GOOD, "shape": [2, 3]}), 12),
+        (said({**GOOD, "shape": [1 << 62, 1 << 62]}), 12),
+        (said({**GOOD, "data_offsets": [8, 0]}), 12),
+        (said({**GOOD, "data_offsets": [2, 10]}), 12),
+        (said({**GOOD, "shape": [5], "data_offsets": [0, 10]}), 12),
+        (said(GOOD), 11),
+        (said(GOOD), 13),
+        (b"{}", 1),
     ],
 )
-def test_header_that_is_wrong_is_one_sentence(header: bytes, says: str) -> None:
-    with pytest.raises(CorruptData) as caught:
-        read_header(header, "x")
-    assert says in str(caught.value)
+def test_file_that_is_wrong_is_one_sentence(tmp_path: Path, header: bytes, data_bytes: int) -> None:
+    (tmp_path / "x").write_bytes(file_bytes(header, bytes(data_bytes)))
+    with pytest.raises(CorruptData, match="is not a sound safetensors file: ") as caught:
+        SafetensorsFile(tmp_path / "x")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "has 0 bytes: too few"),
-        (b"1234567", "has 7 bytes: too few"),
-        ((HEADER_BYTES_MAX + 1).to_bytes(8, "little"), "100000001 bytes, and 100000000 is the"),
-        ((3).to_bytes(8, "little") + b"{}", "is cut off inside its header"),
-        (file_bytes(said(GOOD), bytes(11)), "has 11 bytes of tensors, its header speaks of 12"),
-        (file_bytes(said(GOOD), bytes(13)), "has 13 bytes of tensors, its header speaks of 12"),
-        (file_bytes(b"{}", b"x"), "has 1 bytes of tensors, its header speaks of 0"),
-    ],
+    "content", [b"1234567", (100_000_001).to_bytes(8, "little"), (3).to_bytes(8, "little") + b"{}"]
 )
-def test_file_that_is_cut_off_or_too_long_is_refused(
-    tmp_path: Path, content: bytes, says: str
-) -> None:
+def test_file_that_is_cut_off_in_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(CorruptData) as caught:
+    with pytest.raises(CorruptData, match="is not a sound safetensors file"):
         SafetensorsFile(tmp_path / "x")
-    assert says in str(caught.value)
+
+
+def test_element_type_that_rose_does_not_know_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(STORED_DTYPES, "BF16")  # As if the package were newer than rose.
+    (tmp_path / "x").write_bytes(file_bytes(said(GOOD), bytes(12)))
+    with pytest.raises(CorruptData, match=r"'a' of .*x has the dtype BF16, unknown to rose"):
+        SafetensorsFile(tmp_path / "x")
 
 
 def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
+    (tmp_path / "empty").touch()
+    for path in (tmp_path, tmp_path / "none", tmp_path / "empty"):
         with pytest.raises(InvalidArgument, match="cannot read"):
             SafetensorsFile(path)
 
@@ -178,7 +162,7 @@ def _agree(content: bytes) -> None:
         except CorruptData as error:
             assert "\n" not in str(error)  # noqa: PT017
             return
-    theirs = dict(peer.deserialize(content))
+    theirs = dict(deserialize(content))
     assert {one.name for one in file.tensors} == theirs.keys()
     for one in file.tensors:
         assert one.dtype == theirs[one.name]["dtype"]

@@ -200,7 +200,8 @@ def test_delta_file_goes_there_and_back(capsys, tmp_path, sides):
     status, said, err = run(capsys, "make", old, new, "-o", file)
     assert (status, err) == (0, "")
     assert said.startswith(f"{file}: ")
-    assert said.endswith("; 4 of 5 tensors change\n")
+    inspection = inspect(open_checkpoint(old), open_checkpoint(new), advance=lambda _: None)
+    assert said.endswith(f"; {inspection.changed:,} elements change\n")
     status, said, _ = run(capsys, "apply", old, file, "-o", out)
     assert status == 0
     assert said == f"{out}: written\ncopied from {old}, as no delta has them: config.json\n"
@@ -214,6 +215,19 @@ def test_delta_file_goes_there_and_back(capsys, tmp_path, sides):
     assert (back / name).read_bytes() == (new / name).read_bytes()
     assert run(capsys, "undo", back, file, "--in-place")[0] == 0
     assert (back / name).read_bytes() == (old / name).read_bytes()
+
+
+def test_make_says_that_a_delta_has_no_headers(capsys, tmp_path):
+    row = ("BF16", np.arange(9, dtype=np.uint16))
+    old = write_safetensors(tmp_path / "old", {"a": row}, {"step": "1"})
+    new = write_safetensors(tmp_path / "new", {"a": row}, {"step": "2"})
+    status, out, _ = run(capsys, "make", old, new, "-o", tmp_path / "x")
+    assert status == 0
+    assert out.splitlines()[1:] == [
+        f"It changes tensors only: names or headers of the files differ in {new}."
+    ]
+    other = write_safetensors(tmp_path / "other", {"b": row})
+    assert "'a' is not the same tensor" in refused(capsys, "make", old, other, "-o", tmp_path / "y")
 
 
 def test_verify_says_why_it_is_neither(capsys, tmp_path, sides):
@@ -242,8 +256,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, tmp_path, sides):
     there = sorted(tmp_path.iterdir())
     assert "does not exist" in refused(capsys, "inspect", tmp_path / "none", new)
     assert "does not exist" in refused(capsys, "make", old, tmp_path / "none", "-o", out)
-    assert "begins with a header of" in refused(capsys, "inspect", file, new)
-    assert "another magic" in refused(capsys, "apply", old, old / "model.safetensors", "-o", out)
+    assert "is not a sound safetensors file" in refused(capsys, "inspect", file, new)
+    assert "does not begin with an update" in refused(
+        capsys, "apply", old, old / "model.safetensors", "-o", out
+    )
     assert "one of the two" in refused(capsys, "apply", old, file)
     assert "one of the two" in refused(capsys, "undo", old, file, "-o", out, "--in-place")
     assert "is not what" in refused(capsys, "apply", new, file, "-o", out)

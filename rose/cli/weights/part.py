@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.tiling import Tiling, plain_tiling, planned_tiling
+from rose.checkpoints.tiling import Tiling, tiling_of
 from rose.cli.weights.options import Bell, WeightOptions, observed, until_told
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.observing.timeline import Timeline
@@ -33,12 +33,6 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
         raise InvalidArgument("--part is for rank 0, which has the log")
     if not rank and len(parts) != ranks - 1:
         raise InvalidArgument(f"rank 0 needs the --part of each of {ranks - 1} others")
-
-
-def tiling_of(checkpoint: Checkpoint, plan: Plan | None) -> Tiling:
-    """Return how a checkpoint is cut: as a plan says, or by itself."""
-    stored = [one.stored for one in checkpoint.tensors.values()]
-    return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
 
 
 def units_of(opened: Checkpoint) -> dict[str, Any]:

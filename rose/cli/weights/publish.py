@@ -10,8 +10,7 @@ import click
 from msgspec.structs import replace
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.make import hexadecimal
-from rose.checkpoints.tiling import Tiling
+from rose.checkpoints.tiling import Tiling, tiling_of
 from rose.cli.runs import progress, read_named
 from rose.cli.weights.options import (
     PATH,
@@ -22,9 +21,10 @@ from rose.cli.weights.options import (
     until_told,
     weight_options,
 )
-from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, tiling_of, units_of
+from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, units_of
 from rose.cli.weights.state import PublishState, entries, read_state, write_state
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
+from rose.transfer.digests import hexadecimal
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan

@@ -1,6 +1,5 @@
 """`rose receive --to FOLDER`: a checkpoint on disk that is kept at the newest version."""
 
-import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,12 +9,9 @@ from typing import BinaryIO, Final
 import click
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from rose.checkpoints.live import LiveCheckpoint, create_checkpoint
-from rose.checkpoints.live_tiles import LiveTiles
-from rose.checkpoints.make import hexadecimal
-from rose.checkpoints.safetensors_header import StoredTensor
-from rose.checkpoints.stored_dtypes import STORED_DTYPES
-from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling
+from rose.checkpoints.live import LiveTiles, create_checkpoint
+from rose.checkpoints.tensors import STORED_DTYPES, StoredTensor
+from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling, tiling_of
 from rose.cli.runs import progress
 from rose.cli.weights.options import (
     PATH,
@@ -26,11 +22,10 @@ from rose.cli.weights.options import (
     until_told,
     weight_options,
 )
-from rose.cli.weights.part import tiling_of
 from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import open_addresses
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.digests import TileDigests
+from rose.transfer.digests import TileDigests, hexadecimal
 from rose.transfer.manifest import StagedVersion
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
@@ -56,7 +51,7 @@ class _CheckpointReceiver:
     Args:
         upstream: where versions come from.
         name: tells receivers apart.
-        live: the files.
+        target: the files.
         tiling: how they are cut.
         wanted: the tiles; None for all.
         options: of the program.
@@ -68,18 +63,17 @@ class _CheckpointReceiver:
         self,
         upstream: Source,
         name: str,
-        live: LiveCheckpoint,
+        target: LiveTiles,
         tiling: Tiling,
         wanted: Sequence[int] | None,
         *,
         options: WeightOptions,
         timeline: Timeline,
     ) -> None:
-        self._name, self._live, self._tiling, self._wanted = name, live, tiling, wanted
+        self._name, self._target, self._tiling, self._wanted = name, target, tiling, wanted
         self._options, self._timeline, self._events = options, timeline, options.events
         self.source = TimedSource(upstream, timeline)
         self._subscription = Subscription(tiling.tiles, wanted)
-        self._target = LiveTiles(live, tiling)
         self.bell = Bell()
         self.counts = {"committed": 0, "rolled_back": 0, "quarantined": 0, "staged": 0}
         self.receiver = self._receiver()
@@ -110,7 +104,7 @@ class _CheckpointReceiver:
         Raises:
             Unavailable: another process cut a file.
         """
-        self._live.check()
+        self._target.check()
         self._events.trouble(self.receiver.failure, about="receiving")
         staged = self.receiver.take_staged()
         if staged is None:
@@ -120,7 +114,7 @@ class _CheckpointReceiver:
         with self._timeline.span("pause", n=staged.manifest.version.n):
             outcome = self._commit(staged)
         paused((self._timeline.now_ns() - begin_ns) / NS_PER_S)
-        self._live.flush()
+        self._target.flush()
         self._say(outcome, staged)
         if outcome.state is CommitState.QUARANTINED:
             self.receiver.close()
@@ -179,7 +173,7 @@ class _CheckpointReceiver:
     def close(self) -> None:
         """Stop receiving; the files stay what they are."""
         self.receiver.close()
-        self._live.flush()
+        self._target.flush()
 
 
 def _read(target: LiveTiles, tiling: Tiling, wanted: Sequence[int]) -> TileDigests:
@@ -232,18 +226,15 @@ def _locked(folder: Path) -> BinaryIO:
 
 
 def stored_tensors(entries: Sequence[TensorEntry]) -> list[StoredTensor]:
-    """Return the tensors of a checkpoint as a file of its own would each begin with them.
+    """Return the tensors of a checkpoint, which are in no file yet.
 
     Raises:
         CorruptData: a dtype is unknown.
     """
-    stored = []
     for one in entries:
         if one.dtype not in STORED_DTYPES:
             raise CorruptData(f"{one.name!r} has the dtype {one.dtype!r}, which rose does not know")
-        bits = math.prod(one.shape) * STORED_DTYPES[one.dtype].bits
-        stored.append(StoredTensor(one.name, one.dtype, one.shape, 0, bits // 8))
-    return stored
+    return [StoredTensor(one.name, one.dtype, one.shape) for one in entries]
 
 
 def _open(
@@ -319,9 +310,9 @@ def receive(
         wanted = _wanted(plan, replica, rank, tiles_text)
         there.subscribe(who)
         target_n = there.newest_n() if once else None
-        with LiveCheckpoint(checkpoint) as live:
+        with LiveTiles(checkpoint, tiling) as target:
             made = _CheckpointReceiver(
-                there.source(), who, live, tiling, wanted, options=options, timeline=timeline
+                there.source(), who, target, tiling, wanted, options=options, timeline=timeline
             )
             try:
                 with observed(options, "receiver", made.figures, timeline) as paused:

@@ -1,42 +1,21 @@
 """A store on a disk: one file an update, whole or not there, and the newest in memory besides."""
 
-import struct
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Final
 
-from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.manifest import CHUNK_BYTES_MAX, Manifest, UpdateKey
+from rose.errors import CorruptData, OutOfMemory, Unavailable
+from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.store import MemoryStore, check_sizes
+from rose.transfer.publishing.update_file import UpdateFile, begin_update, read_update
 from rose.units import GIB
 
 MEMORY_BYTES_MAX: Final = GIB
 
-_MAGIC: Final = b"ROSEUPM2"
-_MAGIC_BEFORE: Final = b"ROSEUPD1"
-# magic, bytes of the manifest, its CRC
-_HEADER: Final = struct.Struct("<8sII")
-# tile, bytes of the frame, its CRC; the frame follows
-_RECORD: Final = struct.Struct("<III")
 _SUFFIX: Final = ".update"
-
-
-@dataclass(slots=True)
-class _File:
-    """What of a file is sound: its manifest, where each frame lies, and where it ends."""
-
-    manifest: Manifest
-    end: int
-    places: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # first, bytes, CRC
-
-    @property
-    def nbytes(self) -> int:
-        return sum(nbytes for _, nbytes, _ in self.places.values())
 
 
 class DiskStore(MemoryStore):
@@ -68,7 +47,7 @@ class DiskStore(MemoryStore):
         self._memory_bytes_max = memory_bytes_max
         super().__init__()  # of the newest updates
         self._changing = threading.Lock()
-        self._files: dict[UpdateKey, _File] = {}
+        self._files: dict[UpdateKey, UpdateFile] = {}
         self._unwanted: set[str] = set()  # files that could not be removed yet
         for name in disk.names():
             self._open(name)
@@ -156,19 +135,16 @@ class DiskStore(MemoryStore):
         """Wait for the disk."""
         self._disk.close()
 
-    def _create(self, manifest: Manifest, frames: Mapping[int, bytes]) -> _File:
-        said = _messages().to_bytes(manifest)
-        header = _HEADER.pack(_MAGIC, len(said), zlib.crc32(said)) + said
-        file = _File(manifest, len(header))
-        parts = [header, *_records(file, frames)]
-        self._disk.write(_name(manifest.key), parts)
+    def _create(self, manifest: Manifest, frames: Mapping[int, bytes]) -> UpdateFile:
+        file, header = begin_update(manifest)
+        self._disk.write(_name(manifest.key), [header, *file.add(frames)])
         self._unwanted.discard(_name(manifest.key))
         return file
 
-    def _extend(self, known: _File, frames: Mapping[int, bytes]) -> _File:
-        file = _File(known.manifest, known.end, dict(known.places))
+    def _extend(self, known: UpdateFile, frames: Mapping[int, bytes]) -> UpdateFile:
+        file = UpdateFile(known.manifest, known.end, dict(known.places))
         if frames:
-            self._disk.extend(_name(known.manifest.key), known.end, list(_records(file, frames)))
+            self._disk.extend(_name(known.manifest.key), known.end, file.add(frames))
         return file
 
     def _remember(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
@@ -184,7 +160,7 @@ class DiskStore(MemoryStore):
             return
         content = self._disk.read(name)
         with suppress(CorruptData):
-            file = _read(content)
+            file = read_update(content)
             if _name(file.manifest.key) == name:
                 self._files[file.manifest.key] = file
                 return
@@ -192,52 +168,5 @@ class DiskStore(MemoryStore):
             self._disk.remove(name)
 
 
-def _messages() -> ModuleType:
-    # Here, because it needs the extra `wire`.
-    from rose.transfer.wire import manifest_message  # noqa: PLC0415
-
-    return manifest_message
-
-
 def _name(key: UpdateKey) -> str:
     return f"{key.n}.{key.base_n}{_SUFFIX}"
-
-
-def _records(file: _File, frames: Mapping[int, bytes]) -> Iterator[bytes]:
-    """Yield the bytes that are to be written behind the end of a file, and note them there."""
-    for tile, frame in frames.items():
-        crc = zlib.crc32(frame)
-        yield _RECORD.pack(tile, len(frame), crc)
-        yield frame
-        file.places[tile] = (file.end + _RECORD.size, len(frame), crc)
-        file.end += _RECORD.size + len(frame)
-
-
-def _read(content: bytes) -> _File:
-    """Read the manifest, and records up to the first that is not whole.
-
-    Raises:
-        CorruptData: there is no manifest.
-        InvalidArgument: an earlier rose wrote it.
-    """
-    view = memoryview(content)
-    if len(view) < _HEADER.size:
-        raise CorruptData("the file is cut off in its header")
-    magic, nbytes, crc = _HEADER.unpack_from(view)
-    if magic == _MAGIC_BEFORE:
-        raise InvalidArgument("an earlier rose wrote the updates of this folder: empty it")
-    said = view[_HEADER.size : _HEADER.size + nbytes]
-    if magic != _MAGIC or len(said) != nbytes or zlib.crc32(said) != crc:
-        raise CorruptData("the file does not begin with an update")
-    file = _File(_messages().from_bytes(bytes(said)), _HEADER.size + nbytes)
-    sizes = {chunk.tile: chunk.nbytes for chunk in file.manifest.chunks}
-    while len(view) - file.end >= _RECORD.size:
-        tile, nbytes, crc = _RECORD.unpack_from(view, file.end)
-        first = file.end + _RECORD.size
-        frame = view[first : first + nbytes]
-        is_its = nbytes <= CHUNK_BYTES_MAX and sizes.get(tile) == nbytes == len(frame)
-        if not is_its or zlib.crc32(frame) != crc:
-            break
-        file.places[tile] = (first, nbytes, crc)
-        file.end = first + nbytes
-    return file

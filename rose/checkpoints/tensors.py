@@ -1,0 +1,82 @@
+"""Tensors of a checkpoint, and how the delta codec sees the element types of safetensors files."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDtype:
+    """One element type.
+
+    Args:
+        bits: of an element.
+        exponent: (shift, bits) of the exponent in one unit; None where there is none.
+    """
+
+    bits: int
+    exponent: tuple[int, int] | None = None
+
+    @property
+    def unit(self) -> npt.DTypeLike:
+        """Return the unsigned number that the codec compares: bytes, halves or words.
+
+        Elements of more than 32 bits are several units, elements of less than 8 share one.
+        """
+        return {1: np.uint8, 2: np.uint16, 4: np.uint32}[self.unit_bytes]
+
+    @property
+    def unit_bytes(self) -> int:
+        """Return the bytes of one unit."""
+        return min(max(self.bits // 8, 1), 4)
+
+
+STORED_DTYPES: Final = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E8M0"), StoredDtype(8)),
+    **dict.fromkeys(("I16", "U16"), StoredDtype(16)),
+    **dict.fromkeys(("I32", "U32"), StoredDtype(32)),
+    **dict.fromkeys(("F64", "I64", "U64"), StoredDtype(64)),
+    **dict.fromkeys(("F8_E4M3", "F8_E4M3FNUZ"), StoredDtype(8, (3, 4))),
+    **dict.fromkeys(("F8_E5M2", "F8_E5M2FNUZ"), StoredDtype(8, (2, 5))),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), StoredDtype(6)),
+    "F4": StoredDtype(4),
+    "F16": StoredDtype(16, (10, 5)),
+    "BF16": StoredDtype(16, (7, 8)),
+    "F32": StoredDtype(32, (23, 8)),
+    "C64": StoredDtype(64, (23, 8)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a safetensors file holds it.
+
+    Args:
+        name: in the checkpoint.
+        dtype: a key of `STORED_DTYPES`.
+        shape: of its elements.
+        begin: its first byte in the file; 0 where it is in none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int = 0
+
+    @property
+    def stored(self) -> StoredDtype:
+        """Return what its elements are."""
+        return STORED_DTYPES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its elements."""
+        return math.prod(self.shape) * self.stored.bits // 8
+
+    @property
+    def count(self) -> int:
+        """Return its units."""
+        return self.nbytes // self.stored.unit_bytes

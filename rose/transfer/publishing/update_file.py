@@ -1,0 +1,88 @@
+"""Update files: a manifest and its frames, of a log on a disk or of `rose delta make`.
+
+The bytes are in `docs/protocol.md`, "Update files".
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.manifest import CHUNK_BYTES_MAX, Manifest
+from rose.transfer.wire import manifest_message
+
+_MAGIC: Final = b"ROSEUPM2"
+_MAGIC_BEFORE: Final = b"ROSEUPD1"
+# magic, bytes of the manifest, its CRC
+_HEADER: Final = struct.Struct("<8sII")
+# tile, bytes of the frame, its CRC; the frame follows
+_RECORD: Final = struct.Struct("<III")
+
+
+@dataclass(slots=True)
+class UpdateFile:
+    """What of a file is sound.
+
+    Args:
+        manifest: of the update.
+        end: the bytes up to the end of the last whole record.
+        places: (first byte, bytes, CRC) of each frame, by tile.
+    """
+
+    manifest: Manifest
+    end: int
+    places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all frames."""
+        return sum(nbytes for _, nbytes, _ in self.places.values())
+
+    def add(self, frames: Mapping[int, bytes]) -> list[bytes]:
+        """Note frames, by tile, and return the bytes to write behind the end."""
+        said: list[bytes] = []
+        for tile, frame in frames.items():
+            crc = zlib.crc32(frame)
+            said += (_RECORD.pack(tile, len(frame), crc), frame)
+            self.places[tile] = (self.end + _RECORD.size, len(frame), crc)
+            self.end += _RECORD.size + len(frame)
+        return said
+
+
+def begin_update(manifest: Manifest) -> tuple[UpdateFile, bytes]:
+    """Return the file of an update without frames, and its bytes."""
+    said = manifest_message.to_bytes(manifest)
+    header = _HEADER.pack(_MAGIC, len(said), zlib.crc32(said)) + said
+    return UpdateFile(manifest, len(header)), header
+
+
+def read_update(content: bytes | memoryview) -> UpdateFile:
+    """Read the manifest, and records up to the first that is not whole.
+
+    Raises:
+        CorruptData: there is no manifest.
+        InvalidArgument: an earlier rose wrote it.
+    """
+    view = memoryview(content)
+    if len(view) < _HEADER.size:
+        raise CorruptData("the file is cut off in its header")
+    magic, nbytes, crc = _HEADER.unpack_from(view)
+    if magic == _MAGIC_BEFORE:
+        raise InvalidArgument("an earlier rose wrote this update: remove the file")
+    said = view[_HEADER.size : _HEADER.size + nbytes]
+    if magic != _MAGIC or len(said) != nbytes or zlib.crc32(said) != crc:
+        raise CorruptData("the file does not begin with an update")
+    file = UpdateFile(manifest_message.from_bytes(bytes(said)), _HEADER.size + nbytes)
+    sizes = {chunk.tile: chunk.nbytes for chunk in file.manifest.chunks}
+    while len(view) - file.end >= _RECORD.size:
+        tile, nbytes, crc = _RECORD.unpack_from(view, file.end)
+        first = file.end + _RECORD.size
+        frame = view[first : first + nbytes]
+        is_its = nbytes <= CHUNK_BYTES_MAX and sizes.get(tile) == nbytes == len(frame)
+        if not is_its or zlib.crc32(frame) != crc:
+            break
+        file.places[tile] = (first, nbytes, crc)
+        file.end = first + nbytes
+    return file
