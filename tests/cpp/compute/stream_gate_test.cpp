@@ -360,6 +360,21 @@ TEST(late_device_gets_nothing_more_even_if_the_gate_is_open) {
   CHECK(!rig.gate->is_draining());
 }
 
+TEST(a_gate_that_ends_behind_a_late_drain_leaves_no_bit_of_it) {
+  Rig rig{{.drain_ns = kShortNs}};
+  rig.borrower->begin_step();
+  rig.open(8);
+  fake().hold(rig.stream->get());
+  CHECK_EQ(rig.pass(), Verdict::kPassed);
+  CHECK(rig.gate->abort_step());
+  CHECK_EQ(rig.pass(), Verdict::kTimedOut);
+  fake().release(rig.stream->get());
+  CHECK_EQ(rig.gate->passed(), 1);
+  CHECK(rig.gate->is_draining());  // nobody has looked since
+  rig.borrower.reset();
+  CHECK(!rig.gate->is_draining());
+}
+
 TEST(creditor_cannot_stall_a_drain) {
   Rig rig{{.window = 3, .drain_ns = kShortNs}};
   rig.borrower->begin_step();
