@@ -1,20 +1,19 @@
 """`rose delta`: what changed between two checkpoints, as numbers, as a file, applied and undone."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from rich.console import Console
 
+from rose.checkpoints.apply import Identity, apply_delta, identify
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from rose.checkpoints.delta_file import DeltaFile, make_delta_file
 from rose.checkpoints.inspection import inspect
 from rose.cli.delta_report import as_json, density, print_inspection, printable
 from rose.cli.runs import progress, write_output
 from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from rose.checkpoints.apply import Identity
 
 _EXIT_NEITHER: Final = 1
 _NEITHER: Final = "neither the base nor the target"
@@ -85,9 +84,6 @@ def make(old: Path, new: Path, out: Path) -> None:
 
     Both have the same tensors, in any files. FILE is an update file, as relays keep them.
     """
-    # Here, as below, because it needs the extra `wire`.
-    from rose.checkpoints.delta_file import make_delta_file  # noqa: PLC0415
-
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("packing", one.nbytes) as advance:
         manifest = make_delta_file(one, other, out, advance=advance)
@@ -137,9 +133,6 @@ def undo(checkpoint: Path, file: Path, out: Path | None, in_place: bool) -> None
 def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bool) -> None:
     if (out is None) != in_place:
         raise InvalidArgument("name a place with -o, or say --in-place: one of the two")
-    from rose.checkpoints.apply import apply_delta  # noqa: PLC0415
-    from rose.checkpoints.delta_file import DeltaFile  # noqa: PLC0415
-
     checkpoint = open_checkpoint(path)
     opened = DeltaFile(file)
     with progress("checking", checkpoint.nbytes) as advance:
@@ -161,9 +154,6 @@ def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
     The exit status is 0 when it is one of the two, 1 when it is neither, 2 when one of them cannot
     be read or FILE is not sound. Digests are compared; they find faults, not attackers.
     """
-    from rose.checkpoints.apply import identify  # noqa: PLC0415
-    from rose.checkpoints.delta_file import DeltaFile  # noqa: PLC0415
-
     opened = open_checkpoint(checkpoint)
     delta_file = DeltaFile(file)
     with progress("verifying", opened.nbytes) as advance:
@@ -176,7 +166,7 @@ def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
         ctx.exit(_EXIT_NEITHER)
 
 
-def _reasons(identity: "Identity") -> list[str]:
+def _reasons(identity: Identity) -> list[str]:
     said = [
         f"Not the base: {identity.not_base}.",
         f"Not the target: {identity.not_target}.",

@@ -66,7 +66,7 @@ _COMMANDS: Final = {
 # Packages beyond the base requirements, by the name they are imported by, and their extra.
 _EXTRAS: Final = {
     **dict.fromkeys(("jinja2", "matplotlib", "psutil", "torch", "transformers"), "demo"),
-    **dict.fromkeys(("google", "grpc", "msgspec"), "wire"),
+    **dict.fromkeys(("grpc", "msgspec"), "wire"),
     "prometheus_client": "metrics",
     "yaml": "sim",
 }

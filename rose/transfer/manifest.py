@@ -165,7 +165,7 @@ class Manifest:
 
     def fingerprint(self) -> bytes:
         """Return the SHA-256 of its message without `mac`, as docs/protocol.md says."""
-        # Here, because it needs the extra `wire`.
+        # Here, as that module imports this one.
         from rose.transfer.wire.manifest_message import to_bytes  # noqa: PLC0415
 
         return hashlib.sha256(to_bytes(self, is_signed=False)).digest()
