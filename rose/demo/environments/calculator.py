@@ -6,12 +6,15 @@ from typing import Final
 import numpy as np
 
 from rose.demo.environments.arithmetic import LENGTH_MAX, Malformed, evaluate
-from rose.demo.environments.environment import Step, Transcript, check_seed, check_turns
+from rose.demo.environments.environment import Step, check_seed
 from rose.errors import InternalError, InvalidArgument
 
 _CALL: Final = re.compile(r"(calc|answer)\(")
 _ANSWER: Final = re.compile(r" *(-?[0-9]{1,12}) *\)")
 _HOW: Final = "say calc(..) or answer(N)"
+_TURNS_MAX: Final = 4
+_TERMS_MAX: Final = 3  # numbers in a question
+_LARGEST: Final = 9
 
 
 class Calculator:
@@ -23,29 +26,15 @@ class Calculator:
 
     name = "calculator"
 
-    def __init__(self, *, turns_max: int = 4, terms_max: int = 3, largest: int = 9) -> None:
-        """Set the rules.
-
-        Args:
-            turns_max: things that may be said, > 0.
-            terms_max: numbers in a question, from 2 to 6.
-            largest: of these numbers, from 1 to 99.
-        """
-        if turns_max <= 0 or not 2 <= terms_max <= 6 or not 1 <= largest <= 99:
-            raise InvalidArgument(
-                f"turns_max {turns_max}, terms_max {terms_max}, largest {largest}: give at least "
-                "1 turn, 2 to 6 terms, and a largest number from 1 to 99"
-            )
-        self._turns_max = turns_max
-        self._terms_max = terms_max
-        self._largest = largest
+    def __init__(self) -> None:
+        """Ask nothing yet."""
         self._answer = 0
         self._turns_left = 0
 
     def reset(self, seed: int) -> str:
         """Ask the question of `seed`."""
         question, self._answer = self._draw(seed)
-        self._turns_left = self._turns_max
+        self._turns_left = _TURNS_MAX
         return f"{question}=? {_HOW}"
 
     def step(self, said: str) -> Step:
@@ -64,23 +53,12 @@ class Calculator:
         told = "malformed: answer(N) takes a number" if call == "answer" else _HOW
         return Step(told, 0.0, is_over, tool=None)
 
-    def score(self, transcript: Transcript) -> float:
-        """Return 1 if the first answer in the transcript is right, 0 if not or if there is none."""
-        check_turns(self.name, len(transcript.said), self._turns_max)
-        _, right = self._draw(transcript.seed)
-        for turn, said in enumerate(transcript.said, start=1):
-            call, rest = _first_call(said)
-            number = _number(rest) if call == "answer" else None
-            if number is not None:
-                check_turns(self.name, len(transcript.said), turn)
-                return float(number == right)
-        return 0.0
-
-    def _draw(self, seed: int) -> tuple[str, int]:
+    @staticmethod
+    def _draw(seed: int) -> tuple[str, int]:
         check_seed(seed)
         random = np.random.default_rng(seed)
-        terms = int(random.integers(2, self._terms_max + 1))
-        numbers = random.integers(0, self._largest + 1, size=terms)
+        terms = int(random.integers(2, _TERMS_MAX + 1))
+        numbers = random.integers(0, _LARGEST + 1, size=terms)
         signs = random.choice(["+", "-", "*"], size=terms - 1)
         question = str(numbers[0])
         for place, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):

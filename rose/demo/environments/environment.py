@@ -23,14 +23,6 @@ class Step:
     tool: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """All that a score may depend on: the seed, and what was said in each turn."""
-
-    seed: int
-    said: tuple[str, ...]
-
-
 class Environment(Protocol):
     """One episode at a time. Equal seeds and words give equal observations and rewards."""
 
@@ -51,22 +43,8 @@ class Environment(Protocol):
         """
         ...
 
-    def score(self, transcript: Transcript) -> float:
-        """Recompute the sum of all rewards; pure, so a reward can be checked by anybody.
-
-        Raises:
-            InvalidArgument: something was said after the end.
-        """
-        ...
-
 
 def check_seed(seed: int) -> None:
     """Refuse a seed that no generator takes."""
     if seed < 0:
         raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
-
-
-def check_turns(name: str, turns: int, turns_max: int) -> None:
-    """Refuse a transcript that goes on after the episode has ended."""
-    if turns > turns_max:
-        raise InvalidArgument(f"the {name} ended after {turns_max} turns, the transcript has more")

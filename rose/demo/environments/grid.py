@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from rose.demo.environments.environment import Step, Transcript, check_seed, check_turns
+from rose.demo.environments.environment import Step, check_seed
 from rose.demo.environments.maze import Cell, Maze, draw_maze
 from rose.errors import InvalidArgument
 
@@ -72,18 +72,6 @@ class GridWorld:
         told = ("moved" if self._at != before else "a wall") if found else "say N, E, S or W"
         seen = self._seen(maze, "the goal" if is_there else told)
         return Step(seen, reward, self._maze is None, tool="move" if found else None)
-
-    def score(self, transcript: Transcript) -> float:
-        """Walk the transcript and value the cell it ends in."""
-        check_turns(self.name, len(transcript.said), self._turns_max)
-        maze = self.maze(transcript.seed)
-        cell = maze.start
-        for turn, said in enumerate(transcript.said, start=1):
-            found = _MOVE.search(said)
-            cell = maze.after(cell, found[0]) if found else cell
-            if cell == maze.goal:
-                check_turns(self.name, len(transcript.said), turn)
-        return float(cell == maze.goal) + self._potential(maze, cell)
 
     def maze(self, seed: int) -> Maze:
         """Return the maze of a seed."""

@@ -1,4 +1,4 @@
-"""What every world promises: equal words have equal effects, and any reward can be recomputed."""
+"""What every world promises: equal words have equal effects."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.demo.environments import Calculator, Environment, GridWorld, Step, Transcript, task
+from rose.demo.environments import Calculator, Environment, GridWorld, Step, task
 from rose.errors import InvalidArgument
 
 WORDS = st.one_of(
@@ -25,7 +25,7 @@ WORLDS = st.one_of(
         wall_share=st.floats(0, 1),
         shaping=st.sampled_from([0.0, 0.5]),
     ),
-    st.builds(Calculator, turns_max=st.integers(1, 5), terms_max=st.integers(2, 6)),
+    st.builds(Calculator),
 )
 
 
@@ -38,14 +38,6 @@ def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], st
         if steps[-1].is_over:
             break
     return said, first, steps
-
-
-@given(WORLDS, SEEDS, st.lists(WORDS, max_size=14))
-def test_a_score_is_the_sum_of_the_rewards(world: Environment, seed: int, words: list[str]) -> None:
-    said, _, steps = play(world, seed, words)
-    assert world.score(Transcript(seed, tuple(said))) == pytest.approx(
-        sum(step.reward for step in steps)
-    )
 
 
 @given(WORLDS, SEEDS, SEEDS, st.lists(WORDS, max_size=14))
@@ -61,12 +53,10 @@ def test_an_episode_depends_on_seed_and_words_alone(
 def test_every_episode_ends_and_takes_nothing_after(
     world: Environment, seed: int, word: str
 ) -> None:
-    said, _, steps = play(world, seed, [word] * 100)
+    _, _, steps = play(world, seed, [word] * 100)
     assert steps[-1].is_over
     with pytest.raises(InvalidArgument):
         world.step(word)
-    with pytest.raises(InvalidArgument, match="ended after"):
-        world.score(Transcript(seed, (*said, word)))
 
 
 @pytest.mark.parametrize("world", [GridWorld(), Calculator()])
@@ -164,13 +154,9 @@ def test_a_wrong_answer_ends_it_with_nothing() -> None:
         lambda: GridWorld(size=5, turns_max=7),
         lambda: GridWorld(wall_share=1.1),
         lambda: GridWorld(shaping=-1.0),
-        lambda: Calculator(turns_max=0),
-        lambda: Calculator(terms_max=7),
-        lambda: Calculator(largest=0),
-        lambda: task(-1, 0),
-        lambda: task(0, -1),
+        lambda: task(-1, 0, group_size=1),
+        lambda: task(0, -1, group_size=1),
         lambda: task(0, 0, group_size=0),
-        lambda: task(0, 0, grid_share=2.0),
     ],
 )
 def test_rules_that_make_no_world_are_refused(rules) -> None:
@@ -190,8 +176,7 @@ def test_a_group_shares_its_task_and_no_world(seed: int, group: int, group_size:
 
 
 def test_worlds_are_mixed_by_share_and_groups_differ() -> None:
-    tasks = [task(3, number, group_size=1, grid_share=0.25) for number in range(400)]
+    tasks = [task(3, number, group_size=1) for number in range(400)]
     assert len({one.seed for one in tasks}) == 400
-    assert 60 < sum(one.environment.name == "grid" for one in tasks) < 140
-    for share, name in ((0.0, "calculator"), (1.0, "grid")):
-        assert {task(3, n, grid_share=share).environment.name for n in range(80)} == {name}
+    assert 260 < sum(one.environment.name == "grid" for one in tasks) < 340
+    assert {one.environment.name for one in tasks} == {"grid", "calculator"}
