@@ -11,7 +11,6 @@ import pytest
 from rose import thread as thread_module
 from rose.clock import BootClock
 from rose.demo.rl.background import Background
-from rose.demo.rl.child import Child
 from rose.demo.rl.supervisor import Death, Supervisor
 from rose.errors import InternalError, Unavailable
 from rose.executor import CoServing
@@ -175,13 +174,6 @@ def test_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     one.stop()
     assert [(death.incarnation, death.is_final) for death in deaths] == [(0, True)]
     assert "a bug of rose" in deaths[0].reason
-
-
-def test_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Child, "_listen", broken)
-    ends: list[str] = []
-    Child(["sleep", "1000"], broken, on_end=ends.append, ready_within_s=WAIT_S)
-    wait_for(lambda: ends)
 
 
 # ---- the threads of weights ----------------------------------------------------------------------

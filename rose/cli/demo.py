@@ -1,6 +1,5 @@
 """`rose demo`: serve a trace, let rollouts borrow what is idle, and report what serving felt."""
 
-import os
 import shlex
 import sys
 from dataclasses import replace
@@ -151,7 +150,6 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 model=rollout_model,
                 seed=seed,
                 folder=scratch,
-                cores=frozenset(os.sched_getaffinity(0)) - on_cores,
                 seats=bench.rollouts,
             )
             bench = replace(bench, circle=circle)

@@ -240,7 +240,6 @@ class Bench:
                     group_size=_GROUP_SIZE,
                     turn_tokens_max=settings.rollout_output_tokens,
                     context_tokens_max=tokens,
-                    temperature=1.0,
                 ),
                 wait_s=settings.tool_wait_s,
                 seats=settings.rollouts,

@@ -1,28 +1,19 @@
 """The rollouts of the arm `rose`: a borrowed worker's part in the circle, and its record."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from rose.clock import Clock
-from rose.demo.record import (
-    CircleRecord,
-    CommitRecord,
-    TrajectoryCounts,
-    TurnRecord,
-    VersionRecord,
-)
+from rose.demo.record import CircleRecord, TrajectoryCounts
 from rose.demo.rl.circle import BORROWED, Circle
-from rose.demo.rl.history import Part, SeenCommit, SeenVersion
 from rose.demo.rl.settings import CircleSettings
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded
 from rose.scheduler.worker import WorkerKind
-from rose.units import NS_PER_S
 
 _REVOKED_S: Final = 20.0
 _LOOK_S: Final = 0.005
-_BYTES_PER_ELEMENT: Final = 2
 # What idle mode usually finds on a device that is half busy; the scheduler's first guess.
 _SHARE: Final = 0.4
 
@@ -108,94 +99,34 @@ class CircleLoad:
 
     def record(self) -> CircleRecord:
         """Return what happened; exact after `stop`."""
-        history, watch = self.circle.history, self.circle.watch
-        counts, parts = self.circle.loop.counts(), self.circle.loop.parts.done()
-        turns: dict[tuple[int, int], list[Part]] = {}
-        for part in parts:
-            turns.setdefault((part.trajectory, part.turn), []).append(part)
-        finishing = Counter(of_turn[-1].kind for of_turn in turns.values())
+        circle, history, handoff = self.circle, self.circle.history, self.circle.handoff
+        counts, turns = circle.loop.counts(), history.turns()
+        last = {(turn.trajectory, turn.turn): turn.worker for turn in turns}
+        finishing = Counter(last.values())
+        taken = {(one.worker, one.version) for one in history.commits if one.is_match}
+        committed = Counter(worker for worker, _ in taken)
         return CircleRecord(
-            versions=_versions(history.versions, history.commits),
-            turns=tuple(sorted(map(_turn, parts), key=lambda turn: turn.start_s)),
+            versions=history.versions,
+            turns=tuple(sorted(turns, key=lambda turn: turn.start_s)),
             trajectories=TrajectoryCounts(
                 started=counts.started,
                 finished=counts.finished,
                 in_flight=counts.in_flight,
-                resumed=sum(
-                    len({part.worker for part in of_turn}) > 1 for of_turn in turns.values()
-                ),
-                lost=self.circle.lost(),
-                stale=watch.stale,
+                resumed=history.moved,
+                lost=circle.lost(),
+                stale=handoff.status.dropped_stale,
                 dropped=counts.dropped,
-                turns_borrowed=finishing[WorkerKind.BORROWED],
-                turns_dedicated=finishing[WorkerKind.DEDICATED],
-                passed_over=watch.passed_over,
+                turns_borrowed=finishing[WorkerKind.BORROWED.value],
+                turns_dedicated=finishing[WorkerKind.DEDICATED.value],
+                passed_over=handoff.passed_over,
             ),
-            staleness=tuple(watch.staleness.elements()),
+            staleness=tuple(handoff.staleness.elements()),
             spans=history.spans(),
             incidents=history.incidents,
             measured_s=history.now_s() - self._began_s,
-            published=watch.published,
-            committed_borrowed=_committed(history.commits, WorkerKind.BORROWED),
-            committed_dedicated=_committed(history.commits, WorkerKind.DEDICATED),
-            sent=(watch.sent_bytes, watch.dense_bytes) if watch.dense_bytes else None,
-            relayed=(self.circle.relayed.crossing_bytes, self.circle.relayed.sent_bytes),
+            published=handoff.published,
+            committed_borrowed=committed[WorkerKind.BORROWED.value],
+            committed_dedicated=committed[WorkerKind.DEDICATED.value],
+            sent=(handoff.sent_bytes, handoff.dense_bytes) if handoff.dense_bytes else None,
+            relayed=circle.relayed.sums(),
         )
-
-
-def _turn(part: Part) -> TurnRecord:
-    return TurnRecord(
-        trajectory=part.trajectory,
-        turn=part.turn,
-        worker=part.kind.value,
-        start_s=part.start_ns / NS_PER_S,
-        end_s=part.end_ns / NS_PER_S,
-        tokens=part.tokens,
-        is_resumed=part.is_resumed,
-    )
-
-
-def _committed(commits: Iterable[SeenCommit], kind: WorkerKind) -> int:
-    """Count the versions that workers of a kind took; the one they began with is none."""
-    return len({one.version for one in commits if one.kind is kind and one.is_match})
-
-
-def _versions(
-    versions: tuple[SeenVersion, ...], commits: tuple[SeenCommit, ...]
-) -> tuple[VersionRecord, ...]:
-    """Return one record for each number, with what workers did with it.
-
-    A version may come twice, as a change and whole: what was sent is of both. A commit that went
-    back names the version before, so it belongs to the first one above.
-    """
-    by_number: dict[int, list[SeenVersion]] = {}
-    for seen in versions:
-        by_number.setdefault(seen.n, []).append(seen)
-    taken: dict[int, list[CommitRecord]] = {n: [] for n in by_number}
-    for commit in commits:
-        n = commit.version if commit.is_match else _first_above(commit.version, by_number)
-        if n in taken:
-            taken[n].append(
-                CommitRecord(
-                    worker=commit.kind.value,
-                    at_s=commit.at_s,
-                    pause_ms=commit.pause_ms,
-                    is_match=commit.is_match,
-                )
-            )
-    return tuple(
-        VersionRecord(
-            n=n,
-            published_s=min(one.at_s for one in seen),
-            density=min(one.changed / one.count for one in seen),
-            bytes_sent=sum(one.nbytes for one in seen),
-            dense_bytes=seen[0].count * _BYTES_PER_ELEMENT,
-            commits=tuple(taken[n]),
-        )
-        for n, seen in by_number.items()
-    )
-
-
-def _first_above(version: int, numbers: Iterable[int]) -> int:
-    """Return the smallest number above `version`; the largest there is if none is."""
-    return min((n for n in numbers if n > version), default=max(numbers, default=version))

@@ -177,12 +177,14 @@ class CommitRecord:
         at_s: when the worker generated with the version, on the clock of the run.
         pause_ms: how long its generation stood still for it.
         is_match: whether the digest of what it holds is the publisher's.
+        version: its number; the one before, where the digest differs.
     """
 
     worker: str
     at_s: float
     pause_ms: float
     is_match: bool
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,7 @@ class TurnRecord:
         end_s: when its last token was there, or the worker gave it up.
         tokens: generated in this part.
         is_resumed: whether another worker, or an earlier life of this one, began the turn.
+        number: of the worker.
     """
 
     trajectory: int
@@ -227,6 +230,7 @@ class TurnRecord:
     end_s: float
     tokens: int
     is_resumed: bool
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

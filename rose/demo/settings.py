@@ -11,14 +11,13 @@ import numpy as np
 
 from rose.clock import Clock
 from rose.demo.environments import Tokenizer, ToolWaits
-from rose.demo.rl.settings import CircleSettings, DedicatedWorker, LoopSettings, TrainerPace
-from rose.demo.rl.supervisor import RestartPolicy
+from rose.demo.rl.settings import CircleSettings, DedicatedWorker, LoopSettings, TrainerSettings
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import InvalidArgument
 from rose.memory import KVGeometry
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import SchedulerSettings
 from rose.slo import Policy
 from rose.traces import read_agent_trace, tool_waits
 from rose.units import MIB
@@ -168,7 +167,6 @@ def circle_settings(
     model: str,
     seed: int,
     folder: Path,
-    cores: frozenset[int],
     seats: int,
 ) -> CircleSettings:
     """Return the circle of the demo.
@@ -177,27 +175,23 @@ def circle_settings(
         model: the policy.
         seed: of weights, tasks and sampling.
         folder: for the trainer's checkpoint.
-        cores: of the trainer and the dedicated worker.
         seats: turns at once on the dedicated worker.
     """
     return CircleSettings(
         model=model,
         seed=seed,
         folder=folder,
-        cores=cores,
         is_background=True,
         loop=LoopSettings(
             in_flight=IN_FLIGHT,
             group_size=_GROUP_SIZE,
             turn_tokens_max=_TURN_TOKENS_MAX,
             context_tokens_max=_CONTEXT_TOKENS_MAX,
-            temperature=1.0,
         ),
         scheduler=SchedulerSettings(
             max_staleness=_MAX_STALENESS, batch_trajectories=_BATCH, worker_lag_max=2
         ),
-        policy=PlacementPolicy.JOINT,
-        pace=TrainerPace(
+        trainer=TrainerSettings(
             lr=LR,
             batch=_BATCH,
             learned_max=_LEARNED_MAX,
@@ -207,7 +201,6 @@ def circle_settings(
             publish_every_s=_PUBLISH_EVERY_S,
         ),
         dedicated=DedicatedWorker(seats=seats, kv_tokens=seats * 2 * _CONTEXT_TOKENS_MAX),
-        restarts=RestartPolicy(),
     )
 
 

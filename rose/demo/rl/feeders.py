@@ -10,7 +10,7 @@ from rose.demo.rl.rollouts import RolloutThread
 from rose.demo.rl.settings import LoopCounts, LoopSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers import Engine, EngineWorker, Output
-from rose.scheduler import Capabilities, PlacementPolicy, SchedulerSettings
+from rose.scheduler import Capabilities, SchedulerSettings
 from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
 
 
@@ -140,7 +140,6 @@ class TurnFeeder:
         self._loop = RolloutThread(
             loop,
             scheduler=_SCHEDULER,
-            policy=PlacementPolicy.JOINT,
             seed=seed,
             wait_s=wait_s,
             on_finished=_let_go,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -11,7 +11,7 @@ from typing import Any, Final
 from rose.clock import Clock
 from rose.demo.environments import Task, task
 from rose.demo.rl.background import Background
-from rose.demo.rl.history import Parts
+from rose.demo.rl.history import History
 from rose.demo.rl.play import play
 from rose.demo.rl.settings import LoopCounts, LoopSettings
 from rose.demo.rl.trajectory import Trajectory
@@ -24,7 +24,6 @@ from rose.scheduler import (
     TrajectoryDropped,
 )
 from rose.scheduler.events import Consumed, VersionPublished
-from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import Worker, WorkerEvent
 
 
@@ -64,18 +63,16 @@ class RolloutThread(Background):
     Args:
         settings: sizes of the trajectories.
         scheduler: knobs of the scheduler's core.
-        policy: decides where a turn runs.
         seed: of tasks and sampling, >= 0.
         wait_s: `(trajectory, turn)` to how long the tool of that turn takes.
         on_finished: receives each finished trajectory in this thread; must not wait.
-        clock: of the scheduler and of `parts`.
-        watches: see everything that the scheduler does.
+        clock: of the scheduler and of the history.
         draw_task: returns the task of a group, with a new environment each time; None for those of
             `rose.demo.environments.task`.
 
     Attributes:
         scheduler: other threads use `hear` alone until `stop` has returned.
-        parts: which worker ran which part of which turn.
+        history: of what the scheduler did, and heard of workers.
     """
 
     def __init__(
@@ -83,18 +80,16 @@ class RolloutThread(Background):
         settings: LoopSettings,
         *,
         scheduler: SchedulerSettings,
-        policy: PlacementPolicy,
         seed: int,
         wait_s: Callable[[int, int], float],
         on_finished: Callable[[Trajectory], None],
         clock: Clock,
-        watches: Sequence[FrontWatch] = (),
         draw_task: Callable[[int], Task] | None = None,
     ) -> None:
         super().__init__("rose-rollouts")
-        self.parts = Parts(clock)
+        self.history = History(clock)
         self.scheduler = ElasticRolloutScheduler(
-            scheduler, policy, clock=clock, watches=(self.parts, *watches)
+            scheduler, PlacementPolicy.JOINT, clock=clock, watches=(self.history,)
         )
         size = settings.group_size
         self._settings = settings
@@ -155,7 +150,7 @@ class RolloutThread(Background):
             finished=self._finished,
             dropped=self._dropped,
             in_flight=in_flight,
-            resumed=self.parts.resumed,
+            resumed=self.history.resumed,
             lost=self._started - over - in_flight,
         )
 

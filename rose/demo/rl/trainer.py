@@ -18,54 +18,14 @@ from rose.demo.rl.policy_gradient import (
     microbatches,
     token_logprobs,
 )
-from rose.demo.rl.trajectory import Trajectory
+from rose.demo.rl.settings import TrainerSettings
+from rose.demo.rl.trajectory import TEMPERATURE, Trajectory
 from rose.errors import InvalidArgument, check
 
 _ROWS: Final = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """The knobs of learning.
-
-    Args:
-        lr: of AdamW, constant, > 0.
-        betas: of AdamW, each in [0, 1).
-        eps: of AdamW, > 0.
-        weight_decay: of AdamW, >= 0.
-        clip: how far the ratio of a token may be from 1, > 0.
-        grad_norm_max: longer gradients are scaled down to it, > 0.
-        max_staleness: trajectories older than this many versions are dropped, >= 0.
-        learned_max: a step learns from whole groups until it has so many trajectories; the others
-            are passed over, and counted. 0 for all: rollouts may come faster than a trainer learns.
-        microbatch_tokens: padded tokens of one forward pass, > 0.
-        temperature: at which tokens were sampled, > 0.
-        is_bf16: multiply in bf16, not fp32, on the way forward and back: faster where the processor
-            can, but a ratio then is 1 only to within about a percent.
-    """
-
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float = 0.2
-    grad_norm_max: float = 1.0
-    max_staleness: int = 8
-    learned_max: int = 0
-    microbatch_tokens: int = 2048
-    temperature: float = 1.0
-    is_bf16: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained with."""
-        for name in ("lr", "eps", "clip", "grad_norm_max", "microbatch_tokens", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}, give a number above 0")
-        for name in ("max_staleness", "learned_max", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}, give at least 0")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise InvalidArgument(f"betas are {self.betas}, give numbers from 0 to below 1")
+_CLIP: Final = 0.2  # how far the ratio of a token may be from 1
+_GRAD_NORM_MAX: Final = 1.0  # longer gradients are scaled down to it
+_MICROBATCH_TOKENS: Final = 2048  # padded, of one forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +81,7 @@ class PolicyTrainer:
         self._steps = 0
         row = self._masters.row
         # One row instead of many tensors, and the fused loop: a step is one pass over memory.
-        self._adam = torch.optim.AdamW(
-            [row],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._adam = torch.optim.AdamW([row], lr=settings.lr, weight_decay=0.0, fused=True)
 
     @property
     def steps(self) -> int:
@@ -220,22 +173,18 @@ class PolicyTrainer:
 
     def _add_gradients(self, kept: Sequence[Trajectory], tokens: int) -> tuple[float, bool]:
         """Return the loss, and whether there was anything to learn."""
-        settings = self._settings
         advantages = group_advantages([one.reward for one in kept], [one.group for one in kept])
         self._masters.gradient.zero_()
         loss, has_learned = 0.0, False
-        for batch in microbatches(kept, advantages, tokens_max=settings.microbatch_tokens):
-            with torch.autocast("cpu", torch.bfloat16, enabled=settings.is_bf16):
+        for batch in microbatches(kept, advantages, tokens_max=_MICROBATCH_TOKENS):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._settings.is_bf16):
                 output = self._model(
                     input_ids=batch.tokens, attention_mask=batch.is_token, use_cache=False
                 )
             logits = output.logits[:, :-1][batch.is_learned]
-            logprobs = token_logprobs(logits, batch.targets, settings.temperature)
+            logprobs = token_logprobs(logits, batch.targets, TEMPERATURE)
             # Over all tokens of the step: how it was cut into microbatches does not matter.
-            part = (
-                clipped_loss(logprobs, batch.behaviour, batch.advantages, clip=settings.clip)
-                / tokens
-            )
+            part = clipped_loss(logprobs, batch.behaviour, batch.advantages, clip=_CLIP) / tokens
             part.backward()
             loss, has_learned = loss + float(part.detach()), True
         return loss, has_learned
@@ -244,8 +193,8 @@ class PolicyTrainer:
         gradient = self._masters.gradient
         norm = float(torch.linalg.vector_norm(gradient))
         check(math.isfinite(norm), f"the gradient of step {self._steps + 1} is {norm}")
-        if norm > self._settings.grad_norm_max:
-            gradient.mul_(self._settings.grad_norm_max / norm)
+        if norm > _GRAD_NORM_MAX:
+            gradient.mul_(_GRAD_NORM_MAX / norm)
         self._adam.step()
         self._steps += 1
         self._masters.round()

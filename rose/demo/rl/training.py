@@ -11,8 +11,8 @@ from rose.demo.rl.checkpoint import Progress, from_ranges, save_checkpoint, to_r
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.masters import Bits
 from rose.demo.rl.messages import Submitted, TrainerStatus
-from rose.demo.rl.settings import TrainerPace
-from rose.demo.rl.trainer import PolicyTrainer, TrainStats
+from rose.demo.rl.settings import TrainerSettings
+from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.trajectory import Trajectory
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
@@ -64,7 +64,7 @@ class Training:
         weights: "PublishedWeights",
         checkpoint: Path,
         progress: Progress,
-        settings: TrainerPace,
+        settings: TrainerSettings,
         clock: Clock,
     ) -> None:
         self._trainer = trainer
@@ -85,7 +85,6 @@ class Training:
         self._passed_over = 0
         self._steps = trainer.steps
         self._versions = 0
-        self._last: TrainStats | None = None
         self._staleness: Counter[int] = Counter()
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
@@ -119,11 +118,8 @@ class Training:
         version, consumed, waiting = self._weights.version, self._intake.known, self._intake.waiting
         with self._lock:
             return TrainerStatus(
-                incarnation=self._progress.incarnation,
                 version=version,
                 steps=self._steps,
-                reward_mean=self._last.reward_mean if self._last else None,
-                loss=self._last.loss if self._last else None,
                 staleness=dict(self._staleness),
                 dropped_stale=self._dropped_stale,
                 passed_over=self._passed_over,
@@ -140,7 +136,6 @@ class Training:
         self._learned.update(one.number for one in batch)
         self._is_ahead |= stats.is_changed
         with self._lock:
-            self._last = stats
             self._steps = self._trainer.steps
             self._staleness.update(stats.staleness)
             self._dropped_stale += stats.dropped_stale

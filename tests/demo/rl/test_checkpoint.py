@@ -19,7 +19,8 @@ from rose.demo.rl.checkpoint import (
     save_checkpoint,
     to_ranges,
 )
-from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings, TrainerState
+from rose.demo.rl.settings import TrainerSettings
+from rose.demo.rl.trainer import PolicyTrainer, TrainerState
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from tests.demo.rl.micro import micro_model, trajectory
 

@@ -6,7 +6,7 @@ import pytest
 
 from rose.clock import BootClock
 from rose.demo.rl.circle import Circle
-from rose.demo.rl.settings import LoopSettings, TrainerPace
+from rose.demo.rl.settings import LoopSettings, TrainerSettings
 from rose.errors import InvalidArgument
 from rose.scheduler import SchedulerSettings
 from tests.demo.rl.circle_rig import settings
@@ -15,10 +15,8 @@ from tests.demo.rl.circle_rig import settings
 def test_a_trainer_never_waits_for_more_than_may_start(tmp_path: Path) -> None:
     scheduler = SchedulerSettings(max_staleness=0, batch_trajectories=10)
     with pytest.raises(InvalidArgument, match="lower its batch"):
-        settings(tmp_path, scheduler=scheduler, pace=TrainerPace(batch=10))
-    loop = LoopSettings(
-        in_flight=2, group_size=4, turn_tokens_max=8, context_tokens_max=64, temperature=1.0
-    )
+        settings(tmp_path, scheduler=scheduler, trainer=TrainerSettings(batch=10))
+    loop = LoopSettings(in_flight=2, group_size=4, turn_tokens_max=8, context_tokens_max=64)
     with pytest.raises(InvalidArgument, match="2 in flight: raise in_flight"):
         settings(tmp_path, loop=loop)
 

@@ -13,9 +13,7 @@ from rose.scheduler.worker import WorkerKind
 from tests.engines.policies import engine_of, policy
 from tests.waiting import wait_for
 
-LOOP = LoopSettings(
-    in_flight=12, group_size=2, turn_tokens_max=8, context_tokens_max=96, temperature=1.0
-)
+LOOP = LoopSettings(in_flight=12, group_size=2, turn_tokens_max=8, context_tokens_max=96)
 
 
 class Fed:
