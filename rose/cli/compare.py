@@ -218,7 +218,7 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
         policy=Policy(),
         log_path=lambda arm: logs / f"{arm}.log",
         seed=plan.seed,
-        tool_wait_s=tool_wait_s(None, seed=plan.seed),
+        tool_wait_s=tool_wait_s(plan.seed),
         has_turns=True,
         # Trajectories are short: their tokens cost as much in the first slice as in the last, so a
         # scheme whose rollouts get further does not look slower for it.

@@ -124,7 +124,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         policy=Policy(epsilon=_EPSILON),
         log_path=lambda _: log_path,
         seed=seed,
-        tool_wait_s=tool_wait_s(None, seed=seed),
+        tool_wait_s=tool_wait_s(seed),
         has_broker=has_broker,
     )
     trace = load_trace(

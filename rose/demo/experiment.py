@@ -1,6 +1,5 @@
 """An experiment on real engines: targets of the machine, then arms in short slices."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 
 from rose.clock import Clock
 from rose.demo.bench import Alone, Bench
 from rose.demo.progress import Phases
 from rose.demo.record import Audit, CircleRecord, Plan, RunRecord, Slice, SliceCounts
 from rose.demo.settings import BenchSettings, on_device_cores
-from rose.demo.slices import Slices, WhyVoid, children, in_turn, read_core_use, why_foreign
+from rose.demo.slices import Slices, WhyVoid, in_turn, read_core_use, why_foreign
 from rose.demo.targets import Calibration, choose_targets, feasibility
 from rose.demo.timeline import read_timeline
 from rose.engines.transformers import Model
@@ -241,7 +241,8 @@ def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
     """Return what begins to watch the cores of a CPU device; a GPU has none to watch."""
     if not cores:
         return lambda: lambda: None
-    processes = children(os.getpid())
+    ours = psutil.Process()
+    processes = [ours, *ours.children(recursive=True)]
 
     def begin() -> WhyVoid:
         before = read_core_use(cores, processes)

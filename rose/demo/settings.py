@@ -11,7 +11,7 @@ import numpy as np
 
 from rose.clock import Clock
 from rose.demo.environments import Tokenizer, ToolWaits
-from rose.demo.rl.settings import CircleSettings, DedicatedWorker, LoopSettings, TrainerSettings
+from rose.demo.rl.settings import CircleSettings, LoopSettings, TrainerSettings
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
 from rose.engines.transformers.processor import DeviceProcessor
@@ -19,7 +19,7 @@ from rose.errors import InvalidArgument
 from rose.memory import KVGeometry
 from rose.scheduler import SchedulerSettings
 from rose.slo import Policy
-from rose.traces import read_agent_trace, tool_waits
+from rose.traces import tool_waits
 from rose.units import MIB
 
 
@@ -200,7 +200,8 @@ def circle_settings(
             checkpoint_every=_CHECKPOINT_EVERY,
             publish_every_s=_PUBLISH_EVERY_S,
         ),
-        dedicated=DedicatedWorker(seats=seats, kv_tokens=seats * 2 * _CONTEXT_TOKENS_MAX),
+        seats=seats,
+        kv_tokens=seats * 2 * _CONTEXT_TOKENS_MAX,
     )
 
 
@@ -213,15 +214,11 @@ def check_policy(name: str, model: Model) -> None:
         )
 
 
-def tool_wait_s(path: str | None, *, seed: int) -> Callable[[int, int], float]:
-    """Return how long a tool takes, by trajectory and turn.
+def tool_wait_s(seed: int) -> Callable[[int, int], float]:
+    """Return how long a tool takes, by trajectory and turn: as those of coding agents, but shorter.
 
     Args:
-        path: of a trace of agents; None for the built-in distribution of one.
         seed: of the draws.
-
-    Raises:
-        InvalidArgument: the file cannot be read, or has no waits.
     """
-    waits_s = tool_waits(_QUANTILES) if path is None else read_agent_trace(path).tool_waits_s()
-    return ToolWaits(np.minimum(waits_s, _TOOL_WAIT_MAX_S), scale=_TOOL_SCALE, seed=seed).wait_s
+    waits_s = np.minimum(tool_waits(_QUANTILES), _TOOL_WAIT_MAX_S)
+    return ToolWaits(waits_s, scale=_TOOL_SCALE, seed=seed).wait_s

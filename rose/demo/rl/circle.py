@@ -300,8 +300,8 @@ class Circle:
         return [
             *(sys.executable, "-m", "rose.node.worker", f"--model={settings.model}"),
             *(f"--seed={settings.seed}", f"--number={_FIRST_DEDICATED + incarnation}"),
-            f"--seats={settings.dedicated.seats}",
-            f"--kv-tokens={settings.dedicated.kv_tokens}",
+            f"--seats={settings.seats}",
+            f"--kv-tokens={settings.kv_tokens}",
             f"--weights={self._weights_address}",
         ]
 

@@ -18,7 +18,7 @@ import msgspec
 
 from rose.clock import BootClock
 from rose.config import read_environment
-from rose.demo.rl.checkpoint import Progress, from_ranges, load_checkpoint, save_checkpoint
+from rose.demo.rl.checkpoint import Progress, load_checkpoint, save_checkpoint
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.messages import MESSAGE_BYTES_MAX, Ready, Reply
 from rose.demo.rl.settings import TrainerOptions
@@ -59,7 +59,7 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
         group_size=options.group_size,
         vocabulary=model.config.vocab_size,
         waiting_max=waiting_max(options.settings.batch, options.group_size),
-        learned=from_ranges(start.progress.learned),
+        learned=start.progress.learned,
     )
     weights = PublishedWeights(
         start.trainer.bits(),
@@ -104,7 +104,7 @@ def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> _Start:
         run=options.run,
         incarnation=incarnation,
         next_version=first_version + 1 + options.settings.checkpoint_every,
-        learned=before.learned if before else (),
+        learned=before.learned if before else frozenset(),
         dropped_stale=before.dropped_stale if before else 0,
     )
     save_checkpoint(path, trainer.state(), progress)

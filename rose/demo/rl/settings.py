@@ -122,19 +122,6 @@ class TrainerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DedicatedWorker:
-    """The worker that serves nobody else; the fields are options of `python -m rose.node.worker`.
-
-    Args:
-        seats: most turns at once.
-        kv_tokens: what its cache holds.
-    """
-
-    seats: int = 8
-    kv_tokens: int = 16_384
-
-
-@dataclass(frozen=True, slots=True)
 class CircleSettings:
     """What a circle is made of.
 
@@ -146,7 +133,8 @@ class CircleSettings:
         loop: of the trajectories.
         scheduler: of the scheduler.
         trainer: how it learns.
-        dedicated: the dedicated worker.
+        seats: most turns at once on the dedicated worker.
+        kv_tokens: what its cache holds.
     """
 
     model: str
@@ -156,7 +144,8 @@ class CircleSettings:
     loop: LoopSettings
     scheduler: SchedulerSettings
     trainer: TrainerSettings
-    dedicated: DedicatedWorker
+    seats: int
+    kv_tokens: int
 
     def __post_init__(self) -> None:
         """Refuse a trainer that waits for more than the scheduler lets start.

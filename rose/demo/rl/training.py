@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rose.clock import Clock
-from rose.demo.rl.checkpoint import Progress, from_ranges, save_checkpoint, to_ranges
+from rose.demo.rl.checkpoint import Progress, save_checkpoint
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.masters import Bits
 from rose.demo.rl.messages import Submitted, TrainerStatus
@@ -77,7 +77,7 @@ class Training:
         # That a trajectory can be of: one that is in the log can speak before it is counted there.
         self._newest = weights.version
         self._published_ns = clock.now_ns()
-        self._learned = from_ranges(progress.learned)
+        self._learned = set(progress.learned)
         self._lock = threading.Lock()  # guards all below, which `status` reads
         self._progress = progress
         self._durable = len(self._learned)
@@ -166,7 +166,7 @@ class Training:
             run=self._progress.run,
             incarnation=self._progress.incarnation,
             next_version=next_version,
-            learned=to_ranges(self._learned),
+            learned=frozenset(self._learned),
             dropped_stale=self._dropped_stale,
         )
         save_checkpoint(self._path, self._trainer.state(), progress)
@@ -182,7 +182,7 @@ class PublishedWeights:
         bits: (n,) uint16, copied.
         version: what they are.
         address: where receivers ask, on loopback.
-        token: what they show; None makes a new one.
+        token: what they show.
 
     Raises:
         InvalidArgument: the address is not on loopback, or the token is none.
@@ -207,11 +207,6 @@ class PublishedWeights:
     def address(self) -> str:
         """Where receivers ask."""
         return self._server.address
-
-    @property
-    def token(self) -> str:
-        """What they must show."""
-        return self._server.token
 
     def publish(self, bits: Bits) -> None:
         """Make `bits` the next version; on an error everything is as before."""

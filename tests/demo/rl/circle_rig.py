@@ -12,7 +12,7 @@ from typing_extensions import Self
 from rose.clock import BootClock
 from rose.demo.record import CommitRecord
 from rose.demo.rl.circle import BORROWED, DEDICATED, Circle
-from rose.demo.rl.settings import CircleSettings, DedicatedWorker, LoopSettings, TrainerSettings
+from rose.demo.rl.settings import CircleSettings, LoopSettings, TrainerSettings
 from rose.engines.transformers import EngineWorker, LiveWeights, load_model
 from rose.scheduler import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
@@ -43,7 +43,8 @@ def settings(folder: Path, **changes) -> CircleSettings:
             "trainer": TrainerSettings(
                 lr=1e-4, batch=8, learned_max=4, publish_every_s=0.5, checkpoint_every=4
             ),
-            "dedicated": DedicatedWorker(seats=6, kv_tokens=8192),
+            "seats": 6,
+            "kv_tokens": 8192,
             **changes,
         }
     )

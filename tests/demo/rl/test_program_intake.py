@@ -70,12 +70,12 @@ def test_a_group_whose_last_member_never_comes_makes_room_when_it_is_stale() -> 
 
 
 def test_what_is_not_of_this_model_is_refused_and_the_others_are_taken() -> None:
-    gate = intake(vocabulary=71, tokens_max=8, learned=[70])
+    gate = intake(vocabulary=71, learned=[70])
     good = one(0, 0)
     for place, (wrong, told) in enumerate(
         (
             (trajectory(100, [71, 1], reward=0.0), "token 71"),
-            (trajectory(100, [1] * 9, reward=0.0), "13 tokens"),
+            (trajectory(100, [1] * (1 << 16), reward=0.0), "65540 tokens"),
             (replace(good, number=100, versions=(-1,) * 4 + (3, 2)), "version 3, the newest is 2"),
         )
     ):

@@ -82,7 +82,7 @@ def test_published_weights_count_versions_and_close() -> None:
         bits, version=Version("run", 1, 7), address="127.0.0.1:0", token="ab" * 32
     )
     try:
-        assert (weights.version, weights.token) == (7, "ab" * 32)
+        assert weights.version == 7
         assert weights.traffic() == (0, 0)
         weights.publish(bits + 1)
         assert weights.version == 8
