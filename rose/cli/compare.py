@@ -205,7 +205,7 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
     """
     try:
         from rose.demo import experiment, settings  # noqa: PLC0415 (--virtual needs no engine)
-        from rose.demo.settings import tool_wait_s  # noqa: PLC0415
+        from rose.demo.environments import ToolWaits  # noqa: PLC0415
         from rose.engines.transformers import load_model  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
@@ -218,7 +218,7 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
         policy=Policy(),
         log_path=lambda arm: logs / f"{arm}.log",
         seed=plan.seed,
-        tool_wait_s=tool_wait_s(plan.seed),
+        tool_wait_s=ToolWaits(plan.seed),
         has_turns=True,
         # Trajectories are short: their tokens cost as much in the first slice as in the last, so a
         # scheme whose rollouts get further does not look slower for it.

@@ -14,6 +14,7 @@ from rose.cli.machine import machine_card
 from rose.cli.runs import ends_interrupt, load_trace, scratch_folder, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.compute import device_ordinal
+from rose.demo.environments import ToolWaits
 from rose.demo.experiment import (
     SHARE_ALL_SOLO_S,
     SLICE_S,
@@ -32,7 +33,6 @@ from rose.demo.settings import (
     check_policy,
     choose_cores,
     circle_settings,
-    tool_wait_s,
 )
 from rose.demo.summary import summarise
 from rose.engines.transformers import load_model
@@ -124,7 +124,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         policy=Policy(epsilon=_EPSILON),
         log_path=lambda _: log_path,
         seed=seed,
-        tool_wait_s=tool_wait_s(seed),
+        tool_wait_s=ToolWaits(seed),
         has_broker=has_broker,
     )
     trace = load_trace(

@@ -13,7 +13,7 @@ from rose.clock import Clock
 from rose.demo.circle_load import CircleLoad
 from rose.demo.governed import GOVERNED, GovernedPair, LeastOfAll
 from rose.demo.record import CircleRecord, Slice, StepTimes
-from rose.demo.replay import Arm, CountIn, Replay
+from rose.demo.replay import ArmEngines, CountIn, Replay
 from rose.demo.rl.feeders import RolloutFeeder, TurnFeeder
 from rose.demo.rl.settings import LoopSettings
 from rose.demo.rose_device import RoseDevice
@@ -84,7 +84,7 @@ class Alone:
         self._steps: TimedSteps = loop
         self._settings = settings
         self._replay = Replay(clock, model.config.vocab_size)
-        self._arm = Arm("alone", self.engine, None, None)
+        self._arm = ArmEngines("alone", self.engine, None, None)
         owned.callback(self.engine.stop)
         self.engine.start()
 
@@ -171,19 +171,21 @@ class Bench:
         self._shared = self._stock_load()
         self.arms = {one.name: self._arm(one) for one in schemes}
 
-    def _arm(self, scheme: Scheme) -> Arm:
+    def _arm(self, scheme: Scheme) -> ArmEngines:
         if scheme.slowdown is not None:
             return self._rose(scheme)
         if scheme.name in GOVERNED:
             pair, load = self._governed = self._governed or self._governed_pair()
             governor = pair.governor(scheme.name)
-            return Arm(scheme.name, pair.serving, pair.lane, load, partial(pair.watch, governor))
+            return ArmEngines(
+                scheme.name, pair.serving, pair.lane, load, partial(pair.watch, governor)
+            )
         serving = self._alone.engine
         if scheme.name == SHARE_ALL:
-            return Arm(scheme.name, serving, None, self._shared)
+            return ArmEngines(scheme.name, serving, None, self._shared)
         if scheme.name == "priority":
-            return Arm(scheme.name, serving, None, self._stock_load(LeastOfAll))
-        return Arm(scheme.name, serving, None, None, self._alone.watch)
+            return ArmEngines(scheme.name, serving, None, self._stock_load(LeastOfAll))
+        return ArmEngines(scheme.name, serving, None, None, self._alone.watch)
 
     def _stock_load(self, *processor: type[DeviceProcessor]) -> RolloutLoad:
         """Build rollouts on an engine of their own memory."""
@@ -205,7 +207,7 @@ class Bench:
         self._owned.callback(pair.lane.shut_down)
         return pair, load
 
-    def _rose(self, scheme: Scheme) -> Arm:
+    def _rose(self, scheme: Scheme) -> ArmEngines:
         """Only rose's borrower gives turns back while serving takes memory.
 
         Other borrowers are the scheduler's as if nobody shared with them.
@@ -226,7 +228,7 @@ class Bench:
                 clock=self._clock,
             )
             self._own(load)
-        return Arm(scheme.name, one.serving, one.lane, load, one.watch)
+        return ArmEngines(scheme.name, one.serving, one.lane, load, one.watch)
 
     def _load(self, engine: Engine, kind: WorkerKind) -> RolloutLoad:
         settings, load = self._settings, None
@@ -278,7 +280,7 @@ class Bench:
 
     def solo(self, name: str, duration_s: float) -> Slice:
         """Let the rollouts of an arm have the device to themselves; those of `share_all` always."""
-        stock = Arm(SHARE_ALL, self._alone.engine, None, self._shared)
+        stock = ArmEngines(SHARE_ALL, self._alone.engine, None, self._shared)
         return self._replay.solo(self.arms.get(name, stock), duration_s)
 
     def run(self, trace: Trace, name: str, *, number: int) -> Slice:

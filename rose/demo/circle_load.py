@@ -1,13 +1,15 @@
 """The rollouts of the arm `rose`: a borrowed worker's part in the circle, and its record."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from rose.clock import Clock
 from rose.demo.record import CircleRecord, TrajectoryCounts
 from rose.demo.rl.circle import BORROWED, Circle
 from rose.demo.rl.settings import CircleSettings
+from rose.demo.workload import RolloutLoad
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded
 from rose.scheduler.worker import WorkerKind
@@ -18,7 +20,7 @@ _LOOK_S: Final = 0.005
 _SHARE: Final = 0.4
 
 
-class CircleLoad:
+class CircleLoad(RolloutLoad):
     """Rollouts with environments, a trainer and another worker behind them.
 
     Between `resume` and `pause` the borrowed worker has a lease and takes turns; outside it the
@@ -43,7 +45,7 @@ class CircleLoad:
         seats: int,
         clock: Clock,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self.circle = Circle(settings, wait_s=wait_s, clock=clock)
         self._weights = weights
         self._seats = seats
@@ -57,10 +59,10 @@ class CircleLoad:
         return self.circle.history.tokens(WorkerKind.BORROWED)
 
     @property
-    def failures(self) -> list[str]:
+    def failures(self) -> Sequence[str]:
         """What ended the circle, if anything did."""
-        found = (self.circle.failure(), self._engine.error)
-        return [str(one) for one in found if one is not None]
+        failure = self.circle.failure()
+        return [*([] if failure is None else [failure]), *super().failures]
 
     def start(self) -> None:
         """Start the programs and the engine; the borrowed worker waits for `resume`."""
@@ -100,7 +102,7 @@ class CircleLoad:
     def record(self) -> CircleRecord:
         """Return what happened; exact after `stop`."""
         circle, history, handoff = self.circle, self.circle.history, self.circle.handoff
-        counts, turns = circle.loop.counts(), history.turns()
+        turns = history.turns()
         last = {(turn.trajectory, turn.turn): turn.worker for turn in turns}
         finishing = Counter(last.values())
         taken = {(one.worker, one.version) for one in history.commits if one.is_match}
@@ -109,13 +111,8 @@ class CircleLoad:
             versions=history.versions,
             turns=tuple(sorted(turns, key=lambda turn: turn.start_s)),
             trajectories=TrajectoryCounts(
-                started=counts.started,
-                finished=counts.finished,
-                in_flight=counts.in_flight,
-                resumed=history.moved,
-                lost=circle.lost(),
+                **{**asdict(circle.loop.counts()), "resumed": history.moved, "lost": circle.lost()},
                 stale=handoff.status.dropped_stale,
-                dropped=counts.dropped,
                 turns_borrowed=finishing[WorkerKind.BORROWED.value],
                 turns_dedicated=finishing[WorkerKind.DEDICATED.value],
                 passed_over=handoff.passed_over,

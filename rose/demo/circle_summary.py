@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final
 
@@ -116,16 +117,7 @@ def _weights(circle: CircleRecord) -> dict[str, Any]:
 def _trajectories(circle: CircleRecord) -> dict[str, Any]:
     counts = circle.trajectories
     return {
-        "started": counts.started,
-        "finished": counts.finished,
-        "resumed": counts.resumed,
-        "lost": counts.lost,
-        "stale": counts.stale,
-        "passed_over": counts.passed_over,
-        "dropped": counts.dropped,
-        "in_flight": counts.in_flight,
-        "turns_borrowed": counts.turns_borrowed,
-        "turns_dedicated": counts.turns_dedicated,
+        **asdict(counts),
         "per_s": ratio(counts.finished, circle.measured_s),
         "staleness": {str(by): n for by, n in sorted(Counter(circle.staleness).items())},
     }

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rose.demo.plot_style import LIMIT, NOBODY, ROLLOUTS, SERVING, STYLE, as_svg, finite, legend
-from rose.demo.record import ARMS, RunRecord, Timeline
+from rose.demo.record import ARMS, RunRecord, SliceTimeline
 
 _ARM_STYLES: Final[dict[str, dict[str, Any]]] = {
     "alone": {"color": "#0072B2", "linestyle": "-"},
@@ -47,7 +47,7 @@ def draw_latencies(record: RunRecord) -> str:
         return as_svg(figure)
 
 
-def draw_timeline(timeline: Timeline) -> str:
+def draw_timeline(timeline: SliceTimeline) -> str:
     """Return an SVG: gate and arrivals above, owners of the slabs below, over the same seconds."""
     starts = [at for at, _ in timeline.gate_open] + [at for at, *_ in timeline.slabs]
     zero_s = min([*starts, *timeline.arrivals_s], default=0.0)
@@ -76,7 +76,7 @@ def _draw_distribution(axis: Any, arm: str, values: Sequence[float]) -> None:
         )
 
 
-def _draw_gate(axis: Any, timeline: Timeline, zero_s: float) -> None:
+def _draw_gate(axis: Any, timeline: SliceTimeline, zero_s: float) -> None:
     bands = [(start - zero_s, end - start) for start, end in timeline.gate_open]
     axis.broken_barh(bands, (0.0, 1.0), facecolors=ROLLOUTS, alpha=0.45, linewidth=0)
     arrivals_s = [at - zero_s for at in timeline.arrivals_s]
@@ -94,7 +94,7 @@ def _draw_gate(axis: Any, timeline: Timeline, zero_s: float) -> None:
     legend(axis, [open_band, arrival])
 
 
-def _draw_slabs(axis: Any, timeline: Timeline, zero_s: float, end_s: float) -> None:
+def _draw_slabs(axis: Any, timeline: SliceTimeline, zero_s: float, end_s: float) -> None:
     owners = (("serving", SERVING), ("rollouts", ROLLOUTS), ("nobody", NOBODY))
     if timeline.slabs:
         at_s = [at - zero_s for at, *_ in timeline.slabs] + [end_s]

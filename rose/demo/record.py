@@ -154,7 +154,7 @@ class Revocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class SliceTimeline:
     """What happened in one slice of the arm `rose`; all times in seconds on one clock.
 
     Args:
@@ -389,6 +389,6 @@ class RunRecord:
     setup_s: float = 0.0
     lending: Lending = Lending({}, {}, 0.0, None)
     revocations: tuple[Revocation, ...] = ()
-    timeline: Timeline = Timeline((), (), ())
+    timeline: SliceTimeline = SliceTimeline((), (), ())
     circle: CircleRecord | None = None
     broker: BrokerRecord | None = None

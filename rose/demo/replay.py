@@ -33,7 +33,7 @@ def uncounted() -> CountIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ArmEngines:
     """One way to serve.
 
     Args:
@@ -102,7 +102,7 @@ class Replay:
     vocabulary: int
     tpot_ms: float = math.inf
 
-    def slice(self, trace: Trace, arm: Arm, *, number: int, seed: int) -> Slice:
+    def slice(self, trace: Trace, arm: ArmEngines, *, number: int, seed: int) -> Slice:
         """Replay `trace` until the last request is answered, with the rollouts of `arm` beside it.
 
         Args:
@@ -117,7 +117,7 @@ class Replay:
         return self._take(arm, number, partial(self._serve, trace, arm, number, seed))
 
     def _serve(
-        self, trace: Trace, arm: Arm, number: int, seed: int, began_ns: int
+        self, trace: Trace, arm: ArmEngines, number: int, seed: int, began_ns: int
     ) -> list[Answered]:
         """Send every request of `trace` at its time and wait until all have finished."""
         # A slice that is taken again has the same number; the ids of its requests are others.
@@ -143,7 +143,7 @@ class Replay:
         return [flight.answered() for flight in flights]
 
     def _send(
-        self, arm: Arm, request_id: str, prompt: list[int], outputs: int, flight: _Flight
+        self, arm: ArmEngines, request_id: str, prompt: list[int], outputs: int, flight: _Flight
     ) -> None:
         lane = arm.lane
 
@@ -162,7 +162,7 @@ class Replay:
             lane.arrived(request_id, prompt_tokens=len(prompt))
         arm.engine.submit(request_id, prompt, max_new_tokens=outputs, on_output=on_output)
 
-    def solo(self, arm: Arm, duration_s: float) -> Slice:
+    def solo(self, arm: ArmEngines, duration_s: float) -> Slice:
         """Let the rollouts of `arm` have the device to themselves."""
 
         def wait(_: int) -> list[Answered]:
@@ -171,7 +171,9 @@ class Replay:
 
         return self._take(arm, -1, wait)
 
-    def _take(self, arm: Arm, number: int, serve: Callable[[int], Sequence[Answered]]) -> Slice:
+    def _take(
+        self, arm: ArmEngines, number: int, serve: Callable[[int], Sequence[Answered]]
+    ) -> Slice:
         engine, load = arm.engine, arm.load
         count_in = arm.watch()
         with ExitStack() as stack:
@@ -194,7 +196,7 @@ class Replay:
             raise Unavailable(f"rollouts of arm {arm.name} failed: {'; '.join(load.failures)}")
         return count_in(found)
 
-    def capacity_rps(self, trace: Trace, arm: Arm, *, seed: int) -> float:
+    def capacity_rps(self, trace: Trace, arm: ArmEngines, *, seed: int) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
         picked = np.random.default_rng(seed).choice(len(trace), size=_CALIBRATION_REQUESTS)
         burst = Trace(

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from rose.clock import Clock
-from rose.demo.environments import Tokenizer, ToolWaits
+from rose.demo.environments import Tokenizer
 from rose.demo.rl.settings import CircleSettings, LoopSettings, TrainerSettings
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
@@ -19,7 +17,6 @@ from rose.errors import InvalidArgument
 from rose.memory import KVGeometry
 from rose.scheduler import SchedulerSettings
 from rose.slo import Policy
-from rose.traces import tool_waits
 from rose.units import MIB
 
 
@@ -155,11 +152,6 @@ _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 512
 _PUBLISH_EVERY_S: Final = 4.0
 _CHECKPOINT_EVERY: Final = 5
-# Tools of coding agents take ten seconds in the median; turns here are as much shorter.
-_TOOL_SCALE: Final = 1 / 32
-# Longer ones are people who think, not tools.
-_TOOL_WAIT_MAX_S: Final = 60.0
-_QUANTILES: Final = 1000
 
 
 def circle_settings(
@@ -212,13 +204,3 @@ def check_policy(name: str, model: Model) -> None:
             f"--rollout-model {name} has a vocabulary of {model.config.vocab_size}: the "
             f"environments need {Tokenizer.vocabulary}; choose another, or give --synthetic"
         )
-
-
-def tool_wait_s(seed: int) -> Callable[[int, int], float]:
-    """Return how long a tool takes, by trajectory and turn: as those of coding agents, but shorter.
-
-    Args:
-        seed: of the draws.
-    """
-    waits_s = np.minimum(tool_waits(_QUANTILES), _TOOL_WAIT_MAX_S)
-    return ToolWaits(waits_s, scale=_TOOL_SCALE, seed=seed).wait_s

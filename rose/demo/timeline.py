@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rose.demo.record import Slice, Timeline
+from rose.demo.record import Slice, SliceTimeline
 from rose.slo.log_file import LogRecord, read_log
 from rose.units import NS_PER_S
 
@@ -13,10 +13,10 @@ _NOBODY: Final = -1
 _SERVING: Final = 0
 _ROLLOUT: Final = 1
 _SLACK: Final = 1
-_EMPTY: Final = Timeline(gate_open=(), arrivals_s=(), slabs=())
+_EMPTY: Final = SliceTimeline(gate_open=(), arrivals_s=(), slabs=())
 
 
-def read_timeline(log_path: Path, slices: Sequence[Slice]) -> Timeline:
+def read_timeline(log_path: Path, slices: Sequence[Slice]) -> SliceTimeline:
     """Return what happened in the last recorded slice of the arm `rose`.
 
     Args:
@@ -33,7 +33,7 @@ def read_timeline(log_path: Path, slices: Sequence[Slice]) -> Timeline:
 
 def window_timeline(
     records: Iterable[LogRecord], *, slabs: int, start_s: float, end_s: float
-) -> Timeline:
+) -> SliceTimeline:
     """Replay `records` and keep what falls between `start_s` and `end_s`."""
     held: Counter[int] = Counter({_NOBODY: slabs})
     opened_s: float | None = None
@@ -73,4 +73,6 @@ def window_timeline(
                     arrivals_s.append(at_s)
     if opened_s is not None:
         gate_open.append((opened_s, end_s))
-    return Timeline(gate_open=tuple(gate_open), arrivals_s=tuple(arrivals_s), slabs=tuple(holdings))
+    return SliceTimeline(
+        gate_open=tuple(gate_open), arrivals_s=tuple(arrivals_s), slabs=tuple(holdings)
+    )

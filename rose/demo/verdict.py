@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rose.demo.numbers import fixed, percent
+from rose.demo.numbers import fixed, percent, ratio
 from rose.demo.schemes import ALONE, UNRULED
 from rose.demo.targets import Feasibility
 
@@ -188,7 +188,7 @@ def _serving_checks(report: Mapping[str, Any]) -> list[Check]:
     """Serving is unharmed, and would not have been without rose."""
     ratios = report["ratios"]
     unprotected = ratios["share_all"]["tpot_p50"]
-    blocked_segments = _quotient(report["blocked_by_rollout_ms_p99"], report["segment_ms_p99"])
+    blocked_segments = ratio(report["blocked_by_rollout_ms_p99"], report["segment_ms_p99"])
     return [
         *_latency_checks(report, "rose", report["settings"]["slowdown"]),
         _at_most("blocked by rollouts P99 / segment P99", blocked_segments, BLOCKED_SEGMENTS_MAX),
@@ -301,7 +301,3 @@ def _is_equal(ratio: float) -> bool:
 
 def _is_zero(value: float) -> bool:
     return value == 0
-
-
-def _quotient(value: float | None, of: float | None) -> float | None:
-    return value / of if value is not None and of is not None and of > 0 else None

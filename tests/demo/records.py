@@ -14,8 +14,8 @@ from rose.demo.record import (
     RunRecord,
     Slice,
     SliceCounts,
+    SliceTimeline,
     StepTimes,
-    Timeline,
     TrajectoryCounts,
     TurnRecord,
     VersionRecord,
@@ -95,7 +95,7 @@ def tiny_record(**changes):
         "setup_s": 60.0,
         "audits": (Audit("rose", granted=40, verified=40, violations=0),),
         "revocations": (Revocation(3.0, 2, 1.0, 1), Revocation(5.0, 1, 3.0, 2)),
-        "timeline": Timeline(
+        "timeline": SliceTimeline(
             gate_open=((100.0, 101.5), (103.0, 104.0)),
             arrivals_s=(101.5, 102.0),
             slabs=((100.0, 2, 6, 2), (101.6, 5, 5, 0)),

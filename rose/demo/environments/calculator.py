@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from rose.demo.environments.arithmetic import LENGTH_MAX, Malformed, evaluate
-from rose.demo.environments.environment import Step, check_seed
-from rose.errors import InternalError, InvalidArgument
+from rose.demo.environments.arithmetic import LENGTH_MAX, evaluate
+from rose.demo.environments.environment import Observed, check_seed
+from rose.errors import InvalidArgument
 
 _CALL: Final = re.compile(r"(calc|answer)\(")
 _ANSWER: Final = re.compile(r" *(-?[0-9]{1,12}) *\)")
@@ -37,7 +37,7 @@ class Calculator:
         self._turns_left = _TURNS_MAX
         return f"{question}=? {_HOW}"
 
-    def step(self, said: str) -> Step:
+    def step(self, said: str) -> Observed:
         """Use the calculator or answer; what is malformed costs a turn and is told so."""
         if self._turns_left == 0:
             raise InvalidArgument("no question is open: call reset")
@@ -46,12 +46,14 @@ class Calculator:
         if call == "answer" and (number := _number(rest)) is not None:
             self._turns_left = 0
             is_right = number == self._answer
-            return Step("right" if is_right else "wrong", float(is_right), is_over=True, tool=None)
+            return Observed(
+                "right" if is_right else "wrong", float(is_right), is_over=True, tool=None
+            )
         is_over = self._turns_left == 0
         if call == "calc":
-            return Step(_calculate(rest), 0.0, is_over, tool="calc")
+            return Observed(_calculate(rest), 0.0, is_over, tool="calc")
         told = "malformed: answer(N) takes a number" if call == "answer" else _HOW
-        return Step(told, 0.0, is_over, tool=None)
+        return Observed(told, 0.0, is_over, tool=None)
 
     @staticmethod
     def _draw(seed: int) -> tuple[str, int]:
@@ -66,10 +68,7 @@ class Calculator:
             if place > 0 and random.random() < 0.5:
                 question = f"({question})"
             question += f"{sign}{number}"
-        value = evaluate(question)
-        if isinstance(value, Malformed):
-            raise InternalError(f"the question {question} has no value: {value.reason}")
-        return question, value
+        return question, evaluate(question)
 
 
 def _first_call(said: str) -> tuple[str, str]:
@@ -84,11 +83,12 @@ def _number(rest: str) -> int | None:
 
 
 def _calculate(rest: str) -> str:
-    inside = _up_to_closing(rest)
-    if inside is None:
+    if (expression := _up_to_closing(rest)) is None:
         return "malformed: a bracket is not closed"
-    value = evaluate(inside)
-    return f"malformed: {value.reason}" if isinstance(value, Malformed) else f"calc: {value}"
+    try:
+        return f"calc: {evaluate(expression)}"
+    except ValueError as error:
+        return f"malformed: {error}"
 
 
 def _up_to_closing(rest: str) -> str | None:

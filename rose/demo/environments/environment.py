@@ -7,7 +7,7 @@ from rose.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Observed:
     """What came of one thing that was said.
 
     Args:
@@ -35,7 +35,7 @@ class Environment(Protocol):
         """Begin the episode of `seed` (>= 0) and return the first observation."""
         ...
 
-    def step(self, said: str) -> Step:
+    def step(self, said: str) -> Observed:
         """Say something, anything.
 
         Raises:

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from rose.demo.environments.environment import Step, check_seed
+from rose.demo.environments.environment import Observed, check_seed
 from rose.demo.environments.maze import Cell, Maze, draw_maze
 from rose.errors import InvalidArgument
 
@@ -58,7 +58,7 @@ class GridWorld:
         self._turns = 0
         return self._seen(self._maze, "go N, E, S or W")
 
-    def step(self, said: str) -> Step:
+    def step(self, said: str) -> Observed:
         """Make a move; what is none costs a turn and is told so."""
         if (maze := self._maze) is None:
             raise InvalidArgument("no maze was entered: call reset")
@@ -71,7 +71,7 @@ class GridWorld:
             self._maze = None
         told = ("moved" if self._at != before else "a wall") if found else "say N, E, S or W"
         seen = self._seen(maze, "the goal" if is_there else told)
-        return Step(seen, reward, self._maze is None, tool="move" if found else None)
+        return Observed(seen, reward, self._maze is None, tool="move" if found else None)
 
     def maze(self, seed: int) -> Maze:
         """Return the maze of a seed."""

@@ -9,12 +9,13 @@ from rose.clock import Clock
 from rose.demo.rl.rollouts import RolloutThread
 from rose.demo.rl.settings import LoopCounts, LoopSettings
 from rose.demo.rl.trajectory import Trajectory
+from rose.demo.workload import RolloutLoad
 from rose.engines.transformers import Engine, EngineWorker, Output
 from rose.scheduler import Capabilities, SchedulerSettings
 from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
 
 
-class RolloutFeeder:
+class RolloutFeeder(RolloutLoad):
     """Keeps a fixed number of generations running on a borrower, from a fixed set of prompts."""
 
     def __init__(
@@ -37,8 +38,8 @@ class RolloutFeeder:
             vocabulary: token ids are drawn below this.
             seed: of the prompt set.
         """
+        super().__init__(engine)
         rng = np.random.default_rng(seed)
-        self._engine = engine
         self._tokens = 0
         self._failures: list[str] = []
         self._concurrency = concurrency
@@ -54,8 +55,7 @@ class RolloutFeeder:
     @property
     def failures(self) -> Sequence[str]:
         """Why generations failed, the engine's own end included."""
-        error = self._engine.error
-        return self._failures if error is None else [*self._failures, str(error)]
+        return [*self._failures, *super().failures]
 
     def start(self) -> None:
         """Start the engine and fill it; it stays paused until `resume`."""
@@ -82,19 +82,6 @@ class RolloutFeeder:
             elif self._engine.is_accepting:
                 self._submit()
 
-    def resume(self) -> None:
-        """Let the borrower run."""
-        self._engine.resume()
-
-    def pause(self) -> None:
-        """Stop the borrower at a step boundary; its requests and their KV stay."""
-        self._engine.pause()
-
-    def stop(self) -> None:
-        """Let the engine run, so that it can be stopped."""
-        if self._engine.is_running:
-            self._engine.resume()
-
 
 _WORKER: Final = 0
 # No version ever comes, so one batch has all there is. A turn that looks stalled in a pause stays:
@@ -107,7 +94,7 @@ _PREFILL_TOKENS_PER_S: Final = 1000.0
 _DECODE_STEP_MS: Final = 10.0
 
 
-class TurnFeeder:
+class TurnFeeder(RolloutLoad):
     """Keeps trajectories of environments going on an engine, some of them in tools.
 
     Args:
@@ -134,7 +121,7 @@ class TurnFeeder:
         seed: int,
         clock: Clock,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._seats = seats
         self._tokens = 0
         self._loop = RolloutThread(
@@ -157,7 +144,9 @@ class TurnFeeder:
     @property
     def failures(self) -> Sequence[str]:
         """Why there are no more turns, if so."""
-        found = [str(one) for one in (self._engine.error, self._loop.error) if one is not None]
+        found = list(super().failures)
+        if self._loop.error is not None:
+            found.append(str(self._loop.error))
         if self._loop.has_died:
             found.append("the thread of the rollouts has died")
         if dropped := self._loop.counts().dropped:
@@ -177,19 +166,10 @@ class TurnFeeder:
         self._loop.join(self._worker, can)
         self._worker.grant()
 
-    def resume(self) -> None:
-        """Let the engine run."""
-        self._engine.resume()
-
-    def pause(self) -> None:
-        """Stop the engine at a step boundary; its turns and their KV stay, tools go on."""
-        self._engine.pause()
-
     def stop(self) -> None:
         """End the loop, and let the engine run, so that it can be stopped."""
         self._loop.stop()
-        if self._engine.is_running:
-            self._engine.resume()
+        super().stop()
 
     def _hear(self, event: WorkerEvent) -> None:
         """Count what was said; in the engine's thread."""

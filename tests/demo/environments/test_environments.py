@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.demo.environments import Calculator, Environment, GridWorld, Step, task
+from rose.demo.environments import Calculator, Environment, GridWorld, Observed, task
 from rose.errors import InvalidArgument
 
 WORDS = st.one_of(
@@ -29,7 +29,7 @@ WORLDS = st.one_of(
 )
 
 
-def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], str, list[Step]]:
+def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], str, list[Observed]]:
     """Return what was said until it was over, the first observation, and all steps."""
     first, said, steps = world.reset(seed), [], []
     for one in words:
@@ -118,7 +118,7 @@ def test_a_question_is_answered_with_the_tool(seed: int) -> None:
     assert (used.tool, used.reward, used.is_over) == ("calc", 0.0, False)
     value = int(used.observation.removeprefix("calc: "))
     assert value == eval(question)  # the question is the world's own, not the policy's
-    assert world.step(f"so answer( {value} )") == Step("right", 1.0, is_over=True, tool=None)
+    assert world.step(f"so answer( {value} )") == Observed("right", 1.0, is_over=True, tool=None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_is_malformed_is_told_so_and_goes_on(said: str, told: str) -> None:
 def test_a_wrong_answer_ends_it_with_nothing() -> None:
     world = Calculator()
     world.reset(1)
-    assert world.step("answer(-999)answer(1)") == Step("wrong", 0.0, is_over=True, tool=None)
+    assert world.step("answer(-999)answer(1)") == Observed("wrong", 0.0, is_over=True, tool=None)
 
 
 @pytest.mark.parametrize(

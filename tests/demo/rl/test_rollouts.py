@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.clock import BootClock
-from rose.demo.environments import Environment, Step, Task, task
+from rose.demo.environments import Environment, Observed, Task, task
 from rose.demo.rl import background
 from rose.demo.rl.rollouts import Groups, RolloutThread
 from rose.demo.rl.settings import LoopSettings
@@ -187,7 +187,7 @@ class TimedEnvironment:
         self.reset = environment.reset
         self._step = environment.step
 
-    def step(self, said: str) -> Step:
+    def step(self, said: str) -> Observed:
         step = self._step(said)
         self.steps.append((time.monotonic(), step.tool is not None and not step.is_over))
         return step
