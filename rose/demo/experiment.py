@@ -63,16 +63,6 @@ class Experiment:
     bench: BenchSettings
 
 
-@dataclass(slots=True)
-class _Measured:
-    """What a run has collected so far; an interrupt keeps it."""
-
-    slices: list[Slice] = field(default_factory=list)
-    solo: list[Slice] = field(default_factory=list)
-    counts: Callable[[], SliceCounts] = lambda: SliceCounts(0, 0, 0)
-    setup_s: float = 0.0
-
-
 def pieces_of(trace: Trace, *, count: int, seconds: float, seed: int) -> list[Trace]:
     """Cut consecutive pieces out of the trace, from a seeded start that leaves room for all."""
     room_s = trace.duration_s - count * seconds
@@ -104,7 +94,7 @@ def run_experiment(
     with on_device_cores(settings), ExitStack() as owned:
         alone = Alone(experiment.serving_model, settings, clock, owned=owned)
         capacity_rps, found, slo = _calibrated(experiment, alone, phases)
-        measured, is_complete, circle = _Measured(), False, None
+        is_complete = False
         built = Bench(
             experiment.rollout_model,
             experiment.plan.schemes,
@@ -115,18 +105,14 @@ def run_experiment(
             owned=owned,
         )
 
-        def record(circle: CircleRecord | None) -> RunRecord:
-            return _record(experiment, built, measured, found, slo, circle)
-
+        rounds = _Rounds(built, experiment, capacity_rps, clock, phases)
         try:
-            arms = _Rounds(built, experiment, capacity_rps, measured, clock, phases)
-            arms.run(lambda: on_interim(record(None)))
+            rounds.run(lambda: on_interim(_record(rounds, found, slo, None)))
             is_complete = True
         except KeyboardInterrupt:
             phases.begin("interrupted: reporting what there is")
         phases.begin("stopping the programs")
-        circle = built.circle()
-        ended = record(circle)
+        ended = _record(rounds, found, slo, built.circle())
     return _verified(replace(ended, complete=is_complete), built)
 
 
@@ -158,31 +144,37 @@ def _calibrated(
     return capacity_rps, found, slo
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rounds:
-    """Every arm in every round, in an order that changes from round to round."""
+    """Every arm in every round, in an order that changes from round to round.
+
+    What was measured is here, also after an interrupt.
+    """
 
     built: Bench
     experiment: Experiment
     capacity_rps: float
-    measured: _Measured
     clock: Clock
     phases: Phases
+    slices: list[Slice] = field(default_factory=list)
+    solo: list[Slice] = field(default_factory=list)
+    counts: Callable[[], SliceCounts] = lambda: SliceCounts(0, 0, 0)
+    setup_s: float = 0.0
 
     def run(self, on_interim: Callable[[], None]) -> None:
         """Run all loads; `on_interim` is called after two rounds of the first."""
-        experiment, measured = self.experiment, self.measured
+        experiment = self.experiment
         pieces = {load: self._pieces(load) for load in experiment.plan.loads}
         first = experiment.plan.loads[0]
         self._start(pieces[first][0].window(0.0, _WARM_UP_S))
-        measured.setup_s = self.phases.seconds
+        self.setup_s = self.phases.seconds
         round_s = experiment.slice_s * len(experiment.plan.schemes)
         round_s += sum(seconds for _, seconds in experiment.solo_s)
         watch = _watch(experiment.bench.cores)
         all_s = experiment.rounds * len(experiment.plan.loads) * round_s
         slices = Slices(watch, self.clock, spare_s=_SPARE_SHARE * all_s)
         solos = Slices(watch, self.clock, spare_s=0.0)
-        measured.counts = slices.counts
+        self.counts = slices.counts
         for load in experiment.plan.loads:
             for number, piece in enumerate(pieces[load]):
                 self._round(load, number, piece, slices, solos)
@@ -223,14 +215,14 @@ class _Rounds:
             if solo.is_void:
                 phases.begin(f"rollouts alone in {_said(arm)} left out: {solos.last_why}")
             else:
-                self.measured.solo.append(solo)
+                self.solo.append(solo)
         for arm in in_turn(list(self.built.arms), number):
             name = f"{named}: {_said(arm)}"
             phases.advance(name, done=number, wanted=experiment.rounds)
             taken = slices.take(partial(self.built.run, piece, arm, number=number))
             if taken.is_void:
                 phases.begin(f"slice of {_said(arm)} left out: {slices.last_why}")
-            self.measured.slices.append(replace(taken, load=load))
+            self.slices.append(replace(taken, load=load))
 
 
 def _said(arm: str) -> str:
@@ -268,30 +260,25 @@ def folder_of(log_path: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _record(  # noqa: PLR0917 (what an experiment has)
-    experiment: Experiment,
-    built: Bench,
-    measured: _Measured,
-    found: Calibration,
-    slo: SLO,
-    circle: CircleRecord | None,
+def _record(
+    rounds: _Rounds, found: Calibration, slo: SLO, circle: CircleRecord | None
 ) -> RunRecord:
-    settings = experiment.bench
+    experiment = rounds.experiment
     is_chosen = experiment.ttft_ms is None or experiment.tpot_ms is None
     record = RunRecord(
         plan=experiment.plan,
-        slices=tuple(measured.slices),
-        solo=tuple(measured.solo),
+        slices=tuple(rounds.slices),
+        solo=tuple(rounds.solo),
         calibration=found.steps,
         slo=slo,
         slo_from="calibration" if is_chosen else "flags",
-        signal_ms=settings.policy.signal_ms,
-        slice_counts=measured.counts(),
-        setup_s=measured.setup_s,
+        signal_ms=experiment.bench.policy.signal_ms,
+        slice_counts=rounds.counts(),
+        setup_s=rounds.setup_s,
         complete=False,
         circle=circle,
     )
-    rose = built.devices.get("rose")
+    rose = rounds.built.devices.get("rose")
     if rose is None:
         return record
     return replace(

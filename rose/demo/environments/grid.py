@@ -33,16 +33,6 @@ class GridWorld:
             wall_share: of the cells, from 0 to 1; walls that leave no way are taken away.
             shaping: what the whole way to the goal adds to the 1 for being there, >= 0.
         """
-        if not 2 <= size <= 32 or turns_max < 2 * (size - 1):
-            raise InvalidArgument(
-                f"size {size} with turns_max {turns_max}: give a size from 2 to 32 and at least "
-                "2 (size - 1) turns"
-            )
-        if not 0.0 <= wall_share <= 1.0 or not 0.0 <= shaping < float("inf"):
-            raise InvalidArgument(
-                f"wall_share {wall_share}, shaping {shaping}: give a share from 0 to 1 and a "
-                "shaping of at least 0"
-            )
         self._size = size
         self._turns_max = turns_max
         self._wall_share = wall_share

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from rose.demo.rl.messages import Submitted
 from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
-from rose.errors import InvalidArgument
 
 
 class Intake:
@@ -17,7 +16,7 @@ class Intake:
     Args:
         group_size: trajectories of a group, > 0.
         vocabulary: ids are below it.
-        waiting_max: how many may wait; more are told to come later.
+        waiting_max: how many may wait, at least a group; more are told to come later.
         learned: numbers that were learned from before this process.
     """
 
@@ -29,11 +28,6 @@ class Intake:
         waiting_max: int,
         learned: Iterable[int] = (),
     ) -> None:
-        if group_size <= 0 or waiting_max < group_size:
-            raise InvalidArgument(
-                f"group_size {group_size}, waiting_max {waiting_max}: give groups of at least 1 "
-                "and room for one of them"
-            )
         self._group_size = group_size
         self._vocabulary = vocabulary
         self._waiting_max = waiting_max

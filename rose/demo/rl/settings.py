@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX
 from rose.errors import InvalidArgument
 from rose.scheduler import SchedulerSettings
 
@@ -17,24 +16,14 @@ class LoopSettings:
         in_flight: trajectories that are started and not finished, > 0.
         group_size: trajectories that share a task, > 0.
         turn_tokens_max: a turn is cut there, > 0.
-        context_tokens_max: a trajectory ends before its context grows beyond this.
+        context_tokens_max: a trajectory ends before its context grows beyond this, at most
+            `TRAJECTORY_TOKENS_MAX`: the trainer refuses longer ones.
     """
 
     in_flight: int
     group_size: int
     turn_tokens_max: int
     context_tokens_max: int
-
-    def __post_init__(self) -> None:
-        """Check the counts."""
-        for name in ("in_flight", "group_size", "turn_tokens_max", "context_tokens_max"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.context_tokens_max > TRAJECTORY_TOKENS_MAX:
-            raise InvalidArgument(
-                f"context_tokens_max is {self.context_tokens_max}: no trajectory of over "
-                f"{TRAJECTORY_TOKENS_MAX} tokens is learned from"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +120,7 @@ class CircleSettings:
         folder: the trainer's checkpoint goes there.
         is_background: all programs run in time that nobody else wants.
         loop: of the trajectories.
-        scheduler: of the scheduler.
-        trainer: how it learns.
+        scheduler: admits more trajectories than the trainer waits for: a batch and two groups.
         seats: most turns at once on the dedicated worker.
         kv_tokens: what its cache holds.
     """
@@ -146,19 +134,3 @@ class CircleSettings:
     trainer: TrainerSettings
     seats: int
     kv_tokens: int
-
-    def __post_init__(self) -> None:
-        """Refuse a trainer that waits for more than the scheduler lets start.
-
-        Raises:
-            InvalidArgument: what the settings have to say to each other.
-        """
-        admitted = (self.scheduler.max_staleness + 1) * self.scheduler.batch_trajectories
-        # Groups are complete one by one: some are under way when the batch is.
-        wanted = self.trainer.batch + 2 * self.loop.group_size
-        if min(admitted, self.loop.in_flight + self.trainer.batch) < wanted:
-            raise InvalidArgument(
-                f"the trainer waits for {self.trainer.batch} trajectories in groups of "
-                f"{self.loop.group_size}, of {admitted} that may be unused and "
-                f"{self.loop.in_flight} in flight: raise in_flight, or lower its batch"
-            )

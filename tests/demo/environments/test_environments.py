@@ -147,23 +147,6 @@ def test_a_wrong_answer_ends_it_with_nothing() -> None:
     assert world.step("answer(-999)answer(1)") == Observed("wrong", 0.0, is_over=True, tool=None)
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        lambda: GridWorld(size=1),
-        lambda: GridWorld(size=5, turns_max=7),
-        lambda: GridWorld(wall_share=1.1),
-        lambda: GridWorld(shaping=-1.0),
-        lambda: task(-1, 0, group_size=1),
-        lambda: task(0, -1, group_size=1),
-        lambda: task(0, 0, group_size=0),
-    ],
-)
-def test_rules_that_make_no_world_are_refused(rules) -> None:
-    with pytest.raises(InvalidArgument, match="give"):
-        rules()
-
-
 @given(SEEDS, st.integers(0, 1000), st.integers(2, 9))
 def test_a_group_shares_its_task_and_no_world(seed: int, group: int, group_size: int) -> None:
     numbers = range(group * group_size, (group + 1) * group_size)

@@ -17,7 +17,7 @@ from rose.demo.environments import Environment, Observed, Task, task
 from rose.demo.rl import background
 from rose.demo.rl.rollouts import Groups, RolloutThread
 from rose.demo.rl.settings import LoopSettings
-from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
+from rose.demo.rl.trajectory import Trajectory
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.scheduler import Capabilities, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished
@@ -277,20 +277,6 @@ def test_no_more_begin_than_the_trainer_will_use_soon_enough() -> None:
         wait_for(lambda: on.rollouts.counts().in_flight == LOOP.in_flight)
         on.rollouts.tell(VersionPublished(1))
         wait_for(lambda: on.rollouts.scheduler.counts().job(0).published == 1)
-
-
-@pytest.mark.parametrize(
-    "name", ["in_flight", "group_size", "turn_tokens_max", "context_tokens_max"]
-)
-def test_settings_without_a_meaning_are_refused_by_name(name) -> None:
-    with pytest.raises(InvalidArgument, match=name):
-        replace(LOOP, **{name: 0})
-
-
-def test_contexts_that_no_trainer_takes_are_refused() -> None:
-    replace(LOOP, context_tokens_max=TRAJECTORY_TOKENS_MAX)
-    with pytest.raises(InvalidArgument, match="no trajectory of over 65536 tokens"):
-        replace(LOOP, context_tokens_max=TRAJECTORY_TOKENS_MAX + 1)
 
 
 # ---- the thread ----------------------------------------------------------------------------------
