@@ -117,7 +117,7 @@ class SmallCircle:
             parts.callback(self.loop.stop)  # Before the engines: no worker is lost at the end.
             while len(rewards) < versions:
                 rewards.append(self._learn_once())
-        check(self.loop.error is None and not self.loop.has_died, "the rollouts have died")
+        check(self.loop.error is None, "the rollouts have died")
         counts = self.loop.counts()
         return Learned(
             rewards=tuple(rewards),

@@ -29,6 +29,9 @@ from rose.demo.schemes import demo_schemes
 from rose.demo.settings import (
     IN_FLIGHT,
     LR,
+    OUTPUT_TOKENS,
+    REQUEST_TOKENS,
+    ROLLOUTS,
     BenchSettings,
     check_policy,
     choose_cores,
@@ -132,8 +135,8 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         profile,
         generated_s=_GENERATED_S,
         length_scale=length_scale,
-        prompt_max=bench.request_tokens,
-        output_max=bench.output_tokens,
+        prompt_max=REQUEST_TOKENS,
+        output_max=OUTPUT_TOKENS,
         seed=seed,
     )
     console.print(
@@ -150,7 +153,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 model=rollout_model,
                 seed=seed,
                 folder=scratch,
-                seats=bench.rollouts,
+                seats=ROLLOUTS,
             )
             bench = replace(bench, circle=circle)
         plan = Plan(

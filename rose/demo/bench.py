@@ -18,7 +18,14 @@ from rose.demo.rl.feeders import RolloutFeeder, TurnFeeder
 from rose.demo.rl.settings import LoopSettings
 from rose.demo.rose_device import RoseDevice
 from rose.demo.schemes import SHARE_ALL, Scheme
-from rose.demo.settings import BenchSettings, rollout_tenant, serving_tenant
+from rose.demo.settings import (
+    POOL_BYTES,
+    REQUEST_TOKENS,
+    ROLLOUTS,
+    BenchSettings,
+    rollout_tenant,
+    serving_tenant,
+)
 from rose.demo.targets import Calibration
 from rose.demo.workload import RolloutLoad
 from rose.engines.transformers import Engine, LiveWeights, Model
@@ -78,7 +85,7 @@ class Alone:
     ) -> None:
         """Build and start the stock engine."""
         self.tenant = serving_tenant(model, settings, clock)
-        self.engine = self.tenant.stock(settings.pool_bytes, TimedSteps)
+        self.engine = self.tenant.stock(POOL_BYTES, TimedSteps)
         loop = self.engine.processor
         check(isinstance(loop, TimedSteps), "serving alone has a loop of another kind")
         self._steps: TimedSteps = loop
@@ -97,7 +104,7 @@ class Alone:
     def calibrate(self, piece: Trace) -> Calibration:
         """Time steps of the largest shapes, and requests at the load."""
         self._steps.drain()
-        chunks = self._settings.request_tokens // self.tenant.config.max_batch_tokens
+        chunks = REQUEST_TOKENS // self.tenant.config.max_batch_tokens
         self._longest(ceil_div(_CHUNKS, chunks))
         steps = self._steps.drain()
         requests = self._replay.slice(
@@ -125,7 +132,7 @@ class Alone:
         for number in range(count):
             one = Trace(
                 arrival_s=np.zeros(1),
-                prompt_tokens=np.full(1, self._settings.request_tokens),
+                prompt_tokens=np.full(1, REQUEST_TOKENS),
                 output_tokens=np.full(1, _CALIBRATION_OUTPUTS),
                 name="longest",
             )
@@ -194,7 +201,7 @@ class Bench:
             # Weights that change belong to the borrower alone, so this has a copy as they were.
             config = replace(tenant.config, sampling=False)
             tenant = replace(tenant, model=copy.deepcopy(tenant.model), config=config)
-        engine = tenant.stock(self._settings.pool_bytes, *processor)
+        engine = tenant.stock(POOL_BYTES, *processor)
         self._owned.callback(engine.stop)
         return self._load(engine, WorkerKind.DEDICATED)
 
@@ -224,7 +231,7 @@ class Bench:
                 LiveWeights(self._tenants[1].model),
                 self._settings.circle,
                 wait_s=self._settings.tool_wait_s,
-                seats=self._settings.rollouts,
+                seats=ROLLOUTS,
                 clock=self._clock,
             )
             self._own(load)
@@ -238,13 +245,13 @@ class Bench:
                 engine,
                 kind,
                 loop=LoopSettings(
-                    in_flight=_IN_FLIGHT_PER_SEAT * settings.rollouts,
+                    in_flight=_IN_FLIGHT_PER_SEAT * ROLLOUTS,
                     group_size=_GROUP_SIZE,
                     turn_tokens_max=settings.rollout_output_tokens,
                     context_tokens_max=tokens,
                 ),
                 wait_s=settings.tool_wait_s,
-                seats=settings.rollouts,
+                seats=ROLLOUTS,
                 seed=settings.seed,
                 clock=self._clock,
             )
@@ -252,7 +259,7 @@ class Bench:
             load
             or RolloutFeeder(
                 engine,
-                concurrency=settings.rollouts,
+                concurrency=ROLLOUTS,
                 prompt_tokens=settings.rollout_prompt_tokens,
                 output_tokens=settings.rollout_output_tokens,
                 vocabulary=self._tenants[1].model.config.vocab_size,

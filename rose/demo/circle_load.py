@@ -51,7 +51,7 @@ class CircleLoad(RolloutLoad):
         self._seats = seats
         self._clock = clock
         self._began_s = 0.0
-        self._worker = EngineWorker(engine, BORROWED, WorkerKind.BORROWED, self.circle.hear)
+        self._worker = EngineWorker(engine, BORROWED, WorkerKind.BORROWED, self.circle.loop.hear)
 
     @property
     def tokens(self) -> int:

@@ -141,14 +141,10 @@ class Revocation:
     """Slabs taken back from rollouts under pressure.
 
     Args:
-        at_s: on the clock of the run.
-        slabs: how many came back.
         latency_ms: from the demand to the last slab.
         aborted_steps: rollout steps that were aborted at their gate for it.
     """
 
-    at_s: float
-    slabs: int
     latency_ms: float
     aborted_steps: int
 
@@ -303,14 +299,12 @@ class DecisionRecord:
     """What the broker decided about the device once.
 
     Args:
-        at_s: on the clock of the run.
         move: name of a `rose.scheduler.broker.Move`.
         cap_bytes: the most that the device lends from then on.
         lent_bytes: on loan at that moment.
         why: one sentence.
     """
 
-    at_s: float
     move: str
     cap_bytes: int
     lent_bytes: int

@@ -19,6 +19,14 @@ from rose.scheduler import SchedulerSettings
 from rose.slo import Policy
 from rose.units import MIB
 
+ROLLOUTS: Final = 8  # generations in flight
+POOL_BYTES: Final = 64 * MIB  # KV memory: of both engines under rose, of each of them otherwise
+RESERVE_BYTES: Final = 8 * MIB  # what serving always has under rose
+LAYERS_PER_SEGMENT: Final = 0.5  # decoder layers of a rollout between two gates
+# Longest prompt and output of serving; they must fit into the pool beside others.
+REQUEST_TOKENS: Final = 1024
+OUTPUT_TOKENS: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
@@ -37,12 +45,6 @@ class BenchSettings:
         has_broker: whether a broker decides how much the device lends.
         rollout_prompt_tokens: length of each rollout.
         rollout_output_tokens: length of each rollout.
-        rollouts: generations in flight.
-        pool_bytes: KV memory: of both engines under rose, of each of them otherwise.
-        reserve_bytes: what serving always has under rose.
-        layers_per_segment: decoder layers of a rollout between two gates; 0.5 is possible.
-        request_tokens: longest prompt serving accepts; it must fit into the pool beside others.
-        output_tokens: longest output, likewise.
     """
 
     device: str
@@ -56,21 +58,15 @@ class BenchSettings:
     has_broker: bool = False
     rollout_prompt_tokens: int = 64
     rollout_output_tokens: int = 128
-    rollouts: int = 8
-    pool_bytes: int = 64 * MIB
-    reserve_bytes: int = 8 * MIB
-    layers_per_segment: float = 0.5
-    request_tokens: int = 1024
-    output_tokens: int = 256
 
     def described(self) -> dict[str, object]:
         """Return what shapes the numbers of every arm, for the report."""
         return {
-            "rollouts": self.rollouts,
-            "pool_mib": self.pool_bytes // MIB,
-            "reserve_mib": self.reserve_bytes // MIB,
+            "rollouts": ROLLOUTS,
+            "pool_mib": POOL_BYTES // MIB,
+            "reserve_mib": RESERVE_BYTES // MIB,
             "epsilon": self.policy.epsilon,
-            "layers_per_segment": self.layers_per_segment,
+            "layers_per_segment": LAYERS_PER_SEGMENT,
             "device": self.device,
             "cores": sorted(self.cores),
         }

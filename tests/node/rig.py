@@ -47,7 +47,7 @@ class Program:
         self.supervisor = Supervisor(
             lambda _incarnation: command,
             self._on_ready,
-            lambda death: (self.ends.append(death.reason), self.order.append("end")),
+            lambda reason, _is_final: (self.ends.append(reason), self.order.append("end")),
             on_line=self.lines.append,
             **{"restarts_max": 0, **options},
         )

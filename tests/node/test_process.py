@@ -102,7 +102,7 @@ def test_a_worker_that_is_started_again_goes_on_at_the_token(node) -> None:
     supervisor = Supervisor(
         lambda _incarnation: command(SLOW),
         lambda _incarnation, one, _connection: ready.append(one),
-        lambda _death: None,
+        lambda _reason, _is_final: None,
         backoff_s=0.01,
     )
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from rose.demo.rl.history import History, RelayedBytes
 from rose.demo.rl.messages import submit
 from rose.demo.rl.rollouts import RolloutThread
 from rose.demo.rl.settings import CircleSettings, TrainerOptions
-from rose.demo.rl.supervisor import Death, OnReady, Supervisor
+from rose.demo.rl.supervisor import OnReady, Supervisor
 from rose.demo.rl.training import unsaved_max
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
@@ -30,7 +30,6 @@ from rose.scheduler import Capabilities
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
-from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.staging import ReceiverState
@@ -152,7 +151,7 @@ class Circle:
         """Let a borrowed worker take part; its engine runs, and `start` was called.
 
         Args:
-            worker: number `BORROWED`, made with `on_event=circle.hear`.
+            worker: number `BORROWED`, made with `on_event=circle.loop.hear`.
             weights: of its engine's model, loaded from the same preset or folder.
             seats: most turns it takes at once.
             share: of the time in which it is expected to run, > 0: it is taken to be so much
@@ -173,10 +172,6 @@ class Circle:
         )
         self.loop.join(worker, can)
 
-    def hear(self, event: WorkerEvent) -> None:
-        """Take an event of a worker; never waits, so an engine may call it in a step."""
-        self.loop.hear(event)
-
     def lost(self) -> int:
         """Return the trajectories that nobody can account for; exact after `stop`.
 
@@ -187,17 +182,11 @@ class Circle:
         known = handoff.status.consumed + handoff.waiting + handoff.refused
         return counts.lost + max(0, counts.finished - known)
 
-    def held_digest(self) -> Digest | None:
-        """Return the digest of the version that the borrowed worker is said to hold."""
-        return None if self._receiver is None else self._receiver.digest
-
     def failure(self) -> str | None:
         """Return what ended the circle for good; None while it turns."""
         for part in (self.loop, self.handoff):
             if part.error is not None:
                 return str(part.error)
-            if part.has_died:
-                return f"a thread of the circle has died: {type(part).__name__}"
         if self._receiver is not None and self._receiver.state is ReceiverState.QUARANTINED:
             return "the borrowed worker's weights are those of no version"
         return self._given_up
@@ -255,13 +244,13 @@ class Circle:
         if self._given_up is not None:
             raise Unavailable(self._given_up)
 
-    def _died(self, name: str, is_up: threading.Event, death: Death) -> None:
-        self.history.incident(f"{name} died: {death.reason}")
+    def _died(self, name: str, is_up: threading.Event, reason: str, is_final: bool) -> None:  # noqa: FBT001
+        self.history.incident(f"{name} died: {reason}")
         if name == TRAINER:
             self.handoff.follow(None)
-        if death.is_final or not is_up.is_set():
+        if is_final or not is_up.is_set():
             # One that never was ready will not be: its options or its machine are at fault.
-            self._given_up = f"the {name} was given up: {death.reason}"
+            self._given_up = f"the {name} was given up: {reason}"
             is_up.set()
 
     def _trainer_command(self, _incarnation: int) -> list[str]:
@@ -319,7 +308,7 @@ class Circle:
         before = self._dedicated
 
         def hear(event: WorkerEvent) -> None:
-            self.hear(event)
+            self.loop.hear(event)
             if _is_beyond_help(event) and self._started == incarnation:
                 self.programs[DEDICATED].kill()  # Another incarnation takes its place.
 

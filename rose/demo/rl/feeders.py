@@ -7,7 +7,7 @@ import numpy as np
 
 from rose.clock import Clock
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.settings import LoopCounts, LoopSettings
+from rose.demo.rl.settings import LoopSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.demo.workload import RolloutLoad
 from rose.engines.transformers import Engine, EngineWorker, Output
@@ -147,15 +147,9 @@ class TurnFeeder(RolloutLoad):
         found = list(super().failures)
         if self._loop.error is not None:
             found.append(str(self._loop.error))
-        if self._loop.has_died:
-            found.append("the thread of the rollouts has died")
         if dropped := self._loop.counts().dropped:
             found.append(f"the scheduler gave {dropped} trajectories up")
         return found
-
-    def counts(self) -> LoopCounts:
-        """Return what became of the trajectories so far; exact after `stop`."""
-        return self._loop.counts()
 
     def start(self) -> None:
         """Start the loop and the engine; it stays paused until `resume`."""

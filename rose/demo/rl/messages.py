@@ -73,23 +73,6 @@ class Reply:
     status: TrainerStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The one line that the program prints.
-
-    Args:
-        run: as it was told.
-        incarnation: of this process, higher than any before it.
-        version: what its weights are now; receivers begin there.
-        weights_address: where receivers of weights ask.
-    """
-
-    run: str
-    incarnation: int
-    version: int
-    weights_address: str
-
-
 def submit(connection: Connection, trajectories: Sequence[Trajectory]) -> Reply:
     """Send at most `SUBMIT_MAX` trajectories to a trainer, or none, and wait for its reply.
 

@@ -1,8 +1,8 @@
 """The trainer's own process: `python -m rose.demo.rl.program OPTIONS`.
 
-It prints one line of JSON when it is ready (`rose.demo.rl.messages.Ready`), answers its parent
-through its standard input, which is a socket, and ends when that closes or on SIGTERM; it saves
-before it ends. ROSE_TOKEN is what receivers of its weights show.
+When it is ready it prints one line of JSON: its incarnation, the version of its weights, and where
+receivers of weights ask. It answers its parent through its standard input, which is a socket, and
+ends when that closes or on SIGTERM; it saves before it ends. ROSE_TOKEN is what receivers show.
 """
 
 import signal
@@ -20,7 +20,7 @@ from rose.clock import BootClock
 from rose.config import read_environment
 from rose.demo.rl.checkpoint import Progress, load_checkpoint, save_checkpoint
 from rose.demo.rl.intake import Intake
-from rose.demo.rl.messages import MESSAGE_BYTES_MAX, Ready, Reply
+from rose.demo.rl.messages import MESSAGE_BYTES_MAX, Reply
 from rose.demo.rl.settings import TrainerOptions
 from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.training import PublishedWeights, Training, waiting_max
@@ -81,7 +81,11 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
         Thread(
             partial(_answer, training, stop), name="rose-answer", on_failure=lambda _: stop.set()
         ).start()
-        ready = Ready(options.run, start.progress.incarnation, weights.version, weights.address)
+        ready = {
+            "incarnation": start.progress.incarnation,
+            "version": weights.version,
+            "weights_address": weights.address,
+        }
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
         training.run(stop)

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from threading import Event
 from typing import Any, Final
 
@@ -32,16 +33,12 @@ class Groups:
 
     def __init__(self, size: int) -> None:
         """Start with group 0."""
-        self._size = size
-        self._taken = 0
+        self._fresh = (place // size for place in count())
         self._again: deque[int] = deque()
 
     def take(self) -> int:
         """Return the group of the next trajectory: those that lost one come first."""
-        if self._again:
-            return self._again.popleft()
-        self._taken += 1
-        return (self._taken - 1) // self._size
+        return self._again.popleft() if self._again else next(self._fresh)
 
     def give_back(self, group: int) -> None:
         """Say that a trajectory of `group` will never be finished."""

@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,21 +29,6 @@ _BACKOFF_MAX_S: Final = 5.0
 OnReady = Callable[[int, dict[str, Any], Connection], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A program died.
-
-    Args:
-        incarnation: which start of it.
-        reason: a sentence.
-        is_final: whether it is given up: no start follows.
-    """
-
-    incarnation: int
-    reason: str
-    is_final: bool
-
-
 class Supervisor:
     """Runs a program until it is stopped.
 
@@ -61,7 +45,7 @@ class Supervisor:
         self,
         make_command: Callable[[int], Sequence[str]],
         on_ready: OnReady,
-        on_death: Callable[[Death], None],
+        on_death: Callable[[str, bool], None],
         *,
         on_line: Callable[[str], None] = lambda _: None,
         token: str | None = None,
@@ -79,7 +63,7 @@ class Supervisor:
                 machine can read it.
             on_ready: takes the incarnation, what its ready line says, and the other end of its
                 standard input, which is a socket.
-            on_death: takes each death.
+            on_death: takes why it ended, and whether it is given up: no start follows.
             on_line: takes every other line of its stdout and stderr, as it comes.
             token: the program finds it in ROSE_TOKEN.
             is_background: the program runs in time that nobody else wants. Niceness would not do:
@@ -144,8 +128,7 @@ class Supervisor:
     # ---- the thread -----------------------------------------------------------------------------
 
     def _broke(self, failure: BaseException) -> None:
-        reason = f"its supervisor has ended: {sentence(failure)}"
-        self._on_death(Death(self._incarnation, reason, is_final=True))
+        self._on_death(f"its supervisor has ended: {sentence(failure)}", True)
 
     def _run(self) -> None:
         for incarnation in count():
@@ -156,7 +139,7 @@ class Supervisor:
             pause_s = self._pause_s()
             if pause_s is None:
                 reason += f"; given up after {len(self._deaths_ns)} deaths in {_WINDOW_S:g} s"
-            self._on_death(Death(incarnation, reason, is_final=pause_s is None))
+            self._on_death(reason, pause_s is None)
             if pause_s is None or self._is_stopping.wait(pause_s):
                 return
 

@@ -141,7 +141,7 @@ def test_trajectories_are_those_of_a_plain_play() -> None:
     assert counts.started == counts.finished + counts.in_flight
     assert 0 < counts.in_flight <= LOOP.in_flight
     assert on.rollouts.error is None
-    assert not on.rollouts.has_died
+    assert on.rollouts.error is None
 
 
 def test_trajectories_are_those_of_a_plain_play_though_workers_come_and_go() -> None:
@@ -289,7 +289,7 @@ def test_stop_takes_every_turn_back_and_ends_the_thread() -> None:
         wait_for(lambda: len(on.running()) == LOOP.in_flight)
         on.rollouts.stop()
         assert on.running() == set()
-        assert not on.rollouts.has_died
+        assert on.rollouts.error is None
         finished = len(on.finished)
         on.is_silent = False
         on.rollouts.tell(VersionPublished(1))  # Nobody listens.
@@ -335,7 +335,7 @@ def test_what_no_count_fits_is_left_out(kv_tokens) -> None:
         on.rollouts.hear(LeaseChanged(worker.number, 9, kv_tokens, 0.0))
         finished = len(on.finished)
         wait_for(lambda: len(on.finished) > finished + 4)
-        assert not on.rollouts.has_died
+        assert on.rollouts.error is None
 
 
 def test_rollouts_that_were_never_started_can_be_stopped() -> None:
@@ -347,7 +347,7 @@ def test_an_error_of_the_scheduler_ends_the_thread_and_is_seen() -> None:
     with playing() as on:
         on.bring()
         on.rollouts.tell(Consumed(-1))
-        wait_for(lambda: on.rollouts.has_died)
+        wait_for(lambda: on.rollouts.error)
         assert isinstance(on.rollouts.error, InvalidArgument)
         assert "trajectories" in str(on.rollouts.error)
         assert on.running() == set()
@@ -362,7 +362,7 @@ def test_a_fault_of_something_else_is_seen_as_the_threads_death() -> None:
         return draw(group)
 
     with playing(draw_task=fail) as on:
-        wait_for(lambda: on.rollouts.has_died)
+        wait_for(lambda: on.rollouts.error)
         assert "'rose-rollouts' has ended" in str(on.rollouts.error)
 
 

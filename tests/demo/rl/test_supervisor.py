@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rose.demo.rl.supervisor import Death, Supervisor
+from rose.demo.rl.supervisor import Supervisor
 from rose.errors import DeadlineExceeded
 from tests.node.rig import Program, no_thread_is_left
 from tests.waiting import LONG_S, wait_for
@@ -218,7 +218,12 @@ class Story:
 
     def __init__(self) -> None:
         self.ready: list[tuple[int, dict]] = []
-        self.deaths: list[Death] = []
+        self.reasons: list[str] = []
+        self.are_final: list[bool] = []
+
+    def on_death(self, reason: str, is_final: bool) -> None:
+        self.reasons.append(reason)
+        self.are_final.append(is_final)
 
     def on_ready(self, incarnation: int, ready: dict, _connection: object) -> None:
         self.ready.append((incarnation, ready))
@@ -237,7 +242,7 @@ def supervise(story) -> Iterator[Callable[..., Supervisor]]:
             supervisor = Supervisor(
                 make_command,
                 story.on_ready,
-                story.deaths.append,
+                story.on_death,
                 **{"backoff_s": 0.01, **policy},
             )
             stack.callback(supervisor.stop)
@@ -261,20 +266,18 @@ def test_a_killed_program_is_started_again_as_the_next_incarnation(supervise, st
         wait_for(lambda n=incarnation: len(story.ready) == n + 1)
         assert story.ready[-1] == (incarnation, {"n": incarnation, "pid": supervisor.pid})
         supervisor.kill()
-        wait_for(lambda n=incarnation: len(story.deaths) == n + 1)
-        assert story.deaths[-1].incarnation == incarnation
-        assert not story.deaths[-1].is_final
+        wait_for(lambda n=incarnation: story.are_final == [False] * (n + 1))
     wait_for(lambda: len(story.ready) == 4)
     supervisor.stop()
-    assert len(story.deaths) == 3  # To be stopped is no death.
+    assert len(story.reasons) == 3  # To be stopped is no death.
     assert not any(is_alive(ready["pid"]) for _, ready in story.ready)
 
 
 def test_a_program_that_keeps_dying_is_given_up(supervise, story) -> None:
     supervisor = supervise(lambda _n: program("sys.exit('it hurts')"), restarts_max=2)
-    wait_for(lambda: story.deaths and story.deaths[-1].is_final)
-    assert [death.is_final for death in story.deaths] == [False, False, True]
-    assert "it last said: it hurts; given up after 3 deaths in 60 s" in story.deaths[-1].reason
+    wait_for(lambda: True in story.are_final)
+    assert story.are_final == [False, False, True]
+    assert "it last said: it hurts; given up after 3 deaths in 60 s" in story.reasons[-1]
     assert story.ready == []
     assert supervisor.pid is None
 
@@ -296,22 +299,22 @@ def test_deaths_are_forgotten_in_time(supervise, story) -> None:
         supervisor = Supervisor(
             lambda _n: ["/nonexistent/program"],
             story.on_ready,
-            story.deaths.append,
+            story.on_death,
             restarts_max=1,
             backoff_s=0.001,
             clock=HourlyClock(),
         )
-        wait_for(lambda: len(story.deaths) > 5)
+        wait_for(lambda: len(story.reasons) > 5)
         supervisor.stop()
-    assert not any(death.is_final for death in story.deaths)
-    assert "cannot be started" in story.deaths[0].reason
+    assert not any(story.are_final)
+    assert "cannot be started" in story.reasons[0]
 
 
 def test_a_program_is_stopped_in_its_backoff(supervise, story) -> None:
     supervisor = supervise(lambda _n: ["/nonexistent/program"], backoff_s=1000.0)
-    wait_for(lambda: story.deaths)
+    wait_for(lambda: story.reasons)
     supervisor.stop()  # The fixture sees that no thread is left.
-    assert len(story.deaths) == 1
+    assert len(story.reasons) == 1
 
 
 def test_a_program_is_stopped_before_it_is_ready(supervise, story) -> None:
@@ -320,7 +323,7 @@ def test_a_program_is_stopped_before_it_is_ready(supervise, story) -> None:
     pid = supervisor.pid
     supervisor.stop()
     assert not is_alive(pid)
-    assert story.deaths == story.ready == []
+    assert story.reasons == story.ready == []
 
 
 def test_a_program_that_cannot_be_stopped_is_said_each_time(story) -> None:
@@ -331,13 +334,13 @@ def test_a_program_that_cannot_be_stopped_is_said_each_time(story) -> None:
         assert may_return.wait(LONG_S)
 
     with no_thread_is_left():
-        supervisor = Supervisor(living, on_ready, story.deaths.append, stop_s=0.1)
+        supervisor = Supervisor(living, on_ready, story.on_death, stop_s=0.1)
         assert is_called.wait(LONG_S)
         for _ in range(2):
             with pytest.raises(DeadlineExceeded, match=r"0\.1 s after it was killed"):
                 supervisor.stop()
         may_return.set()
-    assert story.deaths == []  # It was stopped on purpose.
+    assert story.reasons == []  # It was stopped on purpose.
 
 
 def test_what_the_terminal_signals_to_its_parent_does_not_reach_it(supervise, story) -> None:

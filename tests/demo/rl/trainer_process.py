@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 from typing_extensions import Self
 
 from rose.config import environment_with
-from rose.demo.rl.messages import Ready, Reply, submit
+from rose.demo.rl.messages import Reply, submit
 from rose.demo.rl.settings import TrainerOptions, TrainerSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import Unavailable
@@ -51,7 +52,7 @@ class TrainerProcess:
         if not (line := self._process.stdout.readline()):
             self.kill()
             raise Unavailable("the trainer ended before it was ready")
-        self.ready = msgspec.json.decode(line, type=Ready)
+        self.ready = SimpleNamespace(**msgspec.json.decode(line))
         self.pid = self._process.pid
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Reply:
