@@ -123,7 +123,7 @@ class SmallCircle:
             rewards=tuple(rewards),
             trajectories=versions * BATCH,
             borrowed_tokens=self.loop.history.tokens(WorkerKind.BORROWED),
-            resumed=counts.resumed,
+            resumed=len(self.loop.history.resumed),
             mismatched=sum(not commit.is_match for commit in self.loop.history.commits),
             lost=counts.lost,
         )

@@ -14,7 +14,6 @@ from rose.cli.machine import machine_card
 from rose.cli.runs import ends_interrupt, load_trace, scratch_folder, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.compute import device_ordinal
-from rose.demo.environments import ToolWaits
 from rose.demo.experiment import (
     SHARE_ALL_SOLO_S,
     SLICE_S,
@@ -31,10 +30,9 @@ from rose.demo.settings import (
     LR,
     OUTPUT_TOKENS,
     REQUEST_TOKENS,
-    ROLLOUTS,
     BenchSettings,
     check_policy,
-    choose_cores,
+    choose_core,
     circle_settings,
 )
 from rose.demo.summary import summarise
@@ -119,7 +117,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     ordinal = device_ordinal(device)
     if ordinal is not None:
         CudaDriver.open().facts(ordinal)  # Says what is missing before the models are loaded.
-    on_cores = choose_cores(1) if ordinal is None else frozenset()
+    on_cores = choose_core() if ordinal is None else frozenset()
     log_path = out / "certificates.log"
     bench = BenchSettings(
         device=device,
@@ -127,7 +125,6 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         policy=Policy(epsilon=_EPSILON),
         log_path=lambda _: log_path,
         seed=seed,
-        tool_wait_s=ToolWaits(seed),
         has_broker=has_broker,
     )
     trace = load_trace(
@@ -153,7 +150,6 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 model=rollout_model,
                 seed=seed,
                 folder=scratch,
-                seats=ROLLOUTS,
             )
             bench = replace(bench, circle=circle)
         plan = Plan(

@@ -10,16 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.circle_load import CircleLoad
+from rose.demo.environments import ToolWaits
 from rose.demo.governed import GOVERNED, GovernedPair, LeastOfAll
 from rose.demo.record import CircleRecord, Slice, StepTimes
 from rose.demo.replay import ArmEngines, CountIn, Replay
-from rose.demo.rl.feeders import RolloutFeeder, TurnFeeder
 from rose.demo.rl.settings import LoopSettings
 from rose.demo.rose_device import RoseDevice
 from rose.demo.schemes import SHARE_ALL, Scheme
 from rose.demo.settings import (
-    POOL_BYTES,
     REQUEST_TOKENS,
     ROLLOUTS,
     BenchSettings,
@@ -27,7 +25,7 @@ from rose.demo.settings import (
     serving_tenant,
 )
 from rose.demo.targets import Calibration
-from rose.demo.workload import RolloutLoad
+from rose.demo.workload import CircleLoad, RolloutFeeder, RolloutLoad, TurnFeeder
 from rose.engines.transformers import Engine, LiveWeights, Model
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import check
@@ -70,6 +68,10 @@ _CHUNKS: Final = 52
 _WARM_UP_PROMPTS: Final = 3
 _CALIBRATION_OUTPUTS: Final = 8
 _GROUP_SIZE: Final = 4
+# Trajectories are short: their tokens cost as much in the first slice as in the last, so a scheme
+# whose rollouts get further does not look slower for it.
+_TURN_TOKENS_MAX: Final = 24
+_CONTEXT_TOKENS_MAX: Final = 128
 # Trajectories for each seat: while most wait for tools, enough want to speak.
 _IN_FLIGHT_PER_SEAT: Final = 4
 
@@ -85,7 +87,7 @@ class Alone:
     ) -> None:
         """Build and start the stock engine."""
         self.tenant = serving_tenant(model, settings, clock)
-        self.engine = self.tenant.stock(POOL_BYTES, TimedSteps)
+        self.engine = self.tenant.stock(TimedSteps)
         loop = self.engine.processor
         check(isinstance(loop, TimedSteps), "serving alone has a loop of another kind")
         self._steps: TimedSteps = loop
@@ -153,17 +155,7 @@ class Bench:
         clock: Clock,
         owned: ExitStack,
     ) -> None:
-        """Build the engines of all schemes; whatever happens, `owned` ends them.
-
-        Args:
-            rollout_model: generates in the slack.
-            schemes: the arms, in the order of the report.
-            alone: the running engine of serving alone.
-            slo: serving's targets.
-            settings: of the engines.
-            clock: where time comes from.
-            owned: ends in the right order what is made here.
-        """
+        """Build the engines of all schemes; whatever happens, `owned` ends them in order."""
         self._alone = alone
         self._slo = slo
         self._settings = settings
@@ -201,7 +193,7 @@ class Bench:
             # Weights that change belong to the borrower alone, so this has a copy as they were.
             config = replace(tenant.config, sampling=False)
             tenant = replace(tenant, model=copy.deepcopy(tenant.model), config=config)
-        engine = tenant.stock(POOL_BYTES, *processor)
+        engine = tenant.stock(*processor)
         self._owned.callback(engine.stop)
         return self._load(engine, WorkerKind.DEDICATED)
 
@@ -230,40 +222,31 @@ class Bench:
                 one.rollouts,
                 LiveWeights(self._tenants[1].model),
                 self._settings.circle,
-                wait_s=self._settings.tool_wait_s,
-                seats=ROLLOUTS,
+                wait_s=ToolWaits(self._settings.seed),
                 clock=self._clock,
             )
             self._own(load)
         return ArmEngines(scheme.name, one.serving, one.lane, load, one.watch)
 
     def _load(self, engine: Engine, kind: WorkerKind) -> RolloutLoad:
-        settings, load = self._settings, None
-        if settings.has_turns:
-            tokens = settings.rollout_prompt_tokens + settings.rollout_output_tokens
-            load = TurnFeeder(
+        settings = self._settings
+        if not settings.has_turns:
+            vocabulary = self._tenants[1].model.config.vocab_size
+            return self._own(RolloutFeeder(engine, vocabulary=vocabulary, seed=settings.seed))
+        return self._own(
+            TurnFeeder(
                 engine,
                 kind,
                 loop=LoopSettings(
                     in_flight=_IN_FLIGHT_PER_SEAT * ROLLOUTS,
                     group_size=_GROUP_SIZE,
-                    turn_tokens_max=settings.rollout_output_tokens,
-                    context_tokens_max=tokens,
+                    turn_tokens_max=_TURN_TOKENS_MAX,
+                    context_tokens_max=_CONTEXT_TOKENS_MAX,
                 ),
-                wait_s=settings.tool_wait_s,
+                wait_s=ToolWaits(settings.seed),
                 seats=ROLLOUTS,
                 seed=settings.seed,
                 clock=self._clock,
-            )
-        return self._own(
-            load
-            or RolloutFeeder(
-                engine,
-                concurrency=ROLLOUTS,
-                prompt_tokens=settings.rollout_prompt_tokens,
-                output_tokens=settings.rollout_output_tokens,
-                vocabulary=self._tenants[1].model.config.vocab_size,
-                seed=settings.seed,
             )
         )
 

@@ -40,15 +40,11 @@ class Experiment:
 
     Args:
         plan: its loads are shares of the device's measured capacity.
-        serving_model: answers the trace.
-        rollout_model: generates in the slack.
         trace: of lengths that serving accepts; its rate does not matter.
         rounds: slices of each arm at each load.
         slice_s: length of a slice.
         solo_s: (arm, seconds) that its rollouts have the device to themselves in every round.
         ttft_ms: serving's target; None for a multiple of what serving alone takes.
-        tpot_ms: likewise.
-        bench: how the engines are built.
     """
 
     plan: Plan
@@ -80,11 +76,7 @@ def run_experiment(
 ) -> RunRecord:
     """Run all arms and say what came out; an interrupt ends it early and is not an error.
 
-    Args:
-        experiment: what is run.
-        clock: where time comes from.
-        phases: shows what is done.
-        on_interim: gets what there is after two rounds.
+    `on_interim` gets what there is after two rounds.
 
     Raises:
         InvalidArgument: a setting that does not fit another; nothing is left behind.

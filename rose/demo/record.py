@@ -22,7 +22,6 @@ class Answered:
         arrival_s: on the clock of the run.
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
-        output_tokens: tokens generated.
         late_gaps: times from a token to the next that were over the target.
     """
 
@@ -40,7 +39,6 @@ class Slice:
     Rollouts with the device to themselves are a slice without requests.
 
     Args:
-        arm: its name.
         round: pairs the arms at one load.
         start_s: on the clock of the run.
         end_s: when the last request was answered.
@@ -122,7 +120,6 @@ class Audit:
     """What the second implementation says about the certificates of one arm.
 
     Args:
-        arm: its name.
         granted: certificates in the log, of memory and of compute.
         verified: those that hold.
         violations: those that do not.
@@ -209,7 +206,6 @@ class TurnRecord:
     """One turn of one trajectory, or one part of a turn that was moved.
 
     Args:
-        trajectory: number of the trajectory.
         turn: number of the turn in it, from 0.
         worker: one of `WORKERS`.
         start_s: when the worker began it, on the clock of the run.
@@ -235,7 +231,6 @@ class TrajectoryCounts:
 
     Args:
         started: all of them.
-        finished: those with a reward.
         in_flight: neither finished nor dropped when the run ended.
         resumed: turns that more than one worker had a part in.
         lost: those that nobody can account for; must be 0.
@@ -251,10 +246,10 @@ class TrajectoryCounts:
     in_flight: int
     resumed: int
     lost: int
-    stale: int
     dropped: int
-    turns_borrowed: int
-    turns_dedicated: int
+    stale: int = 0
+    turns_borrowed: int = 0
+    turns_dedicated: int = 0
     passed_over: int = 0
 
 

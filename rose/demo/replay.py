@@ -2,8 +2,8 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -11,10 +11,12 @@ from typing import Final
 import numpy as np
 
 from rose.clock import Clock
+from rose.demo.governed_lane import GovernedLane
 from rose.demo.record import Answered, Slice
-from rose.demo.workload import RolloutLoad, Told
+from rose.demo.workload import RolloutLoad
 from rose.engines.transformers import Engine, Output
 from rose.errors import Unavailable
+from rose.executor import ServingLane
 from rose.traces import Trace
 from rose.units import NS_PER_MS, NS_PER_S
 
@@ -46,7 +48,7 @@ class ArmEngines:
 
     name: str
     engine: Engine
-    lane: Told | None
+    lane: ServingLane | GovernedLane | None
     load: RolloutLoad | None
     watch: Callable[[], CountIn] = uncounted
 
@@ -177,9 +179,13 @@ class Replay:
         engine, load = arm.engine, arm.load
         count_in = arm.watch()
         with ExitStack() as stack:
-            stack.enter_context(probing(engine))
+            if engine.prober is not None:
+                # Outside a slice other engines have the device: its probes would slow their steps.
+                engine.prober.start()
+                stack.callback(engine.prober.stop)
             if load is not None:
-                stack.enter_context(running(load))
+                load.resume()
+                stack.callback(load.pause)
             tokens, busy_ns = load.tokens if load else 0, engine.busy_ns
             began_ns = self.clock.now_ns()
             requests = serve(began_ns)
@@ -206,29 +212,3 @@ class Replay:
             name=trace.name,
         )
         return len(burst) / self.slice(burst, arm, number=-1, seed=seed).seconds
-
-
-@contextmanager
-def running(load: RolloutLoad) -> Iterator[None]:
-    """Let rollouts run in the block; none does after it."""
-    load.resume()
-    try:
-        yield
-    finally:
-        load.pause()
-
-
-@contextmanager
-def probing(engine: Engine) -> Iterator[None]:
-    """Let a serving engine under rose probe in the block only.
-
-    Outside it other engines have the device: their steps and its probes would slow each other.
-    """
-    if engine.prober is None:
-        yield
-        return
-    engine.prober.start()
-    try:
-        yield
-    finally:
-        engine.prober.stop()

@@ -40,12 +40,7 @@ class Brokered(Closing):
     """
 
     def __init__(self, device: CoServing, clock: Clock) -> None:
-        """Decide once, before there is a borrower.
-
-        Args:
-            device: with its serving engine.
-            clock: where time comes from.
-        """
+        """Decide once, before `device` has a borrower."""
         said = device.reading()
         self._device = device
         self._pool_bytes = said.pool_bytes

@@ -37,14 +37,11 @@ class BenchSettings:
         cores: the cores that are the device; empty on a GPU.
         policy: the knobs of rose, but for what an arm says.
         log_path: name of an arm to the file of its certificates.
-        seed: of prompts.
-        tool_wait_s: `(trajectory, turn)` to how long its tool takes.
+        seed: of prompts and of how long tools take.
         circle: of what the arm `rose` rolls out; None for what the other arms do.
         has_turns: rollouts of all arms are turns of trajectories that use tools, not generations of
             a fixed length.
         has_broker: whether a broker decides how much the device lends.
-        rollout_prompt_tokens: length of each rollout.
-        rollout_output_tokens: length of each rollout.
     """
 
     device: str
@@ -52,12 +49,9 @@ class BenchSettings:
     policy: Policy
     log_path: Callable[[str], Path]
     seed: int
-    tool_wait_s: Callable[[int, int], float]
     circle: CircleSettings | None = None
     has_turns: bool = False
     has_broker: bool = False
-    rollout_prompt_tokens: int = 64
-    rollout_output_tokens: int = 128
 
     def described(self) -> dict[str, object]:
         """Return what shapes the numbers of every arm, for the report."""
@@ -80,11 +74,9 @@ class Tenant:
     config: EngineConfig
     kv: KVGeometry
 
-    def stock(
-        self, pool_bytes: int, processor: Callable[..., DeviceProcessor] = DeviceProcessor
-    ) -> Engine:
+    def stock(self, processor: Callable[..., DeviceProcessor] = DeviceProcessor) -> Engine:
         """Build an engine with KV memory of its own."""
-        blocks = pool_bytes // self.kv.block_bytes
+        blocks = POOL_BYTES // self.kv.block_bytes
         return stock_engine(self.model, self.config, cache_blocks=blocks, processor=processor)
 
 
@@ -108,19 +100,18 @@ def rollout_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenan
     return Tenant(model, config, kv_geometry(model, config))
 
 
-def choose_cores(count: int) -> frozenset[int]:
-    """Choose the cores that are the device: the last ones this process may use.
+def choose_core() -> frozenset[int]:
+    """Choose the core that is the device: the last one this process may use.
 
     Raises:
         InvalidArgument: there is none left for the load generator.
     """
     usable = sorted(os.sched_getaffinity(0))
-    if not 0 < count < len(usable):
+    if len(usable) < 2:
         raise InvalidArgument(
-            f"--cores {count} is not possible with {len(usable)} usable cores: "
-            "the device takes at least one, and one must be left for the load generator"
+            "there is one usable core: the device takes one, and the load generator another"
         )
-    return frozenset(usable[-count:])
+    return frozenset(usable[-1:])
 
 
 @contextmanager
@@ -141,30 +132,13 @@ IN_FLIGHT: Final = 32
 LR: Final = 1e-6
 _GROUP_SIZE: Final = 4
 _BATCH: Final = 16
-# What half a core learns from while the workers finish a batch; the rest is passed over.
-_LEARNED_MAX: Final = 8
 _MAX_STALENESS: Final = 4
-_TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 512
-_PUBLISH_EVERY_S: Final = 4.0
 _CHECKPOINT_EVERY: Final = 5
 
 
-def circle_settings(
-    *,
-    model: str,
-    seed: int,
-    folder: Path,
-    seats: int,
-) -> CircleSettings:
-    """Return the circle of the demo.
-
-    Args:
-        model: the policy.
-        seed: of weights, tasks and sampling.
-        folder: for the trainer's checkpoint.
-        seats: turns at once on the dedicated worker.
-    """
+def circle_settings(*, model: str, seed: int, folder: Path) -> CircleSettings:
+    """Return the circle of the demo; `folder` gets the trainer's checkpoint."""
     return CircleSettings(
         model=model,
         seed=seed,
@@ -173,7 +147,7 @@ def circle_settings(
         loop=LoopSettings(
             in_flight=IN_FLIGHT,
             group_size=_GROUP_SIZE,
-            turn_tokens_max=_TURN_TOKENS_MAX,
+            turn_tokens_max=24,
             context_tokens_max=_CONTEXT_TOKENS_MAX,
         ),
         scheduler=SchedulerSettings(
@@ -182,14 +156,15 @@ def circle_settings(
         trainer=TrainerSettings(
             lr=LR,
             batch=_BATCH,
-            learned_max=_LEARNED_MAX,
+            # Half a core learns from so many while the workers finish a batch.
+            learned_max=8,
             # After a restart numbers jump by what was reserved, so what is under way looks older.
             max_staleness=2 * _MAX_STALENESS + _CHECKPOINT_EVERY,
             checkpoint_every=_CHECKPOINT_EVERY,
-            publish_every_s=_PUBLISH_EVERY_S,
+            publish_every_s=4.0,
         ),
-        seats=seats,
-        kv_tokens=seats * 2 * _CONTEXT_TOKENS_MAX,
+        seats=ROLLOUTS,
+        kv_tokens=ROLLOUTS * 2 * _CONTEXT_TOKENS_MAX,
     )
 
 

@@ -13,19 +13,13 @@ _NOBODY: Final = -1
 _SERVING: Final = 0
 _ROLLOUT: Final = 1
 _SLACK: Final = 1
-_EMPTY: Final = SliceTimeline(gate_open=(), arrivals_s=(), slabs=())
 
 
 def read_timeline(log_path: Path, slices: Sequence[Slice]) -> SliceTimeline:
-    """Return what happened in the last recorded slice of the arm `rose`.
-
-    Args:
-        log_path: the certificates of the run.
-        slices: of all arms; without one of `rose` the timeline is empty.
-    """
+    """Return what happened in the last of `slices` that is of the arm `rose`, if there is one."""
     ours = [one for one in slices if one.arm == "rose"]
     if not ours:
-        return _EMPTY
+        return SliceTimeline((), (), ())
     header, records = read_log(log_path)
     last = ours[-1]
     return window_timeline(records, slabs=header["slabs"], start_s=last.start_s, end_s=last.end_s)

@@ -155,7 +155,7 @@ def tiny_circle(**changes):
 EMPTY_CIRCLE = CircleRecord(
     versions=(),
     turns=(),
-    trajectories=TrajectoryCounts(0, 0, 0, 0, 0, 0, 0, 0, 0),
+    trajectories=TrajectoryCounts(0, 0, 0, 0, 0, 0),
     staleness=(),
     spans=(),
     incidents=(),

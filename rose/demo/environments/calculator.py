@@ -1,13 +1,58 @@
 """A question of arithmetic, and a tool to work it out with before answering (ReAct style)."""
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from rose.demo.environments.arithmetic import LENGTH_MAX, evaluate
-from rose.demo.environments.environment import Observed, check_seed
+from rose.demo.environments.environment import Observed
 from rose.errors import InvalidArgument
+
+LENGTH_MAX: Final = 64
+VALUE_MAX: Final = 10**9
+
+_NO_SUM: Final = re.compile(r"[^0-9+*() -]")
+_LEADING_ZEROS: Final = re.compile(r"(?<![0-9])0+(?=[0-9])")
+_STEPS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+def evaluate(text: str) -> int:
+    """Return the value of an expression; its length bounds the work.
+
+    Raises:
+        ValueError: it has none here, and why.
+    """
+    if len(text) > LENGTH_MAX:
+        raise ValueError(f"longer than {LENGTH_MAX} characters")
+    if found := _NO_SUM.search(text):
+        raise ValueError(f"unexpected '{found[0]}'")
+    try:
+        # Only parsed, and what is no sum has no value below.
+        value = _value(ast.parse(_LEADING_ZEROS.sub("", text.strip()), mode="eval").body)
+    except SyntaxError:
+        raise ValueError("that is no sum") from None
+    if abs(value) > VALUE_MAX:
+        raise ValueError("the value is too large")
+    return value
+
+
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand)
+        case ast.BinOp() if step := _STEPS.get(type(node.op)):
+            return step(_value(node.left), _value(node.right))
+    raise ValueError("that is no sum")
+
 
 _CALL: Final = re.compile(r"(calc|answer)\(")
 _ANSWER: Final = re.compile(r" *(-?[0-9]{1,12}) *\)")
@@ -57,7 +102,6 @@ class Calculator:
 
     @staticmethod
     def _draw(seed: int) -> tuple[str, int]:
-        check_seed(seed)
         random = np.random.default_rng(seed)
         terms = int(random.integers(2, _TERMS_MAX + 1))
         numbers = random.integers(0, _LARGEST + 1, size=terms)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from rose.errors import InvalidArgument
-
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -42,9 +40,3 @@ class Environment(Protocol):
             InvalidArgument: the episode is over, or none was begun.
         """
         ...
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that no generator takes."""
-    if seed < 0:
-        raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")

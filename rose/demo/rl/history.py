@@ -29,7 +29,12 @@ _BYTES_PER_ELEMENT: Final = 2
 
 
 class History(FrontWatch):
-    """Notes what the scheduler does and hears of workers, and what receivers report; any thread."""
+    """Notes what the scheduler does and hears of workers, and what receivers report; any thread.
+
+    Attributes:
+        resumed: trajectories with a turn that was taken up again.
+        moved: (trajectory, turn) of each turn that more than one worker had a part in.
+    """
 
     def __init__(self, clock: Clock) -> None:
         """Start empty."""
@@ -45,8 +50,8 @@ class History(FrontWatch):
         self._turns: list[TurnRecord] = []
         self._open: dict[int, TurnRecord] = {}
         self._ended: set[int] = set()  # those of the open ones that have an end
-        self._resumed: set[int] = set()
-        self._moved: set[tuple[int, int]] = set()
+        self.resumed: set[int] = set()
+        self.moved: set[tuple[int, int]] = set()
 
     def now_s(self) -> float:
         """Return the time on the clock of the history."""
@@ -176,11 +181,11 @@ class History(FrontWatch):
         with self._lock:
             before = self._open.get(request.trajectory)
             if before is not None and before.turn == request.turn and before.number != worker:
-                self._moved.add((request.trajectory, request.turn))
+                self.moved.add((request.trajectory, request.turn))
             self._put_away(request.trajectory)
             is_resumed = request.first_token > 0
             if is_resumed:
-                self._resumed.add(request.trajectory)
+                self.resumed.add(request.trajectory)
             self._open[request.trajectory] = TurnRecord(
                 trajectory=request.trajectory,
                 turn=request.turn,
@@ -223,16 +228,6 @@ class History(FrontWatch):
         self._ended.discard(trajectory)
         if (part := self._open.pop(trajectory, None)) is not None:
             self._turns.append(part)
-
-    @property
-    def resumed(self) -> int:
-        """How many trajectories had a turn that was taken up again."""
-        return len(self._resumed)
-
-    @property
-    def moved(self) -> int:
-        """How many turns more than one worker had a part in."""
-        return len(self._moved)
 
     def turns(self) -> list[TurnRecord]:
         """Return the parts that were put away, in that order."""

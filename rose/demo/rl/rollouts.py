@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from rose.clock import Clock
 from rose.demo.environments import Task, task
+from rose.demo.record import TrajectoryCounts
 from rose.demo.rl.background import Background
 from rose.demo.rl.history import History
 from rose.demo.rl.play import play
-from rose.demo.rl.settings import LoopCounts, LoopSettings
+from rose.demo.rl.settings import LoopSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import check
 from rose.scheduler import (
@@ -139,15 +140,18 @@ class RolloutThread(Background):
             self._call(self._end, None)
         super().stop()
 
-    def counts(self) -> LoopCounts:
-        """Return what became of the trajectories so far; exact once the thread is stopped."""
+    def counts(self) -> TrajectoryCounts:
+        """Return what became of the trajectories so far; exact once the thread is stopped.
+
+        What the trainer knows is not in it.
+        """
         in_flight, over = len(self._in_flight), self._finished + self._dropped
-        return LoopCounts(
+        return TrajectoryCounts(
             started=self._started,
             finished=self._finished,
             dropped=self._dropped,
             in_flight=in_flight,
-            resumed=self.history.resumed,
+            resumed=len(self.history.moved),
             lost=self._started - over - in_flight,
         )
 

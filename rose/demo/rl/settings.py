@@ -1,4 +1,4 @@
-"""What a circle and the trajectories of its loop are made of, and what became of them."""
+"""What a circle and the trajectories of its loop are made of."""
 
 import math
 from dataclasses import dataclass
@@ -24,28 +24,6 @@ class LoopSettings:
     group_size: int
     turn_tokens_max: int
     context_tokens_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoopCounts:
-    """What became of the trajectories; `started = finished + dropped + in_flight + lost`.
-
-    Args:
-        started: trajectories that got a task.
-        finished: trajectories that were handed on.
-        dropped: trajectories that the scheduler gave up, and reported.
-        in_flight: trajectories that are neither finished nor dropped.
-        resumed: trajectories with a turn that one worker began and another, or a later lease,
-            ended.
-        lost: trajectories that no list accounts for: always 0.
-    """
-
-    started: int
-    finished: int
-    dropped: int
-    in_flight: int
-    resumed: int
-    lost: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from typing import Final
 from rose.clock import Clock
 from rose.demo.rl.checkpoint import Progress, save_checkpoint
 from rose.demo.rl.intake import Intake
-from rose.demo.rl.masters import Bits
 from rose.demo.rl.messages import Submitted, TrainerStatus
 from rose.demo.rl.settings import TrainerSettings
-from rose.demo.rl.trainer import PolicyTrainer
+from rose.demo.rl.trainer import Bits, PolicyTrainer
 from rose.demo.rl.trajectory import Trajectory
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.demo.environments.arithmetic import LENGTH_MAX, VALUE_MAX, evaluate
+from rose.demo.environments.calculator import LENGTH_MAX, VALUE_MAX, evaluate
 from tests.reference import arithmetic as reference
 
 SUMS = st.recursive(

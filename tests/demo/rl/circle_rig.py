@@ -141,7 +141,7 @@ class CircleRig:
         if any(
             part.worker == WorkerKind.DEDICATED.value and part.tokens and not part.end_s
             for part in list(history._open.values())
-            if part.trajectory not in history._resumed
+            if part.trajectory not in history.resumed
         ):
             return True
         os.kill(pid, signal.SIGCONT)

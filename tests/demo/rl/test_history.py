@@ -244,7 +244,7 @@ def test_a_turn_that_moves_has_two_parts_with_their_own_tokens() -> None:
         TurnRecord(7, 0, "borrowed", start_s=1, end_s=2, tokens=3, is_resumed=False),
         TurnRecord(7, 0, "dedicated", start_s=3, end_s=4, tokens=4, is_resumed=True, number=1),
     ]
-    assert (history.resumed, history.moved) == (1, 1)
+    assert (history.resumed, history.moved) == ({7}, {(7, 0)})
 
 
 def test_resumed_counts_trajectories_and_not_how_often() -> None:
@@ -254,7 +254,7 @@ def test_resumed_counts_trajectories_and_not_how_often() -> None:
             history.begin(request(trajectory, first_token=first_token), 0, BORROWED)
     history.begin(request(3), 0, BORROWED)
     history.begin(request(3), 1, BORROWED)  # It had said nothing yet.
-    assert (history.resumed, history.moved) == (2, 1)
+    assert (history.resumed, history.moved) == ({1, 2}, {(3, 0)})
 
 
 def test_the_next_turn_elsewhere_is_no_turn_that_moved() -> None:
@@ -262,7 +262,7 @@ def test_the_next_turn_elsewhere_is_no_turn_that_moved() -> None:
     history.begin(request(3), 0, BORROWED)
     end(history, 3)
     history.begin(request(3, turn=1), 1, DEDICATED)
-    assert history.moved == 0
+    assert history.moved == set()
 
 
 def test_the_end_of_another_worker_ends_no_part() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rose.clock import BootClock
-from rose.demo.rl.feeders import TurnFeeder
 from rose.demo.rl.settings import LoopSettings
+from rose.demo.workload import TurnFeeder
 from rose.engines.transformers import Engine
 from rose.scheduler.worker import WorkerKind
 from tests.engines.policies import engine_of, policy
@@ -62,7 +62,7 @@ def test_a_paused_engine_says_nothing_and_keeps_its_turns(fed: Fed) -> None:
         said = fed.feeder.tokens
         time.sleep(0.2)
         assert fed.feeder.tokens == said
-    assert fed.feeder._loop.counts().resumed == 0
+    assert fed.feeder._loop.history.resumed == set()
     assert fed.feeder.failures == []
 
 
