@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from rose.clock import BootClock
 from rose.demo.environments import GridWorld, Task
-from rose.demo.rl.history import History
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.settings import LoopSettings
-from rose.demo.rl.trainer import PolicyTrainer, TrainerSettings
+from rose.demo.rl.settings import LoopSettings, TrainerSettings
+from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers import (
     EngineConfig,
@@ -32,7 +31,7 @@ from rose.errors import DeadlineExceeded, check
 from rose.executor import SLO, CoServing, Policy
 from rose.memory import choose_slab_bytes
 from rose.node.feed import receive
-from rose.scheduler import Capabilities, PlacementPolicy, SchedulerSettings
+from rose.scheduler import Capabilities, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.worker import WorkerKind
 from rose.transfer.publishing.log import VersionLog
@@ -83,7 +82,6 @@ class SmallCircle:
         self._seed = seed
         self._has_borrower = has_borrower
         self._clock = BootClock()
-        self.history = History(self._clock)
         self._intake = Intake(group_size=GROUP, vocabulary=128, waiting_max=1 << 16)
         self._trainer = PolicyTrainer(
             load_model(model, seed=seed), TrainerSettings(lr=LR, max_staleness=STALENESS + 1)
@@ -96,17 +94,14 @@ class SmallCircle:
                 group_size=GROUP,
                 turn_tokens_max=2,
                 context_tokens_max=640,
-                temperature=1.0,
             ),
             scheduler=SchedulerSettings(
                 max_staleness=STALENESS, batch_trajectories=BATCH, worker_lag_max=STALENESS
             ),
-            policy=PlacementPolicy.JOINT,
             seed=seed,
             wait_s=lambda _trajectory, _turn: 0.0,
             on_finished=self._finished,
             clock=self._clock,
-            watches=(self.history,),
             draw_task=self._draw_task,
         )
 
@@ -122,14 +117,14 @@ class SmallCircle:
             parts.callback(self.loop.stop)  # Before the engines: no worker is lost at the end.
             while len(rewards) < versions:
                 rewards.append(self._learn_once())
-        check(self.loop.error is None and not self.loop.has_died, "the rollouts have died")
+        check(self.loop.error is None, "the rollouts have died")
         counts = self.loop.counts()
         return Learned(
             rewards=tuple(rewards),
             trajectories=versions * BATCH,
-            borrowed_tokens=self.history.tokens(WorkerKind.BORROWED),
-            resumed=counts.resumed,
-            mismatched=sum(not commit.is_match for commit in self.history.commits),
+            borrowed_tokens=self.loop.history.tokens(WorkerKind.BORROWED),
+            resumed=len(self.loop.history.resumed),
+            mismatched=sum(not commit.is_match for commit in self.loop.history.commits),
             lost=counts.lost,
         )
 
@@ -138,7 +133,7 @@ class SmallCircle:
         if not batch:
             raise DeadlineExceeded(
                 f"no batch came within {_TAKE_S:g} s: {self.loop.error}, {self.loop.counts()}, "
-                f"{self.history.incidents}"
+                f"{self.loop.history.incidents}"
             )
         published = self._publisher.version.n
         stats = self._trainer.step(batch, published=published)

@@ -43,6 +43,15 @@ def read_environment() -> Environment:
     )
 
 
+def environment_with(token: str | None) -> dict[str, str]:
+    """Return the environment of a program that is started; another user cannot read a token there.
+
+    Args:
+        token: `ROSE_TOKEN` of that program; None for that of this process, if it has one.
+    """
+    return dict(os.environ) if token is None else {**os.environ, "ROSE_TOKEN": token}
+
+
 def quiet_grpc() -> None:
     """Let gRPC say nothing of its own on stderr, unless the user set what it says.
 

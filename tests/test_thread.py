@@ -11,8 +11,7 @@ import pytest
 from rose import thread as thread_module
 from rose.clock import BootClock
 from rose.demo.rl.background import Background
-from rose.demo.rl.child import Child
-from rose.demo.rl.supervisor import Death, Supervisor
+from rose.demo.rl.supervisor import Supervisor
 from rose.errors import InternalError, Unavailable
 from rose.executor import CoServing
 from rose.executor.keeper import Keeper
@@ -163,25 +162,19 @@ def test_background() -> None:
 
     one = Work("rose-test")
     one.start()
-    wait_for(lambda: one.has_died)
+    wait_for(lambda: one.error)
     assert "a bug of rose" in str(one.error)
 
 
 def test_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "_pause_s", broken)
-    deaths: list[Death] = []
-    one = Supervisor(lambda _: ["false"], broken, deaths.append)
+    deaths: list[tuple[str, bool]] = []
+    one = Supervisor(lambda _: ["false"], broken, lambda *death: deaths.append(death))
     wait_for(lambda: deaths)
     one.stop()
-    assert [(death.incarnation, death.is_final) for death in deaths] == [(0, True)]
-    assert "a bug of rose" in deaths[0].reason
-
-
-def test_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Child, "_listen", broken)
-    ends: list[str] = []
-    Child(["sleep", "1000"], broken, on_end=ends.append, ready_within_s=WAIT_S)
-    wait_for(lambda: ends)
+    ((reason, is_final),) = deaths
+    assert is_final
+    assert "a bug of rose" in reason
 
 
 # ---- the threads of weights ----------------------------------------------------------------------

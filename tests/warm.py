@@ -77,6 +77,7 @@ class WarmPopen:
         pass_fds: tuple[int, ...] = (),
         start_new_session: bool = False,
         bufsize: int = -1,
+        env: dict[str, str] | None = None,
     ) -> None:
         python, option, module, *arguments = command
         assert (python, option) == (sys.executable, "-m")
@@ -87,7 +88,8 @@ class WarmPopen:
             for number, wanted in enumerate((stdin, stdout, stderr)):
                 if wanted != subprocess.PIPE:
                     ours.append(None)
-                    theirs.append(theirs[1] if wanted == subprocess.STDOUT else number)
+                    inherited = number if wanted is None else wanted
+                    theirs.append(theirs[1] if wanted == subprocess.STDOUT else inherited)
                     continue
                 reads, writes = os.pipe()
                 undo.callback(os.close, writes if number else reads)
@@ -99,7 +101,7 @@ class WarmPopen:
                 "module": module,
                 "arguments": arguments,
                 "folder": str(cwd or Path.cwd()),
-                "environment": dict(os.environ),
+                "environment": dict(os.environ if env is None else env),
                 "session": start_new_session,
             }
             self.pid = nursery.ask(question, [*theirs, *pass_fds])

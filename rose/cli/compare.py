@@ -205,7 +205,6 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
     """
     try:
         from rose.demo import experiment, settings  # noqa: PLC0415 (--virtual needs no engine)
-        from rose.demo.settings import tool_wait_s  # noqa: PLC0415
         from rose.engines.transformers import load_model  # noqa: PLC0415
     except ImportError as error:
         raise Unavailable(
@@ -214,16 +213,11 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
         ) from None
     bench = settings.BenchSettings(
         device="cpu",
-        cores=settings.choose_cores(1),
+        cores=settings.choose_core(),
         policy=Policy(),
         log_path=lambda arm: logs / f"{arm}.log",
         seed=plan.seed,
-        tool_wait_s=tool_wait_s(None, seed=plan.seed),
         has_turns=True,
-        # Trajectories are short: their tokens cost as much in the first slice as in the last, so a
-        # scheme whose rollouts get further does not look slower for it.
-        rollout_prompt_tokens=104,
-        rollout_output_tokens=24,
     )
     models = {"serving_model": _SERVING_MODEL, "rollout_model": _ROLLOUT_MODEL}
     rounds = max(1, round(seconds / experiment.SLICE_S))

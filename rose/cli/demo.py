@@ -1,6 +1,5 @@
 """`rose demo`: serve a trace, let rollouts borrow what is idle, and report what serving felt."""
 
-import os
 import shlex
 import sys
 from dataclasses import replace
@@ -29,11 +28,12 @@ from rose.demo.schemes import demo_schemes
 from rose.demo.settings import (
     IN_FLIGHT,
     LR,
+    OUTPUT_TOKENS,
+    REQUEST_TOKENS,
     BenchSettings,
     check_policy,
-    choose_cores,
+    choose_core,
     circle_settings,
-    tool_wait_s,
 )
 from rose.demo.summary import summarise
 from rose.engines.transformers import load_model
@@ -117,7 +117,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     ordinal = device_ordinal(device)
     if ordinal is not None:
         CudaDriver.open().facts(ordinal)  # Says what is missing before the models are loaded.
-    on_cores = choose_cores(1) if ordinal is None else frozenset()
+    on_cores = choose_core() if ordinal is None else frozenset()
     log_path = out / "certificates.log"
     bench = BenchSettings(
         device=device,
@@ -125,7 +125,6 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         policy=Policy(epsilon=_EPSILON),
         log_path=lambda _: log_path,
         seed=seed,
-        tool_wait_s=tool_wait_s(None, seed=seed),
         has_broker=has_broker,
     )
     trace = load_trace(
@@ -133,8 +132,8 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         profile,
         generated_s=_GENERATED_S,
         length_scale=length_scale,
-        prompt_max=bench.request_tokens,
-        output_max=bench.output_tokens,
+        prompt_max=REQUEST_TOKENS,
+        output_max=OUTPUT_TOKENS,
         seed=seed,
     )
     console.print(
@@ -151,8 +150,6 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 model=rollout_model,
                 seed=seed,
                 folder=scratch,
-                cores=frozenset(os.sched_getaffinity(0)) - on_cores,
-                seats=bench.rollouts,
             )
             bench = replace(bench, circle=circle)
         plan = Plan(

@@ -10,17 +10,22 @@ from typing import Any, Final
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.circle_load import CircleLoad
+from rose.demo.environments import ToolWaits
 from rose.demo.governed import GOVERNED, GovernedPair, LeastOfAll
 from rose.demo.record import CircleRecord, Slice, StepTimes
-from rose.demo.replay import Arm, CountIn, Replay
-from rose.demo.rl.feeders import RolloutFeeder, TurnFeeder
+from rose.demo.replay import ArmEngines, CountIn, Replay
 from rose.demo.rl.settings import LoopSettings
 from rose.demo.rose_device import RoseDevice
 from rose.demo.schemes import SHARE_ALL, Scheme
-from rose.demo.settings import BenchSettings, rollout_tenant, serving_tenant
+from rose.demo.settings import (
+    REQUEST_TOKENS,
+    ROLLOUTS,
+    BenchSettings,
+    rollout_tenant,
+    serving_tenant,
+)
 from rose.demo.targets import Calibration
-from rose.demo.workload import RolloutLoad
+from rose.demo.workload import CircleLoad, RolloutFeeder, RolloutLoad, TurnFeeder
 from rose.engines.transformers import Engine, LiveWeights, Model
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import check
@@ -63,6 +68,10 @@ _CHUNKS: Final = 52
 _WARM_UP_PROMPTS: Final = 3
 _CALIBRATION_OUTPUTS: Final = 8
 _GROUP_SIZE: Final = 4
+# Trajectories are short: their tokens cost as much in the first slice as in the last, so a scheme
+# whose rollouts get further does not look slower for it.
+_TURN_TOKENS_MAX: Final = 24
+_CONTEXT_TOKENS_MAX: Final = 128
 # Trajectories for each seat: while most wait for tools, enough want to speak.
 _IN_FLIGHT_PER_SEAT: Final = 4
 
@@ -78,13 +87,13 @@ class Alone:
     ) -> None:
         """Build and start the stock engine."""
         self.tenant = serving_tenant(model, settings, clock)
-        self.engine = self.tenant.stock(settings.pool_bytes, TimedSteps)
+        self.engine = self.tenant.stock(TimedSteps)
         loop = self.engine.processor
         check(isinstance(loop, TimedSteps), "serving alone has a loop of another kind")
         self._steps: TimedSteps = loop
         self._settings = settings
         self._replay = Replay(clock, model.config.vocab_size)
-        self._arm = Arm("alone", self.engine, None, None)
+        self._arm = ArmEngines("alone", self.engine, None, None)
         owned.callback(self.engine.stop)
         self.engine.start()
 
@@ -97,7 +106,7 @@ class Alone:
     def calibrate(self, piece: Trace) -> Calibration:
         """Time steps of the largest shapes, and requests at the load."""
         self._steps.drain()
-        chunks = self._settings.request_tokens // self.tenant.config.max_batch_tokens
+        chunks = REQUEST_TOKENS // self.tenant.config.max_batch_tokens
         self._longest(ceil_div(_CHUNKS, chunks))
         steps = self._steps.drain()
         requests = self._replay.slice(
@@ -125,7 +134,7 @@ class Alone:
         for number in range(count):
             one = Trace(
                 arrival_s=np.zeros(1),
-                prompt_tokens=np.full(1, self._settings.request_tokens),
+                prompt_tokens=np.full(1, REQUEST_TOKENS),
                 output_tokens=np.full(1, _CALIBRATION_OUTPUTS),
                 name="longest",
             )
@@ -146,17 +155,7 @@ class Bench:
         clock: Clock,
         owned: ExitStack,
     ) -> None:
-        """Build the engines of all schemes; whatever happens, `owned` ends them.
-
-        Args:
-            rollout_model: generates in the slack.
-            schemes: the arms, in the order of the report.
-            alone: the running engine of serving alone.
-            slo: serving's targets.
-            settings: of the engines.
-            clock: where time comes from.
-            owned: ends in the right order what is made here.
-        """
+        """Build the engines of all schemes; whatever happens, `owned` ends them in order."""
         self._alone = alone
         self._slo = slo
         self._settings = settings
@@ -171,19 +170,21 @@ class Bench:
         self._shared = self._stock_load()
         self.arms = {one.name: self._arm(one) for one in schemes}
 
-    def _arm(self, scheme: Scheme) -> Arm:
+    def _arm(self, scheme: Scheme) -> ArmEngines:
         if scheme.slowdown is not None:
             return self._rose(scheme)
         if scheme.name in GOVERNED:
             pair, load = self._governed = self._governed or self._governed_pair()
             governor = pair.governor(scheme.name)
-            return Arm(scheme.name, pair.serving, pair.lane, load, partial(pair.watch, governor))
+            return ArmEngines(
+                scheme.name, pair.serving, pair.lane, load, partial(pair.watch, governor)
+            )
         serving = self._alone.engine
         if scheme.name == SHARE_ALL:
-            return Arm(scheme.name, serving, None, self._shared)
+            return ArmEngines(scheme.name, serving, None, self._shared)
         if scheme.name == "priority":
-            return Arm(scheme.name, serving, None, self._stock_load(LeastOfAll))
-        return Arm(scheme.name, serving, None, None, self._alone.watch)
+            return ArmEngines(scheme.name, serving, None, self._stock_load(LeastOfAll))
+        return ArmEngines(scheme.name, serving, None, None, self._alone.watch)
 
     def _stock_load(self, *processor: type[DeviceProcessor]) -> RolloutLoad:
         """Build rollouts on an engine of their own memory."""
@@ -192,7 +193,7 @@ class Bench:
             # Weights that change belong to the borrower alone, so this has a copy as they were.
             config = replace(tenant.config, sampling=False)
             tenant = replace(tenant, model=copy.deepcopy(tenant.model), config=config)
-        engine = tenant.stock(self._settings.pool_bytes, *processor)
+        engine = tenant.stock(*processor)
         self._owned.callback(engine.stop)
         return self._load(engine, WorkerKind.DEDICATED)
 
@@ -205,7 +206,7 @@ class Bench:
         self._owned.callback(pair.lane.shut_down)
         return pair, load
 
-    def _rose(self, scheme: Scheme) -> Arm:
+    def _rose(self, scheme: Scheme) -> ArmEngines:
         """Only rose's borrower gives turns back while serving takes memory.
 
         Other borrowers are the scheduler's as if nobody shared with them.
@@ -221,41 +222,31 @@ class Bench:
                 one.rollouts,
                 LiveWeights(self._tenants[1].model),
                 self._settings.circle,
-                wait_s=self._settings.tool_wait_s,
-                seats=self._settings.rollouts,
+                wait_s=ToolWaits(self._settings.seed),
                 clock=self._clock,
             )
             self._own(load)
-        return Arm(scheme.name, one.serving, one.lane, load, one.watch)
+        return ArmEngines(scheme.name, one.serving, one.lane, load, one.watch)
 
     def _load(self, engine: Engine, kind: WorkerKind) -> RolloutLoad:
-        settings, load = self._settings, None
-        if settings.has_turns:
-            tokens = settings.rollout_prompt_tokens + settings.rollout_output_tokens
-            load = TurnFeeder(
+        settings = self._settings
+        if not settings.has_turns:
+            vocabulary = self._tenants[1].model.config.vocab_size
+            return self._own(RolloutFeeder(engine, vocabulary=vocabulary, seed=settings.seed))
+        return self._own(
+            TurnFeeder(
                 engine,
                 kind,
                 loop=LoopSettings(
-                    in_flight=_IN_FLIGHT_PER_SEAT * settings.rollouts,
+                    in_flight=_IN_FLIGHT_PER_SEAT * ROLLOUTS,
                     group_size=_GROUP_SIZE,
-                    turn_tokens_max=settings.rollout_output_tokens,
-                    context_tokens_max=tokens,
-                    temperature=1.0,
+                    turn_tokens_max=_TURN_TOKENS_MAX,
+                    context_tokens_max=_CONTEXT_TOKENS_MAX,
                 ),
-                wait_s=settings.tool_wait_s,
-                seats=settings.rollouts,
+                wait_s=ToolWaits(settings.seed),
+                seats=ROLLOUTS,
                 seed=settings.seed,
                 clock=self._clock,
-            )
-        return self._own(
-            load
-            or RolloutFeeder(
-                engine,
-                concurrency=settings.rollouts,
-                prompt_tokens=settings.rollout_prompt_tokens,
-                output_tokens=settings.rollout_output_tokens,
-                vocabulary=self._tenants[1].model.config.vocab_size,
-                seed=settings.seed,
             )
         )
 
@@ -279,7 +270,7 @@ class Bench:
 
     def solo(self, name: str, duration_s: float) -> Slice:
         """Let the rollouts of an arm have the device to themselves; those of `share_all` always."""
-        stock = Arm(SHARE_ALL, self._alone.engine, None, self._shared)
+        stock = ArmEngines(SHARE_ALL, self._alone.engine, None, self._shared)
         return self._replay.solo(self.arms.get(name, stock), duration_s)
 
     def run(self, trace: Trace, name: str, *, number: int) -> Slice:

@@ -1,6 +1,5 @@
 """An experiment on real engines: targets of the machine, then arms in short slices."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 
 from rose.clock import Clock
 from rose.demo.bench import Alone, Bench
 from rose.demo.progress import Phases
 from rose.demo.record import Audit, CircleRecord, Plan, RunRecord, Slice, SliceCounts
 from rose.demo.settings import BenchSettings, on_device_cores
-from rose.demo.slices import Slices, WhyVoid, children, in_turn, read_core_use, why_foreign
+from rose.demo.slices import Slices, WhyVoid, in_turn, read_core_use, why_foreign
 from rose.demo.targets import Calibration, choose_targets, feasibility
 from rose.demo.timeline import read_timeline
 from rose.engines.transformers import Model
@@ -40,15 +40,11 @@ class Experiment:
 
     Args:
         plan: its loads are shares of the device's measured capacity.
-        serving_model: answers the trace.
-        rollout_model: generates in the slack.
         trace: of lengths that serving accepts; its rate does not matter.
         rounds: slices of each arm at each load.
         slice_s: length of a slice.
         solo_s: (arm, seconds) that its rollouts have the device to themselves in every round.
         ttft_ms: serving's target; None for a multiple of what serving alone takes.
-        tpot_ms: likewise.
-        bench: how the engines are built.
     """
 
     plan: Plan
@@ -61,16 +57,6 @@ class Experiment:
     ttft_ms: float | None
     tpot_ms: float | None
     bench: BenchSettings
-
-
-@dataclass(slots=True)
-class _Measured:
-    """What a run has collected so far; an interrupt keeps it."""
-
-    slices: list[Slice] = field(default_factory=list)
-    solo: list[Slice] = field(default_factory=list)
-    counts: Callable[[], SliceCounts] = lambda: SliceCounts(0, 0, 0)
-    setup_s: float = 0.0
 
 
 def pieces_of(trace: Trace, *, count: int, seconds: float, seed: int) -> list[Trace]:
@@ -90,11 +76,7 @@ def run_experiment(
 ) -> RunRecord:
     """Run all arms and say what came out; an interrupt ends it early and is not an error.
 
-    Args:
-        experiment: what is run.
-        clock: where time comes from.
-        phases: shows what is done.
-        on_interim: gets what there is after two rounds.
+    `on_interim` gets what there is after two rounds.
 
     Raises:
         InvalidArgument: a setting that does not fit another; nothing is left behind.
@@ -104,7 +86,7 @@ def run_experiment(
     with on_device_cores(settings), ExitStack() as owned:
         alone = Alone(experiment.serving_model, settings, clock, owned=owned)
         capacity_rps, found, slo = _calibrated(experiment, alone, phases)
-        measured, is_complete, circle = _Measured(), False, None
+        is_complete = False
         built = Bench(
             experiment.rollout_model,
             experiment.plan.schemes,
@@ -115,18 +97,14 @@ def run_experiment(
             owned=owned,
         )
 
-        def record(circle: CircleRecord | None) -> RunRecord:
-            return _record(experiment, built, measured, found, slo, circle)
-
+        rounds = _Rounds(built, experiment, capacity_rps, clock, phases)
         try:
-            arms = _Rounds(built, experiment, capacity_rps, measured, clock, phases)
-            arms.run(lambda: on_interim(record(None)))
+            rounds.run(lambda: on_interim(_record(rounds, found, slo, None)))
             is_complete = True
         except KeyboardInterrupt:
             phases.begin("interrupted: reporting what there is")
         phases.begin("stopping the programs")
-        circle = built.circle()
-        ended = record(circle)
+        ended = _record(rounds, found, slo, built.circle())
     return _verified(replace(ended, complete=is_complete), built)
 
 
@@ -158,31 +136,37 @@ def _calibrated(
     return capacity_rps, found, slo
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rounds:
-    """Every arm in every round, in an order that changes from round to round."""
+    """Every arm in every round, in an order that changes from round to round.
+
+    What was measured is here, also after an interrupt.
+    """
 
     built: Bench
     experiment: Experiment
     capacity_rps: float
-    measured: _Measured
     clock: Clock
     phases: Phases
+    slices: list[Slice] = field(default_factory=list)
+    solo: list[Slice] = field(default_factory=list)
+    counts: Callable[[], SliceCounts] = lambda: SliceCounts(0, 0, 0)
+    setup_s: float = 0.0
 
     def run(self, on_interim: Callable[[], None]) -> None:
         """Run all loads; `on_interim` is called after two rounds of the first."""
-        experiment, measured = self.experiment, self.measured
+        experiment = self.experiment
         pieces = {load: self._pieces(load) for load in experiment.plan.loads}
         first = experiment.plan.loads[0]
         self._start(pieces[first][0].window(0.0, _WARM_UP_S))
-        measured.setup_s = self.phases.seconds
+        self.setup_s = self.phases.seconds
         round_s = experiment.slice_s * len(experiment.plan.schemes)
         round_s += sum(seconds for _, seconds in experiment.solo_s)
         watch = _watch(experiment.bench.cores)
         all_s = experiment.rounds * len(experiment.plan.loads) * round_s
         slices = Slices(watch, self.clock, spare_s=_SPARE_SHARE * all_s)
         solos = Slices(watch, self.clock, spare_s=0.0)
-        measured.counts = slices.counts
+        self.counts = slices.counts
         for load in experiment.plan.loads:
             for number, piece in enumerate(pieces[load]):
                 self._round(load, number, piece, slices, solos)
@@ -223,14 +207,14 @@ class _Rounds:
             if solo.is_void:
                 phases.begin(f"rollouts alone in {_said(arm)} left out: {solos.last_why}")
             else:
-                self.measured.solo.append(solo)
+                self.solo.append(solo)
         for arm in in_turn(list(self.built.arms), number):
             name = f"{named}: {_said(arm)}"
             phases.advance(name, done=number, wanted=experiment.rounds)
             taken = slices.take(partial(self.built.run, piece, arm, number=number))
             if taken.is_void:
                 phases.begin(f"slice of {_said(arm)} left out: {slices.last_why}")
-            self.measured.slices.append(replace(taken, load=load))
+            self.slices.append(replace(taken, load=load))
 
 
 def _said(arm: str) -> str:
@@ -241,7 +225,8 @@ def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
     """Return what begins to watch the cores of a CPU device; a GPU has none to watch."""
     if not cores:
         return lambda: lambda: None
-    processes = children(os.getpid())
+    ours = psutil.Process()
+    processes = [ours, *ours.children(recursive=True)]
 
     def begin() -> WhyVoid:
         before = read_core_use(cores, processes)
@@ -267,30 +252,25 @@ def folder_of(log_path: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _record(  # noqa: PLR0917 (what an experiment has)
-    experiment: Experiment,
-    built: Bench,
-    measured: _Measured,
-    found: Calibration,
-    slo: SLO,
-    circle: CircleRecord | None,
+def _record(
+    rounds: _Rounds, found: Calibration, slo: SLO, circle: CircleRecord | None
 ) -> RunRecord:
-    settings = experiment.bench
+    experiment = rounds.experiment
     is_chosen = experiment.ttft_ms is None or experiment.tpot_ms is None
     record = RunRecord(
         plan=experiment.plan,
-        slices=tuple(measured.slices),
-        solo=tuple(measured.solo),
+        slices=tuple(rounds.slices),
+        solo=tuple(rounds.solo),
         calibration=found.steps,
         slo=slo,
         slo_from="calibration" if is_chosen else "flags",
-        signal_ms=settings.policy.signal_ms,
-        slice_counts=measured.counts(),
-        setup_s=measured.setup_s,
+        signal_ms=experiment.bench.policy.signal_ms,
+        slice_counts=rounds.counts(),
+        setup_s=rounds.setup_s,
         complete=False,
         circle=circle,
     )
-    rose = built.devices.get("rose")
+    rose = rounds.built.devices.get("rose")
     if rose is None:
         return record
     return replace(

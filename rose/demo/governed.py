@@ -9,7 +9,7 @@ from typing import Any, Final
 from rose.clock import Clock
 from rose.demo.governed_lane import GovernedLane
 from rose.demo.replay import CountIn, uncounted
-from rose.demo.settings import BenchSettings, Tenant
+from rose.demo.settings import LAYERS_PER_SEGMENT, BenchSettings, Tenant
 from rose.engines.torch import gate_layers
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import check
@@ -110,14 +110,12 @@ class GovernedPair:
             model=new_latency_model(settings.policy, step_tokens=batch_tokens),
             batch_tokens=batch_tokens,
         )
-        self.serving = serving.stock(settings.pool_bytes, partial(GovernedServing, self.lane))
-        self.rollouts = borrower.stock(settings.pool_bytes, partial(GovernedRollouts, self.lane))
+        self.serving = serving.stock(partial(GovernedServing, self.lane))
+        self.rollouts = borrower.stock(partial(GovernedRollouts, self.lane))
         loop = self.rollouts.processor
         check(isinstance(loop, GovernedRollouts), "the borrower has a loop of another kind")
         loop.on_refused = self.rollouts.wake
-        self.rollouts.on_stop(
-            gate_layers(self.lane, borrower.model, every=settings.layers_per_segment)
-        )
+        self.rollouts.on_stop(gate_layers(self.lane, borrower.model, every=LAYERS_PER_SEGMENT))
         owned.callback(self.serving.stop)
         owned.callback(self.rollouts.stop)
 

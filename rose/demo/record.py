@@ -22,7 +22,6 @@ class Answered:
         arrival_s: on the clock of the run.
         ttft_ms: from arrival to the first token.
         tpot_ms: mean time of each later token; None when the output has one token.
-        output_tokens: tokens generated.
         late_gaps: times from a token to the next that were over the target.
     """
 
@@ -40,7 +39,6 @@ class Slice:
     Rollouts with the device to themselves are a slice without requests.
 
     Args:
-        arm: its name.
         round: pairs the arms at one load.
         start_s: on the clock of the run.
         end_s: when the last request was answered.
@@ -122,7 +120,6 @@ class Audit:
     """What the second implementation says about the certificates of one arm.
 
     Args:
-        arm: its name.
         granted: certificates in the log, of memory and of compute.
         verified: those that hold.
         violations: those that do not.
@@ -141,20 +138,16 @@ class Revocation:
     """Slabs taken back from rollouts under pressure.
 
     Args:
-        at_s: on the clock of the run.
-        slabs: how many came back.
         latency_ms: from the demand to the last slab.
         aborted_steps: rollout steps that were aborted at their gate for it.
     """
 
-    at_s: float
-    slabs: int
     latency_ms: float
     aborted_steps: int
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class SliceTimeline:
     """What happened in one slice of the arm `rose`; all times in seconds on one clock.
 
     Args:
@@ -177,12 +170,14 @@ class CommitRecord:
         at_s: when the worker generated with the version, on the clock of the run.
         pause_ms: how long its generation stood still for it.
         is_match: whether the digest of what it holds is the publisher's.
+        version: its number; the one before, where the digest differs.
     """
 
     worker: str
     at_s: float
     pause_ms: float
     is_match: bool
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +206,13 @@ class TurnRecord:
     """One turn of one trajectory, or one part of a turn that was moved.
 
     Args:
-        trajectory: number of the trajectory.
         turn: number of the turn in it, from 0.
         worker: one of `WORKERS`.
         start_s: when the worker began it, on the clock of the run.
         end_s: when its last token was there, or the worker gave it up.
         tokens: generated in this part.
         is_resumed: whether another worker, or an earlier life of this one, began the turn.
+        number: of the worker.
     """
 
     trajectory: int
@@ -227,6 +222,7 @@ class TurnRecord:
     end_s: float
     tokens: int
     is_resumed: bool
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +231,6 @@ class TrajectoryCounts:
 
     Args:
         started: all of them.
-        finished: those with a reward.
         in_flight: neither finished nor dropped when the run ended.
         resumed: turns that more than one worker had a part in.
         lost: those that nobody can account for; must be 0.
@@ -251,10 +246,10 @@ class TrajectoryCounts:
     in_flight: int
     resumed: int
     lost: int
-    stale: int
     dropped: int
-    turns_borrowed: int
-    turns_dedicated: int
+    stale: int = 0
+    turns_borrowed: int = 0
+    turns_dedicated: int = 0
     passed_over: int = 0
 
 
@@ -299,14 +294,12 @@ class DecisionRecord:
     """What the broker decided about the device once.
 
     Args:
-        at_s: on the clock of the run.
         move: name of a `rose.scheduler.broker.Move`.
         cap_bytes: the most that the device lends from then on.
         lent_bytes: on loan at that moment.
         why: one sentence.
     """
 
-    at_s: float
     move: str
     cap_bytes: int
     lent_bytes: int
@@ -385,6 +378,6 @@ class RunRecord:
     setup_s: float = 0.0
     lending: Lending = Lending({}, {}, 0.0, None)
     revocations: tuple[Revocation, ...] = ()
-    timeline: Timeline = Timeline((), (), ())
+    timeline: SliceTimeline = SliceTimeline((), (), ())
     circle: CircleRecord | None = None
     broker: BrokerRecord | None = None

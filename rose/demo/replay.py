@@ -1,26 +1,32 @@
 """Replay pieces of a trace against engines, with or without rollouts beside them."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from rose.clock import Clock
+from rose.demo.governed_lane import GovernedLane
 from rose.demo.record import Answered, Slice
-from rose.demo.workload import OpenLoop, RolloutLoad, Told
-from rose.engines.transformers import Engine
+from rose.demo.workload import RolloutLoad
+from rose.engines.transformers import Engine, Output
 from rose.errors import Unavailable
+from rose.executor import ServingLane
 from rose.traces import Trace
-from rose.units import NS_PER_S
+from rose.units import NS_PER_MS, NS_PER_S
 
 CountIn = Callable[[Slice], Slice]
 
 # Requests of the calibration, drawn from the whole trace and sent all at once: the device's
 # capacity is what it makes of them.
 _CALIBRATION_REQUESTS: Final = 48
+# A request that takes longer than this after the last arrival will not come any more.
+_DRAIN_S: Final = 60.0
 
 
 def uncounted() -> CountIn:
@@ -29,7 +35,7 @@ def uncounted() -> CountIn:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ArmEngines:
     """One way to serve.
 
     Args:
@@ -42,14 +48,51 @@ class Arm:
 
     name: str
     engine: Engine
-    lane: Told | None
+    lane: ServingLane | GovernedLane | None
     load: RolloutLoad | None
     watch: Callable[[], CountIn] = uncounted
 
 
+class _Flight:
+    """One serving request between its planned arrival and its last token."""
+
+    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "late_gaps", "tokens")
+
+    def __init__(self, arrived_ns: int) -> None:
+        self.arrived_ns = arrived_ns
+        self.first_ns = 0
+        self.last_ns = 0
+        self.late_gaps = 0
+        self.tokens = 0
+        self.error: str | None = None
+        self.finished = threading.Event()
+
+    def note_token(self, now_ns: int, tokens: int, tpot_ms: float) -> None:
+        """Note that there are `tokens` by now."""
+        if not self.first_ns:
+            self.first_ns = now_ns
+        elif now_ns - self.last_ns > tpot_ms * NS_PER_MS:
+            self.late_gaps += 1
+        self.last_ns = now_ns
+        self.tokens = tokens
+
+    def answered(self) -> Answered:
+        """Return what is recorded of it."""
+        tpot_ms = None
+        if self.tokens > 1:
+            tpot_ms = (self.last_ns - self.first_ns) / NS_PER_MS / (self.tokens - 1)
+        return Answered(
+            arrival_s=self.arrived_ns / NS_PER_S,
+            ttft_ms=(self.first_ns - self.arrived_ns) / NS_PER_MS,
+            tpot_ms=tpot_ms,
+            output_tokens=self.tokens,
+            late_gaps=self.late_gaps,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Serves pieces of a trace, one at a time.
+    """Serves pieces of a trace, one at a time: arrivals follow the plan, whatever the system does.
 
     Args:
         clock: where time comes from.
@@ -61,7 +104,7 @@ class Replay:
     vocabulary: int
     tpot_ms: float = math.inf
 
-    def slice(self, trace: Trace, arm: Arm, *, number: int, seed: int) -> Slice:
+    def slice(self, trace: Trace, arm: ArmEngines, *, number: int, seed: int) -> Slice:
         """Replay `trace` until the last request is answered, with the rollouts of `arm` beside it.
 
         Args:
@@ -73,15 +116,55 @@ class Replay:
         Raises:
             Unavailable: an engine died or a request did not finish.
         """
-        loop = OpenLoop(arm.engine, arm.lane, self.clock, self.vocabulary, self.tpot_ms)
+        return self._take(arm, number, partial(self._serve, trace, arm, number, seed))
 
-        def serve(began_ns: int) -> list[Answered]:
-            # A slice that is taken again has the same number; the ids of its requests are others.
-            return loop.replay(trace, name=f"{arm.name}-{number}-{began_ns}", seed=seed)
+    def _serve(
+        self, trace: Trace, arm: ArmEngines, number: int, seed: int, began_ns: int
+    ) -> list[Answered]:
+        """Send every request of `trace` at its time and wait until all have finished."""
+        # A slice that is taken again has the same number; the ids of its requests are others.
+        name = f"{arm.name}-{number}-{began_ns}"
+        tokens = np.random.default_rng(seed)
+        flights: list[_Flight] = []
+        began_ns = self.clock.now_ns()
+        for place in range(len(trace)):
+            due_ns = began_ns + int(trace.arrival_s[place] * NS_PER_S)
+            prompt = tokens.integers(self.vocabulary, size=int(trace.prompt_tokens[place]))
+            wait_s = (due_ns - self.clock.now_ns()) / NS_PER_S
+            if wait_s > 0:
+                self.clock.sleep(wait_s)
+            flights.append(flight := _Flight(due_ns))
+            outputs = int(trace.output_tokens[place])
+            self._send(arm, f"{name}-{place}", prompt.tolist(), outputs, flight)
+        for flight in flights:
+            if not flight.finished.wait(timeout=_DRAIN_S) or flight.error is not None:
+                raise Unavailable(
+                    f"a serving request of {name} did not finish: "
+                    f"{flight.error or arm.engine.error or f'nothing for {_DRAIN_S:g} s'}"
+                )
+        return [flight.answered() for flight in flights]
 
-        return self._take(arm, number, serve)
+    def _send(
+        self, arm: ArmEngines, request_id: str, prompt: list[int], outputs: int, flight: _Flight
+    ) -> None:
+        lane = arm.lane
 
-    def solo(self, arm: Arm, duration_s: float) -> Slice:
+        def on_output(output: Output) -> None:
+            now_ns = self.clock.now_ns()
+            flight.note_token(now_ns, len(output.generated_tokens), self.tpot_ms)
+            if lane is not None:
+                lane.emitted(request_id)
+            if output.is_finished():
+                if lane is not None:
+                    lane.finished(request_id)
+                flight.error = output.error
+                flight.finished.set()
+
+        if lane is not None:
+            lane.arrived(request_id, prompt_tokens=len(prompt))
+        arm.engine.submit(request_id, prompt, max_new_tokens=outputs, on_output=on_output)
+
+    def solo(self, arm: ArmEngines, duration_s: float) -> Slice:
         """Let the rollouts of `arm` have the device to themselves."""
 
         def wait(_: int) -> list[Answered]:
@@ -90,13 +173,19 @@ class Replay:
 
         return self._take(arm, -1, wait)
 
-    def _take(self, arm: Arm, number: int, serve: Callable[[int], Sequence[Answered]]) -> Slice:
+    def _take(
+        self, arm: ArmEngines, number: int, serve: Callable[[int], Sequence[Answered]]
+    ) -> Slice:
         engine, load = arm.engine, arm.load
         count_in = arm.watch()
         with ExitStack() as stack:
-            stack.enter_context(probing(engine))
+            if engine.prober is not None:
+                # Outside a slice other engines have the device: its probes would slow their steps.
+                engine.prober.start()
+                stack.callback(engine.prober.stop)
             if load is not None:
-                stack.enter_context(running(load))
+                load.resume()
+                stack.callback(load.pause)
             tokens, busy_ns = load.tokens if load else 0, engine.busy_ns
             began_ns = self.clock.now_ns()
             requests = serve(began_ns)
@@ -113,7 +202,7 @@ class Replay:
             raise Unavailable(f"rollouts of arm {arm.name} failed: {'; '.join(load.failures)}")
         return count_in(found)
 
-    def capacity_rps(self, trace: Trace, arm: Arm, *, seed: int) -> float:
+    def capacity_rps(self, trace: Trace, arm: ArmEngines, *, seed: int) -> float:
         """Measure what serving alone answers at saturation, in requests per second."""
         picked = np.random.default_rng(seed).choice(len(trace), size=_CALIBRATION_REQUESTS)
         burst = Trace(
@@ -123,29 +212,3 @@ class Replay:
             name=trace.name,
         )
         return len(burst) / self.slice(burst, arm, number=-1, seed=seed).seconds
-
-
-@contextmanager
-def running(load: RolloutLoad) -> Iterator[None]:
-    """Let rollouts run in the block; none does after it."""
-    load.resume()
-    try:
-        yield
-    finally:
-        load.pause()
-
-
-@contextmanager
-def probing(engine: Engine) -> Iterator[None]:
-    """Let a serving engine under rose probe in the block only.
-
-    Outside it other engines have the device: their steps and its probes would slow each other.
-    """
-    if engine.prober is None:
-        yield
-        return
-    engine.prober.start()
-    try:
-        yield
-    finally:
-        engine.prober.stop()

@@ -9,19 +9,19 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from rose.demo.circle_summary import (
+from rose.demo.numbers import fixed, number, percent, print_rows
+from rose.demo.record import WORKERS, RunRecord
+from rose.demo.schemes import CONTROL
+from rose.demo.summary import (
     BROKER_HEADERS,
     CIRCLE_HEADERS,
     VERSION_HEADERS,
     broker_row,
     circle_row,
     last_word,
+    summarise,
     version_rows,
 )
-from rose.demo.numbers import fixed, number, percent, print_rows
-from rose.demo.record import WORKERS, RunRecord
-from rose.demo.schemes import CONTROL
-from rose.demo.summary import summarise
 from rose.errors import InvalidArgument
 from rose.units import MIB
 from rose.whole_file import write_whole
@@ -148,8 +148,7 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
-    from rose.demo.circle_plots import draw_circle  # noqa: PLC0415
-    from rose.demo.plots import draw_latencies, draw_timeline  # noqa: PLC0415
+    from rose.demo.plots import draw_circle, draw_latencies, draw_timeline  # noqa: PLC0415
 
     template = resources.files("rose.demo").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)

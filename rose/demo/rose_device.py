@@ -11,7 +11,14 @@ from rose.closing import Closing
 from rose.demo.record import BrokerRecord, DecisionRecord, Lending, Revocation, Slice
 from rose.demo.replay import CountIn
 from rose.demo.schemes import Scheme
-from rose.demo.settings import BenchSettings, Tenant
+from rose.demo.settings import (
+    LAYERS_PER_SEGMENT,
+    POOL_BYTES,
+    REQUEST_TOKENS,
+    RESERVE_BYTES,
+    BenchSettings,
+    Tenant,
+)
 from rose.engines.transformers import rollout_engine, serving_engine
 from rose.errors import DeadlineExceeded
 from rose.executor import CoServing
@@ -20,7 +27,6 @@ from rose.memory import choose_slab_bytes
 from rose.node.lending import BrokeredDevice, LendingLoop
 from rose.scheduler.broker import Decision
 from rose.slo import SLO
-from rose.units import NS_PER_S
 
 # A window of a quick run lasts 2.5 s, and is to be seen in one reading at least.
 _PERIOD_MS: Final = 1000.0
@@ -34,15 +40,9 @@ class Brokered(Closing):
     """
 
     def __init__(self, device: CoServing, clock: Clock) -> None:
-        """Decide once, before there is a borrower.
-
-        Args:
-            device: with its serving engine.
-            clock: where time comes from.
-        """
+        """Decide once, before `device` has a borrower."""
         said = device.reading()
         self._device = device
-        self._clock = clock
         self._pool_bytes = said.pool_bytes
         self._decisions: list[DecisionRecord] = []
         self._loop = LendingLoop(
@@ -67,12 +67,10 @@ class Brokered(Closing):
         self._loop.close()
 
     def _note(self, decisions: list[Decision]) -> None:
-        now_s = self._clock.now_ns() / NS_PER_S
         lent_bytes = len(self._device.lender.lent_slabs()) * self._device.arbiter.slab_bytes
         for one in decisions:
             self._decisions.append(
                 DecisionRecord(
-                    at_s=now_s,
                     move=one.move.name,
                     cap_bytes=one.lend_bytes,
                     lent_bytes=lent_bytes,
@@ -109,7 +107,7 @@ class RoseDevice:
         self.device = owned.enter_context(
             CoServing.open(
                 settings.device,
-                pool_bytes=settings.pool_bytes,
+                pool_bytes=POOL_BYTES,
                 slab_bytes=choose_slab_bytes(serving.kv, borrower.kv),
                 log_path=self.log_path,
                 policy=replace(settings.policy, without=scheme.without),
@@ -118,18 +116,18 @@ class RoseDevice:
         self.lane = self.device.serving(
             serving.kv,
             slo=slo if scheme.slowdown is None else replace(slo, slowdown=scheme.slowdown),
-            reserve_bytes=settings.reserve_bytes,
+            reserve_bytes=RESERVE_BYTES,
             step_tokens=serving.config.max_batch_tokens,
-            request_tokens=settings.request_tokens,
+            request_tokens=REQUEST_TOKENS,
         )
         self.broker = Brokered(self.device, clock) if settings.has_broker else None
         self.serving = serving_engine(serving.model, self.lane, serving.config)
         owned.callback(self.serving.stop)
         self.rollouts = rollout_engine(
             borrower.model,
-            self.device.rollout(borrower.kv, limit_bytes=settings.pool_bytes),
+            self.device.rollout(borrower.kv, limit_bytes=POOL_BYTES),
             borrower.config,
-            layers_per_segment=settings.layers_per_segment,
+            layers_per_segment=LAYERS_PER_SEGMENT,
         )
         owned.callback(self.rollouts.stop)
         if self.broker is not None:
@@ -181,12 +179,7 @@ class RoseDevice:
     def revocations(self) -> tuple[Revocation, ...]:
         """Say what was taken back under pressure."""
         return tuple(
-            Revocation(
-                at_s=one.asked_ns / NS_PER_S,
-                slabs=one.slabs_returned,
-                latency_ms=one.latency_ms,
-                aborted_steps=one.aborted_steps,
-            )
+            Revocation(one.latency_ms, one.aborted_steps)
             for one in self.device.lender.history
             if one.cause is Cause.PRESSURE
         )

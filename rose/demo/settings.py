@@ -7,21 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from rose.clock import Clock
-from rose.demo.environments import Tokenizer, ToolWaits
-from rose.demo.rl.settings import CircleSettings, DedicatedWorker, LoopSettings, TrainerPace
-from rose.demo.rl.supervisor import RestartPolicy
+from rose.demo.environments import Tokenizer
+from rose.demo.rl.settings import CircleSettings, LoopSettings, TrainerSettings
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import InvalidArgument
 from rose.memory import KVGeometry
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import SchedulerSettings
 from rose.slo import Policy
-from rose.traces import read_agent_trace, tool_waits
 from rose.units import MIB
+
+ROLLOUTS: Final = 8  # generations in flight
+POOL_BYTES: Final = 64 * MIB  # KV memory: of both engines under rose, of each of them otherwise
+RESERVE_BYTES: Final = 8 * MIB  # what serving always has under rose
+LAYERS_PER_SEGMENT: Final = 0.5  # decoder layers of a rollout between two gates
+# Longest prompt and output of serving; they must fit into the pool beside others.
+REQUEST_TOKENS: Final = 1024
+OUTPUT_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +37,11 @@ class BenchSettings:
         cores: the cores that are the device; empty on a GPU.
         policy: the knobs of rose, but for what an arm says.
         log_path: name of an arm to the file of its certificates.
-        seed: of prompts.
-        tool_wait_s: `(trajectory, turn)` to how long its tool takes.
+        seed: of prompts and of how long tools take.
         circle: of what the arm `rose` rolls out; None for what the other arms do.
         has_turns: rollouts of all arms are turns of trajectories that use tools, not generations of
             a fixed length.
         has_broker: whether a broker decides how much the device lends.
-        rollout_prompt_tokens: length of each rollout.
-        rollout_output_tokens: length of each rollout.
-        rollouts: generations in flight.
-        pool_bytes: KV memory: of both engines under rose, of each of them otherwise.
-        reserve_bytes: what serving always has under rose.
-        layers_per_segment: decoder layers of a rollout between two gates; 0.5 is possible.
-        request_tokens: longest prompt serving accepts; it must fit into the pool beside others.
-        output_tokens: longest output, likewise.
     """
 
     device: str
@@ -54,27 +49,18 @@ class BenchSettings:
     policy: Policy
     log_path: Callable[[str], Path]
     seed: int
-    tool_wait_s: Callable[[int, int], float]
     circle: CircleSettings | None = None
     has_turns: bool = False
     has_broker: bool = False
-    rollout_prompt_tokens: int = 64
-    rollout_output_tokens: int = 128
-    rollouts: int = 8
-    pool_bytes: int = 64 * MIB
-    reserve_bytes: int = 8 * MIB
-    layers_per_segment: float = 0.5
-    request_tokens: int = 1024
-    output_tokens: int = 256
 
     def described(self) -> dict[str, object]:
         """Return what shapes the numbers of every arm, for the report."""
         return {
-            "rollouts": self.rollouts,
-            "pool_mib": self.pool_bytes // MIB,
-            "reserve_mib": self.reserve_bytes // MIB,
+            "rollouts": ROLLOUTS,
+            "pool_mib": POOL_BYTES // MIB,
+            "reserve_mib": RESERVE_BYTES // MIB,
             "epsilon": self.policy.epsilon,
-            "layers_per_segment": self.layers_per_segment,
+            "layers_per_segment": LAYERS_PER_SEGMENT,
             "device": self.device,
             "cores": sorted(self.cores),
         }
@@ -88,11 +74,9 @@ class Tenant:
     config: EngineConfig
     kv: KVGeometry
 
-    def stock(
-        self, pool_bytes: int, processor: Callable[..., DeviceProcessor] = DeviceProcessor
-    ) -> Engine:
+    def stock(self, processor: Callable[..., DeviceProcessor] = DeviceProcessor) -> Engine:
         """Build an engine with KV memory of its own."""
-        blocks = pool_bytes // self.kv.block_bytes
+        blocks = POOL_BYTES // self.kv.block_bytes
         return stock_engine(self.model, self.config, cache_blocks=blocks, processor=processor)
 
 
@@ -116,19 +100,18 @@ def rollout_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenan
     return Tenant(model, config, kv_geometry(model, config))
 
 
-def choose_cores(count: int) -> frozenset[int]:
-    """Choose the cores that are the device: the last ones this process may use.
+def choose_core() -> frozenset[int]:
+    """Choose the core that is the device: the last one this process may use.
 
     Raises:
         InvalidArgument: there is none left for the load generator.
     """
     usable = sorted(os.sched_getaffinity(0))
-    if not 0 < count < len(usable):
+    if len(usable) < 2:
         raise InvalidArgument(
-            f"--cores {count} is not possible with {len(usable)} usable cores: "
-            "the device takes at least one, and one must be left for the load generator"
+            "there is one usable core: the device takes one, and the load generator another"
         )
-    return frozenset(usable[-count:])
+    return frozenset(usable[-1:])
 
 
 @contextmanager
@@ -149,65 +132,39 @@ IN_FLIGHT: Final = 32
 LR: Final = 1e-6
 _GROUP_SIZE: Final = 4
 _BATCH: Final = 16
-# What half a core learns from while the workers finish a batch; the rest is passed over.
-_LEARNED_MAX: Final = 8
 _MAX_STALENESS: Final = 4
-_TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 512
-_PUBLISH_EVERY_S: Final = 4.0
 _CHECKPOINT_EVERY: Final = 5
-# Tools of coding agents take ten seconds in the median; turns here are as much shorter.
-_TOOL_SCALE: Final = 1 / 32
-# Longer ones are people who think, not tools.
-_TOOL_WAIT_MAX_S: Final = 60.0
-_QUANTILES: Final = 1000
 
 
-def circle_settings(
-    *,
-    model: str,
-    seed: int,
-    folder: Path,
-    cores: frozenset[int],
-    seats: int,
-) -> CircleSettings:
-    """Return the circle of the demo.
-
-    Args:
-        model: the policy.
-        seed: of weights, tasks and sampling.
-        folder: for the trainer's checkpoint.
-        cores: of the trainer and the dedicated worker.
-        seats: turns at once on the dedicated worker.
-    """
+def circle_settings(*, model: str, seed: int, folder: Path) -> CircleSettings:
+    """Return the circle of the demo; `folder` gets the trainer's checkpoint."""
     return CircleSettings(
         model=model,
         seed=seed,
         folder=folder,
-        cores=cores,
         is_background=True,
         loop=LoopSettings(
             in_flight=IN_FLIGHT,
             group_size=_GROUP_SIZE,
-            turn_tokens_max=_TURN_TOKENS_MAX,
+            turn_tokens_max=24,
             context_tokens_max=_CONTEXT_TOKENS_MAX,
-            temperature=1.0,
         ),
         scheduler=SchedulerSettings(
             max_staleness=_MAX_STALENESS, batch_trajectories=_BATCH, worker_lag_max=2
         ),
-        policy=PlacementPolicy.JOINT,
-        pace=TrainerPace(
+        trainer=TrainerSettings(
             lr=LR,
             batch=_BATCH,
-            learned_max=_LEARNED_MAX,
+            # Half a core learns from so many while the workers finish a batch.
+            learned_max=8,
             # After a restart numbers jump by what was reserved, so what is under way looks older.
             max_staleness=2 * _MAX_STALENESS + _CHECKPOINT_EVERY,
             checkpoint_every=_CHECKPOINT_EVERY,
-            publish_every_s=_PUBLISH_EVERY_S,
+            publish_every_s=4.0,
         ),
-        dedicated=DedicatedWorker(seats=seats, kv_tokens=seats * 2 * _CONTEXT_TOKENS_MAX),
-        restarts=RestartPolicy(),
+        seats=ROLLOUTS,
+        kv_tokens=ROLLOUTS * 2 * _CONTEXT_TOKENS_MAX,
     )
 
 
@@ -218,17 +175,3 @@ def check_policy(name: str, model: Model) -> None:
             f"--rollout-model {name} has a vocabulary of {model.config.vocab_size}: the "
             f"environments need {Tokenizer.vocabulary}; choose another, or give --synthetic"
         )
-
-
-def tool_wait_s(path: str | None, *, seed: int) -> Callable[[int, int], float]:
-    """Return how long a tool takes, by trajectory and turn.
-
-    Args:
-        path: of a trace of agents; None for the built-in distribution of one.
-        seed: of the draws.
-
-    Raises:
-        InvalidArgument: the file cannot be read, or has no waits.
-    """
-    waits_s = tool_waits(_QUANTILES) if path is None else read_agent_trace(path).tool_waits_s()
-    return ToolWaits(np.minimum(waits_s, _TOOL_WAIT_MAX_S), scale=_TOOL_SCALE, seed=seed).wait_s

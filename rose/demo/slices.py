@@ -1,10 +1,12 @@
 """Arms in short slices, in an order that turns; one is void if others used the device's cores."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, TypeVar
+
+import psutil
 
 from rose.clock import Clock
 from rose.demo.record import Slice, SliceCounts
@@ -59,11 +61,7 @@ class Slices:
 
 _FOREIGN_SHARE_MAX: Final = 0.05
 _STEAL_SHARE_MAX: Final = 0.02
-# Columns of a `cpu` line of /proc/stat: user nice system idle iowait irq softirq steal guest ...
-_BUSY: Final = (0, 1, 2, 5, 6)
-_STEAL: Final = 7
-_COLUMNS: Final = 8
-_PROC: Final = Path("/proc")
+_KINDS: Final = 8  # of time; those of guests are in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,50 +96,20 @@ def why_foreign(before: CoreUse, after: CoreUse) -> str | None:
     return None
 
 
-def read_core_use(cores: frozenset[int], processes: frozenset[int]) -> CoreUse:
+def read_core_use(cores: frozenset[int], processes: Iterable[psutil.Process]) -> CoreUse:
     """Read the use of `cores`, and of it what threads of `processes` are pinned there for."""
-    ticks = [0] * _COLUMNS
-    for line in (_PROC / "stat").read_text(encoding="ascii").splitlines():
-        name, *columns = line.split()
-        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
-            ticks = [a + int(b) for a, b in zip(ticks, columns[:_COLUMNS], strict=True)]
-    per_s = os.sysconf("SC_CLK_TCK")
+    every = psutil.cpu_times(percpu=True)
+    times = [every[core] for core in cores]
+    own_s = {}
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            for thread in process.threads():
+                with suppress(ProcessLookupError):  # It has ended.
+                    if os.sched_getaffinity(thread.id) <= cores:
+                        own_s[thread.id] = thread.user_time + thread.system_time
     return CoreUse(
-        total_s=sum(ticks) / per_s,
-        busy_s=sum(ticks[column] for column in _BUSY) / per_s,
-        steal_s=ticks[_STEAL] / per_s,
-        own_s={
-            thread: ran_s
-            for process in processes
-            for thread, ran_s in _pinned(process, cores).items()
-        },
+        total_s=sum(sum(one[:_KINDS]) for one in times),
+        busy_s=sum(one.user + one.nice + one.system + one.irq + one.softirq for one in times),
+        steal_s=sum(one.steal for one in times),
+        own_s=own_s,
     )
-
-
-def children(process: int) -> frozenset[int]:
-    """Return a process and those that it started, with what they started."""
-    parents: dict[int, int] = {}
-    for path in _PROC.glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # It has ended.
-        parents[int(path.parent.name)] = int(fields[1])
-    found = {process}
-    while more := {one for one, of in parents.items() if of in found} - found:
-        found |= more
-    return frozenset(found)
-
-
-def _pinned(process: int, cores: frozenset[int]) -> dict[int, float]:
-    """Return the CPU time in seconds of the threads that may run on `cores` alone."""
-    ran_s = {}
-    for folder in (_PROC / str(process) / "task").glob("*"):
-        thread = int(folder.name)
-        try:
-            if os.sched_getaffinity(thread) <= cores:
-                text = (folder / "schedstat").read_text(encoding="ascii")
-                ran_s[thread] = int(text.split()[0]) / NS_PER_S
-        except (OSError, ProcessLookupError):
-            continue  # It has ended.
-    return ran_s

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rose.demo.record import Slice, Timeline
+from rose.demo.record import Slice, SliceTimeline
 from rose.slo.log_file import LogRecord, read_log
 from rose.units import NS_PER_S
 
@@ -13,19 +13,13 @@ _NOBODY: Final = -1
 _SERVING: Final = 0
 _ROLLOUT: Final = 1
 _SLACK: Final = 1
-_EMPTY: Final = Timeline(gate_open=(), arrivals_s=(), slabs=())
 
 
-def read_timeline(log_path: Path, slices: Sequence[Slice]) -> Timeline:
-    """Return what happened in the last recorded slice of the arm `rose`.
-
-    Args:
-        log_path: the certificates of the run.
-        slices: of all arms; without one of `rose` the timeline is empty.
-    """
+def read_timeline(log_path: Path, slices: Sequence[Slice]) -> SliceTimeline:
+    """Return what happened in the last of `slices` that is of the arm `rose`, if there is one."""
     ours = [one for one in slices if one.arm == "rose"]
     if not ours:
-        return _EMPTY
+        return SliceTimeline((), (), ())
     header, records = read_log(log_path)
     last = ours[-1]
     return window_timeline(records, slabs=header["slabs"], start_s=last.start_s, end_s=last.end_s)
@@ -33,7 +27,7 @@ def read_timeline(log_path: Path, slices: Sequence[Slice]) -> Timeline:
 
 def window_timeline(
     records: Iterable[LogRecord], *, slabs: int, start_s: float, end_s: float
-) -> Timeline:
+) -> SliceTimeline:
     """Replay `records` and keep what falls between `start_s` and `end_s`."""
     held: Counter[int] = Counter({_NOBODY: slabs})
     opened_s: float | None = None
@@ -73,4 +67,6 @@ def window_timeline(
                     arrivals_s.append(at_s)
     if opened_s is not None:
         gate_open.append((opened_s, end_s))
-    return Timeline(gate_open=tuple(gate_open), arrivals_s=tuple(arrivals_s), slabs=tuple(holdings))
+    return SliceTimeline(
+        gate_open=tuple(gate_open), arrivals_s=tuple(arrivals_s), slabs=tuple(holdings)
+    )

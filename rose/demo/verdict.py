@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rose.demo.numbers import fixed, percent
+from rose.demo.numbers import fixed, percent, ratio
 from rose.demo.schemes import ALONE, UNRULED
 from rose.demo.targets import Feasibility
 
@@ -64,7 +64,9 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
         sentence = f"Void: nothing could be certified, because {outlook.why}. Try: {next_command}"
     if not sentence and report["settings"].get("quick"):
         sentence = f"A look, too short to judge latency and harvest. {_sentence(checks)}"
-    sentence = sentence or _sentence(checks, _kept(report))
+    learnt = ", and what was learnt from them came back whole" if report["weights"] else ""
+    kept = f": serving kept its latency while rollouts ran{learnt}"
+    sentence = sentence or _sentence(checks, kept)
     return _verdict(report, sentence, next_command, checks)
 
 
@@ -145,7 +147,12 @@ def _late_beyond_alone(at: Mapping[str, Any], name: str) -> float | None:
 
 def _controls(ratios: Mapping[str, float | None]) -> list[Check]:
     return [
-        _check(f"A/A {metric} P50", ratios[key], f"{AA_MIN} to {AA_MAX}", _is_equal)
+        _check(
+            f"A/A {metric} P50",
+            ratios[key],
+            f"{AA_MIN} to {AA_MAX}",
+            lambda v: AA_MIN <= v <= AA_MAX,
+        )
         for metric, key in (("TTFT", "ttft_p50"), ("TPOT", "tpot_p50"))
     ]
 
@@ -188,7 +195,7 @@ def _serving_checks(report: Mapping[str, Any]) -> list[Check]:
     """Serving is unharmed, and would not have been without rose."""
     ratios = report["ratios"]
     unprotected = ratios["share_all"]["tpot_p50"]
-    blocked_segments = _quotient(report["blocked_by_rollout_ms_p99"], report["segment_ms_p99"])
+    blocked_segments = ratio(report["blocked_by_rollout_ms_p99"], report["segment_ms_p99"])
     return [
         *_latency_checks(report, "rose", report["settings"]["slowdown"]),
         _at_most("blocked by rollouts P99 / segment P99", blocked_segments, BLOCKED_SEGMENTS_MAX),
@@ -260,27 +267,19 @@ def _circle_checks(report: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def _kept(report: Mapping[str, Any]) -> str:
-    learnt = ", and what was learnt from them came back whole" if report["weights"] else ""
-    return f": serving kept its latency while rollouts ran{learnt}"
-
-
 def _sentence(checks: list[Check], kept: str = "") -> str:
     judged = [check for check in checks if check.ok is not None]
     missed = [check for check in judged if not check.ok]
     without = [c for c in checks if c.ok is None and c.value is None]
     rest = f" {len(without)} could not be judged." if without else ""
     if missed:
-        return f"{len(missed)} of {len(judged)} bars missed: {_named(missed)}.{rest}"
+        named = ", ".join(f"{one.name} is {one.value:.3g}, bar {one.bar}" for one in missed)
+        return f"{len(missed)} of {len(judged)} bars missed: {named}.{rest}"
     if not judged:
         return "Nothing could be judged: no round was measured in every arm."
     if rest:
         return f"All {len(judged)} bars that could be judged are met.{rest}"
     return f"All {len(judged)} bars are met{kept}."
-
-
-def _named(checks: list[Check]) -> str:
-    return ", ".join(f"{check.name} is {check.value:.3g}, bar {check.bar}" for check in checks)
 
 
 def _check(name: str, value: float | None, bar: str, holds: Callable[[float], bool]) -> Check:
@@ -295,13 +294,9 @@ def _at_least(name: str, value: float | None, bar: float) -> Check:
     return _check(name, value, f"at least {bar:g}", lambda v: v >= bar)
 
 
-def _is_equal(ratio: float) -> bool:
-    return AA_MIN <= ratio <= AA_MAX
-
-
 def _is_zero(value: float) -> bool:
     return value == 0
 
 
-def _quotient(value: float | None, of: float | None) -> float | None:
-    return value / of if value is not None and of is not None and of > 0 else None
+def _is_equal(ratio: float) -> bool:
+    return AA_MIN <= ratio <= AA_MAX

@@ -1,168 +1,317 @@
-"""The two loads of an experiment: serving requests that never wait, rollouts that never run out."""
+"""What an experiment runs beside serving: generations, turns of trajectories, or a whole circle."""
 
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.record import Answered
-from rose.engines.transformers import Engine, Output
-from rose.errors import Unavailable
-from rose.traces import Trace
-from rose.units import NS_PER_MS, NS_PER_S
-
-# A request that takes longer than this after the last arrival will not come any more.
-_DRAIN_S = 60.0
-
-
-class Told(Protocol):
-    """Who hears of every request of serving: the lane of a device that is shared."""
-
-    def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
-        """A request is here; its engine has not seen it."""
-        ...
-
-    def emitted(self, request_id: str) -> None:
-        """It got a token."""
-        ...
-
-    def finished(self, request_id: str) -> None:
-        """It is over."""
-        ...
+from rose.demo.record import CircleRecord
+from rose.demo.rl.circle import BORROWED, Circle
+from rose.demo.rl.rollouts import RolloutThread
+from rose.demo.rl.settings import CircleSettings, LoopSettings
+from rose.demo.rl.trajectory import Trajectory
+from rose.demo.settings import ROLLOUTS
+from rose.engines.transformers import Engine, EngineWorker, LiveWeights, Output
+from rose.errors import DeadlineExceeded
+from rose.scheduler import Capabilities, SchedulerSettings
+from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
 
 
-class _Flight:
-    """One serving request between its planned arrival and its last token."""
-
-    __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "late_gaps", "tokens")
-
-    def __init__(self, arrived_ns: int) -> None:
-        self.arrived_ns = arrived_ns
-        self.first_ns = 0
-        self.last_ns = 0
-        self.late_gaps = 0
-        self.tokens = 0
-        self.error: str | None = None
-        self.finished = threading.Event()
-
-    def note_token(self, now_ns: int, tokens: int, tpot_ms: float) -> None:
-        """Note that there are `tokens` by now."""
-        if not self.first_ns:
-            self.first_ns = now_ns
-        elif now_ns - self.last_ns > tpot_ms * NS_PER_MS:
-            self.late_gaps += 1
-        self.last_ns = now_ns
-        self.tokens = tokens
-
-
-@dataclass(frozen=True, slots=True)
-class OpenLoop:
-    """Replays a trace against one engine: arrivals follow the plan, whatever the system does.
+class RolloutLoad(ABC):
+    """Rollouts of one arm on an engine: they run between `resume` and `pause`.
 
     Args:
-        engine: the serving engine.
-        lane: told of every arrival and end; None for an engine without rose.
-        clock: where time comes from.
-        vocabulary: token ids are drawn below this.
-        tpot_ms: target of the time from a token to the next; longer ones are late.
+        engine: is started with the rollouts, and its owner's to stop.
     """
 
-    engine: Engine
-    lane: Told | None
-    clock: Clock
-    vocabulary: int
-    tpot_ms: float
-
-    def replay(self, trace: Trace, *, name: str, seed: int) -> list[Answered]:
-        """Send every request of `trace` at its time and wait until all have finished.
-
-        Args:
-            trace: the piece.
-            name: begins the ids of its requests.
-            seed: of the prompts.
-
-        Raises:
-            Unavailable: the engine died or requests did not finish.
-        """
-        tokens = np.random.default_rng(seed)
-        flights: list[_Flight] = []
-        began_ns = self.clock.now_ns()
-        for number in range(len(trace)):
-            due_ns = began_ns + int(trace.arrival_s[number] * NS_PER_S)
-            prompt = tokens.integers(self.vocabulary, size=int(trace.prompt_tokens[number]))
-            request_id = f"{name}-{number}"
-            wait_s = (due_ns - self.clock.now_ns()) / NS_PER_S
-            if wait_s > 0:
-                self.clock.sleep(wait_s)
-            flights.append(flight := _Flight(due_ns))
-            self._send(request_id, prompt.tolist(), int(trace.output_tokens[number]), flight)
-        for flight in flights:
-            if not flight.finished.wait(timeout=_DRAIN_S) or flight.error is not None:
-                raise Unavailable(
-                    f"a serving request of {name} did not finish: "
-                    f"{flight.error or self.engine.error or f'nothing for {_DRAIN_S:g} s'}"
-                )
-        return [self._answered(flight) for flight in flights]
-
-    def _send(self, request_id: str, prompt: list[int], outputs: int, flight: _Flight) -> None:
-        lane = self.lane
-
-        def on_output(output: Output) -> None:
-            now_ns = self.clock.now_ns()
-            flight.note_token(now_ns, len(output.generated_tokens), self.tpot_ms)
-            if lane is not None:
-                lane.emitted(request_id)
-            if output.is_finished():
-                if lane is not None:
-                    lane.finished(request_id)
-                flight.error = output.error
-                flight.finished.set()
-
-        if lane is not None:
-            lane.arrived(request_id, prompt_tokens=len(prompt))
-        self.engine.submit(request_id, prompt, max_new_tokens=outputs, on_output=on_output)
-
-    def _answered(self, flight: _Flight) -> Answered:
-        tpot_ms = None
-        if flight.tokens > 1:
-            tpot_ms = (flight.last_ns - flight.first_ns) / NS_PER_MS / (flight.tokens - 1)
-        return Answered(
-            arrival_s=flight.arrived_ns / NS_PER_S,
-            ttft_ms=(flight.first_ns - flight.arrived_ns) / NS_PER_MS,
-            tpot_ms=tpot_ms,
-            output_tokens=flight.tokens,
-            late_gaps=flight.late_gaps,
-        )
-
-
-class RolloutLoad(Protocol):
-    """Rollouts of one arm: they run between `resume` and `pause`."""
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     @property
+    @abstractmethod
     def tokens(self) -> int:
         """Tokens generated on the device so far."""
-        ...
 
     @property
     def failures(self) -> Sequence[str]:
         """What went wrong; the run ends with it."""
-        ...
+        return [] if self._engine.error is None else [str(self._engine.error)]
 
+    @abstractmethod
     def start(self) -> None:
         """Start what is needed; nothing runs before `resume`."""
-        ...
 
     def resume(self) -> None:
         """Let rollouts run."""
-        ...
+        self._engine.resume()
 
     def pause(self) -> None:
-        """Stop rollouts; returns when none runs."""
-        ...
+        """Stop rollouts at a step boundary, where they keep their KV; returns when none runs."""
+        self._engine.pause()
 
     def stop(self) -> None:
-        """End what `start` started, but for the engine."""
-        ...
+        """End what `start` started, and let the engine run, so that it can be stopped."""
+        if self._engine.is_running:
+            self._engine.resume()
+
+
+_PROMPT_TOKENS: Final = 64
+_OUTPUT_TOKENS: Final = 128
+
+
+class RolloutFeeder(RolloutLoad):
+    """Keeps a fixed number of generations running on a borrower, from a fixed set of prompts."""
+
+    def __init__(self, engine: Engine, *, vocabulary: int, seed: int) -> None:
+        """Prepare the prompt set, of token ids below `vocabulary`; nothing runs before `start`."""
+        super().__init__(engine)
+        rng = np.random.default_rng(seed)
+        self._tokens = 0
+        self._failures: list[str] = []
+        self._prompts = rng.integers(vocabulary, size=(4 * ROLLOUTS, _PROMPT_TOKENS)).tolist()
+        self._next = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._tokens
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """Why generations failed, the engine's own end included."""
+        return [*self._failures, *super().failures]
+
+    def start(self) -> None:
+        """Start the engine and fill it; it stays paused until `resume`."""
+        self._engine.start()
+        self._engine.pause()
+        for _ in range(ROLLOUTS):
+            self._submit()
+
+    def _submit(self) -> None:
+        number = self._next
+        self._next += 1
+        self._engine.submit(
+            f"rollout-{number}",
+            self._prompts[number % len(self._prompts)],
+            max_new_tokens=_OUTPUT_TOKENS,
+            on_output=self._on_output,
+        )
+
+    def _on_output(self, output: Output) -> None:
+        self._tokens += 1
+        if output.is_finished():
+            if output.error is not None:
+                self._failures.append(output.error)
+            elif self._engine.is_accepting:
+                self._submit()
+
+
+_WORKER: Final = 0
+# No version ever comes, so one batch has all there is. A turn that looks stalled in a pause stays:
+# there is no other worker to go to.
+_SCHEDULER: Final = SchedulerSettings(max_staleness=0, batch_trajectories=1_000_000)
+# Whoever counts tokens between two moments misses at most what was said in so long.
+_FLUSH_MS: Final = 5.0
+# What the scheduler believes of its only worker decides nothing.
+_PREFILL_TOKENS_PER_S: Final = 1000.0
+_DECODE_STEP_MS: Final = 10.0
+
+
+class TurnFeeder(RolloutLoad):
+    """Keeps trajectories of environments going on an engine, some of them in tools.
+
+    Args:
+        engine: built with `EngineConfig(sampling=True)` and not started.
+        kind: borrowed if it is rose's borrower, whose turns come back when serving takes memory.
+        loop: of the trajectories; more in flight than `seats`, or the engine waits for tools.
+        wait_s: `(trajectory, turn)` to how long a tool takes.
+        seats: most turns at once.
+        seed: of tasks and sampling.
+        clock: where time comes from.
+
+    Raises:
+        InvalidArgument: the engine does not sample, or is of another kind.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        kind: WorkerKind,
+        *,
+        loop: LoopSettings,
+        wait_s: Callable[[int, int], float],
+        seats: int,
+        seed: int,
+        clock: Clock,
+    ) -> None:
+        super().__init__(engine)
+        self._seats = seats
+        self._tokens = 0
+        self._loop = RolloutThread(
+            loop,
+            scheduler=_SCHEDULER,
+            seed=seed,
+            wait_s=wait_s,
+            on_finished=_let_go,
+            clock=clock,
+        )
+        self._worker = EngineWorker(
+            engine, _WORKER, kind, self._hear, flush_ms=_FLUSH_MS, ttl_ms=0.0
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._tokens
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """Why there are no more turns, if so."""
+        found = list(super().failures)
+        if self._loop.error is not None:
+            found.append(str(self._loop.error))
+        if dropped := self._loop.counts().dropped:
+            found.append(f"the scheduler gave {dropped} trajectories up")
+        return found
+
+    def start(self) -> None:
+        """Start the loop and the engine; it stays paused until `resume`."""
+        self._loop.start()  # First: the engine's first step reports its lease.
+        self._engine.start()
+        self._engine.pause()  # Before any turn can come.
+        can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
+        self._loop.join(self._worker, can)
+        self._worker.grant()
+
+    def stop(self) -> None:
+        """End the loop, and let the engine run, so that it can be stopped."""
+        self._loop.stop()
+        super().stop()
+
+    def _hear(self, event: WorkerEvent) -> None:
+        """Count what was said; in the engine's thread."""
+        if isinstance(event, TurnOutput):
+            self._tokens += len(event.tokens)
+        self._loop.hear(event)
+
+
+def _let_go(_trajectory: Trajectory) -> None:
+    """Nobody learns from it."""
+
+
+_REVOKED_S: Final = 20.0
+_LOOK_S: Final = 0.005
+# What idle mode usually finds on a device that is half busy; the scheduler's first guess.
+_SHARE: Final = 0.4
+
+
+class CircleLoad(RolloutLoad):
+    """Rollouts with environments, a trainer and another worker behind them.
+
+    Between `resume` and `pause` the borrowed worker has a lease and takes turns; outside it the
+    circle goes on with the dedicated worker alone.
+
+    Args:
+        engine: the borrower's, built with sampling and not started.
+        weights: of its model.
+        settings: of the circle.
+        wait_s: how long tools take, as in `Circle`.
+        clock: where time comes from.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        weights: LiveWeights,
+        settings: CircleSettings,
+        *,
+        wait_s: Callable[[int, int], float],
+        clock: Clock,
+    ) -> None:
+        super().__init__(engine)
+        self.circle = Circle(settings, wait_s=wait_s, clock=clock)
+        self._weights = weights
+        self._clock = clock
+        self._began_s = 0.0
+        self._worker = EngineWorker(engine, BORROWED, WorkerKind.BORROWED, self.circle.loop.hear)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the borrowed worker has generated."""
+        return self.circle.history.tokens(WorkerKind.BORROWED)
+
+    @property
+    def failures(self) -> Sequence[str]:
+        """What ended the circle, if anything did."""
+        failure = self.circle.failure()
+        return [*([] if failure is None else [failure]), *super().failures]
+
+    def start(self) -> None:
+        """Start the programs and the engine; the borrowed worker waits for `resume`."""
+        self.circle.start()
+        self._engine.start()
+        self.circle.add_borrowed(self._worker, self._weights, seats=ROLLOUTS, share=_SHARE)
+        self._began_s = self.circle.history.now_s()
+
+    def resume(self) -> None:
+        """Let the borrowed worker take turns."""
+        self._worker.grant()
+
+    def pause(self) -> None:
+        """Take every turn back from the borrowed worker, with its tokens.
+
+        Raises:
+            DeadlineExceeded: it does not give them back.
+        """
+        self._worker.revoke()
+        waited_s = 0.0
+        while self.circle.history.is_granted and self._engine.is_running:
+            if waited_s > _REVOKED_S:
+                raise DeadlineExceeded("the borrowed worker does not give its turns back")
+            self._clock.sleep(_LOOK_S)
+            waited_s += _LOOK_S
+
+    def stop(self) -> None:
+        """Stop the programs and the loop; the engine is its owner's to stop.
+
+        What does not end in time is an incident, and the report comes all the same.
+        """
+        try:
+            self.circle.stop()
+        except DeadlineExceeded as error:
+            self.circle.history.incident(str(error))
+
+    def record(self) -> CircleRecord:
+        """Return what happened; exact after `stop`."""
+        circle, history, handoff = self.circle, self.circle.history, self.circle.handoff
+        turns = history.turns()
+        last = {(turn.trajectory, turn.turn): turn.worker for turn in turns}
+        finishing = Counter(last.values())
+        taken = {(one.worker, one.version) for one in history.commits if one.is_match}
+        committed = Counter(worker for worker, _ in taken)
+        return CircleRecord(
+            versions=history.versions,
+            turns=tuple(sorted(turns, key=lambda turn: turn.start_s)),
+            trajectories=replace(
+                circle.loop.counts(),
+                lost=circle.lost(),
+                stale=handoff.status.dropped_stale,
+                turns_borrowed=finishing[WorkerKind.BORROWED.value],
+                turns_dedicated=finishing[WorkerKind.DEDICATED.value],
+                passed_over=handoff.passed_over,
+            ),
+            staleness=tuple(handoff.staleness.elements()),
+            spans=history.spans(),
+            incidents=history.incidents,
+            measured_s=history.now_s() - self._began_s,
+            published=handoff.published,
+            committed_borrowed=committed[WorkerKind.BORROWED.value],
+            committed_dedicated=committed[WorkerKind.DEDICATED.value],
+            sent=(handoff.sent_bytes, handoff.dense_bytes) if handoff.dense_bytes else None,
+            relayed=circle.relayed.sums(),
+        )

@@ -87,7 +87,6 @@ def assemble(
         prefix_cache=True,
         sampling=True,
         version=options.version,
-        cores=options.cores or None,
         clock=clock,
     )
     cache_blocks = ceil_div(options.kv_tokens, config.page_tokens)

@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rose.node.cores import cores_of
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
@@ -15,25 +13,18 @@ class WorkerOptions:
         model: a preset or a directory.
         seed: of a preset's weights.
         number: what events call it.
-        cores: the cores it runs on; empty for all it may use.
-        is_background: run in time that nobody else wants.
         seats: most sequences in a step.
         kv_tokens: how many tokens of context it can hold.
         weights: address of the publisher; None for weights that never change.
-        weights_token_on_stdin: the first line of stdin is what the publisher wants to be shown; on
-            the command line every user of the machine could read it.
         version: number of the weights it starts with.
     """
 
     model: str
     seed: int
     number: int
-    cores: frozenset[int]
-    is_background: bool
     seats: int
     kv_tokens: int
     weights: str | None
-    weights_token_on_stdin: bool
     version: int
 
 
@@ -43,21 +34,9 @@ def read_options(arguments: Sequence[str]) -> WorkerOptions:
     parser.add_argument("--model", required=True, help="a preset, or a directory with a model")
     parser.add_argument("--seed", type=int, default=0, help="of a preset's weights")
     parser.add_argument("--number", type=int, required=True, help="what events call the worker")
-    parser.add_argument("--cores", type=cores_of, default=frozenset(), help="such as 0 or 0,2")
-    parser.add_argument(
-        "--background",
-        dest="is_background",
-        action="store_true",
-        help="run in time that nobody else wants",
-    )
     parser.add_argument("--seats", type=_above_zero, default=8, help="sequences in a step")
     parser.add_argument("--kv-tokens", type=_above_zero, required=True, help="of context")
     parser.add_argument("--weights", default=None, help="HOST:PORT of the publisher")
-    parser.add_argument(
-        "--weights-token-on-stdin",
-        action="store_true",
-        help="the first line of standard input is what the publisher wants to see",
-    )
     parser.add_argument("--version", type=_count, default=0, help="of the weights it starts with")
     return WorkerOptions(**vars(parser.parse_args(arguments)))
 

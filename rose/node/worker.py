@@ -1,16 +1,17 @@
 """The program of a dedicated worker: `python -m rose.node.worker --help`.
 
-It ends when its stdin closes, so it never outlives whoever started it.
+It ends when its stdin closes, so it never outlives whoever started it. ROSE_TOKEN is what the
+publisher of its weights wants to be shown.
 """
 
 import logging
 import sys
 
 from rose.clock import BootClock
+from rose.config import read_environment
 from rose.errors import RoseError
 from rose.node.assembly import assemble
 from rose.node.options import read_options
-from rose.node.place import take_place
 from rose.node.program import serve_until_told
 
 
@@ -18,9 +19,8 @@ def main() -> int:
     """Serve one worker; return the exit status."""
     options = read_options(sys.argv[1:])
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    token = sys.stdin.readline().strip() if options.weights_token_on_stdin else ""
+    token = read_environment().token or ""
     try:
-        take_place(options.cores, is_background=options.is_background)
         is_told = serve_until_told(
             lambda on_event: assemble(options, on_event, weights_token=token, clock=BootClock()),
             stdin=sys.stdin,

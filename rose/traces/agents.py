@@ -79,14 +79,6 @@ class AgentTrace:
         """Return (sessions,) how many turns each took."""
         return np.bincount(self.session).astype(np.int64)
 
-    def tool_waits_s(self) -> npt.NDArray[np.float64]:
-        """Return the waits before later turns that are known and above 0, in the file's order."""
-        # NaN is not above 0, so what is not known is left out too.
-        waits: npt.NDArray[np.float64] = self.think_time_s[
-            (self.turn > 0) & (self.think_time_s > 0)
-        ]
-        return waits
-
 
 def read_agent_trace(path: str | Path) -> AgentTrace:
     """Read `COLUMNS`, plain or compressed; the turns of a session follow each other from 0.

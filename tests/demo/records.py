@@ -14,8 +14,8 @@ from rose.demo.record import (
     RunRecord,
     Slice,
     SliceCounts,
+    SliceTimeline,
     StepTimes,
-    Timeline,
     TrajectoryCounts,
     TurnRecord,
     VersionRecord,
@@ -94,8 +94,8 @@ def tiny_record(**changes):
         "slice_counts": SliceCounts(8, 1, 1),
         "setup_s": 60.0,
         "audits": (Audit("rose", granted=40, verified=40, violations=0),),
-        "revocations": (Revocation(3.0, 2, 1.0, 1), Revocation(5.0, 1, 3.0, 2)),
-        "timeline": Timeline(
+        "revocations": (Revocation(1.0, 1), Revocation(3.0, 2)),
+        "timeline": SliceTimeline(
             gate_open=((100.0, 101.5), (103.0, 104.0)),
             arrivals_s=(101.5, 102.0),
             slabs=((100.0, 2, 6, 2), (101.6, 5, 5, 0)),
@@ -155,7 +155,7 @@ def tiny_circle(**changes):
 EMPTY_CIRCLE = CircleRecord(
     versions=(),
     turns=(),
-    trajectories=TrajectoryCounts(0, 0, 0, 0, 0, 0, 0, 0, 0),
+    trajectories=TrajectoryCounts(0, 0, 0, 0, 0, 0),
     staleness=(),
     spans=(),
     incidents=(),
@@ -175,8 +175,5 @@ def tiny_broker():
     )
     return BrokerRecord(
         64 << 20,
-        tuple(
-            DecisionRecord(100.0 + i, move, cap << 20, lent << 20, why)
-            for i, (move, cap, lent, why) in enumerate(decided)
-        ),
+        tuple(DecisionRecord(move, cap << 20, lent << 20, why) for move, cap, lent, why in decided),
     )

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from rose.clock import BootClock
-from rose.demo.circle_load import CircleLoad
 from rose.demo.rl.history import History
+from rose.demo.workload import CircleLoad
 from rose.errors import DeadlineExceeded
 
 

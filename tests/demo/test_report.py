@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rose.demo import verdict as verdicts
-from rose.demo.record import ARMS, Answered, Audit, Lending, Timeline
+from rose.demo.record import ARMS, Answered, Audit, Lending, SliceTimeline
 from rose.demo.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument
 from rose.slo import SLO
@@ -292,7 +292,7 @@ def empty_record():
         solo=(),
         audits=(),
         revocations=(),
-        timeline=Timeline((), (), ()),
+        timeline=SliceTimeline((), (), ()),
         complete=False,
     )
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rose.demo import verdict as verdicts
-from rose.demo.circle_plots import draw_circle, running_turns
-from rose.demo.circle_summary import circle_row, start_s, version_rows
+from rose.demo.plots import draw_circle, running_turns
 from rose.demo.record import CircleRecord, TrajectoryCounts, TurnRecord
 from rose.demo.report import print_table, render_html, summarise, write_report
+from rose.demo.summary import circle_row, start_s, version_rows
 from tests.demo.records import EMPTY_CIRCLE, commit, tiny_circle, tiny_record
 
 NAN = float("nan")

@@ -1,9 +1,14 @@
 """What the tests of workers in other processes share."""
 
+import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 
+from rose.demo.rl.supervisor import Supervisor
 from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerEvent, WorkerLost
 from tests.node.steady import VERSION, logprob_at, token_at
 from tests.waiting import wait_for
@@ -29,6 +34,38 @@ def request(trajectory: int, *, tokens: int = 20, prompt: tuple[int, ...] = (1, 
         "seed": 1000 + trajectory,
     }
     return TurnRequest(**{**values, **changes})
+
+
+class Program:
+    """A program that is started once, and what its supervisor told."""
+
+    def __init__(self, command: list[str], **options) -> None:
+        self.ready: list[dict] = []
+        self.ends: list[str] = []
+        self.order: list[str] = []
+        self.lines: list[str] = []
+        self.supervisor = Supervisor(
+            lambda _incarnation: command,
+            self._on_ready,
+            lambda reason, _is_final: (self.ends.append(reason), self.order.append("end")),
+            on_line=self.lines.append,
+            **{"restarts_max": 0, **options},
+        )
+
+    def _on_ready(self, _incarnation: int, ready: dict, connection: Connection) -> None:
+        self.connection = connection
+        self.ready.append(ready)
+        self.order.append("ready")
+
+    def say(self, message: object) -> None:
+        """Write a line to its stdin."""
+        os.write(self.connection.fileno(), json.dumps(message).encode() + b"\n")
+
+    def end(self) -> str:
+        """Let it end by SIGTERM, and return how it did."""
+        os.kill(self.supervisor.pid, signal.SIGTERM)
+        wait_for(lambda: self.ends)
+        return self.ends[0]
 
 
 class Scheduler:

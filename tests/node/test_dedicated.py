@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from rose.demo.rl.child import Child
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
+from tests.node.rig import Program as Started
 from tests.node.rig import Scheduler, request
 
 pytest.importorskip("rose.engines.transformers.worker", reason="needs transformers")
@@ -17,7 +17,7 @@ from rose.engines.transformers.live_weights import LiveWeights
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.server import serve
-from tests.waiting import LONG_S, wait_for
+from tests.waiting import wait_for
 
 # Half a minute; `tests/demo/rl/test_circle.py` starts the same program.
 pytestmark = pytest.mark.slow
@@ -69,16 +69,10 @@ class Program:
 
     def __init__(self, stack: ExitStack, trainer: Trainer, node) -> None:
         command = [sys.executable, "-m", "rose.node.worker", *ARGUMENTS.split()]
-        command += ["--weights", trainer.server.address, "--weights-token-on-stdin"]
-        self.ready: list[dict] = []
-        self.ends: list[str] = []
-        self.child = Child(
-            command,
-            self.ready.append,
-            on_end=self.ends.append,
-            first_line=trainer.server.token,
-        )
-        stack.callback(self.child.stop, patience_s=LONG_S)
+        command += ["--weights", trainer.server.address]
+        self.child = Started(command, token=trainer.server.token)
+        self.ready, self.ends = self.child.ready, self.child.ends
+        stack.callback(self.child.supervisor.stop)
         wait_for(lambda: self.ready or self.ends, timeout_s=90.0)
         assert not self.ends, self.ends
         self.scheduler = Scheduler()
@@ -116,7 +110,7 @@ def test_a_dedicated_worker_follows_its_trainer_through_every_death(stack, train
     assert first.versions(2) == {version}
 
     # The worker is killed: the next one starts from the old weights and catches up.
-    first.child.kill()
+    first.child.supervisor.kill()
     wait_for(first.scheduler.losses)
     second = Program(stack, trainer, node)
     version = trainer.publish()
@@ -131,5 +125,4 @@ def test_a_dedicated_worker_follows_its_trainer_through_every_death(stack, train
     version = trainer.publish()
     wait_for(lambda: second.is_at(version))
     assert second.versions(4) == {version}
-    second.child.stop(patience_s=LONG_S)
-    assert "it ended with 0" in second.ends[0]
+    assert "it ended with 0" in second.child.end()

@@ -251,21 +251,17 @@ ARGUMENTS = "--model tiny-policy --number 1 --kv-tokens 4096".split()
 
 
 def test_options_are_read() -> None:
-    options = read_options([*ARGUMENTS, *"--cores 0,2 --background --seats 4 --seed 7".split()])
+    options = read_options([*ARGUMENTS, *"--seats 4 --seed 7".split()])
     assert (options.model, options.number, options.kv_tokens) == ("tiny-policy", 1, 4096)
-    assert (options.cores, options.is_background, options.seats) == (frozenset({0, 2}), True, 4)
-    assert (options.seed, options.weights, options.version) == (7, None, 0)
-    weights = "--weights 127.0.0.1:5 --weights-token-on-stdin --version 9".split()
+    assert (options.seats, options.seed, options.weights, options.version) == (4, 7, None, 0)
+    weights = "--weights 127.0.0.1:5 --version 9".split()
     options = read_options([*ARGUMENTS, *weights])
-    assert (options.weights, options.weights_token_on_stdin) == ("127.0.0.1:5", True)
-    assert options.version == 9
+    assert (options.weights, options.version) == ("127.0.0.1:5", 9)
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("--cores 0,x", "no list of cores"),
-        ("--cores -1", "-1 is less than 0"),
         ("--seats 0", "0 is not above 0"),
         ("--kv-tokens -5", "-5 is not above 0"),
         ("--version=-1", "-1 is less than 0"),

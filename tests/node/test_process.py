@@ -11,12 +11,10 @@ from functools import partial
 
 import pytest
 
-from rose.demo.rl.child import Child
-from rose.demo.rl.supervisor import RestartPolicy, Supervisor
-from rose.errors import Unavailable
+from rose.demo.rl.supervisor import Supervisor
 from rose.scheduler.remote import RemoteLimits
 from rose.scheduler.worker import LeaseChanged, TurnEnd
-from tests.node.rig import Scheduler, request
+from tests.node.rig import Program, Scheduler, request
 from tests.node.steady import KV_TOKENS, VERSION
 from tests.node.steady_program import DEADLY_SEED
 from tests.waiting import wait_for
@@ -34,13 +32,11 @@ def command(pace_s: str = FAST) -> list[str]:
     return [sys.executable, "-m", "tests.node.steady_program", pace_s]
 
 
-class Watched:
-    """A child and what it told."""
+class Watched(Program):
+    """The program of a worker."""
 
     def __init__(self, pace_s: str) -> None:
-        self.ready: list[dict] = []
-        self.ends: list[str] = []
-        self.child = Child(command(pace_s), self.ready.append, on_end=self.ends.append)
+        super().__init__(command(pace_s))
 
     def address(self) -> tuple[str, str]:
         wait_for(lambda: self.ready or self.ends)
@@ -54,7 +50,7 @@ def spawn() -> Iterator[partial[Watched]]:
 
         def start(pace_s: str = FAST) -> Watched:
             watched = Watched(pace_s)
-            stack.callback(watched.child.stop)
+            stack.callback(watched.supervisor.stop)
             return watched
 
         yield start
@@ -70,8 +66,7 @@ def test_a_worker_in_a_process_says_where_it_is_and_serves(spawn, node) -> None:
     wait_for(lambda: scheduler.ends(1))
     scheduler.check_said(asked)
     assert scheduler.events[0] == LeaseChanged(1, 1, KV_TOKENS, ttl_ms=0)
-    worker.child.stop()
-    assert "it ended with 0" in worker.ends[0]
+    assert "it ended with 0" in worker.end()
     wait_for(scheduler.losses)
 
 
@@ -88,7 +83,7 @@ def test_a_worker_killed_mid_turn_is_lost_once_and_what_it_said_is_kept(spawn, n
     for one in asked:
         remote.start_turn(one)
     wait_for(lambda: all(len(scheduler.tokens(one.trajectory)) > 3 for one in asked))
-    worker.child.kill()
+    worker.supervisor.kill()
     wait_for(scheduler.losses)
     wait_for(lambda: worker.ends)
     remote.start_turn(request(9))
@@ -106,9 +101,9 @@ def test_a_worker_that_is_started_again_goes_on_at_the_token(node) -> None:
     ready: list[dict] = []
     supervisor = Supervisor(
         lambda _incarnation: command(SLOW),
-        lambda _incarnation, one: ready.append(one),
-        lambda _death: None,
-        policy=RestartPolicy(backoff_s=0.01),
+        lambda _incarnation, one, _connection: ready.append(one),
+        lambda _reason, _is_final: None,
+        backoff_s=0.01,
     )
     with ExitStack() as stack:
         stack.callback(supervisor.stop)
@@ -141,10 +136,10 @@ def test_a_frozen_worker_is_lost_though_its_stream_is_open(spawn, node) -> None:
     remote = node.connect(address, scheduler, token=token, limits=limits)
     remote.start_turn(request(1, tokens=5))
     wait_for(lambda: scheduler.ends(1))
-    os.kill(worker.child.pid, signal.SIGSTOP)
+    os.kill(worker.supervisor.pid, signal.SIGSTOP)
     wait_for(scheduler.losses)
     assert "no sign of life for 3.0 s" in scheduler.losses()[0].reason
-    worker.child.kill()
+    worker.supervisor.kill()
 
 
 SCHEDULER = """
@@ -187,16 +182,15 @@ def test_what_is_said_on_stdin_is_told_to_the_worker(spawn, node) -> None:
     address, token = worker.address()
     node.connect(address, scheduler, token=token)
     wait_for(lambda: scheduler.events)
-    worker.child.say({"nonsense": 1})
-    worker.child.say(["no object"])
-    worker.child.say({"lost": "it was told so"})
+    worker.say({"nonsense": 1})
+    worker.say(["no object"])
+    worker.say({"lost": "it was told so"})
     wait_for(scheduler.losses)
     assert scheduler.losses()[0].reason == "it was told so"
     wait_for(lambda: worker.ends)
-    assert "that is nothing to say" in worker.child.last_lines()
-    assert "no JSON object" in worker.child.last_lines()
-    with pytest.raises(Unavailable, match="has ended"):
-        worker.child.say({})
+    said = "\n".join(worker.lines)
+    assert "that is nothing to say" in said
+    assert "no JSON object" in said
 
 
 def test_sigterm_ends_a_worker_after_its_last_words(spawn, node) -> None:
@@ -204,7 +198,7 @@ def test_sigterm_ends_a_worker_after_its_last_words(spawn, node) -> None:
     address, token = worker.address()
     node.connect(address, scheduler, token=token).start_turn(request(1, tokens=100_000))
     wait_for(lambda: scheduler.tokens(1))
-    os.kill(worker.child.pid, signal.SIGTERM)
+    os.kill(worker.supervisor.pid, signal.SIGTERM)
     wait_for(lambda: worker.ends)
     assert "it ended with 0" in worker.ends[0]
     wait_for(scheduler.losses)

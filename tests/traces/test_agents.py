@@ -32,8 +32,6 @@ def test_sessions_turns_and_waits(tmp_path, name):
     assert (len(trace), trace.name) == (6, name)
     assert trace.session.tolist() == [0, 0, 0, 1, 1, 1]
     assert trace.turns_per_session().tolist() == [3, 3]
-    # Not the wait before a first turn, not one of 0, not one that is not known.
-    assert trace.tool_waits_s().tolist() == [12.0, 4.5]
     assert np.isnan(trace.api_time_s).tolist() == [False, True, False, False, False, False]
     assert trace.output_tokens.tolist() == [10, 20, 0, 5, 5, 5]
     with pytest.raises(ValueError, match="read-only"):

@@ -276,7 +276,7 @@ def _follow(
     newest_n: int,
 ) -> None:
     """Say what came after `newest_n`, and ask now and then who upstream is."""
-    bell, looked, landed = Bell(), 0.0, 0
+    bell, looked, moved = Bell(), 0.0, (0, 0)
     while True:
         if introduction.known is None or looked >= _ASK_S:
             try:
@@ -288,9 +288,13 @@ def _follow(
         if made.newest_n != newest_n:
             newest_n = made.newest_n
             options.events.say("following", n=newest_n)
-        if stats.landed != landed:
-            landed = stats.landed
-            options.events.say("landed", updates=landed, crossing_bytes=stats.crossing_bytes)
+        if moved != (moved := (stats.landed, stats.sent_bytes)):
+            options.events.say(
+                "landed",
+                updates=stats.landed,
+                crossing_bytes=stats.crossing_bytes,
+                sent_bytes=stats.sent_bytes,
+            )
         trouble = follower.failure or made.failure
         options.events.trouble(trouble, about="following")
         bell.wait(_POLL_S)

@@ -1,7 +1,7 @@
-"""Worlds that trajectories act in: text in, text out, rewards that can be recomputed."""
+"""Worlds that trajectories act in: text in, text out, rewards for each step."""
 
 from rose.demo.environments.calculator import Calculator
-from rose.demo.environments.environment import Environment, Step, Transcript
+from rose.demo.environments.environment import Environment, Observed
 from rose.demo.environments.grid import GridWorld
 from rose.demo.environments.tasks import Task, task
 from rose.demo.environments.text import Tokenizer
@@ -11,10 +11,9 @@ __all__ = [
     "Calculator",
     "Environment",
     "GridWorld",
-    "Step",
+    "Observed",
     "Task",
     "Tokenizer",
     "ToolWaits",
-    "Transcript",
     "task",
 ]

@@ -1,17 +1,65 @@
 """A question of arithmetic, and a tool to work it out with before answering (ReAct style)."""
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from rose.demo.environments.arithmetic import LENGTH_MAX, Malformed, evaluate
-from rose.demo.environments.environment import Step, Transcript, check_seed, check_turns
-from rose.errors import InternalError, InvalidArgument
+from rose.demo.environments.environment import Observed
+from rose.errors import InvalidArgument
+
+LENGTH_MAX: Final = 64
+VALUE_MAX: Final = 10**9
+
+_NO_SUM: Final = re.compile(r"[^0-9+*() -]")
+_LEADING_ZEROS: Final = re.compile(r"(?<![0-9])0+(?=[0-9])")
+_STEPS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+def evaluate(text: str) -> int:
+    """Return the value of an expression; its length bounds the work.
+
+    Raises:
+        ValueError: it has none here, and why.
+    """
+    if len(text) > LENGTH_MAX:
+        raise ValueError(f"longer than {LENGTH_MAX} characters")
+    if found := _NO_SUM.search(text):
+        raise ValueError(f"unexpected '{found[0]}'")
+    try:
+        # Only parsed, and what is no sum has no value below.
+        value = _value(ast.parse(_LEADING_ZEROS.sub("", text.strip()), mode="eval").body)
+    except SyntaxError:
+        raise ValueError("that is no sum") from None
+    if abs(value) > VALUE_MAX:
+        raise ValueError("the value is too large")
+    return value
+
+
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand)
+        case ast.BinOp() if step := _STEPS.get(type(node.op)):
+            return step(_value(node.left), _value(node.right))
+    raise ValueError("that is no sum")
+
 
 _CALL: Final = re.compile(r"(calc|answer)\(")
 _ANSWER: Final = re.compile(r" *(-?[0-9]{1,12}) *\)")
 _HOW: Final = "say calc(..) or answer(N)"
+_TURNS_MAX: Final = 4
+_TERMS_MAX: Final = 3  # numbers in a question
+_LARGEST: Final = 9
 
 
 class Calculator:
@@ -23,32 +71,18 @@ class Calculator:
 
     name = "calculator"
 
-    def __init__(self, *, turns_max: int = 4, terms_max: int = 3, largest: int = 9) -> None:
-        """Set the rules.
-
-        Args:
-            turns_max: things that may be said, > 0.
-            terms_max: numbers in a question, from 2 to 6.
-            largest: of these numbers, from 1 to 99.
-        """
-        if turns_max <= 0 or not 2 <= terms_max <= 6 or not 1 <= largest <= 99:
-            raise InvalidArgument(
-                f"turns_max {turns_max}, terms_max {terms_max}, largest {largest}: give at least "
-                "1 turn, 2 to 6 terms, and a largest number from 1 to 99"
-            )
-        self._turns_max = turns_max
-        self._terms_max = terms_max
-        self._largest = largest
+    def __init__(self) -> None:
+        """Ask nothing yet."""
         self._answer = 0
         self._turns_left = 0
 
     def reset(self, seed: int) -> str:
         """Ask the question of `seed`."""
         question, self._answer = self._draw(seed)
-        self._turns_left = self._turns_max
+        self._turns_left = _TURNS_MAX
         return f"{question}=? {_HOW}"
 
-    def step(self, said: str) -> Step:
+    def step(self, said: str) -> Observed:
         """Use the calculator or answer; what is malformed costs a turn and is told so."""
         if self._turns_left == 0:
             raise InvalidArgument("no question is open: call reset")
@@ -57,30 +91,20 @@ class Calculator:
         if call == "answer" and (number := _number(rest)) is not None:
             self._turns_left = 0
             is_right = number == self._answer
-            return Step("right" if is_right else "wrong", float(is_right), is_over=True, tool=None)
+            return Observed(
+                "right" if is_right else "wrong", float(is_right), is_over=True, tool=None
+            )
         is_over = self._turns_left == 0
         if call == "calc":
-            return Step(_calculate(rest), 0.0, is_over, tool="calc")
+            return Observed(_calculate(rest), 0.0, is_over, tool="calc")
         told = "malformed: answer(N) takes a number" if call == "answer" else _HOW
-        return Step(told, 0.0, is_over, tool=None)
+        return Observed(told, 0.0, is_over, tool=None)
 
-    def score(self, transcript: Transcript) -> float:
-        """Return 1 if the first answer in the transcript is right, 0 if not or if there is none."""
-        check_turns(self.name, len(transcript.said), self._turns_max)
-        _, right = self._draw(transcript.seed)
-        for turn, said in enumerate(transcript.said, start=1):
-            call, rest = _first_call(said)
-            number = _number(rest) if call == "answer" else None
-            if number is not None:
-                check_turns(self.name, len(transcript.said), turn)
-                return float(number == right)
-        return 0.0
-
-    def _draw(self, seed: int) -> tuple[str, int]:
-        check_seed(seed)
+    @staticmethod
+    def _draw(seed: int) -> tuple[str, int]:
         random = np.random.default_rng(seed)
-        terms = int(random.integers(2, self._terms_max + 1))
-        numbers = random.integers(0, self._largest + 1, size=terms)
+        terms = int(random.integers(2, _TERMS_MAX + 1))
+        numbers = random.integers(0, _LARGEST + 1, size=terms)
         signs = random.choice(["+", "-", "*"], size=terms - 1)
         question = str(numbers[0])
         for place, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
@@ -88,10 +112,7 @@ class Calculator:
             if place > 0 and random.random() < 0.5:
                 question = f"({question})"
             question += f"{sign}{number}"
-        value = evaluate(question)
-        if isinstance(value, Malformed):
-            raise InternalError(f"the question {question} has no value: {value.reason}")
-        return question, value
+        return question, evaluate(question)
 
 
 def _first_call(said: str) -> tuple[str, str]:
@@ -106,11 +127,12 @@ def _number(rest: str) -> int | None:
 
 
 def _calculate(rest: str) -> str:
-    inside = _up_to_closing(rest)
-    if inside is None:
+    if (expression := _up_to_closing(rest)) is None:
         return "malformed: a bracket is not closed"
-    value = evaluate(inside)
-    return f"malformed: {value.reason}" if isinstance(value, Malformed) else f"calc: {value}"
+    try:
+        return f"calc: {evaluate(expression)}"
+    except ValueError as error:
+        return f"malformed: {error}"
 
 
 def _up_to_closing(rest: str) -> str | None:

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from rose.errors import InvalidArgument
-
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Observed:
     """What came of one thing that was said.
 
     Args:
@@ -23,14 +21,6 @@ class Step:
     tool: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """All that a score may depend on: the seed, and what was said in each turn."""
-
-    seed: int
-    said: tuple[str, ...]
-
-
 class Environment(Protocol):
     """One episode at a time. Equal seeds and words give equal observations and rewards."""
 
@@ -43,30 +33,10 @@ class Environment(Protocol):
         """Begin the episode of `seed` (>= 0) and return the first observation."""
         ...
 
-    def step(self, said: str) -> Step:
+    def step(self, said: str) -> Observed:
         """Say something, anything.
 
         Raises:
             InvalidArgument: the episode is over, or none was begun.
         """
         ...
-
-    def score(self, transcript: Transcript) -> float:
-        """Recompute the sum of all rewards; pure, so a reward can be checked by anybody.
-
-        Raises:
-            InvalidArgument: something was said after the end.
-        """
-        ...
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that no generator takes."""
-    if seed < 0:
-        raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
-
-
-def check_turns(name: str, turns: int, turns_max: int) -> None:
-    """Refuse a transcript that goes on after the episode has ended."""
-    if turns > turns_max:
-        raise InvalidArgument(f"the {name} ended after {turns_max} turns, the transcript has more")

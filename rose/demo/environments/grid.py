@@ -1,11 +1,95 @@
 """A maze walked by saying N, E, S or W."""
 
 import re
+from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
-from rose.demo.environments.environment import Step, Transcript, check_seed, check_turns
-from rose.demo.environments.maze import Cell, Maze, draw_maze
-from rose.errors import InvalidArgument
+import numpy as np
+
+from rose.demo.environments.environment import Observed
+from rose.errors import InvalidArgument, check
+
+Cell = tuple[int, int]  # (x, y), y grows to the south
+
+MOVES: Final[dict[str, Cell]] = {"N": (0, -1), "E": (1, 0), "S": (0, 1), "W": (-1, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Maze:
+    """A square of cells, some of them walls.
+
+    Args:
+        size: cells on a side.
+        walls: cells nobody can enter.
+        start: where the player begins.
+        goal: where the player wants to be.
+        steps_to_goal: fewest moves from each cell the goal can be reached from; walls on its way
+            are walked around.
+    """
+
+    size: int
+    walls: frozenset[Cell]
+    start: Cell
+    goal: Cell
+    steps_to_goal: dict[Cell, int]
+
+    def after(self, cell: Cell, move: str) -> Cell:
+        """Return where a move leads: the same cell if a wall or the edge is in the way."""
+        there = _moved(cell, move)
+        return there if is_open(self.size, self.walls, there) else cell
+
+    def open_moves(self, cell: Cell) -> str:
+        """Return the letters of the moves that lead somewhere."""
+        return "".join(move for move in MOVES if self.after(cell, move) != cell)
+
+
+def draw_maze(seed: int, *, size: int, wall_share: float, steps_max: int) -> Maze:
+    """Draw a maze whose goal is at most `steps_max` moves from its start.
+
+    Walls are drawn first; then one after the other falls until there is a way that is short enough.
+    That ends: with no wall left any cell is at most 2 (size - 1) moves from any other.
+
+    Args:
+        seed: >= 0.
+        size: >= 2.
+        wall_share: of the cells that are neither start nor goal, from 0 to 1.
+        steps_max: >= 2 (size - 1).
+    """
+    random = np.random.default_rng(seed)
+    cells = [(x, y) for y in range(size) for x in range(size)]
+    order = [cells[place] for place in random.permutation(len(cells))]
+    start, goal, *others = order
+    walls = others[: round(wall_share * len(others))]
+    while True:
+        steps = _steps_from(goal, size, frozenset(walls))
+        if steps.get(start, steps_max + 1) <= steps_max:
+            return Maze(size, frozenset(walls), start, goal, steps)
+        check(walls, "an empty maze has a way")
+        walls.pop()
+
+
+def is_open(size: int, walls: frozenset[Cell], cell: Cell) -> bool:
+    """Say whether a cell can be entered."""
+    return 0 <= cell[0] < size and 0 <= cell[1] < size and cell not in walls
+
+
+def _moved(cell: Cell, move: str) -> Cell:
+    return cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
+
+
+def _steps_from(goal: Cell, size: int, walls: frozenset[Cell]) -> dict[Cell, int]:
+    steps = {goal: 0}
+    queue = deque([goal])
+    while queue:
+        cell = queue.popleft()
+        for move in MOVES:
+            there = _moved(cell, move)
+            if there not in steps and is_open(size, walls, there):
+                steps[there] = steps[cell] + 1
+                queue.append(there)
+    return steps
+
 
 _MOVE: Final = re.compile("[NESW]")
 
@@ -33,16 +117,6 @@ class GridWorld:
             wall_share: of the cells, from 0 to 1; walls that leave no way are taken away.
             shaping: what the whole way to the goal adds to the 1 for being there, >= 0.
         """
-        if not 2 <= size <= 32 or turns_max < 2 * (size - 1):
-            raise InvalidArgument(
-                f"size {size} with turns_max {turns_max}: give a size from 2 to 32 and at least "
-                "2 (size - 1) turns"
-            )
-        if not 0.0 <= wall_share <= 1.0 or not 0.0 <= shaping < float("inf"):
-            raise InvalidArgument(
-                f"wall_share {wall_share}, shaping {shaping}: give a share from 0 to 1 and a "
-                "shaping of at least 0"
-            )
         self._size = size
         self._turns_max = turns_max
         self._wall_share = wall_share
@@ -58,7 +132,7 @@ class GridWorld:
         self._turns = 0
         return self._seen(self._maze, "go N, E, S or W")
 
-    def step(self, said: str) -> Step:
+    def step(self, said: str) -> Observed:
         """Make a move; what is none costs a turn and is told so."""
         if (maze := self._maze) is None:
             raise InvalidArgument("no maze was entered: call reset")
@@ -71,23 +145,10 @@ class GridWorld:
             self._maze = None
         told = ("moved" if self._at != before else "a wall") if found else "say N, E, S or W"
         seen = self._seen(maze, "the goal" if is_there else told)
-        return Step(seen, reward, self._maze is None, tool="move" if found else None)
-
-    def score(self, transcript: Transcript) -> float:
-        """Walk the transcript and value the cell it ends in."""
-        check_turns(self.name, len(transcript.said), self._turns_max)
-        maze = self.maze(transcript.seed)
-        cell = maze.start
-        for turn, said in enumerate(transcript.said, start=1):
-            found = _MOVE.search(said)
-            cell = maze.after(cell, found[0]) if found else cell
-            if cell == maze.goal:
-                check_turns(self.name, len(transcript.said), turn)
-        return float(cell == maze.goal) + self._potential(maze, cell)
+        return Observed(seen, reward, self._maze is None, tool="move" if found else None)
 
     def maze(self, seed: int) -> Maze:
         """Return the maze of a seed."""
-        check_seed(seed)
         return draw_maze(
             seed, size=self._size, wall_share=self._wall_share, steps_max=self._turns_max
         )

@@ -6,12 +6,12 @@ from typing import Final
 import numpy as np
 
 from rose.demo.environments.calculator import Calculator
-from rose.demo.environments.environment import Environment, check_seed
+from rose.demo.environments.environment import Environment
 from rose.demo.environments.grid import GridWorld
-from rose.errors import InvalidArgument
 
 # A small policy rarely finds a goal by chance: what it gains on the way is half of what there is.
 _SHAPING: Final = 0.5
+_GRID_SHARE: Final = 0.75  # of the groups that walk a maze; the others do sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +31,17 @@ class Task:
     environment: Environment
 
 
-def task(seed: int, number: int, *, group_size: int = 4, grid_share: float = 0.75) -> Task:
+def task(seed: int, number: int, *, group_size: int) -> Task:
     """Return the task of trajectory `number`; depends on the arguments alone.
 
     Args:
         seed: of the run, >= 0.
         number: of the trajectory, >= 0.
         group_size: trajectories that share a task, > 0.
-        grid_share: of the groups that walk a maze, from 0 to 1; the others do sums.
     """
-    check_seed(seed)
-    if number < 0 or group_size <= 0 or not 0.0 <= grid_share <= 1.0:
-        raise InvalidArgument(
-            f"number {number}, group_size {group_size}, grid_share {grid_share}: give a number of "
-            "at least 0, a group of at least 1 and a share from 0 to 1"
-        )
     group = number // group_size
     random = np.random.default_rng((seed, group))
-    is_grid = random.random() < grid_share
+    is_grid = random.random() < _GRID_SHARE
     episode = int(random.integers(1 << 31))
     environment = GridWorld(shaping=_SHAPING) if is_grid else Calculator()
     return Task(number, group, episode, environment)

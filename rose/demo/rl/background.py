@@ -15,7 +15,7 @@ class Background(ABC):
     """Runs `_work` in a thread of its own until `stop`.
 
     `_changed` guards what the thread shares with others, and wakes it; `_is_stopping` is set under
-    it. A failure of rose that ends the thread is kept in `error`.
+    it. What ends the thread is kept in `error`.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,12 +27,6 @@ class Background(ABC):
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
-
-    @property
-    def has_died(self) -> bool:
-        """Whether the thread has ended without being told to."""
-        is_started = self._thread.ident is not None
-        return is_started and not self._thread.is_alive() and not self._is_stopping
 
     def stop(self) -> None:
         """Let the thread do its last work, and join it.

@@ -10,27 +10,26 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from rose.clock import Clock
 from rose.demo.rl.handoff import Handoff
-from rose.demo.rl.history import History
+from rose.demo.rl.history import History, RelayedBytes
+from rose.demo.rl.messages import submit
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.service import TrainerClient
-from rose.demo.rl.settings import CircleSettings
-from rose.demo.rl.supervisor import Death, Supervisor
+from rose.demo.rl.settings import CircleSettings, TrainerOptions
+from rose.demo.rl.supervisor import OnReady, Supervisor
 from rose.demo.rl.training import unsaved_max
-from rose.demo.rl.watch import RelayedBytes, TrainerWatch
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from rose.node.feed import receive
 from rose.scheduler import Capabilities
-from rose.scheduler.events import Consumed
+from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
-from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.staging import ReceiverState
@@ -52,7 +51,10 @@ class NotedSource(SourceAround):
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait for versions, and tell of them."""
-        return self._noted(self._source.wait_manifests(after_n, timeout_s))
+        manifests = self._source.wait_manifests(after_n, timeout_s)
+        for manifest in manifests:
+            self._note(manifest)
+        return manifests
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask for a seed, and tell of it if any tile comes whole."""
@@ -61,14 +63,11 @@ class NotedSource(SourceAround):
             self._note(manifest)
         return manifest
 
-    def _noted(self, manifests: list[Manifest]) -> list[Manifest]:
-        for manifest in manifests:
-            self._note(manifest)
-        return manifests
-
 
 BORROWED: Final = 0
-_TRAINER: Final = "trainer"
+TRAINER: Final = "trainer"
+RELAY: Final = "relay"
+DEDICATED: Final = "dedicated worker"
 _FIRST_DEDICATED: Final = 1
 _READY_S: Final = 180.0
 _TOKEN_BYTES: Final = 32
@@ -88,43 +87,38 @@ class Circle:
         settings: what it is made of.
         wait_s: `(trajectory, turn)` to how long a tool takes.
         clock: where time comes from.
+
+    Attributes:
+        programs: by name, once they were started.
     """
 
     def __init__(
         self, settings: CircleSettings, *, wait_s: Callable[[int, int], float], clock: Clock
     ) -> None:
-        self.history = History(clock)
-        self.handoff = Handoff(
-            kept=unsaved_max(settings.pace.batch, settings.loop.group_size),
-            on_refused=self._refused,
-        )
         self._settings = settings
         self._checkpoint = settings.folder / "trainer.checkpoint"
         self._clock = clock
+        self.handoff = Handoff(
+            kept=unsaved_max(settings.trainer.batch, settings.loop.group_size),
+            tell=self._tell,
+            on_refused=self._refused,
+        )
         self.loop = RolloutThread(
             settings.loop,
             scheduler=settings.scheduler,
-            policy=settings.policy,
             seed=settings.seed,
             wait_s=wait_s,
             on_finished=self.handoff.put,
             clock=clock,
-            watches=(self.history,),
         )
-        self.watch = TrainerWatch(self.loop.tell)
+        self.history: History = self.loop.history
         self._token = secrets.token_hex(_TOKEN_BYTES)
         self._trainer_address = self._weights_address = "127.0.0.1:0"  # the relay has the latter
         self.relayed = RelayedBytes()
-        self._trainer_ready = threading.Event()
-        self._relay_ready = threading.Event()
-        self._dedicated_ready = threading.Event()
+        self.programs: dict[str, Supervisor] = {}
         self._given_up: str | None = None
         self._parts = ExitStack()
-        self._clients = self._parts.enter_context(ExitStack())  # Closed last.
         self._dedicated: RemoteWorker | None = None
-        self._trainer: Supervisor | None = None
-        self._relay: Supervisor | None = None
-        self._worker: Supervisor | None = None
         self._receiver: Receiver | None = None
         self._speed: dict[str, Any] = {}
         self._started = 0
@@ -142,43 +136,14 @@ class Circle:
         if self._checkpoint.exists():
             # Its trajectories have the numbers that ours would get.
             raise InvalidArgument(f"{self._checkpoint} is there already: name another folder")
-        self._trainer = Supervisor(
-            self._trainer_command,
-            self._trainer_began,
-            partial(self._died, _TRAINER, self._trainer_ready),
-            policy=self._settings.restarts,
-            clock=self._clock,
-            first_line=self._token,
-        )
-        self._parts.callback(self._trainer.stop)
-        self._wait_for(self._trainer_ready, "the trainer")
-        self._relay = Supervisor(
-            self._relay_command,
-            self._relay_began,
-            partial(self._died, "relay", self._relay_ready),
-            policy=self._settings.restarts,
-            on_line=self.relayed.hear,
-            first_line=self._token,
-            clock=self._clock,
-        )
-        self._parts.callback(self._relay.stop)
-        self._wait_for(self._relay_ready, "the relay")
-        self._parts.callback(self.watch.stop)  # It looks once more when all was handed over.
+        self._start(TRAINER, self._trainer_command, self._trainer_began)
+        self._start(RELAY, self._relay_command, self._relay_began, on_line=self.relayed.hear)
         self._parts.callback(self.handoff.stop)
         self._parts.callback(self.loop.stop)
-        for part in (self.loop, self.handoff, self.watch):
-            part.start()
-        self._worker = Supervisor(
-            self._worker_command,
-            self._worker_began,
-            partial(self._died, "dedicated worker", self._dedicated_ready),
-            policy=self._settings.restarts,
-            first_line=self._token,
-            clock=self._clock,
-        )
-        self._parts.callback(self._worker.stop)
+        self.loop.start()
+        self.handoff.start()
+        self._start(DEDICATED, self._worker_command, self._worker_began)
         self._parts.callback(self._hang_up)
-        self._wait_for(self._dedicated_ready, "the dedicated worker")
 
     def add_borrowed(
         self, worker: EngineWorker, weights: LiveWeights, *, seats: int, share: float
@@ -186,7 +151,7 @@ class Circle:
         """Let a borrowed worker take part; its engine runs, and `start` was called.
 
         Args:
-            worker: number `BORROWED`, made with `on_event=circle.hear`.
+            worker: number `BORROWED`, made with `on_event=circle.loop.hear`.
             weights: of its engine's model, loaded from the same preset or folder.
             seats: most turns it takes at once.
             share: of the time in which it is expected to run, > 0: it is taken to be so much
@@ -207,50 +172,21 @@ class Circle:
         )
         self.loop.join(worker, can)
 
-    def hear(self, event: WorkerEvent) -> None:
-        """Take an event of a worker; never waits, so an engine may call it in a step."""
-        self.loop.hear(event)
-
     def lost(self) -> int:
         """Return the trajectories that nobody can account for; exact after `stop`.
 
         One that was started is under way, dropped, waiting to be handed over, refused by the
         trainer, or known to it.
         """
-        counts = self.loop.counts()
-        known = self.watch.known + self.handoff.waiting + self.handoff.refused
+        counts, handoff = self.loop.counts(), self.handoff
+        known = handoff.status.consumed + handoff.waiting + handoff.refused
         return counts.lost + max(0, counts.finished - known)
-
-    def kill_trainer(self) -> None:
-        """Kill the trainer, for tests of what follows."""
-        if self._trainer is not None:
-            self._trainer.kill()
-
-    def kill_relay(self) -> None:
-        """Kill the relay, for tests of what follows."""
-        if self._relay is not None:
-            self._relay.kill()
-
-    def dedicated_pid(self) -> int | None:
-        """Return the number of the dedicated worker's process, if it runs."""
-        return None if self._worker is None else self._worker.pid
-
-    def kill_dedicated(self) -> None:
-        """Kill the dedicated worker: the next incarnation takes its place."""
-        if self._worker is not None:
-            self._worker.kill()
-
-    def held_digest(self) -> Digest | None:
-        """Return the digest of the version that the borrowed worker is said to hold."""
-        return None if self._receiver is None else self._receiver.digest
 
     def failure(self) -> str | None:
         """Return what ended the circle for good; None while it turns."""
-        for part in (self.loop, self.handoff, self.watch):
+        for part in (self.loop, self.handoff):
             if part.error is not None:
                 return str(part.error)
-            if part.has_died:
-                return f"a thread of the circle has died: {type(part).__name__}"
         if self._receiver is not None and self._receiver.state is ReceiverState.QUARANTINED:
             return "the borrowed worker's weights are those of no version"
         return self._given_up
@@ -263,6 +199,9 @@ class Circle:
         """
         self._parts.close()
 
+    def _tell(self, news: VersionPublished | Consumed) -> None:
+        self.loop.tell(news)
+
     def _refused(self, why: str) -> None:
         self.history.incident(f"the trainer refuses a trajectory: {why}")
         self.loop.tell(Consumed(1))  # It waits for another instead.
@@ -273,51 +212,76 @@ class Circle:
 
     # ---- the programs ---------------------------------------------------------------------------
 
-    def _place(self) -> list[str]:
-        cores = ",".join(str(core) for core in sorted(self._settings.cores))
-        background = ["--background"] if self._settings.is_background else []
-        return [*background, *([f"--cores={cores}"] if cores else [])]
+    def _start(
+        self,
+        name: str,
+        make_command: Callable[[int], Sequence[str]],
+        began: OnReady,
+        *,
+        on_line: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Start a program, and wait until it is ready."""
+        is_up = threading.Event()
+
+        def on_ready(incarnation: int, ready: dict[str, Any], connection: Any) -> None:
+            if incarnation:
+                self.history.incident(f"{name} is back")
+            began(incarnation, ready, connection)
+            is_up.set()
+
+        self.programs[name] = Supervisor(
+            make_command,
+            on_ready,
+            partial(self._died, name, is_up),
+            on_line=on_line,
+            token=self._token,
+            is_background=self._settings.is_background,
+            clock=self._clock,
+        )
+        self._parts.callback(self.programs[name].stop)
+        if not is_up.wait(timeout=_READY_S):
+            raise DeadlineExceeded(f"the {name} is not ready after {_READY_S:g} s")
+        if self._given_up is not None:
+            raise Unavailable(self._given_up)
+
+    def _died(self, name: str, is_up: threading.Event, reason: str, is_final: bool) -> None:  # noqa: FBT001
+        self.history.incident(f"{name} died: {reason}")
+        if name == TRAINER:
+            self.handoff.follow(None)
+        if is_final or not is_up.is_set():
+            # One that never was ready will not be: its options or its machine are at fault.
+            self._given_up = f"the {name} was given up: {reason}"
+            is_up.set()
 
     def _trainer_command(self, _incarnation: int) -> list[str]:
-        settings, pace = self._settings, asdict(self._settings.pace)
-        is_bf16 = pace.pop("is_bf16")
-        return [
-            *(sys.executable, "-m", "rose.demo.rl.program", f"--model={settings.model}"),
-            *(f"--seed={settings.seed}", f"--run=seed-{settings.seed}"),
-            f"--checkpoint={self._checkpoint}",
-            f"--group-size={settings.loop.group_size}",
-            f"--temperature={settings.loop.temperature}",
-            *(f"--{name.replace('_', '-')}={value}" for name, value in pace.items()),
-            *(["--is-bf16"] if is_bf16 else []),
-            f"--first-version={self.watch.version + 1 if self.watch.version else 0}",
-            *(f"--weights-address={self._trainer_address}", "--weights-token-on-stdin"),
-            *self._place(),
-        ]
+        settings, version = self._settings, self.handoff.version
+        options = TrainerOptions(
+            model=settings.model,
+            seed=settings.seed,
+            run=f"seed-{settings.seed}",
+            checkpoint=str(self._checkpoint),
+            group_size=settings.loop.group_size,
+            settings=settings.trainer,
+            first_version=version + 1 if version else 0,
+            weights_address=self._trainer_address,
+        )
+        words = msgspec.json.encode(options).decode()
+        return [sys.executable, "-m", "rose.demo.rl.program", words]
 
-    def _trainer_began(self, incarnation: int, ready: dict[str, Any]) -> None:
-        if incarnation:
-            self.history.incident(f"trainer is back at version {ready['version']}")
+    def _trainer_began(self, _incarnation: int, ready: dict[str, Any], connection: Any) -> None:
         self._trainer_address = ready["weights_address"]
-        client = TrainerClient(ready["trainer_address"], ready["trainer_token"])
-        self._clients.callback(client.close)
-        self.handoff.follow(client.submit)
-        self.watch.follow(client.status)
-        self._trainer_ready.set()
+        self.handoff.follow(partial(submit, connection))
 
     def _relay_command(self, _incarnation: int) -> list[str]:
         self.relayed.begin()
         return [
-            *(sys.executable, "-m", "rose.demo.rl.relay_program"),
-            *(f"--upstream={self._trainer_address}", f"--weights-address={self._weights_address}"),
-            *self._place(),
+            *(sys.executable, "-m", "rose.cli.main", "relay", "--json"),
+            *(f"--upstream={self._trainer_address}", f"--listen={self._weights_address}"),
         ]
 
-    def _relay_began(self, incarnation: int, ready: dict[str, Any]) -> None:
-        if incarnation:
-            self.history.incident("relay is back")
+    def _relay_began(self, _incarnation: int, ready: dict[str, Any], _connection: Any) -> None:
         # The same for all that follow, so that workers find them.
         self._weights_address = ready["address"]
-        self._relay_ready.set()
 
     def _worker_command(self, incarnation: int) -> list[str]:
         settings = self._settings
@@ -325,15 +289,12 @@ class Circle:
         return [
             *(sys.executable, "-m", "rose.node.worker", f"--model={settings.model}"),
             *(f"--seed={settings.seed}", f"--number={_FIRST_DEDICATED + incarnation}"),
-            f"--seats={settings.dedicated.seats}",
-            f"--kv-tokens={settings.dedicated.kv_tokens}",
-            *(f"--weights={self._weights_address}", "--weights-token-on-stdin"),
-            *self._place(),
+            f"--seats={settings.seats}",
+            f"--kv-tokens={settings.kv_tokens}",
+            f"--weights={self._weights_address}",
         ]
 
-    def _worker_began(self, incarnation: int, ready: dict[str, Any]) -> None:
-        if incarnation:
-            self.history.incident("dedicated worker is back")
+    def _worker_began(self, incarnation: int, ready: dict[str, Any], _connection: Any) -> None:
         self._speed = ready
         number = _FIRST_DEDICATED + incarnation
         can = Capabilities(
@@ -347,9 +308,9 @@ class Circle:
         before = self._dedicated
 
         def hear(event: WorkerEvent) -> None:
-            self.hear(event)
+            self.loop.hear(event)
             if _is_beyond_help(event) and self._started == incarnation:
-                self.kill_dedicated()  # Another incarnation takes its place.
+                self.programs[DEDICATED].kill()  # Another incarnation takes its place.
 
         self._dedicated = RemoteWorker(
             ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear
@@ -357,20 +318,3 @@ class Circle:
         self.loop.join(self._dedicated, can)
         if before is not None:
             before.close()
-        self._dedicated_ready.set()
-
-    def _died(self, name: str, is_up: threading.Event, death: Death) -> None:
-        self.history.incident(f"{name} died: {death.reason}")
-        if name == _TRAINER:
-            self.handoff.follow(None)
-            self.watch.follow(None)
-        if death.is_final or not is_up.is_set():
-            # One that never was ready will not be: its options or its machine are at fault.
-            self._given_up = f"the {name} was given up: {death.reason}"
-            is_up.set()
-
-    def _wait_for(self, ready: threading.Event, name: str) -> None:
-        if not ready.wait(timeout=_READY_S):
-            raise DeadlineExceeded(f"{name} is not ready after {_READY_S:g} s")
-        if self._given_up is not None:
-            raise Unavailable(self._given_up)

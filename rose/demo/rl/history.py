@@ -1,11 +1,14 @@
 """What happened in a circle, for reports: versions, commits, leases, incidents and turns."""
 
+import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from rose.clock import Clock
+from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
 from rose.scheduler.front_events import Entry, Registered
 from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TurnResult
@@ -22,57 +25,39 @@ from rose.scheduler.worker import (
 from rose.transfer.manifest import Manifest
 from rose.units import NS_PER_S
 
-
-@dataclass(frozen=True, slots=True)
-class SeenVersion:
-    """A version as a receiver heard of it.
-
-    Args:
-        n: its number.
-        at_s: when.
-        is_seed: whether it is whole and not a change of the one before.
-        changed: elements that differ.
-        count: elements of the weights.
-        nbytes: of its chunks, as they go to one receiver.
-    """
-
-    n: int
-    at_s: float
-    is_seed: bool
-    changed: int
-    count: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SeenCommit:
-    """A worker took a version, or went back to the one before."""
-
-    kind: WorkerKind
-    at_s: float
-    version: int
-    pause_ms: float
-    is_match: bool
+_BYTES_PER_ELEMENT: Final = 2
 
 
 class History(FrontWatch):
-    """Notes what the scheduler hears of workers, and what receivers report; any thread."""
+    """Notes what the scheduler does and hears of workers, and what receivers report; any thread.
+
+    Attributes:
+        resumed: trajectories with a turn that was taken up again.
+        moved: (trajectory, turn) of each turn that more than one worker had a part in.
+    """
 
     def __init__(self, clock: Clock) -> None:
         """Start empty."""
         self._clock = clock
-        self._lock = threading.Lock()  # Guards all below.
+        self._lock = threading.RLock()  # Guards all below.
         self._kinds: dict[int, WorkerKind] = {}
         self._tokens: Counter[WorkerKind] = Counter()
-        self._versions: dict[tuple[int, bool], SeenVersion] = {}
-        self._commits: list[SeenCommit] = []
+        self._versions: dict[tuple[int, bool], VersionRecord] = {}
+        self._commits: list[CommitRecord] = []
         self._incidents: list[tuple[float, str]] = []
         self._spans: list[tuple[float, float]] = []
         self._granted_s: float | None = None
+        self._turns: list[TurnRecord] = []
+        self._open: dict[int, TurnRecord] = {}
+        self._ended: set[int] = set()  # those of the open ones that have an end
+        self.resumed: set[int] = set()
+        self.moved: set[tuple[int, int]] = set()
 
     def now_s(self) -> float:
         """Return the time on the clock of the history."""
         return self._clock.now_ns() / NS_PER_S
+
+    # ---- workers --------------------------------------------------------------------------------
 
     def heard(self, entry: Entry) -> None:
         """Note a worker that registers, and the events of those that did."""
@@ -89,7 +74,13 @@ class History(FrontWatch):
             case TurnOutput():
                 self._tokens[kind] += len(event.tokens)
             case VersionCommitted():
-                self._commit(event, kind, now_s)
+                commit = CommitRecord(
+                    kind.value, now_s, event.pause_ms, event.is_match, event.version
+                )
+                self._commits.append(commit)
+                if not event.is_match:
+                    said = f"{kind.value} worker could not take a version; it is at {event.version}"
+                    self._incidents.append((now_s, said))
             case LeaseChanged() if kind is WorkerKind.BORROWED:
                 self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
             case WorkerLost():
@@ -97,35 +88,12 @@ class History(FrontWatch):
                     self._lease(is_live=False, now_s=now_s)
                 self._incidents.append((now_s, f"{kind.value} worker lost: {event.reason}"))
 
-    def _commit(self, event: VersionCommitted, kind: WorkerKind, now_s: float) -> None:
-        commit = SeenCommit(kind, now_s, event.version, event.pause_ms, event.is_match)
-        self._commits.append(commit)
-        if not event.is_match:
-            said = f"{kind.value} worker could not take a version; it is at {event.version}"
-            self._incidents.append((now_s, said))
-
     def _lease(self, *, is_live: bool, now_s: float) -> None:
         if is_live and self._granted_s is None:
             self._granted_s = now_s
         elif not is_live and self._granted_s is not None:
             self._spans.append((self._granted_s, now_s))
             self._granted_s = None
-
-    def version(self, manifest: Manifest) -> None:
-        """Note a version that a receiver may take; one that only says what is there is none."""
-        if manifest.base == manifest.version:
-            return
-        chunks = manifest.chunks
-        seen = SeenVersion(
-            n=manifest.version.n,
-            at_s=self.now_s(),
-            is_seed=manifest.base is None,
-            changed=sum(chunk.changed for chunk in chunks),
-            count=manifest.count,
-            nbytes=sum(chunk.nbytes for chunk in chunks),
-        )
-        with self._lock:
-            self._versions.setdefault((seen.n, seen.is_seed), seen)
 
     def incident(self, said: str) -> None:
         """Note something that should not have happened, and was survived."""
@@ -135,26 +103,13 @@ class History(FrontWatch):
     @property
     def is_granted(self) -> bool:
         """Whether the borrowed worker has a lease."""
-        with self._lock:
-            return self._granted_s is not None
+        return self._granted_s is not None
 
     @property
     def incidents(self) -> tuple[tuple[float, str], ...]:
         """(time, sentence), in the order of time."""
         with self._lock:
             return tuple(self._incidents)
-
-    @property
-    def commits(self) -> tuple[SeenCommit, ...]:
-        """In the order of time."""
-        with self._lock:
-            return tuple(self._commits)
-
-    @property
-    def versions(self) -> tuple[SeenVersion, ...]:
-        """Those with a change or a whole, by number."""
-        with self._lock:
-            return tuple(self._versions[key] for key in sorted(self._versions))
 
     def spans(self) -> tuple[tuple[float, float], ...]:
         """Return (from, to) of each time in which the borrowed worker had a lease."""
@@ -167,70 +122,94 @@ class History(FrontWatch):
         with self._lock:
             return self._tokens[kind]
 
+    # ---- versions -------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A turn on one worker, or the part of it that ran there.
+    def version(self, manifest: Manifest) -> None:
+        """Note a version that a receiver may take; one that only says what is there is none."""
+        if manifest.base == manifest.version:
+            return
+        chunks = manifest.chunks
+        seen = VersionRecord(
+            n=manifest.version.n,
+            published_s=self.now_s(),
+            density=sum(chunk.changed for chunk in chunks) / manifest.count,
+            bytes_sent=sum(chunk.nbytes for chunk in chunks),
+            dense_bytes=manifest.count * _BYTES_PER_ELEMENT,
+            commits=(),
+        )
+        with self._lock:
+            self._versions.setdefault((seen.n, manifest.base is None), seen)
 
-    Args:
-        trajectory: whose.
-        turn: which, from 0.
-        worker: number of the worker.
-        kind: of the worker.
-        start_ns: when the worker was asked.
-        end_ns: when it said that the turn ended there; 0 while it has not.
-        tokens: generated there.
-        is_resumed: whether the turn began elsewhere, or earlier.
-    """
+    @property
+    def commits(self) -> tuple[CommitRecord, ...]:
+        """In the order of time."""
+        with self._lock:
+            return tuple(self._commits)
 
-    trajectory: int
-    turn: int
-    worker: int
-    kind: WorkerKind
-    start_ns: int
-    end_ns: int
-    tokens: int
-    is_resumed: bool
+    @property
+    def versions(self) -> tuple[VersionRecord, ...]:
+        """One record for each number, with what workers did with it.
 
+        A version may come twice, as a change and whole: what was sent is of both. A commit that
+        went back names the version before, so it belongs to the first one above.
+        """
+        with self._lock:
+            seen, commits = dict(self._versions), tuple(self._commits)
+        by_number: dict[int, list[VersionRecord]] = {}
+        for key in sorted(seen):
+            by_number.setdefault(key[0], []).append(seen[key])
+        taken: dict[int, list[CommitRecord]] = {n: [] for n in by_number}
+        for commit in commits:
+            n = commit.version if commit.is_match else _first_above(commit.version, by_number)
+            taken.get(n, []).append(commit)
+        return tuple(
+            VersionRecord(
+                n=n,
+                published_s=min(one.published_s for one in ones),
+                density=min(one.density for one in ones),
+                bytes_sent=sum(one.bytes_sent for one in ones),
+                dense_bytes=ones[0].dense_bytes,
+                commits=tuple(taken[n]),
+            )
+            for n, ones in by_number.items()
+        )
 
-class Parts(FrontWatch):
-    """Books of all parts. The scheduler's thread writes; `done` may be read by any."""
-
-    def __init__(self, clock: Clock) -> None:
-        """Start without any."""
-        self._clock = clock
-        self._lock = threading.Lock()  # Guards `_done`.
-        self._done: list[Part] = []
-        self._open: dict[int, Part] = {}
-        self._resumed: set[int] = set()
+    # ---- turns ----------------------------------------------------------------------------------
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
         """Note that `worker` was asked; a part of the trajectory that is still open ends."""
-        self._put_away(request.trajectory)
-        is_resumed = request.first_token > 0
-        if is_resumed:
-            self._resumed.add(request.trajectory)
-        self._open[request.trajectory] = Part(
-            trajectory=request.trajectory,
-            turn=request.turn,
-            worker=worker,
-            kind=kind,
-            start_ns=self._clock.now_ns(),
-            end_ns=0,
-            tokens=0,
-            is_resumed=is_resumed,
-        )
+        with self._lock:
+            before = self._open.get(request.trajectory)
+            if before is not None and before.turn == request.turn and before.number != worker:
+                self.moved.add((request.trajectory, request.turn))
+            self._put_away(request.trajectory)
+            is_resumed = request.first_token > 0
+            if is_resumed:
+                self.resumed.add(request.trajectory)
+            self._open[request.trajectory] = TurnRecord(
+                trajectory=request.trajectory,
+                turn=request.turn,
+                worker=kind.value,
+                start_s=self.now_s(),
+                end_s=0.0,
+                tokens=0,
+                is_resumed=is_resumed,
+                number=worker,
+            )
 
     def add(self, trajectory: int, tokens: int) -> None:
         """Note tokens of the part; they may come after its end."""
-        part = self._open[trajectory]
-        self._open[trajectory] = replace(part, tokens=part.tokens + tokens)
+        with self._lock:
+            part = self._open[trajectory]
+            self._open[trajectory] = replace(part, tokens=part.tokens + tokens)
 
     def end(self, trajectory: int, worker: int) -> None:
         """Note that the part ended, if it is one of `worker`."""
-        part = self._open.get(trajectory)
-        if part is not None and part.worker == worker and not part.end_ns:
-            self._open[trajectory] = replace(part, end_ns=self._clock.now_ns())
+        with self._lock:
+            part = self._open.get(trajectory)
+            if part is not None and part.number == worker and trajectory not in self._ended:
+                self._ended.add(trajectory)
+                self._open[trajectory] = replace(part, end_s=self.now_s())
 
     def end_all(self, worker: int) -> None:
         """Note that a worker is gone."""
@@ -239,23 +218,53 @@ class Parts(FrontWatch):
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Put the parts of turns away that are over: nothing more will be said of them."""
-        for outcome in outcomes:
-            if isinstance(outcome, TurnResult | Gone):
-                self._put_away(outcome.trajectory)
+        with self._lock:
+            for outcome in outcomes:
+                if isinstance(outcome, TurnResult | Gone):
+                    self._put_away(outcome.trajectory)
 
     def _put_away(self, trajectory: int) -> None:
-        part = self._open.pop(trajectory, None)
-        if part is None:
-            return
-        with self._lock:
-            self._done.append(replace(part, end_ns=part.end_ns or self._clock.now_ns()))
+        self.end(trajectory, self._open[trajectory].number if trajectory in self._open else -1)
+        self._ended.discard(trajectory)
+        if (part := self._open.pop(trajectory, None)) is not None:
+            self._turns.append(part)
 
-    @property
-    def resumed(self) -> int:
-        """How many trajectories had a turn that was taken up again."""
-        return len(self._resumed)
-
-    def done(self) -> list[Part]:
+    def turns(self) -> list[TurnRecord]:
         """Return the parts that were put away, in that order."""
         with self._lock:
-            return list(self._done)
+            return list(self._turns)
+
+
+class RelayedBytes:
+    """Adds up what each incarnation of the relay says it moved; any thread.
+
+    What one moved after it last said so is missing: at most half a second of it, if it is killed.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing moved."""
+        self._before = self._now = (0, 0)
+
+    def begin(self) -> None:
+        """Count a new incarnation from nothing."""
+        self._before, self._now = self.sums(), (0, 0)
+
+    def hear(self, line: str) -> None:
+        """Take a line of the relay's; what is none of its figures says nothing."""
+        try:
+            said = json.loads(line)
+        except ValueError:
+            return
+        match said:
+            case {"crossing_bytes": int(crossing), "sent_bytes": int(sent)}:
+                self._now = crossing, sent
+
+    def sums(self) -> tuple[int, int]:
+        """Return the bytes from the trainer to the relay, and from the relay to the workers."""
+        before, now = self._before, self._now
+        return before[0] + now[0], before[1] + now[1]
+
+
+def _first_above(version: int, numbers: Iterable[int]) -> int:
+    """Return the smallest number above `version`; the largest there is if none is."""
+    return min((n for n in numbers if n > version), default=max(numbers, default=version))

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from rose.demo.rl.messages import Submitted
 from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
-from rose.errors import InvalidArgument
 
 
 class Intake:
@@ -17,9 +16,8 @@ class Intake:
     Args:
         group_size: trajectories of a group, > 0.
         vocabulary: ids are below it.
-        waiting_max: how many may wait; more are told to come later.
+        waiting_max: how many may wait, at least a group; more are told to come later.
         learned: numbers that were learned from before this process.
-        tokens_max: of one trajectory.
     """
 
     def __init__(
@@ -29,17 +27,10 @@ class Intake:
         vocabulary: int,
         waiting_max: int,
         learned: Iterable[int] = (),
-        tokens_max: int = TRAJECTORY_TOKENS_MAX,
     ) -> None:
-        if group_size <= 0 or waiting_max < group_size:
-            raise InvalidArgument(
-                f"group_size {group_size}, waiting_max {waiting_max}: give groups of at least 1 "
-                "and room for one of them"
-            )
         self._group_size = group_size
         self._vocabulary = vocabulary
         self._waiting_max = waiting_max
-        self._tokens_max = tokens_max
         self._changed = threading.Condition()
         self._known = set(learned)
         self._groups: dict[int, list[Trajectory]] = {}  # not complete yet
@@ -117,8 +108,8 @@ class Intake:
 
     def _fault(self, one: Trajectory, newest: int) -> str | None:
         name = f"trajectory {one.number}"
-        if len(one.tokens) > self._tokens_max:
-            return f"{name} has {len(one.tokens)} tokens, at most {self._tokens_max} are taken"
+        if len(one.tokens) > TRAJECTORY_TOKENS_MAX:
+            return f"{name} has {len(one.tokens)} tokens, at most {TRAJECTORY_TOKENS_MAX} are taken"
         if (token := max(one.tokens)) >= self._vocabulary:
             return f"{name} has token {token}, the model knows ids below {self._vocabulary}"
         if (version := max(one.versions)) > newest:

@@ -1,30 +1,19 @@
-"""What passes between the trainer's process and its parent: dataclasses, packed, with a version."""
+"""What passes between the trainer's process and its parent, through the former's stdin."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Final
 
-from rose.demo.rl.trajectory import Trajectory
+import msgspec
 
-FORMAT: Final = 1
+from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
+from rose.errors import CorruptData, Unavailable
 
-SERVICE: Final = "rose.demo.rl.Trainer"
-SUBMIT: Final = "Submit"
-STATUS: Final = "Status"
-TOKEN_KEY: Final = "rose-token"  # of the metadata of each call
-
-# A client cuts what it sends into messages of so many trajectories, and of so many tokens, at most:
-# a token takes up to 28 bytes there.
-MESSAGE_BYTES_MAX: Final = 64 << 20
+# Trajectories of a message at most.
 SUBMIT_MAX: Final = 64
-SUBMIT_TOKENS_MAX: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Trajectories to learn from."""
-
-    trajectories: tuple[Trajectory, ...]
-    format: int = FORMAT
+# A token takes up to 28 bytes in a message.
+MESSAGE_BYTES_MAX: Final = 32 * SUBMIT_MAX * TRAJECTORY_TOKENS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +32,6 @@ class Submitted:
     known: tuple[int, ...] = ()
     later: tuple[int, ...] = ()
     refused: dict[int, str] = field(default_factory=dict)
-    format: int = FORMAT
-
-
-@dataclass(frozen=True, slots=True)
-class AskStatus:
-    """Asks for the status."""
-
-    format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +39,8 @@ class TrainerStatus:
     """Where the trainer is.
 
     Args:
-        incarnation: of the trainer.
         version: the newest published.
         steps: times the weights changed, over all incarnations.
-        reward_mean: of the last step's trajectories; None before the first.
-        loss: of the last step; None before the first.
         staleness: how many trajectories came at which staleness, in this incarnation.
         dropped_stale: trajectories too old to learn from, over all incarnations.
         passed_over: trajectories that a step had no time for, in this incarnation.
@@ -74,41 +52,41 @@ class TrainerStatus:
         dense_bytes: what sending all weights to each of them would have been.
     """
 
-    incarnation: int
-    version: int
-    steps: int
-    reward_mean: float | None
-    loss: float | None
-    staleness: dict[int, int]
-    dropped_stale: int
-    passed_over: int
-    consumed: int
-    waiting: int
-    durable: int
-    versions: int
-    bytes_sent: int
-    dense_bytes: int
-    format: int = FORMAT
+    version: int = 0
+    steps: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+    dropped_stale: int = 0
+    passed_over: int = 0
+    consumed: int = 0
+    waiting: int = 0
+    durable: int = 0
+    versions: int = 0
+    bytes_sent: int = 0
+    dense_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The one line that the program prints: where it is, and what callers must show.
+class Reply:
+    """What the trainer answers: what became of what was sent, and where it is after that."""
 
-    Args:
-        incarnation: of this process, higher than any before it.
-        version: what its weights are now; receivers begin there.
-        trainer_address: where trajectories go, "127.0.0.1:port".
-        trainer_token: goes with every call there.
-        weights_address: where receivers of weights ask.
-        weights_token: goes with every call there.
+    submitted: Submitted
+    status: TrainerStatus
+
+
+def submit(connection: Connection, trajectories: Sequence[Trajectory]) -> Reply:
+    """Send at most `SUBMIT_MAX` trajectories to a trainer, or none, and wait for its reply.
+
+    One that was sent before counts once. After `Unavailable` the caller does not know whether they
+    arrived: it sends them to the next incarnation, which knows by number what it has.
+
+    Raises:
+        CorruptData: the reply cannot be read.
+        Unavailable: the trainer is gone.
     """
-
-    run: str
-    incarnation: int
-    version: int
-    trainer_address: str
-    trainer_token: str
-    weights_address: str
-    weights_token: str
-    format: int = FORMAT
+    try:
+        connection.send_bytes(msgspec.msgpack.encode(list(trajectories)))
+        return msgspec.msgpack.decode(connection.recv_bytes(MESSAGE_BYTES_MAX), type=Reply)
+    except msgspec.DecodeError as error:
+        raise CorruptData(f"the trainer's reply cannot be read: {error}") from error
+    except (EOFError, OSError) as error:
+        raise Unavailable(f"the trainer is gone: {error}") from error

@@ -7,7 +7,7 @@ from typing import Final
 from rose.demo.environments import Task, Tokenizer
 from rose.demo.environments.text import EOS
 from rose.demo.rl.settings import LoopSettings
-from rose.demo.rl.trajectory import NOT_GENERATED, Trajectory
+from rose.demo.rl.trajectory import NOT_GENERATED, TEMPERATURE, Trajectory
 from rose.scheduler import ElasticRolloutScheduler, Sampling
 
 _TOKENIZER: Final = Tokenizer()
@@ -45,7 +45,7 @@ async def play(
         room = settings.context_tokens_max - len(tokens)
         # However long the first observation is, it gets an answer.
         tokens_max = max(1, min(settings.turn_tokens_max, room))
-        sampling = Sampling(tokens_max, settings.temperature, (EOS,))
+        sampling = Sampling(tokens_max, TEMPERATURE, (EOS,))
         said = await scheduler.generate(number, turn=turn, prompt=tokens, sampling=sampling)
         tokens += said.tokens
         logprobs += said.logprobs

@@ -149,19 +149,14 @@ def microbatches(
 
 
 def _padded(pairs: Sequence[tuple[Trajectory, float]]) -> Microbatch:
-    shape = len(pairs), len(pairs[-1][0].tokens)
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    is_token = torch.zeros(shape, dtype=torch.int64)
-    is_generated = torch.zeros(shape, dtype=torch.bool)
-    behaviour = torch.zeros(shape)
-    advantage = torch.zeros(shape)
-    for row, (trajectory, value) in enumerate(pairs):
-        end = len(trajectory.tokens)
-        tokens[row, :end] = torch.tensor(trajectory.tokens)
-        is_token[row, :end] = 1
-        is_generated[row, :end] = torch.tensor(trajectory.is_generated)
-        behaviour[row, :end] = torch.tensor(trajectory.logprobs)
-        advantage[row] = value
+    def rows(name: str) -> torch.Tensor:
+        each = [torch.tensor(getattr(one, name)) for one, _ in pairs]
+        return torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
+
+    tokens, is_generated, behaviour = rows("tokens"), rows("is_generated"), rows("logprobs")
+    lengths = torch.tensor([[len(one.tokens)] for one, _ in pairs])
+    is_token = (torch.arange(tokens.shape[1]) < lengths).long()
+    advantage = torch.tensor([[value] for _, value in pairs]).expand_as(behaviour)
     is_learned = is_generated[:, 1:]
     return Microbatch(
         tokens=tokens,

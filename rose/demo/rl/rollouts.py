@@ -2,18 +2,20 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from threading import Event
 from typing import Any, Final
 
 from rose.clock import Clock
 from rose.demo.environments import Task, task
+from rose.demo.record import TrajectoryCounts
 from rose.demo.rl.background import Background
-from rose.demo.rl.history import Parts
+from rose.demo.rl.history import History
 from rose.demo.rl.play import play
-from rose.demo.rl.settings import LoopCounts, LoopSettings
+from rose.demo.rl.settings import LoopSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import check
 from rose.scheduler import (
@@ -24,7 +26,6 @@ from rose.scheduler import (
     TrajectoryDropped,
 )
 from rose.scheduler.events import Consumed, VersionPublished
-from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import Worker, WorkerEvent
 
 
@@ -33,16 +34,12 @@ class Groups:
 
     def __init__(self, size: int) -> None:
         """Start with group 0."""
-        self._size = size
-        self._taken = 0
+        self._fresh = (place // size for place in count())
         self._again: deque[int] = deque()
 
     def take(self) -> int:
         """Return the group of the next trajectory: those that lost one come first."""
-        if self._again:
-            return self._again.popleft()
-        self._taken += 1
-        return (self._taken - 1) // self._size
+        return self._again.popleft() if self._again else next(self._fresh)
 
     def give_back(self, group: int) -> None:
         """Say that a trajectory of `group` will never be finished."""
@@ -64,18 +61,16 @@ class RolloutThread(Background):
     Args:
         settings: sizes of the trajectories.
         scheduler: knobs of the scheduler's core.
-        policy: decides where a turn runs.
         seed: of tasks and sampling, >= 0.
         wait_s: `(trajectory, turn)` to how long the tool of that turn takes.
         on_finished: receives each finished trajectory in this thread; must not wait.
-        clock: of the scheduler and of `parts`.
-        watches: see everything that the scheduler does.
+        clock: of the scheduler and of the history.
         draw_task: returns the task of a group, with a new environment each time; None for those of
             `rose.demo.environments.task`.
 
     Attributes:
         scheduler: other threads use `hear` alone until `stop` has returned.
-        parts: which worker ran which part of which turn.
+        history: of what the scheduler did, and heard of workers.
     """
 
     def __init__(
@@ -83,18 +78,16 @@ class RolloutThread(Background):
         settings: LoopSettings,
         *,
         scheduler: SchedulerSettings,
-        policy: PlacementPolicy,
         seed: int,
         wait_s: Callable[[int, int], float],
         on_finished: Callable[[Trajectory], None],
         clock: Clock,
-        watches: Sequence[FrontWatch] = (),
         draw_task: Callable[[int], Task] | None = None,
     ) -> None:
         super().__init__("rose-rollouts")
-        self.parts = Parts(clock)
+        self.history = History(clock)
         self.scheduler = ElasticRolloutScheduler(
-            scheduler, policy, clock=clock, watches=(self.parts, *watches)
+            scheduler, PlacementPolicy.JOINT, clock=clock, watches=(self.history,)
         )
         size = settings.group_size
         self._settings = settings
@@ -147,15 +140,18 @@ class RolloutThread(Background):
             self._call(self._end, None)
         super().stop()
 
-    def counts(self) -> LoopCounts:
-        """Return what became of the trajectories so far; exact once the thread is stopped."""
+    def counts(self) -> TrajectoryCounts:
+        """Return what became of the trajectories so far; exact once the thread is stopped.
+
+        What the trainer knows is not in it.
+        """
         in_flight, over = len(self._in_flight), self._finished + self._dropped
-        return LoopCounts(
+        return TrajectoryCounts(
             started=self._started,
             finished=self._finished,
             dropped=self._dropped,
             in_flight=in_flight,
-            resumed=self.parts.resumed,
+            resumed=len(self.history.moved),
             lost=self._started - over - in_flight,
         )
 

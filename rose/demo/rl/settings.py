@@ -1,13 +1,11 @@
-"""What a circle and the trajectories of its loop are made of, and what became of them."""
+"""What a circle and the trajectories of its loop are made of."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rose.demo.rl.supervisor import RestartPolicy
-from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX
 from rose.errors import InvalidArgument
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,62 +16,28 @@ class LoopSettings:
         in_flight: trajectories that are started and not finished, > 0.
         group_size: trajectories that share a task, > 0.
         turn_tokens_max: a turn is cut there, > 0.
-        context_tokens_max: a trajectory ends before its context grows beyond this.
-        temperature: of sampling, >= 0.
+        context_tokens_max: a trajectory ends before its context grows beyond this, at most
+            `TRAJECTORY_TOKENS_MAX`: the trainer refuses longer ones.
     """
 
     in_flight: int
     group_size: int
     turn_tokens_max: int
     context_tokens_max: int
-    temperature: float
-
-    def __post_init__(self) -> None:
-        """Check the counts."""
-        for name in ("in_flight", "group_size", "turn_tokens_max", "context_tokens_max"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.context_tokens_max > TRAJECTORY_TOKENS_MAX:
-            raise InvalidArgument(
-                f"context_tokens_max is {self.context_tokens_max}: no trajectory of over "
-                f"{TRAJECTORY_TOKENS_MAX} tokens is learned from"
-            )
-        if not 0 <= self.temperature < math.inf:
-            raise InvalidArgument(f"temperature must be >= 0, not {self.temperature}")
 
 
 @dataclass(frozen=True, slots=True)
-class LoopCounts:
-    """What became of the trajectories; `started = finished + dropped + in_flight + lost`.
+class TrainerSettings:
+    """How the trainer learns.
 
     Args:
-        started: trajectories that got a task.
-        finished: trajectories that were handed on.
-        dropped: trajectories that the scheduler gave up, and reported.
-        in_flight: trajectories that are neither finished nor dropped.
-        resumed: trajectories with a turn that one worker began and another, or a later lease,
-            ended.
-        lost: trajectories that no list accounts for: always 0.
-    """
-
-    started: int
-    finished: int
-    dropped: int
-    in_flight: int
-    resumed: int
-    lost: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerPace:
-    """How the trainer learns; `python -m rose.demo.rl.program` has an option for each field.
-
-    Args:
-        lr: of AdamW.
+        lr: of AdamW, constant, > 0.
         batch: trajectories of a step, at least; groups are never split.
-        learned_max: trajectories that a step learns from; 0 for all it has.
-        is_bf16: multiply in bf16: faster where the processor can.
-        max_staleness: in versions; older trajectories are dropped, and counted.
+        learned_max: a step learns from whole groups until it has so many trajectories; the others
+            are passed over, and counted. 0 for all: rollouts may come faster than a trainer learns.
+        is_bf16: multiply in bf16, not fp32, on the way forward and back: faster where the processor
+            can, but a ratio then is 1 only to within about a percent.
+        max_staleness: in versions, >= 0; older trajectories are dropped, and counted.
         publish_every_s: versions are at least so far apart.
         checkpoint_every: versions between two checkpoints.
     """
@@ -87,25 +51,41 @@ class TrainerPace:
     checkpoint_every: int = 10
 
     def __post_init__(self) -> None:
-        """Refuse a pace that nobody can keep."""
-        if self.batch < 1 or self.checkpoint_every < 1 or not self.publish_every_s >= 0:
+        """Refuse what cannot be trained with."""
+        if not 0 < self.lr < math.inf or not self.publish_every_s >= 0:
             raise InvalidArgument(
-                f"batch {self.batch}, checkpoint_every {self.checkpoint_every}, publish_every_s "
-                f"{self.publish_every_s}: give at least 1, 1 and 0"
+                f"lr {self.lr}, publish_every_s {self.publish_every_s}: give more than 0 and at "
+                "least 0"
             )
+        least = {"batch": 1, "checkpoint_every": 1, "learned_max": 0, "max_staleness": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}, give at least {value}")
 
 
 @dataclass(frozen=True, slots=True)
-class DedicatedWorker:
-    """The worker that serves nobody else; the fields are options of `python -m rose.node.worker`.
+class TrainerOptions:
+    """What the trainer's program is told, as JSON in its only argument.
 
     Args:
-        seats: most turns at once.
-        kv_tokens: what its cache holds.
+        model: a preset, or a directory with config.json and weights.
+        seed: of a preset's weights.
+        run: names the training run.
+        checkpoint: file to go on from and to save to.
+        group_size: trajectories with the same task.
+        settings: how it learns.
+        first_version: lowest number of a version to use.
+        weights_address: where receivers of weights ask.
     """
 
-    seats: int = 8
-    kv_tokens: int = 16_384
+    model: str
+    seed: int
+    run: str
+    checkpoint: str
+    group_size: int
+    settings: TrainerSettings
+    first_version: int = 0
+    weights_address: str = "127.0.0.1:0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,40 +96,19 @@ class CircleSettings:
         model: the policy, a preset or a folder; every part of the circle loads it for itself.
         seed: of the policy's weights, the tasks and the sampling.
         folder: the trainer's checkpoint goes there.
-        cores: of the trainer and the dedicated worker; empty for all there are.
-        is_background: both programs run in time that nobody else wants.
+        is_background: all programs run in time that nobody else wants.
         loop: of the trajectories.
-        scheduler: of the scheduler.
-        policy: who decides where a turn runs.
-        pace: of the trainer.
-        dedicated: the dedicated worker.
-        restarts: how often a program is started again.
+        scheduler: admits more trajectories than the trainer waits for: a batch and two groups.
+        seats: most turns at once on the dedicated worker.
+        kv_tokens: what its cache holds.
     """
 
     model: str
     seed: int
     folder: Path
-    cores: frozenset[int]
     is_background: bool
     loop: LoopSettings
     scheduler: SchedulerSettings
-    policy: PlacementPolicy
-    pace: TrainerPace
-    dedicated: DedicatedWorker
-    restarts: RestartPolicy
-
-    def __post_init__(self) -> None:
-        """Refuse a trainer that waits for more than the scheduler lets start.
-
-        Raises:
-            InvalidArgument: what the settings have to say to each other.
-        """
-        admitted = (self.scheduler.max_staleness + 1) * self.scheduler.batch_trajectories
-        # Groups are complete one by one: some are under way when the batch is.
-        wanted = self.pace.batch + 2 * self.loop.group_size
-        if min(admitted, self.loop.in_flight + self.pace.batch) < wanted:
-            raise InvalidArgument(
-                f"the trainer waits for {self.pace.batch} trajectories in groups of "
-                f"{self.loop.group_size}, of {admitted} that may be unused and "
-                f"{self.loop.in_flight} in flight: raise in_flight, or lower its batch"
-            )
+    trainer: TrainerSettings
+    seats: int
+    kv_tokens: int

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from rose.demo.rl.masters import Bits, Masters
 from rose.demo.rl.policy_gradient import (
     clipped_loss,
     first_groups,
@@ -18,54 +17,82 @@ from rose.demo.rl.policy_gradient import (
     microbatches,
     token_logprobs,
 )
-from rose.demo.rl.trajectory import Trajectory
+from rose.demo.rl.settings import TrainerSettings
+from rose.demo.rl.trajectory import TEMPERATURE, Trajectory
 from rose.errors import InvalidArgument, check
 
-_ROWS: Final = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight
+Bits: TypeAlias = npt.NDArray[np.uint16]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """The knobs of learning.
+class Masters:
+    """One flat fp32 row of masters under a model that runs on their rounded values.
+
+    The parameters of the model become views of a row of their own, which always holds the masters
+    rounded to bf16: what is learned is what is served. Gradients are taken at the rounded weights
+    and belong to the masters (straight-through). Everything is in the order of
+    `model.named_parameters()`, where tied weights come once.
 
     Args:
-        lr: of AdamW, constant, > 0.
-        betas: of AdamW, each in [0, 1).
-        eps: of AdamW, > 0.
-        weight_decay: of AdamW, >= 0.
-        clip: how far the ratio of a token may be from 1, > 0.
-        grad_norm_max: longer gradients are scaled down to it, > 0.
-        max_staleness: trajectories older than this many versions are dropped, >= 0.
-        learned_max: a step learns from whole groups until it has so many trajectories; the others
-            are passed over, and counted. 0 for all: rollouts may come faster than a trainer learns.
-        microbatch_tokens: padded tokens of one forward pass, > 0.
-        temperature: at which tokens were sampled, > 0.
-        is_bf16: multiply in bf16, not fp32, on the way forward and back: faster where the processor
-            can, but a ratio then is 1 only to within about a percent.
+        model: in fp32 on the CPU; nobody else may replace its parameters.
+
+    Raises:
+        InvalidArgument: a parameter is not fp32 on the CPU, or there is none.
     """
 
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float = 0.2
-    grad_norm_max: float = 1.0
-    max_staleness: int = 8
-    learned_max: int = 0
-    microbatch_tokens: int = 2048
-    temperature: float = 1.0
-    is_bf16: bool = False
+    def __init__(self, model: nn.Module) -> None:
+        parameters = list(model.parameters())
+        for parameter in parameters:
+            if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+                raise InvalidArgument(
+                    f"a parameter is {parameter.dtype} on {parameter.device}: the trainer takes a "
+                    "model in torch.float32 on the CPU"
+                )
+        if not parameters:
+            raise InvalidArgument("the model has no parameters to train")
+        self.row = nn.Parameter(torch.cat([one.detach().reshape(-1) for one in parameters]))
+        self.row.grad = torch.zeros_like(self.row)
+        self._served = torch.empty_like(self.row, requires_grad=False)
+        self._rounded = torch.empty(self.row.numel(), dtype=torch.bfloat16)
+        first = 0
+        for parameter in parameters:
+            place = slice(first, first + parameter.numel())
+            parameter.data = self._served[place].view(parameter.shape)
+            # Backward adds to a gradient that is there, in place: it lands in the masters' row.
+            parameter.grad = self.row.grad[place].view(parameter.shape)
+            parameter.requires_grad_(True)
+            first += parameter.numel()
+        self.round()
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained with."""
-        for name in ("lr", "eps", "clip", "grad_norm_max", "microbatch_tokens", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}, give a number above 0")
-        for name in ("max_staleness", "learned_max", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}, give at least 0")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise InvalidArgument(f"betas are {self.betas}, give numbers from 0 to below 1")
+    @property
+    def count(self) -> int:
+        """How many weights there are."""
+        return int(self.row.numel())
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The (n,) fp32 gradient of all masters; the model's backward adds to it."""
+        gradient = self.row.grad
+        if gradient is None:
+            raise InvalidArgument("the gradient of the masters was taken away: zero it in place")
+        return gradient
+
+    def round(self) -> None:
+        """Let the model compute with the masters as they are, rounded to nearest, ties to even."""
+        with torch.no_grad():
+            self._rounded.copy_(self.row)
+            self._served.copy_(self._rounded)
+
+    def bits(self) -> Bits:
+        """Return the (n,) bf16 bits of the served weights, a read-only view of what they are."""
+        bits: Bits = self._rounded.view(torch.uint16).numpy()
+        bits.flags.writeable = False
+        return bits
+
+
+_ROWS: Final = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight
+_CLIP: Final = 0.2  # how far the ratio of a token may be from 1
+_GRAD_NORM_MAX: Final = 1.0  # longer gradients are scaled down to it
+_MICROBATCH_TOKENS: Final = 2048  # padded, of one forward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +148,7 @@ class PolicyTrainer:
         self._steps = 0
         row = self._masters.row
         # One row instead of many tensors, and the fused loop: a step is one pass over memory.
-        self._adam = torch.optim.AdamW(
-            [row],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._adam = torch.optim.AdamW([row], lr=settings.lr, weight_decay=0.0, fused=True)
 
     @property
     def steps(self) -> int:
@@ -220,22 +240,18 @@ class PolicyTrainer:
 
     def _add_gradients(self, kept: Sequence[Trajectory], tokens: int) -> tuple[float, bool]:
         """Return the loss, and whether there was anything to learn."""
-        settings = self._settings
         advantages = group_advantages([one.reward for one in kept], [one.group for one in kept])
         self._masters.gradient.zero_()
         loss, has_learned = 0.0, False
-        for batch in microbatches(kept, advantages, tokens_max=settings.microbatch_tokens):
-            with torch.autocast("cpu", torch.bfloat16, enabled=settings.is_bf16):
+        for batch in microbatches(kept, advantages, tokens_max=_MICROBATCH_TOKENS):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._settings.is_bf16):
                 output = self._model(
                     input_ids=batch.tokens, attention_mask=batch.is_token, use_cache=False
                 )
             logits = output.logits[:, :-1][batch.is_learned]
-            logprobs = token_logprobs(logits, batch.targets, settings.temperature)
+            logprobs = token_logprobs(logits, batch.targets, TEMPERATURE)
             # Over all tokens of the step: how it was cut into microbatches does not matter.
-            part = (
-                clipped_loss(logprobs, batch.behaviour, batch.advantages, clip=settings.clip)
-                / tokens
-            )
+            part = clipped_loss(logprobs, batch.behaviour, batch.advantages, clip=_CLIP) / tokens
             part.backward()
             loss, has_learned = loss + float(part.detach()), True
         return loss, has_learned
@@ -244,8 +260,8 @@ class PolicyTrainer:
         gradient = self._masters.gradient
         norm = float(torch.linalg.vector_norm(gradient))
         check(math.isfinite(norm), f"the gradient of step {self._steps + 1} is {norm}")
-        if norm > self._settings.grad_norm_max:
-            gradient.mul_(self._settings.grad_norm_max / norm)
+        if norm > _GRAD_NORM_MAX:
+            gradient.mul_(_GRAD_NORM_MAX / norm)
         self._adam.step()
         self._steps += 1
         self._masters.round()

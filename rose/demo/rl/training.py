@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from rose.clock import Clock
-from rose.demo.rl.checkpoint import Progress, from_ranges, save_checkpoint, to_ranges
+from rose.demo.rl.checkpoint import Progress, save_checkpoint
 from rose.demo.rl.intake import Intake
-from rose.demo.rl.masters import Bits
 from rose.demo.rl.messages import Submitted, TrainerStatus
-from rose.demo.rl.settings import TrainerPace
-from rose.demo.rl.trainer import PolicyTrainer, TrainStats
+from rose.demo.rl.settings import TrainerSettings
+from rose.demo.rl.trainer import Bits, PolicyTrainer
 from rose.demo.rl.trajectory import Trajectory
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
@@ -64,7 +63,7 @@ class Training:
         weights: "PublishedWeights",
         checkpoint: Path,
         progress: Progress,
-        settings: TrainerPace,
+        settings: TrainerSettings,
         clock: Clock,
     ) -> None:
         self._trainer = trainer
@@ -77,7 +76,7 @@ class Training:
         # That a trajectory can be of: one that is in the log can speak before it is counted there.
         self._newest = weights.version
         self._published_ns = clock.now_ns()
-        self._learned = from_ranges(progress.learned)
+        self._learned = set(progress.learned)
         self._lock = threading.Lock()  # guards all below, which `status` reads
         self._progress = progress
         self._durable = len(self._learned)
@@ -85,7 +84,6 @@ class Training:
         self._passed_over = 0
         self._steps = trainer.steps
         self._versions = 0
-        self._last: TrainStats | None = None
         self._staleness: Counter[int] = Counter()
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
@@ -119,11 +117,8 @@ class Training:
         version, consumed, waiting = self._weights.version, self._intake.known, self._intake.waiting
         with self._lock:
             return TrainerStatus(
-                incarnation=self._progress.incarnation,
                 version=version,
                 steps=self._steps,
-                reward_mean=self._last.reward_mean if self._last else None,
-                loss=self._last.loss if self._last else None,
                 staleness=dict(self._staleness),
                 dropped_stale=self._dropped_stale,
                 passed_over=self._passed_over,
@@ -140,7 +135,6 @@ class Training:
         self._learned.update(one.number for one in batch)
         self._is_ahead |= stats.is_changed
         with self._lock:
-            self._last = stats
             self._steps = self._trainer.steps
             self._staleness.update(stats.staleness)
             self._dropped_stale += stats.dropped_stale
@@ -171,7 +165,7 @@ class Training:
             run=self._progress.run,
             incarnation=self._progress.incarnation,
             next_version=next_version,
-            learned=to_ranges(self._learned),
+            learned=frozenset(self._learned),
             dropped_stale=self._dropped_stale,
         )
         save_checkpoint(self._path, self._trainer.state(), progress)
@@ -187,7 +181,7 @@ class PublishedWeights:
         bits: (n,) uint16, copied.
         version: what they are.
         address: where receivers ask, on loopback.
-        token: what they show; None makes a new one.
+        token: what they show.
 
     Raises:
         InvalidArgument: the address is not on loopback, or the token is none.
@@ -212,11 +206,6 @@ class PublishedWeights:
     def address(self) -> str:
         """Where receivers ask."""
         return self._server.address
-
-    @property
-    def token(self) -> str:
-        """What they must show."""
-        return self._server.token
 
     def publish(self, bits: Bits) -> None:
         """Make `bits` the next version; on an error everything is as before."""

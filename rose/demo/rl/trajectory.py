@@ -7,6 +7,7 @@ from typing import Final
 from rose.errors import InvalidArgument
 
 NOT_GENERATED: Final = -1  # stands for the version of a token that the policy did not say
+TEMPERATURE: Final = 1.0  # of all sampling
 # A longer one is not learned from.
 TRAJECTORY_TOKENS_MAX: Final = 1 << 16
 

@@ -1,4 +1,4 @@
-"""What every world promises: equal words have equal effects, and any reward can be recomputed."""
+"""What every world promises: equal words have equal effects."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.demo.environments import Calculator, Environment, GridWorld, Step, Transcript, task
+from rose.demo.environments import Calculator, Environment, GridWorld, Observed, task
 from rose.errors import InvalidArgument
 
 WORDS = st.one_of(
@@ -25,11 +25,11 @@ WORLDS = st.one_of(
         wall_share=st.floats(0, 1),
         shaping=st.sampled_from([0.0, 0.5]),
     ),
-    st.builds(Calculator, turns_max=st.integers(1, 5), terms_max=st.integers(2, 6)),
+    st.builds(Calculator),
 )
 
 
-def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], str, list[Step]]:
+def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], str, list[Observed]]:
     """Return what was said until it was over, the first observation, and all steps."""
     first, said, steps = world.reset(seed), [], []
     for one in words:
@@ -38,14 +38,6 @@ def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], st
         if steps[-1].is_over:
             break
     return said, first, steps
-
-
-@given(WORLDS, SEEDS, st.lists(WORDS, max_size=14))
-def test_a_score_is_the_sum_of_the_rewards(world: Environment, seed: int, words: list[str]) -> None:
-    said, _, steps = play(world, seed, words)
-    assert world.score(Transcript(seed, tuple(said))) == pytest.approx(
-        sum(step.reward for step in steps)
-    )
 
 
 @given(WORLDS, SEEDS, SEEDS, st.lists(WORDS, max_size=14))
@@ -61,20 +53,16 @@ def test_an_episode_depends_on_seed_and_words_alone(
 def test_every_episode_ends_and_takes_nothing_after(
     world: Environment, seed: int, word: str
 ) -> None:
-    said, _, steps = play(world, seed, [word] * 100)
+    _, _, steps = play(world, seed, [word] * 100)
     assert steps[-1].is_over
     with pytest.raises(InvalidArgument):
         world.step(word)
-    with pytest.raises(InvalidArgument, match="ended after"):
-        world.score(Transcript(seed, (*said, word)))
 
 
 @pytest.mark.parametrize("world", [GridWorld(), Calculator()])
 def test_nothing_can_be_said_before_an_episode_begins(world: Environment) -> None:
     with pytest.raises(InvalidArgument, match="call reset"):
         world.step("N")
-    with pytest.raises(InvalidArgument, match="seed"):
-        world.reset(-1)
 
 
 @given(SEEDS, st.integers(2, 9), st.floats(0, 1))
@@ -128,7 +116,7 @@ def test_a_question_is_answered_with_the_tool(seed: int) -> None:
     assert (used.tool, used.reward, used.is_over) == ("calc", 0.0, False)
     value = int(used.observation.removeprefix("calc: "))
     assert value == eval(question)  # the question is the world's own, not the policy's
-    assert world.step(f"so answer( {value} )") == Step("right", 1.0, is_over=True, tool=None)
+    assert world.step(f"so answer( {value} )") == Observed("right", 1.0, is_over=True, tool=None)
 
 
 @pytest.mark.parametrize(
@@ -154,28 +142,7 @@ def test_what_is_malformed_is_told_so_and_goes_on(said: str, told: str) -> None:
 def test_a_wrong_answer_ends_it_with_nothing() -> None:
     world = Calculator()
     world.reset(1)
-    assert world.step("answer(-999)answer(1)") == Step("wrong", 0.0, is_over=True, tool=None)
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        lambda: GridWorld(size=1),
-        lambda: GridWorld(size=5, turns_max=7),
-        lambda: GridWorld(wall_share=1.1),
-        lambda: GridWorld(shaping=-1.0),
-        lambda: Calculator(turns_max=0),
-        lambda: Calculator(terms_max=7),
-        lambda: Calculator(largest=0),
-        lambda: task(-1, 0),
-        lambda: task(0, -1),
-        lambda: task(0, 0, group_size=0),
-        lambda: task(0, 0, grid_share=2.0),
-    ],
-)
-def test_rules_that_make_no_world_are_refused(rules) -> None:
-    with pytest.raises(InvalidArgument, match="give"):
-        rules()
+    assert world.step("answer(-999)answer(1)") == Observed("wrong", 0.0, is_over=True, tool=None)
 
 
 @given(SEEDS, st.integers(0, 1000), st.integers(2, 9))
@@ -190,8 +157,7 @@ def test_a_group_shares_its_task_and_no_world(seed: int, group: int, group_size:
 
 
 def test_worlds_are_mixed_by_share_and_groups_differ() -> None:
-    tasks = [task(3, number, group_size=1, grid_share=0.25) for number in range(400)]
+    tasks = [task(3, number, group_size=1) for number in range(400)]
     assert len({one.seed for one in tasks}) == 400
-    assert 60 < sum(one.environment.name == "grid" for one in tasks) < 140
-    for share, name in ((0.0, "calculator"), (1.0, "grid")):
-        assert {task(3, n, grid_share=share).environment.name for n in range(80)} == {name}
+    assert 260 < sum(one.environment.name == "grid" for one in tasks) < 340
+    assert {one.environment.name for one in tasks} == {"grid", "calculator"}

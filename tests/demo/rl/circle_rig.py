@@ -10,12 +10,11 @@ from pathlib import Path
 from typing_extensions import Self
 
 from rose.clock import BootClock
-from rose.demo.rl.circle import BORROWED, Circle
-from rose.demo.rl.history import SeenCommit
-from rose.demo.rl.settings import CircleSettings, DedicatedWorker, LoopSettings, TrainerPace
-from rose.demo.rl.supervisor import RestartPolicy
+from rose.demo.record import CommitRecord
+from rose.demo.rl.circle import BORROWED, DEDICATED, Circle
+from rose.demo.rl.settings import CircleSettings, LoopSettings, TrainerSettings
 from rose.engines.transformers import EngineWorker, LiveWeights, load_model
-from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
 from tests.engines.pair import Client, Pair
 from tests.engines.thin import thin_qwen2
@@ -33,22 +32,19 @@ def settings(folder: Path, **changes) -> CircleSettings:
             "model": MODEL,
             "seed": 3,
             "folder": folder,
-            "cores": frozenset(),
             "is_background": False,
             "loop": LoopSettings(
                 in_flight=24,
                 group_size=4,
                 turn_tokens_max=96,  # Longer than a worker waits before it reports tokens.
                 context_tokens_max=800,
-                temperature=1.0,
             ),
             "scheduler": SchedulerSettings(max_staleness=8, batch_trajectories=8, worker_lag_max=4),
-            "policy": PlacementPolicy.JOINT,
-            "pace": TrainerPace(
+            "trainer": TrainerSettings(
                 lr=1e-4, batch=8, learned_max=4, publish_every_s=0.5, checkpoint_every=4
             ),
-            "dedicated": DedicatedWorker(seats=6, kv_tokens=8192),
-            "restarts": RestartPolicy(restarts_max=5),
+            "seats": 6,
+            "kv_tokens": 8192,
             **changes,
         }
     )
@@ -63,7 +59,7 @@ class CircleRig:
         self.pair = Pair((thin_qwen2(seed=1), self.model), is_sampling=True)
         self.circle = Circle(settings(folder), wait_s=lambda _n, _turn: 0.02, clock=BootClock())
         self.worker = EngineWorker(
-            self.pair.rollout, BORROWED, WorkerKind.BORROWED, self.circle.hear
+            self.pair.rollout, BORROWED, WorkerKind.BORROWED, self.circle.loop.hear
         )
         self._serving = Client(self.pair.serving, "serving", seed=5)
         self._is_over = threading.Event()
@@ -94,8 +90,8 @@ class CircleRig:
                 self._serving.send(prompt_tokens=200, new_tokens=8)
             self._serving.wait()
 
-    def commits(self, kind: WorkerKind) -> list[SeenCommit]:
-        return [one for one in self.circle.history.commits if one.kind is kind]
+    def commits(self, kind: WorkerKind) -> list[CommitRecord]:
+        return [one for one in self.circle.history.commits if one.worker == kind.value]
 
     def newest(self, kind: WorkerKind) -> int:
         return max((one.version for one in self.commits(kind) if one.is_match), default=0)
@@ -130,7 +126,7 @@ class CircleRig:
         """
         self.wait(self._is_frozen_mid_turn)
         resumed = self.circle.loop.counts().resumed
-        self.circle.kill_dedicated()
+        self.circle.programs[DEDICATED].kill()
         return resumed
 
     def _is_frozen_mid_turn(self) -> bool:
@@ -138,14 +134,14 @@ class CircleRig:
 
         A turn that looks open may have ended already: that is heard a moment later.
         """
-        pid = self.circle.dedicated_pid()
+        pid = self.circle.programs[DEDICATED].pid
         os.kill(pid, signal.SIGSTOP)
         time.sleep(HEARD_S)
-        parts = self.circle.loop.parts
+        history = self.circle.history
         if any(
-            part.kind is WorkerKind.DEDICATED and part.tokens and not part.end_ns
-            for part in list(parts._open.values())
-            if part.trajectory not in parts._resumed
+            part.worker == WorkerKind.DEDICATED.value and part.tokens and not part.end_s
+            for part in list(history._open.values())
+            if part.trajectory not in history.resumed
         ):
             return True
         os.kill(pid, signal.SIGCONT)

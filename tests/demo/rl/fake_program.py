@@ -7,14 +7,13 @@ import hashlib
 import sys
 from pathlib import Path
 
-from rose.demo.rl.program import main
+from rose.demo.rl import program
 
 
 class LoggedWeights:
     """Counts versions, serves nobody."""
 
     address = "127.0.0.1:1"
-    token = "none"
 
     def __init__(self, path: Path, bits, version) -> None:
         self._path = path
@@ -38,11 +37,7 @@ class LoggedWeights:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            sys.argv[2:],
-            open_weights=lambda bits, *, version, address, token: LoggedWeights(
-                Path(sys.argv[1]), bits, version
-            ),
-        )
+    program.PublishedWeights = lambda bits, *, version, address, token: LoggedWeights(
+        Path(sys.argv[1]), bits, version
     )
+    sys.exit(program.main(sys.argv[2]))

@@ -6,7 +6,7 @@ sampling seed and the place alone. `play` knows neither scheduler nor workers no
 
 import hashlib
 
-from rose.demo.environments import Tokenizer, Transcript, task
+from rose.demo.environments import Tokenizer, task
 from rose.demo.environments.text import EOS
 from rose.demo.rl.trajectory import NOT_GENERATED, Trajectory
 
@@ -40,12 +40,12 @@ def sampling_seed(number: int) -> int:
 
 
 def play(number: int, group: int, *, context_max: int = CONTEXT_MAX) -> Trajectory:
-    """Return the trajectory of an uninterrupted run; its reward is the environment's score."""
+    """Return the trajectory of an uninterrupted run; its reward is the sum over its steps."""
     tokenizer, seed = Tokenizer(), sampling_seed(number)
     drawn = task(RUN_SEED, group * GROUP_SIZE, group_size=GROUP_SIZE)
     tokens = list(tokenizer.prompt(drawn.environment.reset(drawn.seed)))
     places: set[int] = set()
-    texts: list[str] = []
+    reward, turns = 0.0, 0
     while True:
         said: list[int] = []
         while len(said) < TURN_MAX and EOS not in said:
@@ -53,8 +53,8 @@ def play(number: int, group: int, *, context_max: int = CONTEXT_MAX) -> Trajecto
             places.add(place)
             said.append(token_at(seed, place))
         tokens += said
-        texts.append(tokenizer.decode(said))
-        step = drawn.environment.step(texts[-1])
+        step = drawn.environment.step(tokenizer.decode(said))
+        reward, turns = reward + step.reward, turns + 1
         heard = tokenizer.prompt(step.observation)
         if step.is_over or len(tokens) + len(heard) + TURN_MAX > context_max:
             break
@@ -69,6 +69,6 @@ def play(number: int, group: int, *, context_max: int = CONTEXT_MAX) -> Trajecto
         is_generated=tuple(place in places for place in everywhere),
         logprobs=tuple(logprob_at(seed, p) if p in places else 0.0 for p in everywhere),
         versions=tuple(version_at(seed, p) if p in places else NOT_GENERATED for p in everywhere),
-        reward=drawn.environment.score(Transcript(drawn.seed, tuple(texts))),
-        turns=len(texts),
+        reward=reward,
+        turns=turns,
     )

@@ -6,21 +6,8 @@ import pytest
 
 from rose.clock import BootClock
 from rose.demo.rl.circle import Circle
-from rose.demo.rl.settings import LoopSettings, TrainerPace
 from rose.errors import InvalidArgument
-from rose.scheduler import SchedulerSettings
 from tests.demo.rl.circle_rig import settings
-
-
-def test_a_trainer_never_waits_for_more_than_may_start(tmp_path: Path) -> None:
-    scheduler = SchedulerSettings(max_staleness=0, batch_trajectories=10)
-    with pytest.raises(InvalidArgument, match="lower its batch"):
-        settings(tmp_path, scheduler=scheduler, pace=TrainerPace(batch=10))
-    loop = LoopSettings(
-        in_flight=2, group_size=4, turn_tokens_max=8, context_tokens_max=64, temperature=1.0
-    )
-    with pytest.raises(InvalidArgument, match="2 in flight: raise in_flight"):
-        settings(tmp_path, loop=loop)
 
 
 def test_a_folder_of_another_circle_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rose.demo.rl import handoff as handoff_module
 from rose.demo.rl.handoff import Handoff
-from rose.demo.rl.messages import SUBMIT_MAX, Submitted
+from rose.demo.rl.messages import SUBMIT_MAX, Reply, Submitted, TrainerStatus
 from rose.demo.rl.trajectory import NOT_GENERATED, Trajectory
 from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from tests.node.rig import no_thread_is_left
@@ -20,7 +20,7 @@ from tests.waiting import LONG_S, wait_for
 @pytest.fixture(autouse=True, scope="module")
 def _again_soon() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handoff_module, "_AGAIN_S", 0.001)
+        patch.setattr(handoff_module, "_EVERY_S", 0.001)
         yield
 
 
@@ -32,7 +32,7 @@ def one(number: int) -> Trajectory:
 
 
 class Trainer:
-    """Answers each submission as the next of `answers` says, and the rest by taking all.
+    """Answers what is sent as the next of `answers` says, and the rest by taking all.
 
     Args:
         answers: how many of a batch it has room for; or an error. An error that `takes` is what a
@@ -51,11 +51,13 @@ class Trainer:
         self.gate.set()
         self.is_asked = threading.Event()
 
-    def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
+    def submit(self, trajectories: Sequence[Trajectory]) -> Reply:
+        if not trajectories:
+            return Reply(Submitted(), TrainerStatus())
         self.is_asked.set()
         assert self.gate.wait(LONG_S)
         numbers = [trajectory.number for trajectory in trajectories]
-        assert 0 < len(numbers) <= SUBMIT_MAX
+        assert len(numbers) <= SUBMIT_MAX
         self.batches.append(numbers)
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Unavailable | InvalidArgument):
@@ -69,14 +71,15 @@ class Trainer:
         self.arrived += news[:room]
         if isinstance(answer, Exception):
             raise answer
-        return Submitted(tuple(news[:room]), tuple(known), tuple(news[room:]), refused)
+        submitted = Submitted(tuple(news[:room]), tuple(known), tuple(news[room:]), refused)
+        return Reply(submitted, TrainerStatus())
 
 
 @contextmanager
 def handing(kept: int = 4096, told: list[str] | None = None) -> Iterator[Handoff]:
     told = [] if told is None else told
     with no_thread_is_left():
-        handoff = Handoff(kept=kept, on_refused=told.append)
+        handoff = Handoff(kept=kept, tell=print, on_refused=told.append)
         handoff.start()
         try:
             yield handoff
@@ -195,7 +198,7 @@ def test_stop_does_not_wait_for_a_trainer_that_there_is_not() -> None:
     with handing() as handoff:
         handoff.put(one(0))
     assert handoff.waiting == 1
-    Handoff(kept=1, on_refused=print).stop()  # Nor for a thread that never was.
+    Handoff(kept=1, tell=print, on_refused=print).stop()  # Nor for a thread that never was.
 
 
 @pytest.mark.parametrize("answer", [0, Unavailable("gone")], ids=["no room", "gone"])

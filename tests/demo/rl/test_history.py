@@ -1,12 +1,12 @@
 """What a report says happened is what workers and receivers said."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 
+from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
 from rose.demo.rl.circle import NotedSource
-from rose.demo.rl.history import History, Part, Parts, SeenCommit, SeenVersion
+from rose.demo.rl.history import History
 from rose.scheduler.events import DropReason
 from rose.scheduler.front_events import Registered
 from rose.scheduler.state import Gone
@@ -112,8 +112,8 @@ def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -
     book.hear(1, VersionCommitted(0, 3, True, 2.5))
     book.hear(2, VersionCommitted(1, 3, False, 4.0))
     assert book.history.commits == (
-        SeenCommit(BORROWED, 1, 3, 2.5, is_match=True),
-        SeenCommit(DEDICATED, 2, 3, 4.0, is_match=False),
+        CommitRecord("borrowed", 1, 2.5, is_match=True, version=3),
+        CommitRecord("dedicated", 2, 4.0, is_match=False, version=3),
     )
     ((at_s, sentence),) = book.history.incidents
     assert at_s == 2
@@ -145,7 +145,7 @@ def test_tokens_are_counted_by_kind(book) -> None:
     assert (book.history.tokens(BORROWED), book.history.tokens(DEDICATED)) == (3, 12)
 
 
-def test_a_version_is_noted_once_whole_and_once_as_a_change(book) -> None:
+def test_a_version_is_noted_once_and_what_was_sent_is_of_the_change_and_the_whole(book) -> None:
     history = book.history
     history.version(manifest(5, base=5))  # Says what is there.
     book.clock.now_s = 1
@@ -155,10 +155,20 @@ def test_a_version_is_noted_once_whole_and_once_as_a_change(book) -> None:
     history.version(manifest(4, base=3, changed=(2, 5)))  # Heard of again.
     history.version(manifest(4, base=None, changed=(60, 50)))
     assert history.versions == (
-        SeenVersion(3, 2, is_seed=False, changed=1, count=200, nbytes=10),
-        SeenVersion(4, 1, is_seed=False, changed=7, count=200, nbytes=70),
-        SeenVersion(4, 2, is_seed=True, changed=110, count=200, nbytes=1100),
+        VersionRecord(3, 2, 1 / 200, bytes_sent=10, dense_bytes=400, commits=()),
+        VersionRecord(4, 1, 7 / 200, bytes_sent=1170, dense_bytes=400, commits=()),
     )
+
+
+def test_a_commit_that_went_back_is_of_the_first_version_above(book) -> None:
+    for n in (3, 4, 6):
+        book.history.version(manifest(n, base=n - 1, changed=(1,)))
+    book.hear(1, VersionCommitted(0, 2, True, 1.0))  # No receiver heard of that one.
+    book.hear(2, VersionCommitted(0, 3, True, 1.0))
+    book.hear(3, VersionCommitted(0, 4, False, 2.0))
+    book.hear(4, VersionCommitted(0, 6, False, 3.0))  # There is none above.
+    at_s = [[commit.at_s for commit in one.commits] for one in book.history.versions]
+    assert at_s == [[2], [], [3, 4]]
 
 
 class Source:
@@ -201,16 +211,12 @@ def test_a_noted_source_changes_nothing_and_tells_of_every_version() -> None:
     ]
 
 
-DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
-
-
-@dataclass
 class TickingClock:
-    now: int = 0
+    now = 0
 
     def now_ns(self) -> int:
         self.now += 1
-        return self.now
+        return self.now * NS_PER_S
 
     def sleep(self, seconds: float) -> None:
         raise NotImplementedError
@@ -220,66 +226,74 @@ def request(trajectory: int, *, turn: int = 0, first_token: int = 0) -> TurnRequ
     return TurnRequest(trajectory, turn, 1, (2, 65, 3), first_token, 8, (1,), 1.0, 0)
 
 
-def end(parts: Parts, trajectory: int) -> None:
-    parts.stepped([TurnResult(trajectory, 0, (), (), (), (), is_cut=False)])
+def end(history: History, trajectory: int) -> None:
+    history.stepped([TurnResult(trajectory, 0, (), (), (), (), is_cut=False)])
 
 
 def test_a_turn_that_moves_has_two_parts_with_their_own_tokens() -> None:
-    parts = Parts(TickingClock())
-    parts.begin(request(7), 0, BORROWED)
-    parts.add(7, 2)
-    parts.end(7, 0)
-    parts.add(7, 1)  # Late tokens are of the part that said them.
-    parts.begin(request(7, first_token=3), 1, DEDICATED)
-    parts.add(7, 4)
-    parts.end(7, 1)
-    end(parts, 7)
-    assert parts.done() == [
-        Part(7, 0, 0, BORROWED, start_ns=1, end_ns=2, tokens=3, is_resumed=False),
-        Part(7, 0, 1, DEDICATED, start_ns=3, end_ns=4, tokens=4, is_resumed=True),
+    history = History(TickingClock())
+    history.begin(request(7), 0, BORROWED)
+    history.add(7, 2)
+    history.end(7, 0)
+    history.add(7, 1)  # Late tokens are of the part that said them.
+    history.begin(request(7, first_token=3), 1, DEDICATED)
+    history.add(7, 4)
+    history.end(7, 1)
+    end(history, 7)
+    assert history.turns() == [
+        TurnRecord(7, 0, "borrowed", start_s=1, end_s=2, tokens=3, is_resumed=False),
+        TurnRecord(7, 0, "dedicated", start_s=3, end_s=4, tokens=4, is_resumed=True, number=1),
     ]
-    assert parts.resumed == 1
+    assert (history.resumed, history.moved) == ({7}, {(7, 0)})
 
 
 def test_resumed_counts_trajectories_and_not_how_often() -> None:
-    parts = Parts(TickingClock())
+    history = History(TickingClock())
     for trajectory in (1, 2):
         for first_token in (0, 3, 5):
-            parts.begin(request(trajectory, first_token=first_token), 0, BORROWED)
-    parts.begin(request(3), 0, BORROWED)
-    parts.begin(request(3), 1, BORROWED)  # It had said nothing yet.
-    assert parts.resumed == 2
+            history.begin(request(trajectory, first_token=first_token), 0, BORROWED)
+    history.begin(request(3), 0, BORROWED)
+    history.begin(request(3), 1, BORROWED)  # It had said nothing yet.
+    assert (history.resumed, history.moved) == ({1, 2}, {(3, 0)})
+
+
+def test_the_next_turn_elsewhere_is_no_turn_that_moved() -> None:
+    history = History(TickingClock())
+    history.begin(request(3), 0, BORROWED)
+    end(history, 3)
+    history.begin(request(3, turn=1), 1, DEDICATED)
+    assert history.moved == set()
 
 
 def test_the_end_of_another_worker_ends_no_part() -> None:
-    parts = Parts(TickingClock())
-    parts.begin(request(7), 0, BORROWED)
-    parts.begin(request(7, first_token=1), 1, DEDICATED)
-    parts.end(7, 0)
-    parts.end(7, 1)
-    parts.end(7, 1)  # Nor a second time.
-    parts.end(8, 1)  # Nor one that there is not.
-    end(parts, 7)
-    first, second = parts.done()
+    history = History(TickingClock())
+    history.begin(request(7), 0, BORROWED)
+    history.begin(request(7, first_token=1), 1, DEDICATED)
+    history.end(7, 0)
+    history.end(7, 1)
+    history.end(7, 1)  # Nor a second time.
+    history.end(8, 1)  # Nor one that there is not.
+    end(history, 7)
+    first, second = history.turns()
     # The first was never said to end: it did when the next began.
-    assert (first.end_ns, second.start_ns, second.end_ns) == (2, 3, 4)
+    assert (first.end_s, second.start_s, second.end_s) == (2, 3, 4)
 
 
 def test_a_lost_worker_ends_its_parts_and_no_other() -> None:
     clock = TickingClock()
-    parts = Parts(clock)
+    history = History(clock)
     for trajectory, worker in ((1, 0), (2, 1), (3, 0)):
-        parts.begin(request(trajectory), worker, BORROWED)
-    parts.end_all(0)
+        history.begin(request(trajectory), worker, BORROWED)
+    history.end_all(0)
     clock.now = 100
     for trajectory in (1, 2, 3):
-        end(parts, trajectory)
-    assert [part.end_ns for part in parts.done()] == [4, 101, 5]
+        end(history, trajectory)
+    assert [part.end_s for part in history.turns()] == [4, 101, 5]
 
 
 def test_a_part_is_put_away_once() -> None:
-    parts = Parts(TickingClock())
-    parts.begin(request(7), 0, BORROWED)
-    end(parts, 7)
-    parts.stepped([Gone(7, DropReason.FAILED)])
-    assert len(parts.done()) == 1
+    history = History(TickingClock())
+    history.begin(request(7), 0, BORROWED)
+    end(history, 7)
+    history.stepped([Gone(7, DropReason.FAILED)])
+    assert len(history.turns()) == 1

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.demo.rl.intake import Intake
-from rose.errors import InvalidArgument
 from tests.demo.rl.micro import trajectory
 
 
@@ -70,12 +68,12 @@ def test_a_group_whose_last_member_never_comes_makes_room_when_it_is_stale() -> 
 
 
 def test_what_is_not_of_this_model_is_refused_and_the_others_are_taken() -> None:
-    gate = intake(vocabulary=71, tokens_max=8, learned=[70])
+    gate = intake(vocabulary=71, learned=[70])
     good = one(0, 0)
     for place, (wrong, told) in enumerate(
         (
             (trajectory(100, [71, 1], reward=0.0), "token 71"),
-            (trajectory(100, [1] * 9, reward=0.0), "13 tokens"),
+            (trajectory(100, [1] * (1 << 16), reward=0.0), "65540 tokens"),
             (replace(good, number=100, versions=(-1,) * 4 + (3, 2)), "version 3, the newest is 2"),
         )
     ):
@@ -85,9 +83,3 @@ def test_what_is_not_of_this_model_is_refused_and_the_others_are_taken() -> None
         assert told in answer.refused[100]
     assert gate.waiting == 3
     assert gate.submit([good, one(70, 3)], newest=2).known == (0, 70)
-
-
-def test_groups_of_none_and_room_for_none_are_refused() -> None:
-    for size, room in ((0, 5), (4, 3)):
-        with pytest.raises(InvalidArgument, match="group_size"):
-            intake(group_size=size, waiting_max=room)

@@ -10,49 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.demo.rl import watch as watch_module
-from rose.demo.rl.messages import TrainerStatus
-from rose.demo.rl.watch import RelayedBytes, TrainerWatch
+from rose.demo.rl import handoff as handoff_module
+from rose.demo.rl.handoff import Handoff
+from rose.demo.rl.history import RelayedBytes
+from rose.demo.rl.messages import Reply, Submitted, TrainerStatus
+from rose.demo.rl.trajectory import Trajectory
 from rose.errors import CorruptData, DeadlineExceeded, Unavailable
 from rose.scheduler.events import Consumed, VersionPublished
-from rose.units import NS_PER_S
 from tests.node.rig import no_thread_is_left
 from tests.waiting import LONG_S, wait_for
 
-START = TrainerStatus(
-    incarnation=0,
-    version=0,
-    steps=0,
-    reward_mean=None,
-    loss=None,
-    staleness={},
-    dropped_stale=0,
-    passed_over=0,
-    consumed=0,
-    waiting=0,
-    durable=0,
-    versions=0,
-    bytes_sent=0,
-    dense_bytes=0,
-)
+START = TrainerStatus()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _look_often() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch_module, "_EVERY_S", 0.001)
+        patch.setattr(handoff_module, "_EVERY_S", 0.001)
         yield
-
-
-class CountingClock:
-    now_s = 0
-
-    def now_ns(self) -> int:
-        self.now_s += 1
-        return self.now_s * NS_PER_S
-
-    def sleep(self, seconds: float) -> None:
-        raise NotImplementedError
 
 
 class Trainer:
@@ -62,12 +37,12 @@ class Trainer:
         self.answers = list(answers)
         self.told = 0
 
-    def status(self) -> TrainerStatus:
+    def submit(self, _trajectories: Sequence[Trajectory]) -> Reply:
         answer = self.answers[min(self.told, len(self.answers) - 1)]
         self.told += 1
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return Reply(Submitted(), answer)
 
     @property
     def has_said_all(self) -> bool:
@@ -78,12 +53,12 @@ class Trainer:
 class Watched:
     def __init__(self) -> None:
         self.news: list[VersionPublished | Consumed] = []
-        self.watch = TrainerWatch(self.news.append)
+        self.watch = Handoff(kept=1, tell=self.news.append, on_refused=print)
 
     def follow(self, answers: Sequence[TrainerStatus | Exception]) -> None:
         """Follow a trainer until it has said all."""
         trainer = Trainer(answers)
-        self.watch.follow(trainer.status)
+        self.watch.follow(trainer.submit)
         wait_for(lambda: trainer.has_said_all)
         self.watch.follow(None)
 
@@ -129,7 +104,7 @@ def test_what_waits_is_not_consumed_yet() -> None:
 def lives(draw) -> list[list[TrainerStatus]]:
     """Draw incarnations; each goes on from what one before it had learned, or less."""
     drawn, learned = [], 0
-    for incarnation in range(draw(st.integers(1, 4))):
+    for _ in range(draw(st.integers(1, 4))):
         learned = draw(st.integers(0, learned))
         stales: Counter[int] = Counter()
         life = []
@@ -140,7 +115,6 @@ def lives(draw) -> list[list[TrainerStatus]]:
             waiting = draw(st.integers(0, 9))
             life.append(
                 said(
-                    incarnation=incarnation,
                     consumed=learned + waiting,
                     waiting=waiting,
                     staleness=dict(stales),
@@ -185,7 +159,7 @@ def test_a_trainer_that_does_not_answer_is_asked_again(error) -> None:
 
 def test_an_answer_that_cannot_be_read_ends_it_visibly() -> None:
     with watching() as on:
-        on.watch.follow(Trainer([CorruptData("what is this")]).status)
+        on.watch.follow(Trainer([CorruptData("what is this")]).submit)
         wait_for(lambda: on.watch.error is not None)
     assert str(on.watch.error) == "what is this"
 
@@ -193,10 +167,10 @@ def test_an_answer_that_cannot_be_read_ends_it_visibly() -> None:
 def test_what_a_trainer_says_after_it_was_left_is_not_heard() -> None:
     is_asked, may_answer = threading.Event(), threading.Event()
 
-    def ask() -> TrainerStatus:
+    def ask(_trajectories: Sequence[Trajectory]) -> Reply:
         is_asked.set()
         assert may_answer.wait(LONG_S)
-        return said(version=9, consumed=9, staleness={1: 9})
+        return Reply(Submitted(), said(version=9, consumed=9, staleness={1: 9}))
 
     with watching() as on:
         on.watch.follow(ask)
@@ -210,10 +184,10 @@ def test_what_a_trainer_says_after_it_was_left_is_not_heard() -> None:
 
 
 def test_stop_asks_once_more(monkeypatch) -> None:
-    monkeypatch.setattr(watch_module, "_EVERY_S", LONG_S)
+    monkeypatch.setattr(handoff_module, "_EVERY_S", LONG_S)
     trainer = Trainer([said(version=3, consumed=2)])
     with watching() as on:
-        on.watch.follow(trainer.status)
+        on.watch.follow(trainer.submit)
     assert on.versions == [3]
     assert trainer.told == 1
 
@@ -227,11 +201,11 @@ def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
     moved.begin()
     moved.hear('{"crossing_bytes": 10, "sent_bytes": 20}')
     moved.hear('{"crossing_bytes": 11, "sent_bytes": 25}')
-    assert (moved.crossing_bytes, moved.sent_bytes) == (11, 25)
+    assert moved.sums() == (11, 25)
     moved.begin()
-    assert (moved.crossing_bytes, moved.sent_bytes) == (11, 25)
+    assert moved.sums() == (11, 25)
     moved.hear('{"crossing_bytes": 1, "sent_bytes": 2}')
-    assert (moved.crossing_bytes, moved.sent_bytes) == (12, 27)
+    assert moved.sums() == (12, 27)
 
 
 @pytest.mark.parametrize(
@@ -240,4 +214,4 @@ def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
 def test_line_that_is_no_figure_says_nothing(line: str) -> None:
     moved = RelayedBytes()
     moved.hear(line)
-    assert (moved.crossing_bytes, moved.sent_bytes) == (0, 0)
+    assert moved.sums() == (0, 0)
