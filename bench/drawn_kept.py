@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from rose import _core
 from rose.errors import CorruptData, check
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.cost import Cost
 from rose.sim.study.figures import ArmFigures, Served
 
@@ -21,6 +20,8 @@ _INPUTS: Final = (
     "rose/errors.py",
     "rose/executor/certified.py",
     "rose/executor/model_cost.py",
+    "rose/executor/probing.py",
+    "rose/executor/refusals.py",
     "rose/memory",
     "rose/scheduler",
     "rose/sim",
@@ -61,11 +62,11 @@ class Kept:
             _cut(path)
             self._runs = list(_read(path))
 
-    def find(self, seed: int, arm: Arm, code: str | None) -> ArmFigures | None:
+    def find(self, seed: int, arm: str, code: str | None) -> ArmFigures | None:
         """Return the latest figures of an arm; by any code if it is None."""
         for run in reversed(self._runs):
             mine = run.figures
-            if mine.seed == seed and mine.arm == arm.value and code in (None, run.code):
+            if mine.seed == seed and mine.arm == arm and code in (None, run.code):
                 return mine
         return None
 

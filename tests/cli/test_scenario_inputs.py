@@ -3,12 +3,10 @@
 import gzip
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rose.cli.sim import read_inputs, sessions_of
 from rose.errors import InvalidArgument
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.scenario import Scenario, scenario_from
 from rose.traces.agents import COLUMNS, read_agent_trace
@@ -24,10 +22,6 @@ two,0,0.0,10,0,5,1.0,3.0
 """
 )
 RATES = "model,t_s,rate_rps,n\nm,0,2,1\nm,600,6,1\nn,0,5,1\n"
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-    f"2023-11-16 18:{second // 60:02d}:{second % 60:02d}.0000000,{400 + second},{30 + second % 9}\n"
-    for second in range(0, 600, 3)
-)
 
 
 def with_traffic(**traffic: object) -> Scenario:
@@ -58,7 +52,7 @@ def test_rates_shape_the_traffic(tmp_path: Path) -> None:
     one = with_traffic(kind="daily", rates="rates.csv", model="m", load=0.3)
     inputs = read_inputs([one], beside=tmp_path)
     assert inputs.rates["rates.csv"]["m"].tolist() == [2, 6]
-    (loan,) = Serving(one, seed=1, inputs=inputs).loans(Arm.ROSE)
+    (loan,) = Serving(one, seed=1, inputs=inputs).loans("rose")
     assert len(loan.lendings) == 4
     other = with_traffic(kind="daily", rates="rates.csv", model="other", load=0.3)
     with pytest.raises(InvalidArgument, match=r"rates\.csv has no other"):
@@ -85,21 +79,8 @@ def test_rates_that_are_none_are_refused(tmp_path: Path, text: str, says: str) -
         read_inputs([one], beside=tmp_path)
 
 
-def test_a_trace_is_replayed_at_the_load_that_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text(TRACE, encoding="utf-8")
-    busy = []
-    for load in (0.1, 0.4):
-        one = with_traffic(kind="trace", trace="trace.csv", load=load)
-        inputs = read_inputs([one], beside=tmp_path)
-        assert len(inputs.requests["trace.csv"]) == 200
-        (reached,) = Serving(one, seed=1, inputs=inputs).busy_shares()
-        busy.append(reached)
-    assert busy == pytest.approx([0.1, 0.4], abs=0.05)
-    assert np.isfinite(busy).all()
-
-
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    one = with_traffic(kind="trace", trace="none.csv", load=0.1)
+    one = with_traffic(kind="daily", rates="none.csv", model="m", load=0.1)
     with pytest.raises(InvalidArgument, match=r"none\.csv"):
         read_inputs([one], beside=tmp_path)
     with pytest.raises(InvalidArgument, match=r"none\.csv was not read"):

@@ -22,7 +22,7 @@ from rose.sim.cluster.world import (
     StepTimes,
     Trajectories,
 )
-from rose.sim.scenario.arms import RULES, Arm, ArmRules
+from rose.sim.scenario.arms import TRAINING_GPUS, ArmRules, rules_of
 from rose.sim.scenario.environments import ENVIRONMENTS, Named, Replayed
 from rose.sim.scenario.loans import GroupLoan, Serving
 from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
@@ -58,7 +58,7 @@ class Built:
     """
 
     world: ClusterWorld
-    arm: Arm
+    arm: str
     gpus: tuple[int, ...]
     kept: tuple[npt.NDArray[np.bool_], ...]
     loans: tuple[GroupLoan, ...]
@@ -66,7 +66,7 @@ class Built:
 
 def build(
     scenario: Scenario,
-    arm: Arm,
+    arm: str,
     *,
     seed: int,
     inputs: Inputs,
@@ -92,10 +92,10 @@ def build(
             that the scenario names is not among the inputs, or there are too many turns.
     """
     check_size(scenario, inputs)
-    rules, shape = RULES[arm], find_model(scenario.model)
+    rules, shape = rules_of(arm), find_model(scenario.model)
     loans = (serving or Serving(scenario, seed=seed, inputs=inputs)).loans(arm)
     drafted = [*_dedicated(scenario, rules), *_borrowed(scenario, rules, loans)]
-    if arm is Arm.TRAINING_GPUS and scenario.trainer is not None and trainer_idle is not None:
+    if arm == TRAINING_GPUS and scenario.trainer is not None and trainer_idle is not None:
         drafted += _on_trainer(scenario, scenario.trainer, rules, trainer_idle)
     workers = _numbered(drafted, scenario)
     stress_random = np.random.default_rng((_CRASHES, seed))

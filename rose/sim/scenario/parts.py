@@ -55,20 +55,6 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceTraffic:
-    """Requests of a trace, again and again until the horizon.
-
-    Args:
-        trace: its path, relative to the scenario's file.
-        load: share of its time in which a device has requests; arrivals are spread to meet it.
-    """
-
-    kind: ClassVar = "trace"
-    trace: str
-    load: _Load
-
-
-@dataclass(frozen=True, slots=True)
 class DailyTraffic:
     """Rates of requests over days, of a file of rates; within a window they come in bursts.
 
@@ -122,7 +108,7 @@ class SyntheticTraffic:
             )
 
 
-Traffic: TypeAlias = TraceTraffic | DailyTraffic | SyntheticTraffic
+Traffic: TypeAlias = DailyTraffic | SyntheticTraffic
 
 
 @dataclass(frozen=True, slots=True)

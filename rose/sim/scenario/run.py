@@ -14,7 +14,7 @@ from rose.memory.model_weights import parameters
 from rose.memory.presets import find_model
 from rose.sim.cluster.simulate import simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
-from rose.sim.scenario.arms import RULES, Arm
+from rose.sim.scenario.arms import TRAINING_GPUS, rules_of
 from rose.sim.scenario.build import Built, build, idle_trainer
 from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.parts import RevokeDuringUpdate
@@ -31,7 +31,7 @@ _SETTLED_MS: Final = 1.0
 
 def run_arm(
     scenario: Scenario,
-    arm: Arm,
+    arm: str,
     *,
     seed: int,
     inputs: Inputs,
@@ -56,7 +56,7 @@ def run_arm(
     outcome = simulate(built.world)
     if not _depends_on_versions(scenario, arm):
         return built, outcome
-    release_ms = RULES[arm].release_ms(parameters(find_model(scenario.model)))
+    release_ms = rules_of(arm).release_ms(parameters(find_model(scenario.model)))
     for _ in range(_RUNS_MAX - 1):
         published_ms = outcome.jobs[0].published_ms
         idle = idle_trainer(
@@ -83,7 +83,7 @@ def run_arm(
     return built, outcome
 
 
-def _depends_on_versions(scenario: Scenario, arm: Arm) -> bool:
-    if arm is Arm.TRAINING_GPUS:
+def _depends_on_versions(scenario: Scenario, arm: str) -> bool:
+    if arm == TRAINING_GPUS:
         return True
     return any(isinstance(one, RevokeDuringUpdate) for one in scenario.stress)

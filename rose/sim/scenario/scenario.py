@@ -11,7 +11,7 @@ from rose.memory.model_shape import KVDtype
 from rose.memory.presets import find_model
 from rose.scheduler.settings import SchedulerSettings
 from rose.sim.cluster.world import TrainerMode
-from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.arms import TRAINING_GPUS, rules_of
 from rose.sim.scenario.distributions import Distribution, LogUniform
 from rose.sim.scenario.environments import Environment
 from rose.sim.scenario.fields import decoded, refused, shown
@@ -60,13 +60,6 @@ class Mode(Enum):
     def trainer_mode(self) -> TrainerMode:
         """Return the same as the simulation takes it."""
         return TrainerMode[self.name]
-
-
-class Resolution(Enum):
-    """How serving on borrowed GPUs is simulated."""
-
-    EXACT = "exact"  # every quantum certified
-    FLUID = "fluid"  # some seconds at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +117,7 @@ class Scenario:
         network: between the clusters.
         horizon_s: the simulation ends here at the latest.
         versions: of each job, after which it ends.
-        arms: what is compared, the subject first.
+        arms: what is compared, the subject first; see `rose.sim.scenario.arms`.
         about: a sentence for reports.
         seeds: one simulation each.
         borrowed: GPUs that serve.
@@ -132,7 +125,6 @@ class Scenario:
         prices: None where nobody asks what it costs.
         scheduler: settings that differ from the defaults, by name.
         stress: what goes wrong.
-        resolution: of serving.
     """
 
     name: str
@@ -142,7 +134,7 @@ class Scenario:
     network: Network
     horizon_s: SomeSeconds
     versions: Versions
-    arms: tuple[Arm, ...]
+    arms: tuple[str, ...]
     about: str = "-"
     seeds: tuple[Seed, ...] = (0,)
     borrowed: tuple[Borrowed, ...] = ()
@@ -150,7 +142,6 @@ class Scenario:
     prices: Prices | None = None
     scheduler: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     stress: tuple[Stress, ...] = ()
-    resolution: Resolution = Resolution.FLUID
 
     def __post_init__(self) -> None:
         """Refuse what no single field shows."""
@@ -170,7 +161,9 @@ class Scenario:
         is_of_loans = any(not isinstance(one, StalledTrainer) for one in self.stress)
         if is_of_loans and not self.borrowed:
             raise InvalidArgument("stress: nothing is borrowed; add borrowed, or leave it out")
-        if Arm.TRAINING_GPUS in self.arms and self.trainer is None:
+        for at, arm in enumerate(self.arms):
+            _check_arm(f"arms[{at}]", arm)
+        if TRAINING_GPUS in self.arms and self.trainer is None:
             raise InvalidArgument("trainer: is missing, and an arm reuses its GPUs; add it")
         self._check_models()
         self.settings(self.jobs[0])
@@ -213,6 +206,13 @@ class Scenario:
             return replace(plain, worker_lag_max=int(lag_max), tuning=tuning)
         except InvalidArgument as error:
             raise InvalidArgument(f"scheduler: {error}; give a value in its range") from None
+
+
+def _check_arm(where: str, named: str) -> None:
+    try:
+        rules_of(named)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
 
 
 def _check_model(where: str, named: str, tps: Iterable[int]) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from rose.sim.cluster.simulate import SimOptions, simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.build import Built
 from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.run import run_arm
@@ -15,7 +14,7 @@ from rose.sim.study.figures import ArmFigures, figures_of
 from rose.units import MS_PER_S
 
 # Told the arm, the seed, and how far it is: 0 to 1.
-OnShare = Callable[[Arm, int, float], None]
+OnShare = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class ArmRun:
     outcome: ClusterOutcome
 
 
-def _nothing(_arm: Arm, _seed: int, _share: float) -> None:
+def _nothing(_arm: str, _seed: int, _share: float) -> None:
     pass
 
 
@@ -58,7 +57,7 @@ def study(scenario: Scenario, inputs: Inputs, *, on_share: OnShare = _nothing) -
 
 def study_arm(
     scenario: Scenario,
-    arm: Arm,
+    arm: str,
     *,
     seed: int,
     inputs: Inputs,

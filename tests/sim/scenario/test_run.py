@@ -5,7 +5,6 @@ import pytest
 
 from rose.sim.cluster.simulate import simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.run import run_arm
 from rose.sim.scenario.traffic import Inputs
 from tests.sim.scenario.files import content, scenario
@@ -27,7 +26,7 @@ class Counted:
 
 def test_an_arm_that_depends_on_nothing_is_run_once() -> None:
     simulate = Counted()
-    run_arm(scenario(), Arm.ROSE, seed=1, inputs=NOTHING, simulate=simulate)
+    run_arm(scenario(), "rose", seed=1, inputs=NOTHING, simulate=simulate)
     assert len(simulate.worlds) == 1
 
 
@@ -36,7 +35,7 @@ def test_what_is_revoked_during_updates_is_revoked_during_those_of_the_last_run(
     slow = {"link_gbit_per_s": 0.5, "changed_share": 0.03}
     made, outcome = run_arm(
         scenario(stress=UPDATE, network=slow, versions=3),
-        Arm.ROSE,
+        "rose",
         seed=1,
         inputs=NOTHING,
         simulate=simulate,
@@ -59,7 +58,7 @@ def test_the_trainer_s_gpus_never_roll_out_while_it_learns(mode: str) -> None:
             jobs=[{**scenario_job(), "mode": mode, "max_staleness": int(mode != "synchronous")}],
             versions=3,
         ),
-        Arm.TRAINING_GPUS,
+        "training-gpus",
         seed=1,
         inputs=NOTHING,
     )
