@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.burst import Burst, burst_of
 from bench.conftest import Report
 from bench.drawn import KEPT
 from bench.drawn_kept import Kept
@@ -24,7 +25,6 @@ from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.scenario.yaml_file import read_scenarios
-from rose.sim.study.burst import Burst, burst_of
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
 

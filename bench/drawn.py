@@ -24,10 +24,10 @@ from rich.console import Console
 from bench.drawn_json import drawn_json
 from bench.drawn_kept import Kept
 from bench.drawn_runs import Trial, drawn_seeds, simulated
+from bench.drawn_scenarios import ARMS
 from bench.drawn_table import print_drawn
 from bench.usage import EXIT_MENDABLE, Parser
 from rose.errors import RoseError
-from rose.sim.scenario.drawn import ARMS
 from rose.sim.study.figures import ArmFigures
 from rose.whole_file import write_whole
 

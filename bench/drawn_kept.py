@@ -17,6 +17,7 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 # of `code_paths` watches a simulation, so that none is forgotten.
 _INPUTS: Final = (
     "bench/drawn_runs.py",
+    "bench/drawn_scenarios.py",
     "rose/errors.py",
     "rose/executor/certified.py",
     "rose/executor/model_cost.py",

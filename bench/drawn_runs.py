@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.drawn_kept import Kept, KeptRun, code_digest
+from bench.drawn_scenarios import ARMS, drawn, read_seeds
 from rose.sim.scenario.arms import ROSE
-from rose.sim.scenario.drawn import ARMS, drawn, read_seeds
 from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from bench.drawn_scenarios import drawn
 from bench.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
 from rose.demo.numbers import fixed, percent, print_rows
-from rose.sim.scenario.drawn import drawn
 from rose.sim.scenario.parts import SyntheticTraffic
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed

@@ -22,13 +22,10 @@ from rose.demo.progress import phases
 from rose.demo.report import write_json
 from rose.errors import InvalidArgument
 from rose.sim.scenario.arms import RULES
-from rose.sim.scenario.environments import Replayed
 from rose.sim.scenario.parts import DailyTraffic
 from rose.sim.scenario.scenario import Scenario
-from rose.sim.scenario.sessions import Sessions
 from rose.sim.scenario.traffic import RATES_WINDOW_MS, Inputs
 from rose.sim.study.run import study
-from rose.traces.agents import AgentTrace, read_agent_trace
 from rose.traces.text_file import opened
 from rose.units import MS_PER_S
 
@@ -47,34 +44,12 @@ def read_inputs(scenarios: Iterable[Scenario], *, beside: Path) -> Inputs:
         InvalidArgument: a file cannot be read, or is not what it should be.
     """
     rates: dict[str, dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
-    sessions: dict[str, Sessions] = {}
     for scenario in scenarios:
-        for job in scenario.jobs:
-            if isinstance(job.environment, Replayed) and job.environment.trace not in sessions:
-                path = job.environment.trace
-                sessions[path] = sessions_of(read_agent_trace(beside / path))
         for group in scenario.borrowed:
             traffic = group.traffic
             if isinstance(traffic, DailyTraffic) and traffic.rates not in rates:
                 rates[traffic.rates] = _rates(beside / traffic.rates)
-    return Inputs(rates=rates, sessions=sessions)
-
-
-def sessions_of(trace: AgentTrace) -> Sessions:
-    """Return a trace of agents as what scenarios replay, and distributions are fitted to.
-
-    A turn that heard or said nothing counts as one token; a wait that is not known as none.
-    """
-    first = np.append(np.flatnonzero(trace.turn == 0), len(trace)).astype(np.int64)
-    # What a row waits for is its own beginning: it belongs to the turn before it.
-    wait_s = np.append(np.nan_to_num(trace.think_time_s[1:]), 0.0)
-    wait_s[first[1:] - 1] = 0.0
-    return Sessions(
-        first_turn=first,
-        heard_tokens=np.maximum(1, trace.input_tokens - trace.prefix_reused_tokens),
-        said_tokens=np.maximum(1, trace.output_tokens),
-        wait_s=wait_s,
-    )
+    return Inputs(rates=rates)
 
 
 def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:

@@ -60,7 +60,7 @@ import sys
 from pathlib import Path
 from bench.drawn_runs import simulate_seed
 from rose.sim.cluster import lending
-from rose.sim.scenario.drawn import drawn
+from bench.drawn_scenarios import drawn
 
 root, read = Path(sys.argv[1]), set()
 sys.addaudithook(lambda event, about: read.add(str(about[0])) if event == "open" else None)
@@ -129,7 +129,7 @@ def test_the_code_s_name_changes_with_the_settings_that_are_tried() -> None:
         "rose/executor/certified.py",
         "rose/executor/model_cost.py",
         "rose/memory/presets.json",
-        "rose/sim/scenario/drawn.py",
+        "bench/drawn_scenarios.py",
         "rose/slo/priors.json",
         "rose/transfer/plan/traffic.py",
         "rose/units.py",

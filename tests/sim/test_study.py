@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.burst import burst_of
 from rose.scheduler.worker import WorkerKind
 from rose.sim.scenario.scenario import Scenario, scenario_from
 from rose.sim.scenario.traffic import Inputs
-from rose.sim.study.burst import burst_of
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import factor_of, rollout_time_under, throughput_over
 from rose.sim.study.published import PUBLISHED

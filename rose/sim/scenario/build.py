@@ -20,17 +20,15 @@ from rose.sim.cluster.world import (
     SimJob,
     SimWorker,
     StepTimes,
-    Trajectories,
 )
 from rose.sim.scenario.arms import TRAINING_GPUS, ArmRules, rules_of
-from rose.sim.scenario.environments import ENVIRONMENTS, Named, Replayed
+from rose.sim.scenario.environments import ENVIRONMENTS, Named
 from rose.sim.scenario.loans import GroupLoan, Serving
 from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
-from rose.sim.scenario.scenario import Algorithm, Job, Scenario
-from rose.sim.scenario.sessions import Sessions
+from rose.sim.scenario.scenario import Algorithm, Scenario
 from rose.sim.scenario.size import batches, check_size
-from rose.sim.scenario.traffic import Inputs, found
-from rose.sim.scenario.trajectories import drawn_trajectories, replayed_trajectories
+from rose.sim.scenario.traffic import Inputs
+from rose.sim.scenario.trajectories import drawn_trajectories
 from rose.sim.scenario.trouble import Lent, troubled
 from rose.sim.scenario.updates import UpdateTime, update_time
 from rose.units import MS_PER_S
@@ -91,7 +89,7 @@ def build(
         InvalidArgument: models do not fit their GPUs, a context does not fit an engine, a file
             that the scenario names is not among the inputs, or there are too many turns.
     """
-    check_size(scenario, inputs)
+    check_size(scenario)
     rules, shape = rules_of(arm), find_model(scenario.model)
     loans = (serving or Serving(scenario, seed=seed, inputs=inputs)).loans(arm)
     drafted = [*_dedicated(scenario, rules), *_borrowed(scenario, rules, loans)]
@@ -101,9 +99,7 @@ def build(
     stress_random = np.random.default_rng((_CRASHES, seed))
     workers = _with_trouble(workers, scenario, published_ms, stress_random)
     _check_contexts(workers, scenario, shape)
-    made = [
-        _job(scenario, number, seed=seed, inputs=inputs) for number in range(len(scenario.jobs))
-    ]
+    made = [_job(scenario, number, seed=seed) for number in range(len(scenario.jobs))]
     world = ClusterWorld(
         workers=tuple(worker for worker, _ in workers),
         jobs=tuple(job for job, _ in made),
@@ -247,20 +243,14 @@ def _most(lending: Lending, holds: int) -> int:
 def _numbered(
     drafts: Sequence[_Draft], scenario: Scenario
 ) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
-    names = [job.name for job in scenario.jobs]
     nodes = {node: at for at, node in enumerate(dict.fromkeys(one.node for one in drafts))}
-    turn = 0
     workers: list[tuple[SimWorker, Dedicated | Borrowed]] = []
     for number, one in enumerate(drafts):
-        if one.group.job is None:
-            job, turn = turn % len(names), turn + 1
-        else:
-            job = names.index(one.group.job)
         worker = SimWorker(
             number=number,
             kind=one.kind,
             domain=nodes[one.node],
-            job=job,
+            job=number % len(scenario.jobs),
             times=one.times,
             seats=one.seats,
             kv_tokens=one.kv_tokens,
@@ -326,9 +316,7 @@ def _check_contexts(
             )
 
 
-def _job(
-    scenario: Scenario, number: int, *, seed: int, inputs: Inputs
-) -> tuple[SimJob, npt.NDArray[np.bool_]]:
+def _job(scenario: Scenario, number: int, *, seed: int) -> tuple[SimJob, npt.NDArray[np.bool_]]:
     job = scenario.jobs[number]
     random = np.random.default_rng((_REDUNDANCY, number, seed))
     groups = job.batch // job.group
@@ -338,10 +326,12 @@ def _job(
         drawn = np.maximum(1.0, job.redundancy.draw(random, scenario.versions))
         of_version = max(groups, round(groups * float(drawn.mean())))
     rolled_out = batches(job, scenario.versions)
-    trajectories = _trajectories(
-        job,
+    environment = job.environment
+    trajectories = drawn_trajectories(
+        ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment,
         groups=of_version * rolled_out,
-        inputs=inputs,
+        group=job.group,
+        context_tokens=job.context_tokens,
         random=np.random.default_rng((_TRAJECTORIES, number, seed)),
     )
     kept = np.zeros(of_version * rolled_out, dtype=np.bool_)
@@ -355,33 +345,6 @@ def _job(
         batch=of_version * job.group,
         train_ms=MS_PER_S * job.train_s * stall,
         max_staleness=job.max_staleness,
-        weight=job.weight,
+        weight=1.0,
     )
     return made, np.repeat(kept, job.group)
-
-
-def _trajectories(
-    job: Job, *, groups: int, inputs: Inputs, random: np.random.Generator
-) -> Trajectories:
-    environment = job.environment
-    if isinstance(environment, Replayed):
-        sessions = found(inputs.sessions, environment.trace, "trace")
-        if not isinstance(sessions, Sessions):
-            raise InvalidArgument(f"trace: {environment.trace} has no sessions")
-        return replayed_trajectories(
-            sessions,
-            groups=groups,
-            group=job.group,
-            context_tokens=job.context_tokens,
-            wait_s_max=environment.wait_s_max,
-            first_heard_max=environment.first_heard_max,
-            random=random,
-        )
-    drawn = ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment
-    return drawn_trajectories(
-        drawn,
-        groups=groups,
-        group=job.group,
-        context_tokens=job.context_tokens,
-        random=random,
-    )

@@ -42,28 +42,6 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
-    """Every value between two is as likely as another.
-
-    Args:
-        least: >= 0.
-        most: >= least.
-    """
-
-    kind: ClassVar = "uniform"
-    least: _Amount
-    most: _Amount
-
-    def __post_init__(self) -> None:
-        """Refuse bounds in the wrong order."""
-        _check_order(self.least, self.most)
-
-    def draw(self, random: np.random.Generator, count: int) -> Values:
-        """Return (count,) values."""
-        return random.uniform(self.least, self.most, count)
-
-
-@dataclass(frozen=True, slots=True)
 class LogUniform:
     """Every factor between two values is as likely as another.
 
@@ -139,7 +117,7 @@ class Pareto:
         return np.minimum(drawn, self.most)
 
 
-Simple: TypeAlias = Constant | Uniform | LogUniform | Lognormal | Pareto
+Simple: TypeAlias = Constant | LogUniform | Lognormal | Pareto
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +161,7 @@ class Mixture:
         return drawn
 
 
-Distribution: TypeAlias = Constant | Uniform | LogUniform | Lognormal | Pareto | Mixture
+Distribution: TypeAlias = Constant | LogUniform | Lognormal | Pareto | Mixture
 
 
 def _check_order(least: float, most: float) -> None:

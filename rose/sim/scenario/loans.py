@@ -104,7 +104,7 @@ class Serving:
         else:
             made = fleet.shares(rules.loan, kv_rule(rules.loan, scenario))
         horizon_ms = MS_PER_S * scenario.horizon_s
-        shaped = [limited(one, group.lent_share_max, horizon_ms) for one in made.lendings]
+        shaped = [until(one, horizon_ms) for one in made.lendings]
         longer_ms = rules.first_longer_ms(size)
         if longer_ms:
             shaped = [first_started(one, longer_ms) for one in shaped]
@@ -120,11 +120,10 @@ def kv_rule(loan: Loan, scenario: Scenario) -> KvRule:
     return replace(loan.kv, rl_step_ms=max(_STEP_MS_MIN, train_ms / _TRAINING_OF_STEP))
 
 
-def limited(lending: Lending, share_max: float, horizon_ms: float) -> Lending:
-    """Return the timeline up to the horizon, with at most so much of the compute."""
+def until(lending: Lending, horizon_ms: float) -> Lending:
+    """Return the timeline up to the horizon."""
     kept = lending.at_ms < horizon_ms
-    share = np.minimum(lending.share[kept], share_max)
-    return Lending(lending.at_ms[kept], share, lending.kv_tokens[kept])
+    return Lending(lending.at_ms[kept], lending.share[kept], lending.kv_tokens[kept])
 
 
 def whole_gpus(

@@ -63,19 +63,16 @@ class DailyTraffic:
         model: whose rates of the file.
         load: mean share of its time in which a device has requests.
         from_s: where in the file the simulation begins.
-        second_peak: the busiest second of a window over its mean.
-        prompt_tokens: of a request.
-        output_tokens: of a request.
     """
 
     kind: ClassVar = "daily"
+    second_peak: ClassVar = 2.89  # of a window over its mean
+    prompt_tokens: ClassVar[Distribution] = _PROMPT
+    output_tokens: ClassVar[Distribution] = _OUTPUT
     rates: str
     model: str
     load: _Load
     from_s: Seconds = 0.0
-    second_peak: _Peak = 2.89
-    prompt_tokens: Distribution = _PROMPT
-    output_tokens: Distribution = _OUTPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +117,12 @@ class Dedicated:
         count: of GPUs.
         tp: GPUs of one engine.
         domain_gpus: that fail together: of one node.
-        job: whose; None shares the engines out to all jobs, in turn.
     """
 
     gpu: Gpu
     count: Gpus
     tp: Gpus = 1
     domain_gpus: Gpus = 8
-    job: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse GPUs that make no whole engines."""
@@ -146,8 +141,6 @@ class Borrowed:
         traffic: what they serve.
         tp: GPUs of one engine, of serving and of rollouts alike.
         domain_gpus: that fail, or are taken back, together: of one node.
-        lent_share_max: of a device's compute; what serving must always have is the rest.
-        job: whose; None shares the engines out to all jobs, in turn.
     """
 
     gpu: Gpu
@@ -157,8 +150,6 @@ class Borrowed:
     traffic: Traffic
     tp: Gpus = 1
     domain_gpus: Gpus = 8
-    lent_share_max: Share = 1.0
-    job: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse GPUs that make no whole engines."""
@@ -190,17 +181,11 @@ class Network:
 
     Args:
         link_gbit_per_s: between the cluster that trains and the one that serves; all share it.
-        local_gbit_per_s: inside a cluster, of one GPU.
         changed_share: of the elements, in one update. Public measurements have 0.9 to 3 %.
-        bytes_per_change: on the wire; measured on a trained model: see bench/results.
-        relays: of the serving cluster; with none, each receiver has its own copy sent.
     """
 
     link_gbit_per_s: Rate
-    local_gbit_per_s: Rate = 400.0
     changed_share: Share = 0.03
-    bytes_per_change: Annotated[float, Range(0, 64, "B", is_above=True)] = 1.05
-    relays: Annotated[int, Range(0, 1024)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +228,11 @@ class Flapping:
     Args:
         lent_s: how long each is held.
         away_s: how long until the next.
-        from_s: when it begins.
     """
 
     kind: ClassVar = "flapping"
     lent_s: SomeSeconds
     away_s: SomeSeconds
-    from_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

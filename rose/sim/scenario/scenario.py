@@ -1,6 +1,6 @@
 """A scenario: what is simulated, as a file says it. `build` makes what a simulation takes of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from rose.sim.cluster.world import TrainerMode
 from rose.sim.scenario.arms import TRAINING_GPUS, rules_of
 from rose.sim.scenario.distributions import Distribution, LogUniform
 from rose.sim.scenario.environments import Environment
-from rose.sim.scenario.fields import decoded, refused, shown
+from rose.sim.scenario.fields import decoded, refused
 from rose.sim.scenario.parts import (
     Borrowed,
     Dedicated,
@@ -25,7 +25,6 @@ from rose.sim.scenario.parts import (
     Trainer,
 )
 from rose.sim.scenario.ranges import (
-    Factor,
     Seconds,
     Seed,
     SomeSeconds,
@@ -76,7 +75,6 @@ class Job:
         train_s: how long the trainer learns from a batch.
         environment: of its trajectories.
         max_staleness: versions between a trajectory's oldest token and its use.
-        weight: of its share of what is lent.
         redundancy: of DAPO: how many times the batch is rolled out, drawn for each version.
     """
 
@@ -89,7 +87,6 @@ class Job:
     train_s: Seconds
     environment: Environment
     max_staleness: Staleness = 1
-    weight: Factor = 1.0
     redundancy: Distribution = _REDUNDANCY
 
     def __post_init__(self) -> None:
@@ -155,8 +152,6 @@ class Scenario:
         for values, name in ((names, "jobs"), (self.seeds, "seeds"), (self.arms, "arms")):
             if len(set(values)) < len(values):
                 raise InvalidArgument(f"{name}: one is there twice; make them differ")
-        self._check_jobs("dedicated", [group.job for group in self.dedicated])
-        self._check_jobs("borrowed", [group.job for group in self.borrowed])
         # A trainer stalls whatever is borrowed.
         is_of_loans = any(not isinstance(one, StalledTrainer) for one in self.stress)
         if is_of_loans and not self.borrowed:
@@ -167,14 +162,6 @@ class Scenario:
             raise InvalidArgument("trainer: is missing, and an arm reuses its GPUs; add it")
         self._check_models()
         self.settings(self.jobs[0])
-
-    def _check_jobs(self, part: str, wanted: Sequence[str | None]) -> None:
-        names = [job.name for job in self.jobs]
-        for at, name in enumerate(wanted):
-            if name is not None and name not in names:
-                raise InvalidArgument(
-                    f"{part}[{at}].job: {shown(name)} is no job; give {' or '.join(names)}"
-                )
 
     def _check_models(self) -> None:
         tps = {group.tp for group in self.dedicated} | {group.tp for group in self.borrowed}

@@ -5,10 +5,8 @@ from typing import Final
 import numpy as np
 
 from rose.errors import InvalidArgument
-from rose.sim.scenario.environments import ENVIRONMENTS, Drawn, Named, Replayed
+from rose.sim.scenario.environments import ENVIRONMENTS, Named
 from rose.sim.scenario.scenario import Algorithm, Job, Mode, Scenario
-from rose.sim.scenario.sessions import Sessions
-from rose.sim.scenario.traffic import Inputs, found
 
 # A turn is a few hundred bytes and some ten microseconds in the simulation.
 TURNS_MAX: Final = 20_000_000
@@ -24,13 +22,13 @@ def batches(job: Job, versions: int) -> int:
     return versions + ahead
 
 
-def check_size(scenario: Scenario, inputs: Inputs) -> None:
+def check_size(scenario: Scenario) -> None:
     """Refuse a scenario of which one arm under one seed has too many turns.
 
     Raises:
-        InvalidArgument: it has; or a file that it names was not read.
+        InvalidArgument: it has.
     """
-    turns = sum(_turns(job, scenario.versions, inputs) for job in scenario.jobs)
+    turns = sum(_turns(job, scenario.versions) for job in scenario.jobs)
     if turns > TURNS_MAX:
         raise InvalidArgument(
             f"versions: {scenario.versions} of them make about {turns / 1e6:.0f} million turns "
@@ -39,22 +37,13 @@ def check_size(scenario: Scenario, inputs: Inputs) -> None:
         )
 
 
-def _turns(job: Job, versions: int, inputs: Inputs) -> float:
+def _turns(job: Job, versions: int) -> float:
     """Return about how many turns there are; contexts that are full cut some of them."""
     trajectories = float(job.batch) * batches(job, versions)
     if job.algorithm is Algorithm.DAPO:
         redundancy = job.redundancy.draw(np.random.default_rng(0), _PILOT)
         trajectories *= float(np.maximum(1.0, redundancy).mean())
-    return trajectories * _turns_of_one(job, inputs)
-
-
-def _turns_of_one(job: Job, inputs: Inputs) -> float:
     environment = job.environment
-    if isinstance(environment, Replayed):
-        sessions = found(inputs.sessions, environment.trace, "trace")
-        if not isinstance(sessions, Sessions):
-            raise InvalidArgument(f"trace: {environment.trace} has no sessions")
-        return sessions.heard_tokens.size / (sessions.first_turn.size - 1)
-    drawn: Drawn = ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment
+    drawn = ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment
     turns = drawn.turns.draw(np.random.default_rng(0), _PILOT)
-    return float(np.clip(turns, 1, drawn.turns_max).mean())
+    return trajectories * float(np.clip(turns, 1, drawn.turns_max).mean())

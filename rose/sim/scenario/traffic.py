@@ -11,7 +11,6 @@ from rose.errors import InvalidArgument
 from rose.sim.cluster.lending import Mix
 from rose.sim.scenario.distributions import Distribution
 from rose.sim.scenario.parts import SyntheticTraffic, Traffic
-from rose.sim.scenario.sessions import Sessions
 from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
@@ -31,11 +30,9 @@ class Inputs:
 
     Args:
         rates: of files of rates: of each model, (w,) float64, one for each ten minutes.
-        sessions: of traces of agents.
     """
 
     rates: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
-    sessions: Mapping[str, Sessions] = field(default_factory=dict)
 
 
 def mix_of(traffic: Traffic) -> Mix:
@@ -76,10 +73,11 @@ def waves(traffic: Traffic, inputs: Inputs, *, pieces: int, piece_ms: float) -> 
         wave = slow_wave(traffic.minute_peak)
         window_ms = MS_PER_S * traffic.wave_s / len(wave)
     else:
-        of_models = found(inputs.rates, traffic.rates, "rates")
-        if not isinstance(of_models, Mapping) or traffic.model not in of_models:
+        if traffic.rates not in inputs.rates:
+            raise InvalidArgument(f"rates: {traffic.rates} was not read; give it with the inputs")
+        rates = inputs.rates[traffic.rates].get(traffic.model)
+        if rates is None:
             raise InvalidArgument(f"model: {traffic.rates} has no {traffic.model}")
-        rates = np.asarray(of_models[traffic.model], dtype=np.float64)
         wave, window_ms, from_ms = rates / rates.mean(), RATES_WINDOW_MS, MS_PER_S * traffic.from_s
     middle_ms = from_ms + piece_ms * (np.arange(pieces) + 0.5)
     shaped: Column = wave[(middle_ms // window_ms).astype(np.int64) % len(wave)]
@@ -112,14 +110,3 @@ def slow_wave(peak: float, windows: int = _WINDOWS) -> Column:
     wave = np.exp(low * (-np.cos(angle) - 1))
     shaped: Column = wave / wave.mean()
     return shaped
-
-
-def found(known: Mapping[str, object], path: str, what: str) -> object:
-    """Return what was read of a file.
-
-    Raises:
-        InvalidArgument: it was not read.
-    """
-    if path not in known:
-        raise InvalidArgument(f"{what}: {path} was not read; give it with the scenario's inputs")
-    return known[path]

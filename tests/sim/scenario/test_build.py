@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bench.drawn_scenarios import drawn
 from rose.errors import InvalidArgument
 from rose.scheduler.settings import PlacementPolicy
 from rose.scheduler.worker import WorkerKind
@@ -14,10 +15,8 @@ from rose.sim.cluster.world import Lending
 from rose.sim.scenario.arms import PUBLISHED, RESERVED, RULES, rules_of
 from rose.sim.scenario.build import Built, build, idle_trainer, lent_engines
 from rose.sim.scenario.cost import Cost, cost_of, lent_ms
-from rose.sim.scenario.drawn import drawn
-from rose.sim.scenario.loans import Serving, first_started, kv_rule, limited, whole_gpus
+from rose.sim.scenario.loans import Serving, first_started, kv_rule, until, whole_gpus
 from rose.sim.scenario.scenario import Mode, Scenario, scenario_from
-from rose.sim.scenario.sessions import Sessions
 from rose.sim.scenario.size import batches, check_size
 from rose.sim.scenario.traffic import Inputs, burst_variation, slow_wave
 from rose.sim.scenario.updates import UpdateScheme, update_time
@@ -184,13 +183,10 @@ def test_off_policy_jobs_have_what_they_begin_before_the_last_version() -> None:
     )
 
 
-def test_jobs_share_the_engines_out_in_turn_or_have_their_own() -> None:
+def test_jobs_share_the_engines_out_in_turn() -> None:
     twins = [{**content()["jobs"][0], "name": name} for name in ("a", "b")]
-    made = build(scenario(jobs=twins), "rose", seed=3, inputs=NOTHING)
+    made = build(scenario(jobs=twins), "rose-published", seed=3, inputs=NOTHING)
     assert [worker.job for worker in made.world.workers] == [0, 1] * 4
-    own = [{**content()["dedicated"][0], "job": name} for name in ("b", "a")]
-    made = build(scenario(jobs=twins, dedicated=own), "resource-fixed", seed=3, inputs=NOTHING)
-    assert [worker.job for worker in made.world.workers] == [1] * 4 + [0] * 4
     first, second = made.world.jobs
     assert first.trajectories.said_tokens.tobytes() != second.trajectories.said_tokens.tobytes()
 
@@ -210,23 +206,9 @@ def test_what_cannot_run_is_refused() -> None:
             seed=0,
             inputs=NOTHING,
         )
-    twins = [{**content()["jobs"][0], "name": name} for name in ("a", "b")]
-    own = [{**content()["dedicated"][0], "job": "a"}]
-    with pytest.raises(InvalidArgument, match=r"^dedicated: job b has no engine"):
-        build(scenario(jobs=twins, dedicated=own), "resource-fixed", seed=0, inputs=NOTHING)
-
-
-def test_a_replayed_job_needs_its_trace_among_the_inputs() -> None:
-    replayed = scenario_from(
-        changed("jobs[0].environment", {"kind": "replayed", "trace": "agents.csv"})
-    )
-    with pytest.raises(InvalidArgument, match=r"agents\.csv was not read"):
-        build(replayed, "resource-fixed", seed=0, inputs=NOTHING)
-    sessions = Sessions(np.array([0, 2]), np.array([5, 6]), np.array([7, 8]), np.array([1.0, 0]))
-    made = build(
-        replayed, "resource-fixed", seed=0, inputs=Inputs(sessions={"agents.csv": sessions})
-    )
-    assert set(made.world.jobs[0].trajectories.said_tokens.tolist()) == {7, 8}
+    many = [{**content()["jobs"][0], "name": name} for name in "abcde"]
+    with pytest.raises(InvalidArgument, match=r"^dedicated: job e has no engine"):
+        build(scenario(jobs=many), "resource-fixed", seed=0, inputs=NOTHING)
 
 
 # --- loans ----------------------------------------------------------------------------------------
@@ -259,10 +241,10 @@ def test_the_paper_s_memory_grows_with_each_step_of_rl(small: Scenario) -> None:
     assert kv_rule(RESERVED, small) == RESERVED.kv
 
 
-def test_a_timeline_ends_at_the_horizon_and_lends_no_more_than_it_may() -> None:
+def test_a_timeline_ends_at_the_horizon() -> None:
     whole = Lending(np.array([0.0, 40, 80]), np.array([1.0, 0.5, 1]), np.array([9, 3, 9]))
-    made = limited(whole, 0.8, 80)
-    assert (made.at_ms.tolist(), made.share.tolist()) == ([0, 40], [0.8, 0.5])
+    made = until(whole, 80)
+    assert (made.at_ms.tolist(), made.share.tolist()) == ([0, 40], [1, 0.5])
     assert made.kv_tokens.tolist() == [9, 3]
 
 
@@ -344,7 +326,7 @@ def test_a_scenario_that_would_run_for_hours_is_refused_before_it_starts() -> No
         assert batches(job, 100) == pytest.approx(100 * more, abs=1)
     with pytest.raises(InvalidArgument, match=r"^versions: 100000 of them make about \d+ million"):
         build(long, "rose", seed=3, inputs=NOTHING)
-    check_size(scenario_from({**content(), "versions": 1000}), NOTHING)
+    check_size(scenario_from({**content(), "versions": 1000}))
 
 
 def test_a_trainer_lends_while_it_waits() -> None:
