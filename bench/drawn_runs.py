@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from bench.drawn_kept import Kept, KeptRun, code_digest
 from bench.drawn_scenarios import ARMS, drawn, read_seeds

@@ -5,12 +5,12 @@ import math
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
+from msgspec.structs import replace
 from rich.console import Console
 
 from rose.cli.machine import machine_card

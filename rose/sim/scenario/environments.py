@@ -4,8 +4,9 @@ The table holds a few numbers for each environment, with where they come from: o
 paper nobody has published a run turn by turn.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
 
 from rose.errors import InvalidArgument
 from rose.sim.scenario.distributions import (
@@ -16,10 +17,9 @@ from rose.sim.scenario.distributions import (
     Pareto,
     Part,
 )
-from rose.sim.scenario.fields import Range
-from rose.sim.scenario.ranges import Share
+from rose.sim.scenario.fields import Share, Spec
 
-_Turns: TypeAlias = Annotated[int, Range(1, 4096, "turns")]
+_Turns: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 
 
 def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixture:
@@ -29,8 +29,7 @@ def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixtur
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
     """Trajectories whose parts are drawn, each from a distribution.
 
     A trajectory draws how hard it is; hard ones take more turns and say more in each. Its group has
@@ -49,7 +48,6 @@ class Drawn:
             in each of its turns.
     """
 
-    kind: ClassVar = "drawn"
     turns: Distribution
     first_heard: Distribution
     heard: Distribution
@@ -57,18 +55,16 @@ class Drawn:
     tool_s: Distribution
     turns_max: _Turns = 4096
     group_share: Share = 0.5
-    hardness: Annotated[float, Range(0, 2)] = 0.0
+    hardness: Annotated[float, Meta(ge=0, le=2)] = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Spec, frozen=True, tag_field="kind", tag="named"):
     """One of `ENVIRONMENTS`.
 
     Args:
         name: of it.
     """
 
-    kind: ClassVar = "named"
     name: str
 
     def __post_init__(self) -> None:

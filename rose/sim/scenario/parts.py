@@ -5,26 +5,29 @@ least. It is not the utilisation of its SMs, which is lower: decoding a few sequ
 busy and most of its SMs idle. Who has only a utilisation has to assume a load.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, Final, TypeAlias
 
+from msgspec import Meta
+
 from rose.errors import InvalidArgument
 from rose.sim.scenario.distributions import Distribution, Lognormal
-from rose.sim.scenario.fields import Range
-from rose.sim.scenario.ranges import (
+from rose.sim.scenario.fields import (
     DollarsPerHour,
     Factor,
+    GbitPerS,
     Gpus,
-    Rate,
     Seconds,
     Share,
     SomeMilliseconds,
     SomeSeconds,
+    Spec,
+    Text,
+    Tokens,
 )
 
-_Load: TypeAlias = Annotated[float, Range(0, 0.95)]
-_Peak: TypeAlias = Annotated[float, Range(1, 100)]
+_Load: TypeAlias = Annotated[float, Meta(ge=0, le=0.95)]
+_Peak: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
 
 # Azure's conversations have means of 1,155 and 211 tokens, 99th percentiles of 4,142 and 601.
 _PROMPT: Final = Lognormal(median=928.0, sigma=0.66, most=16_384.0)
@@ -41,8 +44,7 @@ class Gpu(Enum):
     L40S = "L40S"
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(Spec, frozen=True):
     """What serving promised, at the 99th percentile.
 
     Args:
@@ -54,8 +56,7 @@ class Slo:
     tpot_ms: SomeMilliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class DailyTraffic:
+class DailyTraffic(Spec, frozen=True, tag_field="kind", tag="daily"):
     """Rates of requests over days, of a file of rates; within a window they come in bursts.
 
     Args:
@@ -65,18 +66,16 @@ class DailyTraffic:
         from_s: where in the file the simulation begins.
     """
 
-    kind: ClassVar = "daily"
     second_peak: ClassVar = 2.89  # of a window over its mean
     prompt_tokens: ClassVar[Distribution] = _PROMPT
     output_tokens: ClassVar[Distribution] = _OUTPUT
-    rates: str
-    model: str
+    rates: Text
+    model: Text
     load: _Load
     from_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticTraffic:
+class SyntheticTraffic(Spec, frozen=True, tag_field="kind", tag="synthetic"):
     """Requests that are drawn: a slow wave of load, and bursts of seconds upon it.
 
     Args:
@@ -88,7 +87,6 @@ class SyntheticTraffic:
         output_tokens: of a request; likewise.
     """
 
-    kind: ClassVar = "synthetic"
     load: _Load
     minute_peak: _Peak = 1.7
     second_peak: _Peak = 4.22
@@ -108,8 +106,7 @@ class SyntheticTraffic:
 Traffic: TypeAlias = DailyTraffic | SyntheticTraffic
 
 
-@dataclass(frozen=True, slots=True)
-class Dedicated:
+class Dedicated(Spec, frozen=True):
     """GPUs that do nothing but rollouts.
 
     Args:
@@ -129,8 +126,7 @@ class Dedicated:
         _check_whole(self.count, self.tp)
 
 
-@dataclass(frozen=True, slots=True)
-class Borrowed:
+class Borrowed(Spec, frozen=True):
     """GPUs that serve, and lend what is left.
 
     Args:
@@ -145,7 +141,7 @@ class Borrowed:
 
     gpu: Gpu
     count: Gpus
-    serving_model: str
+    serving_model: Text
     slo: Slo
     traffic: Traffic
     tp: Gpus = 1
@@ -156,8 +152,7 @@ class Borrowed:
         _check_whole(self.count, self.tp)
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
+class Trainer(Spec, frozen=True):
     """GPUs that train.
 
     Args:
@@ -175,8 +170,7 @@ class Trainer:
         _check_whole(self.count, self.tp)
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(Spec, frozen=True):
     """What updates cross.
 
     Args:
@@ -184,12 +178,11 @@ class Network:
         changed_share: of the elements, in one update. Public measurements have 0.9 to 3 %.
     """
 
-    link_gbit_per_s: Rate
+    link_gbit_per_s: GbitPerS
     changed_share: Share = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Spec, frozen=True):
     """What an hour of a GPU costs, in dollars.
 
     Args:
@@ -205,8 +198,7 @@ class Prices:
     opportunity: DollarsPerHour
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeAll:
+class RevokeAll(Spec, frozen=True, tag_field="kind", tag="revoke-all"):
     """Serving takes every borrowed GPU back at once.
 
     Args:
@@ -215,14 +207,12 @@ class RevokeAll:
         share: of the domains that are hit, the first ones; 1 is all of them.
     """
 
-    kind: ClassVar = "revoke-all"
     at_s: Seconds
     for_s: SomeSeconds
     share: Share = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Flapping:
+class Flapping(Spec, frozen=True, tag_field="kind", tag="flapping"):
     """Leases come and go.
 
     Args:
@@ -230,13 +220,11 @@ class Flapping:
         away_s: how long until the next.
     """
 
-    kind: ClassVar = "flapping"
     lent_s: SomeSeconds
     away_s: SomeSeconds
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeDuringUpdate:
+class RevokeDuringUpdate(Spec, frozen=True, tag_field="kind", tag="revoke-during-update"):
     """Serving takes every borrowed GPU back while an update is on its way to it.
 
     Args:
@@ -244,13 +232,11 @@ class RevokeDuringUpdate:
         for_s: how long until it lends again.
     """
 
-    kind: ClassVar = "revoke-during-update"
     into: Share = 0.5
     for_s: SomeSeconds = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeAfterPrefill:
+class RevokeAfterPrefill(Spec, frozen=True, tag_field="kind", tag="revoke-after-prefill"):
     """Serving takes each borrowed GPU back when it has just computed a long prompt.
 
     Args:
@@ -258,25 +244,21 @@ class RevokeAfterPrefill:
         away_s: how long until the next.
     """
 
-    kind: ClassVar = "revoke-after-prefill"
-    prompt_tokens: Annotated[int, Range(1, 1 << 22, "tokens")]
+    prompt_tokens: Tokens
     away_s: SomeSeconds = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class StalledTrainer:
+class StalledTrainer(Spec, frozen=True, tag_field="kind", tag="stalled-trainer"):
     """The trainer takes far longer than it should.
 
     Args:
         factor: how many times as long.
     """
 
-    kind: ClassVar = "stalled-trainer"
     factor: Factor
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCrashes:
+class EngineCrashes(Spec, frozen=True, tag_field="kind", tag="engine-crashes"):
     """Engines on borrowed GPUs die and start anew, all of a domain together.
 
     Args:
@@ -284,7 +266,6 @@ class EngineCrashes:
         down_s: until an engine runs again.
     """
 
-    kind: ClassVar = "engine-crashes"
     every_s: SomeSeconds
     down_s: SomeSeconds
 

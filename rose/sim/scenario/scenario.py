@@ -1,9 +1,8 @@
 """A scenario: what is simulated, as a file says it. `build` makes what a simulation takes of it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
-from types import MappingProxyType
 from typing import Final
 
 from rose.errors import InvalidArgument
@@ -14,7 +13,18 @@ from rose.sim.cluster.world import TrainerMode
 from rose.sim.scenario.arms import TRAINING_GPUS, rules_of
 from rose.sim.scenario.distributions import Distribution, LogUniform
 from rose.sim.scenario.environments import Environment
-from rose.sim.scenario.fields import decoded, refused
+from rose.sim.scenario.fields import (
+    Seconds,
+    Seed,
+    SomeSeconds,
+    Spec,
+    Staleness,
+    Text,
+    Tokens,
+    Trajectories,
+    Versions,
+    decoded,
+)
 from rose.sim.scenario.parts import (
     Borrowed,
     Dedicated,
@@ -23,15 +33,6 @@ from rose.sim.scenario.parts import (
     StalledTrainer,
     Stress,
     Trainer,
-)
-from rose.sim.scenario.ranges import (
-    Seconds,
-    Seed,
-    SomeSeconds,
-    Staleness,
-    Tokens,
-    Trajectories,
-    Versions,
 )
 
 # The paper's sampler launches up to 5.7 times the batch.
@@ -61,8 +62,7 @@ class Mode(Enum):
         return TrainerMode[self.name]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Spec, frozen=True):
     """One RL job.
 
     Args:
@@ -78,7 +78,7 @@ class Job:
         redundancy: of DAPO: how many times the batch is rolled out, drawn for each version.
     """
 
-    name: str
+    name: Text
     algorithm: Algorithm
     mode: Mode
     batch: Trajectories
@@ -102,8 +102,7 @@ class Job:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Spec, frozen=True):
     """What is simulated.
 
     Args:
@@ -124,8 +123,8 @@ class Scenario:
         stress: what goes wrong.
     """
 
-    name: str
-    model: str
+    name: Text
+    model: Text
     jobs: tuple[Job, ...]
     dedicated: tuple[Dedicated, ...]
     network: Network
@@ -137,7 +136,7 @@ class Scenario:
     borrowed: tuple[Borrowed, ...] = ()
     trainer: Trainer | None = None
     prices: Prices | None = None
-    scheduler: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    scheduler: Mapping[str, float] = {}
     stress: tuple[Stress, ...] = ()
 
     def __post_init__(self) -> None:
@@ -217,6 +216,4 @@ def scenario_from(content: object) -> Scenario:
     Raises:
         InvalidArgument: a field is unknown, missing, or makes no sense; the sentence names it.
     """
-    if not isinstance(content, Mapping):
-        raise refused("", "it has no fields; give `name: value` lines")
     return decoded(Scenario, content)

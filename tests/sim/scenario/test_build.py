@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from bench.drawn_scenarios import drawn
 from rose.errors import InvalidArgument
@@ -234,7 +235,7 @@ def test_an_arm_lends_at_its_slowdown() -> None:
 
 
 def test_the_paper_s_memory_grows_with_each_step_of_rl(small: Scenario) -> None:
-    quick = dataclasses.replace(small, jobs=(dataclasses.replace(small.jobs[0], train_s=10.0),))
+    quick = scenario_from(changed("jobs[0].train_s", 10))
     # Training is a quarter of a step, which takes a minute at least.
     rules = [kv_rule(PUBLISHED, one) for one in (small, quick)]
     assert rules == [PublishedKv(step_ms) for step_ms in (80_000.0, 60_000.0)]
@@ -322,7 +323,7 @@ def test_an_update_of_all_weights_goes_to_those_that_are_lent() -> None:
 def test_a_scenario_that_would_run_for_hours_is_refused_before_it_starts() -> None:
     long = scenario_from({**changed("jobs[0].batch", 3200), "versions": 100_000})
     for mode, more in (("synchronous", 1), ("asynchronous", 2)):
-        job = dataclasses.replace(long.jobs[0], mode=Mode(mode))
+        job = structs.replace(long.jobs[0], mode=Mode(mode))
         assert batches(job, 100) == pytest.approx(100 * more, abs=1)
     with pytest.raises(InvalidArgument, match=r"^versions: 100000 of them make about \d+ million"):
         build(long, "rose", seed=3, inputs=NOTHING)
