@@ -8,7 +8,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from rose.cli.price import PRICE_HEADERS, price_text
 from rose.demo.numbers import NO_NUMBER, fixed, number, percent, print_rows
+from rose.sim.outcome import PRICES
 from rose.sim.scenario.arms import ROSE
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.figures import ArmFigures
@@ -16,10 +18,6 @@ from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
 from rose.sim.study.published import PUBLISHED
 from rose.sim.study.validation import validations
 
-# What lending costs serving: its latency, over that of serving alone.
-_PRICES: Final = tuple(
-    f"{what}_{at}_times_alone" for what in ("ttft", "tpot") for at in ("p50", "p99")
-)
 # No simulation knows how many answers are correct.
 _ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
 
@@ -95,7 +93,7 @@ def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
         "tpot_ms_p99": _mean([one.served.tpot_ms_p99 for one in mine if one.served]),
         **{
             name: _mean([getattr(one.served, name) for one in mine if one.served])
-            for name in _PRICES
+            for name in PRICES
         },
         "late": _mean([one.served.late for one in mine if one.served]),
         "excess": _sum([one.served.excess for one in mine if one.served]),
@@ -225,8 +223,7 @@ _HEADERS: Final = (
     "over the\nbound",
     "said on\nborrowed",
     "of lent\ntime busy",
-    "TTFT x alone\nP50 / P99",
-    "TPOT x alone\nP50 / P99",
+    *PRICE_HEADERS,
     "taken\nback",
     "stale",
     "late\nrequests",
@@ -279,8 +276,8 @@ def _row(name: str, arm: Mapping[str, Any]) -> list[str]:
         fixed(arm["gap"]),
         percent(arm["borrowed_tokens_share"]),
         percent(arm["borrowed_busy"]),
-        _pair(arm, "ttft"),
-        _pair(arm, "tpot"),
+        price_text(arm, "ttft"),
+        price_text(arm, "tpot"),
         number(arm["revocations"]),
         percent(arm["stale"]),
         percent(arm["late"]),
@@ -290,11 +287,6 @@ def _row(name: str, arm: Mapping[str, Any]) -> list[str]:
         NO_NUMBER if under is None else fixed(under["published"]),
         NO_NUMBER if cost is None else fixed(_thousand(cost["per_trajectory"])),
     ]
-
-
-def _pair(arm: Mapping[str, Any], what: str) -> str:
-    values = [arm[name] for name in _PRICES if name.startswith(what)]
-    return NO_NUMBER if None in values else " / ".join(map(fixed, values))
 
 
 def _thousand(dollars: float | None) -> float | None:

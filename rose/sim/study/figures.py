@@ -8,6 +8,7 @@ import numpy.typing as npt
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.lending import joined
 from rose.sim.cluster.world import ClusterOutcome, JobOutcome
+from rose.sim.outcome import price
 from rose.sim.scenario.build import Built
 from rose.sim.scenario.cost import Cost, cost_of, lent_ms, used_count
 from rose.sim.scenario.scenario import Scenario
@@ -222,14 +223,7 @@ def _served(built: Built) -> Served | None:
         requests=len(felt.ttft_ms),
         ttft_ms_p99=felt.quantile("ttft_ms", 0.99),
         tpot_ms_p99=felt.quantile("tpot_ms", 0.99),
-        **{
-            f"{name}_p{percent}_times_alone": (
-                felt.quantile(f"{name}_ms", percent / 100)
-                / alone.quantile(f"{name}_ms", percent / 100)
-            )
-            for name in ("ttft", "tpot")
-            for percent in (50, 99)
-        },
+        **price(felt.quantile, alone.quantile),
         late=felt.late,
         excess=sum(excess) if excess else None,
     )
