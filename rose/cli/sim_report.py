@@ -15,8 +15,7 @@ from rose.sim.scenario.arms import ROSE
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
-from rose.sim.study.published import PUBLISHED
-from rose.sim.study.validation import validations
+from rose.sim.study.validation import PUBLISHED, validations
 
 # No simulation knows how many answers are correct.
 _ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)

@@ -15,9 +15,8 @@ from rose.sim.scenario.scenario import Scenario, scenario_from
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import factor_of, rollout_time_under, throughput_over
-from rose.sim.study.published import PUBLISHED
 from rose.sim.study.run import ArmRun, study
-from rose.sim.study.validation import ERROR_MAX, validations
+from rose.sim.study.validation import ERROR_MAX, PUBLISHED, validations
 from tests.sim.scenario.files import content
 
 NOTHING = Inputs()

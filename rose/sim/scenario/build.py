@@ -20,13 +20,13 @@ from rose.sim.cluster.world import (
     SimJob,
     SimWorker,
     StepTimes,
+    TrainerMode,
 )
 from rose.sim.scenario.arms import TRAINING_GPUS, ArmRules, rules_of
 from rose.sim.scenario.environments import ENVIRONMENTS, Named
 from rose.sim.scenario.loans import GroupLoan, Serving
 from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
-from rose.sim.scenario.scenario import Algorithm, Scenario
-from rose.sim.scenario.size import batches, check_size
+from rose.sim.scenario.scenario import Algorithm, Job, Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.scenario.trajectories import drawn_trajectories
 from rose.sim.scenario.trouble import Lent, troubled
@@ -40,6 +40,9 @@ _TRAJECTORIES: Final = 0
 _REDUNDANCY: Final = 1
 _CRASHES: Final = 3
 _NO_TIMES: Final = np.zeros(0)
+# A turn is a few hundred bytes and some ten microseconds in the simulation.
+TURNS_MAX: Final = 20_000_000
+_PILOT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +344,46 @@ def _job(scenario: Scenario, number: int, *, seed: int) -> tuple[SimJob, npt.NDA
     made = SimJob(
         job=number,
         trajectories=trajectories,
-        mode=job.mode.trainer_mode,
+        mode=job.mode,
         batch=of_version * job.group,
         train_ms=MS_PER_S * job.train_s * stall,
         max_staleness=job.max_staleness,
         weight=1.0,
     )
     return made, np.repeat(kept, job.group)
+
+
+def batches(job: Job, versions: int) -> int:
+    """Return how many batches of a job may be rolled out until its last version is out."""
+    # Off policy, the next batches have begun when the last version comes out.
+    ahead = 0 if job.mode is TrainerMode.SYNCHRONOUS else job.max_staleness + 1
+    # What is too old is thrown away and must be made again: as much as is used, at worst.
+    ahead += versions if job.mode is TrainerMode.ASYNCHRONOUS else 0
+    return versions + ahead
+
+
+def check_size(scenario: Scenario) -> None:
+    """Refuse a scenario of which one arm under one seed has too many turns.
+
+    Raises:
+        InvalidArgument: it has.
+    """
+    turns = sum(_turns(job, scenario.versions) for job in scenario.jobs)
+    if turns > TURNS_MAX:
+        raise InvalidArgument(
+            f"versions: {scenario.versions} of them make about {turns / 1e6:.0f} million turns "
+            f"in each arm under each seed, more than {TURNS_MAX // 1_000_000} million; give fewer "
+            "versions, or a smaller batch"
+        )
+
+
+def _turns(job: Job, versions: int) -> float:
+    """Return about how many turns there are; contexts that are full cut some of them."""
+    trajectories = float(job.batch) * batches(job, versions)
+    if job.algorithm is Algorithm.DAPO:
+        redundancy = job.redundancy.draw(np.random.default_rng(0), _PILOT)
+        trajectories *= float(np.maximum(1.0, redundancy).mean())
+    environment = job.environment
+    drawn = ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment
+    turns = drawn.turns.draw(np.random.default_rng(0), _PILOT)
+    return trajectories * float(np.clip(turns, 1, drawn.turns_max).mean())

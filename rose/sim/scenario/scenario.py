@@ -49,19 +49,6 @@ class Algorithm(Enum):
     DAPO = "dapo"
 
 
-class Mode(Enum):
-    """When the trainer learns from what: as `TrainerMode`."""
-
-    SYNCHRONOUS = "synchronous"
-    ONE_STEP_OFF = "one-step-off"
-    ASYNCHRONOUS = "asynchronous"
-
-    @property
-    def trainer_mode(self) -> TrainerMode:
-        """Return the same as the simulation takes it."""
-        return TrainerMode[self.name]
-
-
 class Job(Spec, frozen=True):
     """One RL job.
 
@@ -80,7 +67,7 @@ class Job(Spec, frozen=True):
 
     name: Text
     algorithm: Algorithm
-    mode: Mode
+    mode: TrainerMode
     batch: Trajectories
     group: Trajectories
     context_tokens: Tokens
@@ -95,7 +82,7 @@ class Job(Spec, frozen=True):
             raise InvalidArgument(
                 f"batch: {self.batch} trajectories make no groups of {self.group}; give a multiple"
             )
-        if self.mode is Mode.ONE_STEP_OFF and self.max_staleness == 0:
+        if self.mode is TrainerMode.ONE_STEP_OFF and self.max_staleness == 0:
             raise InvalidArgument(
                 "max_staleness: 0 leaves nothing to roll out while the trainer learns; "
                 "give 1, or the mode synchronous"

@@ -12,13 +12,12 @@ from rose.scheduler.settings import PlacementPolicy
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.lending_kv import PublishedKv
 from rose.sim.cluster.simulate import simulate_cluster
-from rose.sim.cluster.world import Lending
+from rose.sim.cluster.world import Lending, TrainerMode
 from rose.sim.scenario.arms import PUBLISHED, RESERVED, RULES, rules_of
-from rose.sim.scenario.build import Built, build, idle_trainer, lent_engines
+from rose.sim.scenario.build import Built, batches, build, check_size, idle_trainer, lent_engines
 from rose.sim.scenario.cost import Cost, cost_of, lent_ms
 from rose.sim.scenario.loans import Serving, first_started, kv_rule, until, whole_gpus
-from rose.sim.scenario.scenario import Mode, Scenario, scenario_from
-from rose.sim.scenario.size import batches, check_size
+from rose.sim.scenario.scenario import Scenario, scenario_from
 from rose.sim.scenario.traffic import Inputs, burst_variation, slow_wave
 from rose.sim.scenario.updates import UpdateScheme, update_time
 from tests.sim.scenario.files import changed, content, scenario
@@ -323,7 +322,7 @@ def test_an_update_of_all_weights_goes_to_those_that_are_lent() -> None:
 def test_a_scenario_that_would_run_for_hours_is_refused_before_it_starts() -> None:
     long = scenario_from({**changed("jobs[0].batch", 3200), "versions": 100_000})
     for mode, more in (("synchronous", 1), ("asynchronous", 2)):
-        job = structs.replace(long.jobs[0], mode=Mode(mode))
+        job = structs.replace(long.jobs[0], mode=TrainerMode(mode))
         assert batches(job, 100) == pytest.approx(100 * more, abs=1)
     with pytest.raises(InvalidArgument, match=r"^versions: 100000 of them make about \d+ million"):
         build(long, "rose", seed=3, inputs=NOTHING)
