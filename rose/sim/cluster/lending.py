@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, check
 from rose.sim.device import DeviceModel
 from rose.sim.outcome import ArmOutcome, missed
 from rose.sim.request import Request
@@ -332,15 +332,10 @@ def _rate_at(lender: Lender, wanted: float, figure: Callable[[Row], float]) -> f
 
 
 def rate_of(lender: Lender, busy: float) -> float:
-    """Return the rate at which a device has a request for so much of the time.
-
-    Raises:
-        InvalidArgument: no rate of the grid keeps it so busy.
-    """
+    """Return the rate at which a device has a request for so much of the time, below 1."""
     rate_rps = _rate_at(lender, busy, lambda one: one.busy)
-    if rate_rps is None:
-        raise InvalidArgument(f"load: no rate keeps the device busy for {busy:g} of the time")
-    return rate_rps
+    check(rate_rps is not None, "a device that has more to do than it can is always busy")
+    return rate_rps or 0.0
 
 
 def capacity_of(lender: Lender, late: float) -> float:
