@@ -26,6 +26,7 @@ from rose.sim import (
     default_policy,
     excess_late_share,
     excess_misses,
+    stretched,
 )
 from rose.sim import simulate as simulate_one
 from rose.slo import SLO, Policy
@@ -55,7 +56,7 @@ def trace(seed: int, seconds: int) -> tuple[Request, ...]:
     requests = [
         Request(1e3 * float(at), int(prompt), int(output)) for at, prompt, output in columns
     ]
-    return tuple(at_load(requests, DEVICE, busy=BUSY, seed=seed))
+    return tuple(at_load(stretched(requests), DEVICE, busy=BUSY, seed=seed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The scheduler in simulated clusters: the drawn scenarios, a burst, and serving's promise.
 
-Without FULL=1 the first drawn scenarios alone are judged, and serving's promise on one scenario.
+Without FULL=1 the first drawn scenarios alone are judged.
 
 What was simulated of the drawn scenarios by the same code before is not simulated again:
 `python -m bench.drawn` can be run beforehand, in parts.
@@ -8,30 +8,27 @@ What was simulated of the drawn scenarios by the same code before is not simulat
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
+from bench.burst import Burst, burst_of
 from bench.conftest import Report
 from bench.drawn import KEPT
 from bench.drawn_kept import Kept
 from bench.drawn_runs import Trial, drawn_seeds, simulated
 from bench.drawn_verdict import verdict_of
 from bench.rows import Bar, Peer
-from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.arms import ROSE
 from rose.sim.scenario.build import build
-from rose.sim.scenario.scenario import Resolution, Scenario
+from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.scenario.yaml_file import read_scenarios
-from rose.sim.study.burst import Burst, burst_of
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
-from rose.sim.study.run import study
 
 SCENARIOS = Path(__file__).resolve().parent / "scenarios"
-ROSE = Arm.ROSE.value
 NONE = Bar(at_most=0.0)
 PROCESSES = 2
 DRAWN_BRIEF = 8
@@ -88,10 +85,10 @@ def add_kept_promises(report: Report, mine: Sequence[ArmFigures]) -> None:
 def test_a_correlated_burst(report: Report) -> None:
     """All borrowed GPUs are taken back at once; the bound is what the scheduler said before."""
     (scenario,) = read("stress_revoke_all")
-    bursts: dict[Arm, list[Burst]] = {}
+    bursts: dict[str, list[Burst]] = {}
 
     def run() -> None:
-        for arm in (Arm.ROSE, Arm.PUBLISHED, Arm.LEAST_LOADED):
+        for arm in ("rose", "rose-published", "least-loaded-sticky"):
             bursts[arm] = [
                 burst_of(scenario, build(scenario, arm, seed=seed, inputs=Inputs()).world)
                 for seed in scenario.seeds
@@ -101,56 +98,27 @@ def test_a_correlated_burst(report: Report) -> None:
     for arm, found in bursts.items():
         worst = max(found, key=lambda one: one.recovery_s / one.bound_s)
         report.add(
-            f"correlated_burst_recovery_{word(arm.value)}_s",
+            f"correlated_burst_recovery_{word(arm)}_s",
             worst.recovery_s,
             "s",
             peer=Peer("the scheduler's own bound", worst.bound_s, "s"),
-            bar=Bar(at_most=worst.bound_s) if arm is Arm.ROSE else None,
+            bar=Bar(at_most=worst.bound_s) if arm == ROSE else None,
         )
 
 
-def excess_misses(scenario: Scenario) -> Counter[Arm]:
-    """Return how many requests were late because of each arm, over all seeds.
-
-    Args:
-        scenario: in exact resolution, with arms that borrow.
-    """
-    excess: Counter[Arm] = Counter()
-    for one in study(scenario, Inputs()):
-        served = one.figures.served
-        late = None if served is None else served.excess
-        assert late is not None, f"nobody knows what {one.built.arm} made late"
-        excess[one.built.arm] += late
-    return excess
-
-
 def test_serving_keeps_its_promise(report: Report) -> None:
-    """Quantum by quantum, so that it is known whether a request was late because of rose."""
+    """Every quantum of a row of the table was certified: is a request late because of it?"""
     (scenario,) = read("paper_8b")
-    exact = replace(
-        scenario,
-        resolution=Resolution.EXACT,
-        seeds=scenario.seeds[:1],
-        borrowed=(replace(scenario.borrowed[0], count=report.count(8, at_least=4, brief=4)),),
-        horizon_s=600,
-        arms=(Arm.ROSE, Arm.PUBLISHED, Arm.SHARE_ALL),
-    )
-    excess: Counter[Arm] = Counter()
-    report.once(lambda: excess.update(excess_misses(exact)))
-    for arm in exact.arms:
-        bar = NONE if arm is Arm.ROSE else None
-        report.add(f"excess_slo_misses_{word(arm.value)}_count", excess[arm], "requests", bar=bar)
-
-
-@pytest.mark.slow
-def test_serving_keeps_its_promise_in_trouble(report: Report) -> None:
-    scenarios = read("stress_exact")
-    excess: Counter[Arm] = Counter()
+    excess: Counter[str] = Counter()
 
     def run() -> None:
-        for one in scenarios[: report.count(len(scenarios), at_least=1)]:
-            seeds = one.seeds[: report.count(len(one.seeds), at_least=1)]
-            excess.update(excess_misses(replace(one, seeds=seeds, arms=(Arm.ROSE,))))
+        serving = Serving(scenario, seed=scenario.seeds[0], inputs=Inputs())
+        for arm in ("rose", "rose@0.05", "rose@inf", "rose-published", "share-all"):
+            for loan in serving.loans(arm):
+                assert loan.excess is not None, f"nobody knows what {arm} made late"
+                excess[arm] += loan.excess
 
     report.once(run)
-    report.add("excess_slo_misses_in_trouble_sum", excess[Arm.ROSE], "requests", bar=NONE)
+    for arm, found in excess.items():
+        bar = NONE if arm == ROSE else None
+        report.add(f"excess_slo_misses_{word(arm)}_count", found, "requests", bar=bar)

@@ -24,11 +24,10 @@ from rich.console import Console
 from bench.drawn_json import drawn_json
 from bench.drawn_kept import Kept
 from bench.drawn_runs import Trial, drawn_seeds, simulated
+from bench.drawn_scenarios import ARMS
 from bench.drawn_table import print_drawn
 from bench.usage import EXIT_MENDABLE, Parser
 from rose.errors import RoseError
-from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.drawn import ARMS
 from rose.sim.study.figures import ArmFigures
 from rose.whole_file import write_whole
 
@@ -83,7 +82,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("give at least one process, one run and one seed")
     if options.json and (options.arms or options.set):
         parser.error("--json is for results: leave --arms and --set out")
-    strange = [arm.value for arm in options.arms or () if arm.value not in ARMS]
+    strange = [arm for arm in options.arms or () if arm not in ARMS]
     if strange:
         parser.error(f"--arms: no drawn scenario has {strange[0]}; there are {', '.join(ARMS)}")
     return options
@@ -105,8 +104,8 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(int(seed) for seed in text.split(","))
 
 
-def _arms(text: str) -> tuple[Arm, ...]:
-    return tuple(Arm(name) for name in text.split(","))
+def _arms(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _setting(text: str) -> tuple[str, float]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
-from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
 
@@ -17,7 +16,7 @@ def drawn_json(figures: Sequence[ArmFigures], *, command: str) -> str:
         figures: of all arms of drawn scenarios.
         command: that gives them.
     """
-    mine = list(by_seed(figures, Arm.ROSE.value).values())
+    mine = list(by_seed(figures, "rose").values())
     verdict = verdict_of(figures)
     content = {
         "command": command,

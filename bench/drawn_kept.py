@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from rose import _core
 from rose.errors import CorruptData, check
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.cost import Cost
 from rose.sim.study.figures import ArmFigures, Served
 
@@ -18,9 +17,12 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 # of `code_paths` watches a simulation, so that none is forgotten.
 _INPUTS: Final = (
     "bench/drawn_runs.py",
+    "bench/drawn_scenarios.py",
     "rose/errors.py",
     "rose/executor/certified.py",
     "rose/executor/model_cost.py",
+    "rose/executor/probing.py",
+    "rose/executor/refusals.py",
     "rose/memory",
     "rose/scheduler",
     "rose/sim",
@@ -61,11 +63,11 @@ class Kept:
             _cut(path)
             self._runs = list(_read(path))
 
-    def find(self, seed: int, arm: Arm, code: str | None) -> ArmFigures | None:
+    def find(self, seed: int, arm: str, code: str | None) -> ArmFigures | None:
         """Return the latest figures of an arm; by any code if it is None."""
         for run in reversed(self._runs):
             mine = run.figures
-            if mine.seed == seed and mine.arm == arm.value and code in (None, run.code):
+            if mine.seed == seed and mine.arm == arm and code in (None, run.code):
                 return mine
         return None
 

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from bench.drawn_kept import Kept, KeptRun, code_digest
-from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.drawn import drawn, read_seeds
+from bench.drawn_scenarios import ARMS, drawn, read_seeds
+from rose.sim.scenario.arms import ROSE
 from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
@@ -33,7 +35,7 @@ class Trial:
     """
 
     seeds: Sequence[int]
-    arms: Sequence[Arm] | None
+    arms: Sequence[str] | None
     settings: Mapping[str, float]
     processes: int
     runs: int = 1
@@ -55,8 +57,8 @@ def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
     Arms that are not asked for come from what was kept, of whatever code, or not at all.
     """
     plain, tried = code_digest({}), code_digest(trial.settings)
-    codes = {arm: tried if arm is Arm.ROSE else plain for arm in Arm}
-    todo: dict[int, list[Arm]] = {}
+    codes = {arm: tried if arm == ROSE else plain for arm in ARMS}
+    todo: dict[int, list[str]] = {}
     for seed in [run_seed(one, run) for run in range(trial.runs) for one in trial.seeds]:
         arms = drawn(scenario_of(seed)).arms if trial.arms is None else trial.arms
         missing = [arm for arm in arms if kept.find(seed, arm, codes[arm]) is None]
@@ -71,20 +73,20 @@ def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
         }
         try:
             for future in as_completed(futures):
-                kept.add([KeptRun(codes[Arm(one.arm)], one) for one in future.result()])
+                kept.add([KeptRun(codes[one.arm], one) for one in future.result()])
                 yield _found(trial, kept, futures[future], codes)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def simulate_seed(
-    seed: int, arms: Sequence[Arm], settings: Mapping[str, float]
+    seed: int, arms: Sequence[str], settings: Mapping[str, float]
 ) -> list[ArmFigures]:
     """Return the figures of some arms of a run of a drawn scenario."""
     scenario, inputs = drawn(scenario_of(seed)), Inputs()
     tried = replace(scenario, scheduler={**scenario.scheduler, **settings})
     serving = Serving(scenario, seed=seed, inputs=inputs)
-    chosen = {arm: tried if arm is Arm.ROSE else scenario for arm in arms}
+    chosen = {arm: tried if arm == ROSE else scenario for arm in arms}
     return [
         study_arm(mine, arm, seed=seed, inputs=inputs, serving=serving).figures
         for arm, mine in chosen.items()
@@ -96,7 +98,7 @@ def drawn_seeds(count: int | None) -> tuple[int, ...]:
     return read_seeds(SEEDS_FILE)[:count]
 
 
-def _found(trial: Trial, kept: Kept, seed: int, codes: Mapping[Arm, str]) -> list[ArmFigures]:
+def _found(trial: Trial, kept: Kept, seed: int, codes: Mapping[str, str]) -> list[ArmFigures]:
     scenario: Scenario = drawn(scenario_of(seed))
     found = []
     for arm in scenario.arms:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from bench.drawn_scenarios import drawn
 from bench.drawn_verdict import LEAST, Verdict, first_runs, median_over_bound, verdict_of
 from rose.demo.numbers import fixed, percent, print_rows
-from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.drawn import drawn
 from rose.sim.scenario.parts import SyntheticTraffic
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed
@@ -36,7 +35,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
         console.print("nothing to compare")
         return
     print_rows(console, _BASELINES, _baseline_rows(verdict))
-    runs = len(by_seed(figures, Arm.ROSE.value)) / len(verdict.best)
+    runs = len(by_seed(figures, "rose")) / len(verdict.best)
     console.print(f"{len(verdict.best)} scenarios, {runs:g} runs of each. {_sums(figures)}")
     lost = sorted(
         (ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < lost_below
@@ -66,7 +65,7 @@ def _baseline_rows(verdict: Verdict) -> list[list[str]]:
 
 
 def _sums(figures: Sequence[ArmFigures]) -> str:
-    mine = list(by_seed(figures, Arm.ROSE.value).values())
+    mine = list(by_seed(figures, "rose").values())
     return (
         f"Of rose: median over the bound {median_over_bound(figures):.2f}, "
         f"tokens lost {sum(one.tokens_lost for one in mine)}, "
@@ -77,9 +76,9 @@ def _sums(figures: Sequence[ArmFigures]) -> str:
 
 def _loss_row(figures: Sequence[ArmFigures], ratio: float, seed: int) -> list[str]:
     """Return what the scenario is, and what happened in its first run."""
-    mine = by_seed(figures, Arm.ROSE.value)[seed]
+    mine = by_seed(figures, "rose")[seed]
     best = max(
-        (one for one in figures if one.seed == seed and one.arm != Arm.ROSE.value),
+        (one for one in figures if one.seed == seed and one.arm != "rose"),
         key=lambda one: one.throughput_per_hour,
     )
     scenario = drawn(seed)

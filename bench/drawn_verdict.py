@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from bench.drawn_runs import scenario_of
-from rose.sim.scenario.arms import Arm
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed, factor_of
 
@@ -82,8 +81,8 @@ class Verdict:
 
 def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
     """Return how rose did; its ratio to a baseline that came to nothing is infinite."""
-    mine = by_seed(figures, Arm.ROSE.value)
-    arms = dict.fromkeys(one.arm for one in figures if one.arm != Arm.ROSE.value)
+    mine = by_seed(figures, "rose")
+    arms = dict.fromkeys(one.arm for one in figures if one.arm != "rose")
     against = []
     for arm in arms:
         theirs = by_seed(figures, arm)
@@ -111,7 +110,7 @@ def first_runs(figures: Sequence[ArmFigures]) -> list[ArmFigures]:
 
 def median_over_bound(figures: Sequence[ArmFigures]) -> float:
     """Return the median of how much longer rose's batches take than the lower bound."""
-    return float(np.median([one.gap for one in by_seed(figures, Arm.ROSE.value).values()]))
+    return float(np.median([one.gap for one in by_seed(figures, "rose").values()]))
 
 
 def _over(mine: Sequence[ArmFigures], others: Sequence[ArmFigures]) -> float:

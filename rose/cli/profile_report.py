@@ -10,9 +10,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
+from rose.cli.price import PRICE_HEADERS, price_text
 from rose.demo.numbers import duration, number, percent, percentile, plain, print_rows, ratio
 from rose.errors import InvalidArgument
 from rose.scheduler.broker import Broker, Move, Observation, ServingDevice, Unread
+from rose.sim.outcome import PRICES
 from rose.slo import SLO
 from rose.units import GIB, MIB, MS_PER_S
 
@@ -104,11 +106,13 @@ class Compute:
         met_alone: the share of requests, or of readings, in which serving without rollouts meets
             both targets; None when there were none.
         excess_late_share: of all tokens, late because of rollouts; None where rollouts did not run.
+        price: what the share costs serving, as `rose.sim.outcome.price` has it; None likewise.
     """
 
     share: float | None
     met_alone: float | None
     excess_late_share: float | None = None
+    price: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ def lent_row(measured: Measured, slo: SLO, compute: Compute) -> dict[str, Any]:
         "met_alone": compute.met_alone,
         "compute_share": compute.share,
         "excess_late_share": compute.excess_late_share,
+        **(compute.price or dict.fromkeys(PRICES)),
         "lent_gib_mean": sum(s * size for s, size in held) / total_s / GIB if total_s else 0.0,
         "lent_gib_peak": max((one.lend_bytes for _, one in decisions), default=0) / GIB,
         "lent_share": sum(s for s, size in held if size) / total_s if total_s else 0.0,
@@ -284,6 +289,7 @@ _HEADERS: Final = (
     "targets, ms\nfirst/later",
     "met\nalone",
     "share of\ncompute",
+    *PRICE_HEADERS,
     "KV lent\nGiB mean",
     "\nGiB most",
     "lent, of\nthe time",
@@ -324,6 +330,8 @@ def _rows(report: Mapping[str, Any]) -> list[list[str]]:
             f"{row['ttft_ms']:g}/{row['tpot_ms']:g}",
             percent(row["met_alone"]),
             percent(row["compute_share"]),
+            price_text(row, "ttft"),
+            price_text(row, "tpot"),
             number(row["lent_gib_mean"]),
             number(row["lent_gib_peak"]),
             percent(row["lent_share"]),

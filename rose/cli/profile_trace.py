@@ -23,7 +23,9 @@ from rose.sim import (
     excess_late_share,
     missed,
     simulate,
+    stretched,
 )
+from rose.sim.outcome import price
 from rose.slo import SLO
 from rose.slo.prior import find_roofline, known_devices
 from rose.traces import Trace, read_trace
@@ -195,8 +197,8 @@ def _p99(values: _Floats, weights: _Floats | None = None) -> float | None:
 
 
 _HOW: Final = (
-    "Compute is what rollouts got in virtual time with every quantum certified (mode slack), on a "
-    "model of a device; it is only as good as that model."
+    "Compute is what rollouts got in virtual time with every quantum certified (no limit of the "
+    "slowdown), on a model of a device; it is only as good as that model."
 )
 _REQUESTS_MIN: Final = 2
 
@@ -219,7 +221,7 @@ def measure_trace(asked: ProfileAsked, shown: Phases) -> Measured:
     requests = _requests(trace, asked.seconds)
     shown.advance("serving alone", done=0, wanted=wanted)
     if asked.load is not None:
-        requests = at_load(requests, device, busy=asked.load, seed=asked.seed)
+        requests = at_load(stretched(requests), device, busy=asked.load, seed=asked.seed)
     steps = StepEnds()
     alone = simulate(requests, device, "alone", slo=asked.slos[0], seed=asked.seed, observer=steps)
     computes: list[Compute] = []
@@ -288,4 +290,5 @@ def _compute(requests: list[Request], device: DeviceModel, slo: SLO, seed: int) 
         share=shared.harvest,
         met_alone=1 - len(missed(alone, slo=slo)) / len(requests),
         excess_late_share=excess_late_share(shared, alone, slo=slo),
+        price=price(shared.quantile, alone.quantile),
     )

@@ -5,12 +5,12 @@ import math
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
+from msgspec.structs import replace
 from rich.console import Console
 
 from rose.cli.machine import machine_card
@@ -21,16 +21,11 @@ from rose.demo.numbers import plain
 from rose.demo.progress import phases
 from rose.demo.report import write_json
 from rose.errors import InvalidArgument
-from rose.sim.request import Request
-from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.environments import Replayed
-from rose.sim.scenario.parts import DailyTraffic, TraceTraffic
+from rose.sim.scenario.arms import RULES
+from rose.sim.scenario.parts import DailyTraffic
 from rose.sim.scenario.scenario import Scenario
-from rose.sim.scenario.sessions import Sessions
 from rose.sim.scenario.traffic import RATES_WINDOW_MS, Inputs
 from rose.sim.study.run import study
-from rose.traces.agents import AgentTrace, read_agent_trace
-from rose.traces.reader import read_trace
 from rose.traces.text_file import opened
 from rose.units import MS_PER_S
 
@@ -48,47 +43,13 @@ def read_inputs(scenarios: Iterable[Scenario], *, beside: Path) -> Inputs:
     Raises:
         InvalidArgument: a file cannot be read, or is not what it should be.
     """
-    requests: dict[str, list[Request]] = {}
     rates: dict[str, dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
-    sessions: dict[str, Sessions] = {}
     for scenario in scenarios:
-        for job in scenario.jobs:
-            if isinstance(job.environment, Replayed) and job.environment.trace not in sessions:
-                path = job.environment.trace
-                sessions[path] = sessions_of(read_agent_trace(beside / path))
         for group in scenario.borrowed:
             traffic = group.traffic
-            if isinstance(traffic, TraceTraffic) and traffic.trace not in requests:
-                requests[traffic.trace] = _requests(beside / traffic.trace)
-            elif isinstance(traffic, DailyTraffic) and traffic.rates not in rates:
+            if isinstance(traffic, DailyTraffic) and traffic.rates not in rates:
                 rates[traffic.rates] = _rates(beside / traffic.rates)
-    return Inputs(requests=requests, rates=rates, sessions=sessions)
-
-
-def sessions_of(trace: AgentTrace) -> Sessions:
-    """Return a trace of agents as what scenarios replay, and distributions are fitted to.
-
-    A turn that heard or said nothing counts as one token; a wait that is not known as none.
-    """
-    first = np.append(np.flatnonzero(trace.turn == 0), len(trace)).astype(np.int64)
-    # What a row waits for is its own beginning: it belongs to the turn before it.
-    wait_s = np.append(np.nan_to_num(trace.think_time_s[1:]), 0.0)
-    wait_s[first[1:] - 1] = 0.0
-    return Sessions(
-        first_turn=first,
-        heard_tokens=np.maximum(1, trace.input_tokens - trace.prefix_reused_tokens),
-        said_tokens=np.maximum(1, trace.output_tokens),
-        wait_s=wait_s,
-    )
-
-
-def _requests(path: Path) -> list[Request]:
-    trace = read_trace(path)
-    columns = (trace.arrival_s, trace.prompt_tokens, trace.output_tokens)
-    return [
-        Request(MS_PER_S * float(at_s), max(1, int(prompt)), max(1, int(output)))
-        for at_s, prompt, output in zip(*columns, strict=True)
-    ]
+    return Inputs(rates=rates)
 
 
 def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
@@ -122,7 +83,7 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
     "--arms",
     "arm_names",
     metavar="A,B,…",
-    help=f"Of {', '.join(one.value for one in Arm)}; the scenario's by default.",
+    help=f"Of {', '.join(RULES)}, and rose at a slowdown, rose@0.05; the scenario's by default.",
 )
 @click.option("--seeds", "seed_count", type=int, help="Only so many of the scenario's seeds.")
 @click.option(
@@ -195,12 +156,7 @@ def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -
         scenario = replace(scenario, seeds=scenario.seeds[:seed_count])
     if arm_names is None:
         return scenario
-    known = {one.value: one for one in Arm}
-    names = arm_names.split(",")
-    for name in names:
-        if name not in known:
-            raise InvalidArgument(f"--arms {name} is none; there are {', '.join(known)}")
-    return replace(scenario, arms=tuple(known[name] for name in names))
+    return replace(scenario, arms=tuple(arm_names.split(",")))
 
 
 def _run(
@@ -214,9 +170,9 @@ def _run(
             for scenario in scenarios:
                 runs.append(ScenarioRuns(scenario, ()))
 
-                def on_share(arm: Arm, seed: int, share: float, name: str = scenario.name) -> None:
+                def on_share(arm: str, seed: int, share: float, name: str = scenario.name) -> None:
                     done = sum(len(one.figures) for one in runs) + min(share, 1.0)
-                    shown.advance(f"{name}: {arm.value}, seed {seed}", done=done, wanted=wanted)
+                    shown.advance(f"{name}: {arm}, seed {seed}", done=done, wanted=wanted)
 
                 for one in study(scenario, inputs, on_share=on_share):
                     runs[-1] = ScenarioRuns(scenario, (*runs[-1].figures, one.figures))

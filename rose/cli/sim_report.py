@@ -8,13 +8,14 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from rose.cli.price import PRICE_HEADERS, price_text
 from rose.demo.numbers import NO_NUMBER, fixed, number, percent, print_rows
-from rose.sim.scenario.arms import Arm
+from rose.sim.outcome import PRICES
+from rose.sim.scenario.arms import ROSE
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
-from rose.sim.study.published import PUBLISHED
-from rose.sim.study.validation import validations
+from rose.sim.study.validation import PUBLISHED, validations
 
 # No simulation knows how many answers are correct.
 _ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
@@ -45,16 +46,14 @@ def summarise_validation(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
 
 
 def _scenario(runs: ScenarioRuns) -> dict[str, Any]:
-    scenario, subject = runs.scenario, runs.scenario.arms[0].value
-    arms = [arm.value for arm in scenario.arms]
-    done = [arm for arm in arms if any(one.arm == arm for one in runs.figures)]
+    scenario, subject = runs.scenario, runs.scenario.arms[0]
+    done = [arm for arm in scenario.arms if any(one.arm == arm for one in runs.figures)]
     return {
         "name": scenario.name,
         "about": scenario.about,
         "subject": subject,
         "seeds": sorted({one.seed for one in runs.figures}),
         "versions": scenario.versions,
-        "resolution": scenario.resolution.value,
         "arms": {arm: _arm(runs, arm, subject) for arm in done},
         "differences": _differences(runs, subject),
         "checks": _checks(runs),
@@ -91,6 +90,10 @@ def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
         "is_complete": all(one.is_complete for one in mine),
         "ttft_ms_p99": _mean([one.served.ttft_ms_p99 for one in mine if one.served]),
         "tpot_ms_p99": _mean([one.served.tpot_ms_p99 for one in mine if one.served]),
+        **{
+            name: _mean([getattr(one.served, name) for one in mine if one.served])
+            for name in PRICES
+        },
         "late": _mean([one.served.late for one in mine if one.served]),
         "excess": _sum([one.served.excess for one in mine if one.served]),
         "subject_throughput_over": _factor(
@@ -182,7 +185,7 @@ def _cost(mine: Sequence[ArmFigures]) -> dict[str, Any] | None:
 
 def _checks(runs: ScenarioRuns) -> list[dict[str, Any]]:
     """Return what must hold whatever the figures are: each with what was found."""
-    mine = [one for one in runs.figures if one.arm == Arm.ROSE.value]
+    mine = [one for one in runs.figures if one.arm == ROSE]
     excess = _sum([one.served.excess for one in mine if one.served])
     unrecovered = sum(one.unrecovered for one in mine)
     rows: list[tuple[str, bool | None, Any]] = [
@@ -219,6 +222,7 @@ _HEADERS: Final = (
     "over the\nbound",
     "said on\nborrowed",
     "of lent\ntime busy",
+    *PRICE_HEADERS,
     "taken\nback",
     "stale",
     "late\nrequests",
@@ -271,6 +275,8 @@ def _row(name: str, arm: Mapping[str, Any]) -> list[str]:
         fixed(arm["gap"]),
         percent(arm["borrowed_tokens_share"]),
         percent(arm["borrowed_busy"]),
+        price_text(arm, "ttft"),
+        price_text(arm, "tpot"),
         number(arm["revocations"]),
         percent(arm["stale"]),
         percent(arm["late"]),

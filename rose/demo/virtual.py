@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from rose.demo.record import Answered, Audit, Plan, RunRecord, Slice, SliceCounts
-from rose.demo.schemes import ABLATED, ALONE, SCHEMES, SHARE_ALL, Scheme
+from rose.demo.schemes import ABLATED, SHARE_ALL, Scheme
 from rose.errors import InvalidArgument
 from rose.sim.device import DeviceModel
+from rose.sim.load import at_load
 from rose.sim.outcome import ArmOutcome
 from rose.sim.request import Request
 from rose.sim.simulation import default_policy, simulate
@@ -18,9 +20,6 @@ from rose.slo import SLO
 from rose.traces import Trace
 from rose.units import MS_PER_S
 
-# A busy share that is as close as this to the requested one is taken.
-_LOAD_TOLERANCE: Final = 0.004
-_TRIES: Final = 16
 _SOLO_STEPS: Final = 1000
 
 
@@ -62,12 +61,17 @@ def run_virtual(
     try:
         for load in experiment.plan.loads:
             on_progress(f"load {load:g}: looking for the rate")
-            requests, alone = at_load(experiment, load)
+            requests = at_load(
+                partial(requests_at, experiment),
+                experiment.device,
+                busy=load,
+                seed=experiment.plan.seed,
+                rate=experiment.trace.mean_rate_rps,
+            )
             for scheme in experiment.plan.schemes:
                 on_progress(f"load {load:g}: {scheme.name}")
                 log = logs / f"{scheme.name}-{load:g}.log"
-                is_alone = scheme.name == ALONE
-                outcome = alone if is_alone else _simulate(experiment, requests, scheme, log)
+                outcome = _simulate(experiment, requests, scheme, log)
                 slices.append(_slice(outcome, experiment.device, scheme, load))
                 audits += _audits(outcome, scheme, load)
         is_complete = True
@@ -100,29 +104,6 @@ def _simulate(
         seed=experiment.plan.seed,
         log_path="" if scheme.slowdown is None else str(log),
     )
-
-
-def at_load(experiment: VirtualExperiment, load: float) -> tuple[list[Request], ArmOutcome]:
-    """Find the rate at which serving alone is busy for `load` of the time, by bisection.
-
-    Busy time is not proportional to the rate: requests that come together share steps.
-    """
-    slower_rps, faster_rps = 0.0, None
-    rate_rps = experiment.trace.mean_rate_rps
-    tried: list[tuple[list[Request], ArmOutcome]] = []
-    for _ in range(_TRIES):
-        requests = requests_at(experiment, rate_rps)
-        alone = _simulate(experiment, requests, SCHEMES[ALONE], Path())
-        tried.append((requests, alone))
-        if abs(alone.busy - load) <= _LOAD_TOLERANCE:
-            break
-        if alone.busy < load:
-            slower_rps = rate_rps
-            rate_rps = 2 * rate_rps if faster_rps is None else (rate_rps + faster_rps) / 2
-        else:
-            faster_rps = rate_rps
-            rate_rps = (slower_rps + rate_rps) / 2
-    return min(tried, key=lambda one: abs(one[1].busy - load))
 
 
 def requests_at(experiment: VirtualExperiment, rate_rps: float) -> list[Request]:

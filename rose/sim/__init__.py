@@ -5,7 +5,7 @@ only as good as `DeviceModel`, so it compares schemes and tests rules; it measur
 """
 
 from rose.sim.device import DeviceModel
-from rose.sim.load import at_load
+from rose.sim.load import at_load, stretched
 from rose.sim.outcome import (
     ArmOutcome,
     RequestOutcome,
@@ -28,4 +28,5 @@ __all__ = [
     "excess_misses",
     "missed",
     "simulate",
+    "stretched",
 ]

@@ -1,6 +1,10 @@
 """What an arm of a comparison did, and which of its misses are its own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from rose.errors import check
 from rose.slo import SLO
@@ -74,10 +78,33 @@ class ArmOutcome:
         """The share of the device that rollouts got."""
         return self.harvest_ms / self.wall_ms if self.wall_ms else 0.0
 
+    def quantile(self, column: str, share: float) -> float:
+        """Return a quantile of "ttft_ms", or of "tpot_ms", which is a request's mean; or NaN."""
+        if column == "ttft_ms":
+            values = [one.ttft_ms for one in self.requests]
+        else:
+            values = [one.mean_tpot_ms for one in self.requests if one.output_tokens > 1]
+        return float(np.quantile(values, share)) if values else float("nan")
+
     @property
     def busy(self) -> float:
         """The share of the time in which the device worked on serving steps."""
         return self.serving_busy_ms / self.wall_ms if self.wall_ms else 0.0
+
+
+PRICES: Final = tuple(
+    f"{what}_{at}_times_alone" for what in ("ttft", "tpot") for at in ("p50", "p99")
+)
+"""What lending costs serving: quantiles of its latencies over those of serving alone."""
+
+# Returns a quantile of "ttft_ms" or of "tpot_ms".
+Quantile = Callable[[str, float], float]
+
+
+def price(arm: Quantile, alone: Quantile) -> dict[str, float]:
+    """Return each of `PRICES`; NaN where nobody has such a latency."""
+    at = [(column, share) for column in ("ttft_ms", "tpot_ms") for share in (0.5, 0.99)]
+    return {name: arm(*one) / alone(*one) for name, one in zip(PRICES, at, strict=True)}
 
 
 def missed(arm: ArmOutcome, *, slo: SLO) -> frozenset[int]:

@@ -66,6 +66,7 @@ def simulate(
     *,
     slo: SLO,
     policy: Policy | None = None,
+    slowdown: float | None = None,
     seed: int,
     log_path: str = "",
     observer: Observer | None = None,
@@ -83,6 +84,7 @@ def simulate(
         slo: what serving was promised.
         policy: rose's knobs, but for the mode, which the scheme says; `default_policy` without it.
             Other schemes do not look at it.
+        slowdown: at which a scheme of rose lends; None for the one that its name stands for.
         seed: of the noise, >= 0.
         log_path: where a scheme of rose writes its certificates, which are then verified.
         observer: told about everything that begins and ends.
@@ -99,6 +101,8 @@ def simulate(
     if log_path and scheme not in SLOWDOWNS:
         raise InvalidArgument(f"scheme {scheme!r} writes no certificates: leave the log out")
     step_noise, rollout_noise = _noises(seed, device)
+    if scheme in SLOWDOWNS:
+        slo = replace(slo, slowdown=SLOWDOWNS[scheme] if slowdown is None else slowdown)
     governor = _governor(
         scheme, requests, device, slo=slo, policy=policy, seed=seed, log_path=log_path
     )
@@ -138,8 +142,7 @@ def _governor(
     if scheme == "rose_paper":
         return RosePaper(slo, device.step_ms)
     if scheme in SLOWDOWNS:
-        promised = replace(slo, slowdown=SLOWDOWNS[scheme])
-        return CoreGovernor(promised, policy or default_policy(device), device, log_path=log_path)
+        return CoreGovernor(slo, policy or default_policy(device), device, log_path=log_path)
     if scheme == "clairvoyant":
         alone = simulate(requests, device, "alone", slo=slo, seed=seed)
         step_noise, rollout_noise = _noises(seed, device)

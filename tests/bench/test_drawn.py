@@ -20,7 +20,6 @@ from bench.drawn_runs import SEEDS_FILE, Trial, drawn_seeds, run_seed, simulate_
 from bench.drawn_table import print_drawn
 from bench.drawn_verdict import Against, verdict_of
 from rose.errors import CorruptData, InternalError
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.cost import Cost
 from rose.sim.study.figures import ArmFigures, Served
 
@@ -47,7 +46,7 @@ ONE = ArmFigures(
     staleness=0.5,
     recovery_s=0.25,
     unrecovered=0,
-    served=Served(5, 1.0, 2.0, 0.2, None),
+    served=Served(5, 1.0, 2.0, 1.0, 1.1, 1.2, 1.3, 0.2, None),
     cost=Cost(1.0, 2.0, 3.0, 4.0, 30),
     events=99,
     digest="0123456789abcdef",
@@ -60,12 +59,14 @@ WATCHED: Final = """
 import sys
 from pathlib import Path
 from bench.drawn_runs import simulate_seed
-from rose.sim.scenario.drawn import drawn
+from rose.sim.cluster import lending
+from bench.drawn_scenarios import drawn
 
 root, read = Path(sys.argv[1]), set()
 sys.addaudithook(lambda event, about: read.add(str(about[0])) if event == "open" else None)
 sys.setprofile(lambda frame, *_: read.add(frame.f_code.co_filename))
-simulate_seed(3, drawn(3).arms, {})
+lending.PIECES, lending._WARM_BINS = 1, 5
+simulate_seed(30, drawn(30).arms, {})
 sys.setprofile(None)
 for path in map(Path, read):
     if path.suffix in {".py", ".json"} and path.is_relative_to(root):
@@ -82,12 +83,12 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     Kept(path).add([KeptRun("a", ONE), KeptRun("a", replace(ONE, served=None, cost=None))])
     Kept(path).add([KeptRun("b", replace(ONE, used=31))])
     again = Kept(path)
-    assert again.find(1, Arm.ROSE, "a") == replace(ONE, served=None, cost=None)
-    assert again.find(1, Arm.ROSE, "b") == replace(ONE, used=31)
-    assert again.find(1, Arm.ROSE, None) == replace(ONE, used=31)
-    assert again.find(1, Arm.ROSE, "c") is None
-    assert again.find(2, Arm.ROSE, "a") is None
-    assert again.find(1, Arm.FIXED, "a") is None
+    assert again.find(1, "rose", "a") == replace(ONE, served=None, cost=None)
+    assert again.find(1, "rose", "b") == replace(ONE, used=31)
+    assert again.find(1, "rose", None) == replace(ONE, used=31)
+    assert again.find(1, "rose", "c") is None
+    assert again.find(2, "rose", "a") is None
+    assert again.find(1, "resource-fixed", "a") is None
 
 
 def test_a_line_that_was_cut_short_is_left_out_and_another_is_corrupt(tmp_path: Path) -> None:
@@ -95,9 +96,9 @@ def test_a_line_that_was_cut_short_is_left_out_and_another_is_corrupt(tmp_path: 
     line = json.dumps({"code": "a", **asdict(ONE)})
     path.write_text(f"{line}\n{line[:50]}", encoding="utf-8")
     cut = Kept(path)
-    assert cut.find(1, Arm.ROSE, "a") == ONE
+    assert cut.find(1, "rose", "a") == ONE
     cut.add([KeptRun("a", replace(ONE, seed=2))])
-    assert Kept(path).find(2, Arm.ROSE, "a") == replace(ONE, seed=2)
+    assert Kept(path).find(2, "rose", "a") == replace(ONE, seed=2)
     path.write_text(f"no JSON\n{line}\n", encoding="utf-8")
     with pytest.raises(CorruptData, match=r"kept\.jsonl line 1 is no run"):
         Kept(path)
@@ -111,7 +112,7 @@ def test_a_run_with_other_figures_than_there_are_now_is_left_out(tmp_path: Path)
     rows = [older, {"code": "a", **asdict(ONE), "seed": 3}, newer]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     kept = Kept(path)
-    found = [kept.find(seed, Arm.ROSE, None) for seed in (1, 2, 3)]
+    found = [kept.find(seed, "rose", None) for seed in (1, 2, 3)]
     assert found == [None, None, replace(ONE, seed=3)]
 
 
@@ -128,7 +129,7 @@ def test_the_code_s_name_changes_with_the_settings_that_are_tried() -> None:
         "rose/executor/certified.py",
         "rose/executor/model_cost.py",
         "rose/memory/presets.json",
-        "rose/sim/scenario/drawn.py",
+        "bench/drawn_scenarios.py",
         "rose/slo/priors.json",
         "rose/transfer/plan/traffic.py",
         "rose/units.py",
@@ -245,9 +246,9 @@ def test_runs_of_a_scenario_count_as_their_mean() -> None:
 
 
 def test_runs_of_a_scenario_have_trajectories_of_their_own() -> None:
-    first, second = (simulate_seed(run_seed(3, run), (Arm.ROSE,), {})[0] for run in (0, 1))
-    assert (first.seed, second.seed) == (3, run_seed(3, 1))
-    assert first == simulate_seed(3, (Arm.ROSE,), {})[0]
+    first, second = (simulate_seed(run_seed(30, run), ("rose",), {})[0] for run in (0, 1))
+    assert (first.seed, second.seed) == (30, run_seed(30, 1))
+    assert first == simulate_seed(30, ("rose",), {})[0]
     assert second.digest != first.digest
     assert second.tokens_dedicated + second.tokens_borrowed != (
         first.tokens_dedicated + first.tokens_borrowed
@@ -255,10 +256,12 @@ def test_runs_of_a_scenario_have_trajectories_of_their_own() -> None:
 
 
 def test_settings_that_are_tried_are_those_of_rose() -> None:
-    seed = 3
-    plain, sticky = simulate_seed(seed, (Arm.ROSE, Arm.LEAST_LOADED), {})
+    seed = 30
+    plain, sticky = simulate_seed(seed, ("rose", "least-loaded-sticky"), {})
     assert plain.digest != sticky.digest
-    tried, as_before = simulate_seed(seed, (Arm.ROSE, Arm.LEAST_LOADED), {"reserve_quantile": 0.1})
+    tried, as_before = simulate_seed(
+        seed, ("rose", "least-loaded-sticky"), {"reserve_quantile": 0.1}
+    )
     assert as_before == sticky
     assert tried.digest != plain.digest
 
@@ -273,11 +276,11 @@ def test_a_seed_is_simulated_once_and_tried_settings_are_held_against_what_was_k
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept.jsonl"
-    line = ["--seeds", "3", "--processes", "1", "--kept", str(kept)]
+    line = ["--seeds", "30", "--processes", "1", "--kept", str(kept)]
     table = tmp_path / "table.json"
     assert drawn.main([*line, "--json", str(table)]) == 0
     said = json.loads(table.read_text(encoding="utf-8"))
-    assert (said["scenarios"], said["command"]) == (1, "python -m bench.drawn --seeds 3")
+    assert (said["scenarios"], said["command"]) == (1, "python -m bench.drawn --seeds 30")
     first = capsys.readouterr().out
     size = kept.stat().st_size
     assert drawn.main(line) == 0

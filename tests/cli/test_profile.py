@@ -165,6 +165,8 @@ def test_a_trace_is_served_under_each_pair_of_targets(capsys, tmp_path, chat):
     tight, loose = report["rows"]
     assert 0 <= tight["compute_share"] < loose["compute_share"] < 1
     assert loose["excess_late_share"] <= 0.01
+    assert 1 < tight["tpot_p50_times_alone"] < loose["tpot_p50_times_alone"]
+    assert f"{loose['tpot_p50_times_alone']:.2f} / {loose['tpot_p99_times_alone']:.2f}" in text
     # Rows are those of the simulator under the same targets.
     assert "500/50" in text
     again = tmp_path / "again"

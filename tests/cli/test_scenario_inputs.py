@@ -1,56 +1,20 @@
 """The files that scenarios name are read once, and what they say is checked."""
 
-import gzip
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from rose.cli.sim import read_inputs, sessions_of
+from rose.cli.sim import read_inputs
 from rose.errors import InvalidArgument
-from rose.sim.scenario.arms import Arm
 from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.scenario import Scenario, scenario_from
-from rose.traces.agents import COLUMNS, read_agent_trace
 from tests.sim.scenario.files import changed
 
-AGENTS = (
-    ",".join(COLUMNS)
-    + """
-one,0,0.0,700,0,50,1.0,0.0
-one,1,9.0,900,750,0,1.0,8.0
-one,2,30.0,950,950,20,1.0,
-two,0,0.0,10,0,5,1.0,3.0
-"""
-)
 RATES = "model,t_s,rate_rps,n\nm,0,2,1\nm,600,6,1\nn,0,5,1\n"
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-    f"2023-11-16 18:{second // 60:02d}:{second % 60:02d}.0000000,{400 + second},{30 + second % 9}\n"
-    for second in range(0, 600, 3)
-)
 
 
 def with_traffic(**traffic: object) -> Scenario:
     return scenario_from(changed("borrowed[0].traffic", traffic))
-
-
-def test_sessions_are_what_each_turn_heard_said_and_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "agents.csv"
-    path.write_text(AGENTS, encoding="utf-8")
-    sessions = sessions_of(read_agent_trace(path))
-    assert sessions.first_turn.tolist() == [0, 3, 4]
-    assert sessions.heard_tokens.tolist() == [700, 150, 1, 10]
-    assert sessions.said_tokens.tolist() == [50, 1, 20, 5]
-    assert sessions.wait_s.tolist() == [8, 0, 0, 0]
-
-
-def test_a_replayed_environment_is_read_beside_the_scenario(tmp_path: Path) -> None:
-    (tmp_path / "agents.csv.gz").write_bytes(gzip.compress(AGENTS.encode()))
-    one = scenario_from(
-        changed("jobs[0].environment", {"kind": "replayed", "trace": "agents.csv.gz"})
-    )
-    inputs = read_inputs([one, one], beside=tmp_path)
-    assert list(inputs.sessions) == ["agents.csv.gz"]
 
 
 def test_rates_shape_the_traffic(tmp_path: Path) -> None:
@@ -58,7 +22,7 @@ def test_rates_shape_the_traffic(tmp_path: Path) -> None:
     one = with_traffic(kind="daily", rates="rates.csv", model="m", load=0.3)
     inputs = read_inputs([one], beside=tmp_path)
     assert inputs.rates["rates.csv"]["m"].tolist() == [2, 6]
-    (loan,) = Serving(one, seed=1, inputs=inputs).loans(Arm.ROSE)
+    (loan,) = Serving(one, seed=1, inputs=inputs).loans("rose")
     assert len(loan.lendings) == 4
     other = with_traffic(kind="daily", rates="rates.csv", model="other", load=0.3)
     with pytest.raises(InvalidArgument, match=r"rates\.csv has no other"):
@@ -85,21 +49,8 @@ def test_rates_that_are_none_are_refused(tmp_path: Path, text: str, says: str) -
         read_inputs([one], beside=tmp_path)
 
 
-def test_a_trace_is_replayed_at_the_load_that_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text(TRACE, encoding="utf-8")
-    busy = []
-    for load in (0.1, 0.4):
-        one = with_traffic(kind="trace", trace="trace.csv", load=load)
-        inputs = read_inputs([one], beside=tmp_path)
-        assert len(inputs.requests["trace.csv"]) == 200
-        (reached,) = Serving(one, seed=1, inputs=inputs).busy_shares()
-        busy.append(reached)
-    assert busy == pytest.approx([0.1, 0.4], abs=0.05)
-    assert np.isfinite(busy).all()
-
-
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    one = with_traffic(kind="trace", trace="none.csv", load=0.1)
+    one = with_traffic(kind="daily", rates="none.csv", model="m", load=0.1)
     with pytest.raises(InvalidArgument, match=r"none\.csv"):
         read_inputs([one], beside=tmp_path)
     with pytest.raises(InvalidArgument, match=r"none\.csv was not read"):

@@ -1,4 +1,4 @@
-"""What is lent exactly is what the machine did: no work is lost, and memory follows contexts."""
+"""A table of what a device lends against the machine that fills it: no work is lost, and means."""
 
 import dataclasses
 from itertools import pairwise
@@ -9,190 +9,216 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.sim import Request, excess_misses, missed, simulate
-from rose.sim.cluster.lending import LendingArm, lend_exactly, lending_arms
-from rose.sim.cluster.lending_columns import joined, mean_share, means, peak_context
-from rose.sim.cluster.lending_kv import KvPool, ReservedKv, RoseKv
+from rose.sim import DeviceModel, Request, excess_misses, missed, simulate
+from rose.sim.cluster.lending import (
+    PIECE_BINS,
+    PIECES,
+    RATES_RPS,
+    Felt,
+    Lender,
+    Mix,
+    Pieces,
+    capacity_of,
+    joined,
+    rate_of,
+    row,
+    run,
+)
+from rose.slo import SLO
 from tests.sim.traffic import DEVICE, SMALL_SLO, Record, traces
 
-POOL = KvPool(slabs=40, serving_tokens=16, rollout_tokens=10)
-ARMS = lending_arms(rl_step_ms=1000.0)
-FEW = settings(max_examples=10, deadline=None)
+FEW = settings(max_examples=6, deadline=None)
+SCHEMES = ("rose", "rose_paper", "static_split", "share_all")
+# Steps and segments that are long enough for minutes to be simulated in a moment.
+SLOW = DeviceModel(
+    base_ms=12.0, layer_ms=2.0, layers_per_segment=18, batch_max=16, chunk_tokens=256
+)
+CHAT = Mix(tuple((100 + 97 * n % 900, 20 + 4 * n) for n in range(64)), 0.5)
 
 
-def lend(requests, arm, *, device=DEVICE, slo=SMALL_SLO, seed=3, **options):
-    horizon_ms = options.pop("horizon_ms", requests[-1].arrival_ms + 400.0)
-    lending, felt = lend_exactly(
-        requests, device, arm, pool=POOL, slo=slo, horizon_ms=horizon_ms, seed=seed, **options
-    )
-    return lending, felt, horizon_ms
+def lender(scheme="rose", *, slowdown=0.0, device=SLOW, slo=SMALL_SLO, mix=CHAT) -> Lender:
+    return Lender(device, scheme, dataclasses.replace(slo, slowdown=slowdown), mix)
 
 
-@pytest.mark.parametrize("name", ARMS)
+ALONE = lender("alone", slo=SLO(ttft_ms=500, tpot_ms=50))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 @FEW
 @given(requests=traces())
-def test_the_work_that_is_lent_is_the_work_that_was_done(name, requests) -> None:
-    lending, _, horizon_ms = lend(requests, ARMS[name])
-    assert lending.at_ms[0] == 0
-    assert (np.diff(lending.at_ms) > 0).all()
-    assert lending.at_ms[-1] < horizon_ms
-    assert ((lending.share >= 0) & (lending.share <= 1)).all()
-    assert ((lending.kv_tokens >= 0) & (lending.kv_tokens <= 400)).all()
-    # Segments that ended before the horizon, from another run.
-    record, scheme = Record(), ARMS[name].scheme
-    simulate(requests, DEVICE, scheme, slo=SMALL_SLO, seed=3, observer=record, until_ms=horizon_ms)
+def test_the_work_that_is_lent_is_the_work_that_was_done(scheme, requests) -> None:
+    bins = int(requests[-1].arrival_ms / 1000) + 2
+    found = run(lender(scheme, device=DEVICE), requests, bins=bins)
+    assert ((found.share >= 0) & (found.share <= 1)).all()
+    record, name = Record(), "rose_idle" if scheme == "rose" else scheme
+    simulate(requests, DEVICE, name, slo=SMALL_SLO, seed=0, observer=record, until_ms=1000.0 * bins)
     done_ms = sum(
-        DEVICE.layer_ms * event.number
-        for event in record.of("layers")
-        if event.at_ns <= 1e6 * horizon_ms
+        DEVICE.layer_ms * event.number for event in record.of("layers") if event.at_ns <= 1e9 * bins
     )
-    share, _ = means(lending, horizon_ms=horizon_ms)
-    # The piece that runs at the horizon is cut there.
-    assert share * horizon_ms == pytest.approx(done_ms, abs=DEVICE.layers * DEVICE.layer_ms + 1e-6)
+    # The piece that runs at the end is cut there.
+    step_ms = DEVICE.layers * DEVICE.layer_ms + 1e-6
+    assert 1000 * found.share.sum() == pytest.approx(done_ms, abs=step_ms)
 
 
 @FEW
-@given(requests=traces(), bin_ms=st.sampled_from([7.0, 100.0, 1e6]))
-def test_bins_keep_the_work(requests, bin_ms) -> None:
-    """So a coarse timeline harvests what the exact one does."""
-    exact, _, horizon_ms = lend(requests, ARMS["rose_slack"])
-    coarse, _, _ = lend(requests, ARMS["rose_slack"], share_bin_ms=bin_ms)
-    one, other = (means(lending, horizon_ms=horizon_ms) for lending in (exact, coarse))
-    assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
-    assert set(coarse.at_ms.tolist()) <= {
-        step * length for length in (bin_ms, 100.0) for step in range(int(1e5 / length) + 1)
-    }
-
-
-@FEW
-@given(requests=traces(), name=st.sampled_from(sorted(ARMS)), noise=st.sampled_from([0.0, 0.3]))
-def test_serving_felt_what_the_simulation_says(requests, name, noise) -> None:
+@given(requests=traces(), scheme=st.sampled_from(SCHEMES), noise=st.sampled_from([0.0, 0.3]))
+def test_serving_felt_what_the_simulation_says(requests, scheme, noise) -> None:
     device = dataclasses.replace(DEVICE, noise=noise)
-    _, felt, _ = lend(requests, ARMS[name], device=device)
-    arm, alone = (
-        simulate(requests, device, scheme, slo=SMALL_SLO, seed=3)
-        for scheme in (ARMS[name].scheme, "alone")
+    found, alone = (
+        run(lender(one, device=device), requests, bins=4).felt for one in (scheme, "alone")
     )
-    assert felt.ttft_ms.tolist() == [one.ttft_ms for one in arm.requests]
-    assert felt.longest_gap_ms.tolist() == [one.longest_gap_ms for one in arm.requests]
-    assert felt.mean_tpot_ms.tolist() == [one.mean_tpot_ms for one in arm.requests]
-    assert set(np.flatnonzero(felt.missed)) == missed(arm, slo=SMALL_SLO)
-    assert set(np.flatnonzero(felt.excess)) == excess_misses(arm, alone, slo=SMALL_SLO)
+    name = "rose_idle" if scheme == "rose" else scheme
+    arm, without = (
+        simulate(requests, device, one, slo=SMALL_SLO, seed=0) for one in (name, "alone")
+    )
+    inside = [n for n, one in enumerate(requests) if one.arrival_ms < 4000]
+    assert found.ttft_ms.tolist() == [arm.requests[n].ttft_ms for n in inside]
+    late = missed(arm, slo=SMALL_SLO)
+    assert np.flatnonzero(found.is_late).tolist() == [n for n in inside if n in late]
+    excess = excess_misses(arm, without, slo=SMALL_SLO)
+    mine = np.flatnonzero(found.is_late & ~alone.is_late).tolist()
+    assert mine == [n for n in inside if n in excess]
 
 
-def test_each_quantum_is_a_row() -> None:
-    """One request: rollouts run until it arrives, and again once it is done."""
-    lending, _, _ = lend([Request(100.0, 50, 5)], ARMS["rose_idle"])
-    lent = [
-        (begin, end)
-        for (begin, share), (end, _) in pairwise(zip(lending.at_ms, lending.share, strict=True))
-        if share > 0
-    ]
-    segment_ms = DEVICE.layers_per_segment * DEVICE.layer_ms + DEVICE.gate_ms
-    # What runs at the arrival runs out.
-    assert 100.0 <= max(end for _, end in lent if end < 110) <= 100.0 + segment_ms
-    assert lending.share.max() == pytest.approx(1 - DEVICE.gate_ms / segment_ms, rel=1e-3)
-    (silent,) = [
-        begin - end
-        for (_, end), (begin, _) in pairwise(lent)
-        if 100.0 <= end <= 100.0 + segment_ms and begin > end
-    ]
-    assert 20 < silent < 50
-
-
-def test_memory_follows_the_contexts_of_serving() -> None:
-    """A prompt of 100 tokens is 7 slabs of 16; with its answer of 60 it is 10."""
-    request = Request(250.0, 100, 61)
-    kv = RoseKv(reserve_share=0.1, regrow_after_ms=300.0)
-    lending, _, _ = lend([request], LendingArm("alone", kv), horizon_ms=1500.0, kv_bin_ms=50.0)
-    assert lending.share.tolist() == [0.0] * len(lending.share)
-    slabs = (40 - 4 - lending.kv_tokens / POOL.rollout_tokens).astype(int)
-    assert slabs[0] == 0
-    assert slabs.max() == 10
-    peak = int(slabs.argmax())
-    assert list(slabs[: peak + 1]) == sorted(slabs[: peak + 1])
-    # All of it comes back together, when it has been free for as long as that takes.
-    ended_ms = 250.0 + 0.5 + (4 + 0.023 * 100) + 60 * 4.02
-    (back_ms,) = lending.at_ms[peak + 1 :]
-    assert slabs[-1] == 0
-    assert ended_ms + 300 <= back_ms <= ended_ms + 300 + 2 * 50
-
-
-def test_a_prompt_takes_memory_chunk_by_chunk_and_an_answer_token_by_token() -> None:
+def test_the_memory_of_a_second_is_the_most_that_contexts_had_in_it() -> None:
+    """A prompt of 300 tokens in three chunks, and an answer of two seconds."""
     record = Record()
-    request = Request(0.0, 300, 4)
+    request = Request(250.0, 300, 450)
     simulate([request], DEVICE, "alone", slo=SMALL_SLO, seed=0, observer=record)
-    assert [event.number for event in record.of("context")] == [128, 256, 300, 301, 302, 0]
-
-
-@FEW
-@given(requests=traces())
-def test_a_context_in_the_pool_is_a_prompt_and_what_was_said(requests) -> None:
-    record = Record()
-    simulate(requests, DEVICE, "alone", slo=SMALL_SLO, seed=0, observer=record)
-    live, at_most = 0, []
-    for event in record.of("context", "arrived", "finished"):
-        if event.what == "context":
-            at_most.append((event.number, live))
-        else:
-            one = requests[event.number]
-            tokens = one.prompt_tokens + one.output_tokens - 1
-            live += tokens if event.what == "arrived" else -tokens
-    assert all(0 <= context <= most for context, most in at_most)
-    assert at_most[-1][0] == 0
+    found = run(lender("alone", device=DEVICE), [request], bins=4)
+    held = [(0, 0), *((event.at_ns, event.number) for event in record.of("context"))]
+    for second, most in enumerate(found.context):
+        begins, ends = 1e9 * second, 1e9 * (second + 1)
+        spans = pairwise([*held, (int(1e12), 0)])
+        assert most == max(
+            tokens for (at, tokens), (until, _) in spans if at < ends and until > begins
+        )
+    assert found.context.max() == 748
+    assert found.context[-1] == 0
+    ended_ms = record.of("finished")[0].at_ns / 1e6
+    assert found.busy == pytest.approx((ended_ms - 250) / 4000)
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.5, 40), st.floats(0, 1)), min_size=1, max_size=12),
-    st.floats(1, 60),
+    st.lists(st.tuples(st.floats(0.1, 9), st.integers(0, 5)), min_size=1, max_size=20),
+    st.sampled_from([0.01, 0.5, 0.99]),
 )
-def test_columns_are_put_into_bins_as_a_plain_sum_does(rows, bin_ms) -> None:
-    ends = np.cumsum([span for span, _ in rows])
-    at_ms, share = np.concatenate(([0.0], ends[:-1])), np.array([one for _, one in rows])
-    horizon_ms = float(ends[-1])
-    times, mean = mean_share(at_ms, share, bin_ms=bin_ms, horizon_ms=horizon_ms)
-    peaks = peak_context(at_ms, share, bin_ms=bin_ms, horizon_ms=horizon_ms)
-    for begin, got, peak in zip(times, mean, peaks, strict=True):
-        end = min(begin + bin_ms, horizon_ms)
-        over = np.minimum(ends, end) - np.maximum(at_ms, begin)
-        assert got == pytest.approx((share * np.maximum(over, 0)).sum() / (end - begin), abs=1e-6)
-        assert peak == share[(at_ms < end) & (ends > begin)].max()
+def test_a_quantile_of_weights_is_that_of_repeated_values(rows, share) -> None:
+    values, weights = np.array(rows).T
+    felt = Felt(values, np.full(len(values), np.nan), values > 5, weights)
+    every = np.repeat(values, weights.astype(int))
+    found = felt.quantile("ttft_ms", share)
+    if len(every):
+        assert found == np.quantile(every, share, method="inverted_cdf")
+        assert felt.late == pytest.approx((every > 5).mean())
+    else:
+        assert np.isnan(found)
+        assert felt.late == 0
+    assert np.isnan(felt.quantile("tpot_ms", share))
+    both = joined([(felt, 2.0), (felt, 1.0)])
+    assert both.weight.sum() == pytest.approx(3 * weights.sum())
 
 
-def test_columns_join_at_every_change_and_nowhere_else() -> None:
-    lending = joined(
-        np.array([0.0, 5.0, 9.0]), np.array([0.5, 0.5, 1.0]), horizon_ms=20.0,
-        kv_at_ms=np.array([0.0, 7.0, 9.0, 20.0]), kv_tokens=np.array([3, 4, 4, 9]),
-    )  # fmt: skip
-    assert lending.at_ms.tolist() == [0.0, 7.0, 9.0]
-    assert lending.share.tolist() == [0.5, 0.5, 1.0]
-    assert lending.kv_tokens.tolist() == [3, 4, 4]
+def test_requests_of_a_mix_are_as_many_and_as_long_as_it_says() -> None:
+    requests = CHAT.requests(np.full(50, 0.5), np.random.default_rng(0))
+    assert len(requests) == 25
+    arrivals = [one.arrival_ms for one in requests]
+    assert arrivals == sorted(arrivals)
+    assert 0 <= arrivals[0] <= arrivals[-1] <= 50_000
+    every = np.mean([output for _, output in CHAT.lengths])
+    assert np.mean([one.output_tokens for one in requests]) == pytest.approx(every, rel=0.02)
+    rising = CHAT.requests(np.array([0.0] * 10 + [9.0] * 10), np.random.default_rng(0))
+    assert (len(rising), min(one.arrival_ms for one in rising) >= 10_000) == (90, True)
+    assert CHAT.requests(np.zeros(9), np.random.default_rng(0)) == []
+    for lengths, variation in (((), 0.0), (((0, 4),), 0.0), (((1, 1),), -1.0)):
+        with pytest.raises(InvalidArgument):
+            Mix(lengths, variation)
 
 
-def test_what_is_reserved_is_constant_and_sharing_all_lends_all() -> None:
-    requests = [Request(20.0 * n, 60, 8) for n in range(20)]
-    reserved, _, horizon_ms = lend(requests, ARMS["reserved"])
-    assert means(reserved, horizon_ms=horizon_ms)[0] == pytest.approx(DEVICE.split_share, rel=0.05)
-    assert set(reserved.kv_tokens.tolist()) == {100}
-    every, _, _ = lend(requests, ARMS["share_all"])
-    assert set(every.kv_tokens.tolist()) == {400}
-    assert every.share.min() > 0.4
+def test_bursts_make_seconds_vary_as_much_as_was_asked() -> None:
+    for variation in (0.0, 0.55, 1.5):
+        mix = Mix(((1, 1),), variation)
+        requests = mix.requests(np.full(2000, 20.0), np.random.default_rng(3))
+        counts = np.bincount([int(one.arrival_ms // 1000) for one in requests], minlength=2000)
+        assert counts.mean() == pytest.approx(20)
+        assert counts.std() / 20 == pytest.approx((variation**2 + 1 / 20) ** 0.5, rel=0.06)
 
 
-def test_requests_belong_into_the_timeline() -> None:
-    for requests in ([], [Request(500.0, 1, 1)]):
-        with pytest.raises(InvalidArgument, match="needs requests, all of them in it"):
-            lend_exactly(
-                requests, DEVICE, LendingArm("alone", ReservedKv(1.0)), pool=POOL,
-                slo=SMALL_SLO, horizon_ms=400.0, seed=0,
-            )  # fmt: skip
+@pytest.mark.parametrize(
+    ("scheme", "slowdown", "load"),
+    [
+        ("rose", 0.0, 0.2),
+        ("rose", 0.0, 0.6),
+        ("rose", np.inf, 0.6),
+        ("rose_paper", 0.0, 0.4),
+        ("share_all", 0.0, 0.6),
+    ],
+)
+def test_a_wave_lends_from_the_table_what_the_machine_lends(scheme, slowdown, load) -> None:
+    """Within 0.05 of the device, over five minutes at 0.4 to 1.6 times the mean rate."""
+    mine = lender(scheme, slowdown=slowdown, slo=ALONE.slo)
+    wave = 1 + 0.6 * np.sin(np.arange(10) * 2 * np.pi / 10)
+    rates = rate_of(ALONE, load) * wave
+    requests = CHAT.requests(np.repeat(rates, PIECE_BINS), np.random.default_rng(8))
+    exact = run(mine, requests, bins=10 * PIECE_BINS)
+    pieces = Pieces.draw(rates, devices=40, shared=0.0, random=np.random.default_rng(1))
+    share, context = pieces.columns(mine)
+    assert share.shape == context.shape == (10 * PIECE_BINS, 40)
+    assert share.mean() == pytest.approx(exact.share.mean(), abs=0.05)
+    assert context.mean() == pytest.approx(exact.context.mean(), rel=0.25)
+    felt = pieces.felt(mine)
+    assert felt.quantile("tpot_ms", 0.5) == pytest.approx(
+        exact.felt.quantile("tpot_ms", 0.5), rel=0.1
+    )
 
 
-@pytest.mark.parametrize(("bin_ms", "horizon_ms"), [(38.9, 272.3), (17.4, 522.0)])
-def test_no_bin_is_empty_where_bins_divide_the_horizon_but_for_rounding(
-    bin_ms: float, horizon_ms: float
-) -> None:
-    at_ms, share = np.array([0.0]), np.array([0.5])
-    times, mean = mean_share(at_ms, share, bin_ms=bin_ms, horizon_ms=horizon_ms)
-    assert times[-1] < horizon_ms
-    assert mean == pytest.approx(np.full(len(times), 0.5))
+def test_more_slowdown_lends_more_and_costs_more() -> None:
+    rates = np.full(6, rate_of(ALONE, 0.5))
+    pieces = Pieces.draw(rates, devices=4, shared=0.0, random=np.random.default_rng(1))
+    made = [
+        (pieces.columns(mine)[0].mean(), pieces.felt(mine).quantile("tpot_ms", 0.5))
+        for slowdown in (0.0, 0.05, np.inf)
+        for mine in (lender(slowdown=slowdown, slo=ALONE.slo),)
+    ]
+    assert made == sorted(made)
+    alone_ms = pieces.felt(ALONE).quantile("tpot_ms", 0.5)
+    assert made[0][1] == pytest.approx(alone_ms, rel=0.001)
+    assert made[2][1] > 2 * alone_ms
+
+
+def test_a_device_is_as_busy_as_was_asked_and_late_above_its_capacity() -> None:
+    loads = (0.0, 0.2, 0.5)
+    rates = [rate_of(ALONE, load) for load in loads]
+    assert rates[0] == 0
+    assert rates == sorted(set(rates))
+    for rate, load in zip(rates[1:], loads[1:], strict=True):
+        requests = CHAT.requests(np.full(300, rate), np.random.default_rng(5))
+        assert run(ALONE, requests, bins=300).busy == pytest.approx(load, abs=0.08)
+    strict = lender("alone", slo=SLO(ttft_ms=150, tpot_ms=50))
+    most = capacity_of(strict, 0.1)
+    late = [
+        run(strict, CHAT.requests(np.full(200, rate), np.random.default_rng(5)), bins=200).felt.late
+        for rate in (0.5 * most, 2 * most)
+    ]
+    assert late[0] < 0.1 < late[1]
+
+
+def test_pieces_are_of_the_rates_around_and_bursts_reach_all_devices() -> None:
+    rates = np.array([0.0, 0.005, 0.04, 0.03, 1e9])
+    pieces = Pieces.draw(rates, devices=4000, shared=0.0, random=np.random.default_rng(0))
+    assert set(pieces.points[0]) == {0}
+    assert pieces.points[1].mean() == pytest.approx(0.5, abs=0.05)
+    assert {RATES_RPS[point] for point in pieces.points[2]} == {0.04}
+    assert {RATES_RPS[point] for point in pieces.points[3]} == {0.02, 0.04}
+    assert set(pieces.points[4]) == {len(RATES_RPS) - 1}
+    assert set(pieces.places.ravel()) == set(range(PIECES))
+    same = Pieces.draw(rates, devices=9, shared=1.0, random=np.random.default_rng(0))
+    assert (same.points == same.points[:, :1]).all()
+    assert (same.places == same.places[:, :1]).all()
+
+
+def test_rows_are_kept_and_meet_every_scheme_with_the_same_requests() -> None:
+    one, other = row(ALONE, 4), row(lender("share_all", slo=ALONE.slo), 4)
+    assert row(ALONE, 4) is one
+    assert len(one.felt.ttft_ms) == len(other.felt.ttft_ms) == round(0.08 * PIECES * PIECE_BINS)
+    assert (other.felt.ttft_ms >= one.felt.ttft_ms).all()

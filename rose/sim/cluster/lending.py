@@ -1,173 +1,344 @@
-"""What a device lends while it serves, quantum by quantum, as the machine of `rose.sim` says."""
+"""What a device that serves lends: a table that the stepwise machine of `rose.sim` fills.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+A row is one run of the machine under a steady arrival rate, with the lengths and the bursts of
+seconds that the traffic has: what rollouts got of the compute, what serving's contexts held, and
+how each request was served. Rows are run when they are asked for, and kept. A device's loan over
+time is put together from pieces of half a minute, each cut from the row of the device's own arrival
+rate in that time. Between two rates of the grid either row is taken, the nearer one more often.
+
+Neglected is what crosses from one piece into the next: requests that run at its end, and the queue
+of a burst that is longer than a piece. Each row is one draw of requests, whose number and lengths
+are spread evenly; `tests/sim/test_lending.py` says how far that is from the machine itself.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import InvalidArgument
-from rose.sim.cluster.lending_columns import joined, mean_share, peak_context
-from rose.sim.cluster.lending_felt import ServingFelt, felt
-from rose.sim.cluster.lending_kv import KvPool, KvRule, PublishedKv, ReservedKv, RoseKv
-from rose.sim.cluster.world import Lending
+from rose.errors import InvalidArgument, check
 from rose.sim.device import DeviceModel
-from rose.sim.outcome import ArmOutcome
+from rose.sim.outcome import ArmOutcome, missed
 from rose.sim.request import Request
 from rose.sim.simulation import simulate
-from rose.slo import SLO, Policy
-from rose.units import NS_PER_MS
+from rose.slo import SLO
+from rose.units import MS_PER_S, NS_PER_MS
 
-# The machine runs on behind the horizon for so many rollout steps: the work there has ended then.
+Column = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BIN_MS: Final = 1000.0
+PIECE_BINS: Final = 30
+PIECES: Final = 3  # of a row
+# Requests run over each other before a row begins: one may take so long where lending slows it.
+_WARM_BINS: Final = 30
+_WARM_MS: Final = _WARM_BINS * BIN_MS
+# Requests a second, each twice the one before: of a hundred seconds one, up to 160 in a second.
+RATES_RPS: Final = (0.0, *(0.01 * 2**step for step in range(15)))
+# The machine runs on behind the end for so many rollout steps: the work there has ended then.
 _STEPS_BEHIND: Final = 10
-_SAME_SPEED: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class LendingArm:
-    """How a device lends its compute, and how its memory.
+class Mix:
+    """What serving is asked, whatever the rate.
 
     Args:
-        scheme: one of `rose.sim.SCHEMES`.
-        kv: whose rule the KV pool follows.
+        lengths: (prompt, output) tokens of requests, by output; each is as likely as another.
+        variation: standard deviation of the rate of a second over its mean, >= 0; 0 is a Poisson
+            process.
     """
 
-    scheme: str
-    kv: KvRule
+    lengths: tuple[tuple[int, int], ...]
+    variation: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a mix of nothing.
+
+        Raises:
+            InvalidArgument: there are no lengths, one is below 1, or the variation is below 0.
+        """
+        if not self.lengths or min(min(pair) for pair in self.lengths) < 1:
+            raise InvalidArgument("a mix needs lengths of at least one token each")
+        if not 0 <= self.variation < np.inf:
+            raise InvalidArgument(f"variation is {self.variation}, give a number >= 0")
+
+    def requests(self, rates_rps: Column, random: np.random.Generator) -> list[Request]:
+        """Return requests at rates of a second each: as many as are expected, rounded.
+
+        Lengths are spread evenly over all there are, so that few requests are like many.
+        """
+        count, rates = round(float(rates_rps.sum())), rates_rps
+        if self.variation > 0:
+            rates = rates * random.gamma(self.variation**-2, self.variation**2, len(rates))
+        if not count or not rates.sum():
+            return []
+        done = np.concatenate(([0.0], np.cumsum(rates / rates.sum())))
+        places = np.interp(np.sort(random.random(count)), done, np.arange(len(done)))
+        chosen = random.permutation((np.arange(count) + 0.5) * len(self.lengths) / count)
+        return [
+            Request(MS_PER_S * float(at), *self.lengths[int(number)])
+            for at, number in zip(places, chosen, strict=True)
+        ]
 
 
-def lending_arms(*, rl_step_ms: float, reserved_share: float = 0.25) -> dict[str, LendingArm]:
-    """Return rose's modes and what they are compared with, by name.
-
-    Args:
-        rl_step_ms: how often the published rule lets a budget grow, > 0.
-        reserved_share: of the pool that a reserved part has; of the compute, `split_share` of the
-            device says so.
-    """
-    return {
-        "rose_idle": LendingArm("rose_idle", RoseKv()),
-        "rose": LendingArm("rose", RoseKv()),
-        "rose_slack": LendingArm("rose_slack", RoseKv()),
-        "rose_published": LendingArm("rose_paper", PublishedKv(rl_step_ms)),
-        "valve": LendingArm("valve", RoseKv()),
-        # ElasticTrainer-like.
-        "reserved": LendingArm("static_split", ReservedKv(reserved_share)),
-        # Serving's contexts find no room then, which the machine does not model: the most there is.
-        "share_all": LendingArm("share_all", ReservedKv(1.0)),
-    }
-
-
-def lend_exactly(
-    requests: Sequence[Request],
-    device: DeviceModel,
-    arm: LendingArm,
-    *,
-    pool: KvPool,
-    slo: SLO,
-    horizon_ms: float,
-    seed: int,
-    policy: Policy | None = None,
-    alone: ArmOutcome | None = None,
-    kv_bin_ms: float = 100.0,
-    share_bin_ms: float | None = None,
-) -> tuple[Lending, ServingFelt]:
-    """Serve a trace with endless rollout work behind it, and return what was lent.
-
-    The share is rollout work over time, in milliseconds of an undisturbed device: one row for each
-    quantum that ran, and one for each stretch between. Noise can make work cheaper than it counts;
-    a share is at most 1. The loan of memory in a bin is what the rule makes of the most that
-    serving's contexts had in it, so it shrinks before they grow.
+@dataclass(frozen=True, slots=True)
+class Lender:
+    """A device that serves, and how it lends.
 
     Args:
-        requests: by arrival, up to the horizon.
         device: what things cost.
-        arm: how it lends.
-        pool: of the device.
-        slo: what serving was promised.
-        horizon_ms: where the timeline ends, > 0. Requests are served to their end.
-        seed: of the noise, >= 0.
-        policy: rose's knobs, as for `simulate`.
-        alone: of the same requests and seed, if it is known already.
-        kv_bin_ms: resolution of the memory, > 0.
-        share_bin_ms: None for every quantum; else bins with their mean, > 0.
-
-    Raises:
-        InvalidArgument: there are no requests, one comes after the horizon, or what `simulate`
-            refuses.
+        scheme: one of `rose.sim.SCHEMES`.
+        slo: what serving was promised; scheme "rose" lends at its slowdown.
+        mix: what serving is asked.
     """
-    if not requests or not requests[-1].arrival_ms <= horizon_ms < np.inf:
-        raise InvalidArgument(f"a timeline of {horizon_ms} ms needs requests, all of them in it")
-    watch = _Watch()
+
+    device: DeviceModel
+    scheme: str
+    slo: SLO
+    mix: Mix
+
+
+class Felt(NamedTuple):
+    """How requests were served, a column of each; `weight` says how often one stands for another.
+
+    `tpot_ms` is a request's mean, and NaN where it had one token.
+    """
+
+    ttft_ms: Column
+    tpot_ms: Column
+    is_late: npt.NDArray[np.bool_]
+    weight: Column
+
+    def quantile(self, column: str, share: float) -> float:
+        """Return a quantile of a column over the requests that have it; NaN without any."""
+        values = getattr(self, column)
+        known = np.isfinite(values) & (self.weight > 0)
+        order = np.argsort(values[known], kind="stable")
+        reached = np.cumsum(self.weight[known][order])
+        if not len(reached):
+            return float("nan")
+        at = int(np.searchsorted(reached, share * reached[-1] * (1 - 1e-12)))
+        return float(values[known][order][at])
+
+    @property
+    def late(self) -> float:
+        """Return the share of the requests that missed a target; 0 without any."""
+        total = float(self.weight.sum())
+        return float(self.weight[self.is_late].sum()) / total if total else 0.0
+
+
+def joined(parts: Iterable[tuple[Felt, float]]) -> Felt:
+    """Return what the requests of all parts felt; those of a part weigh so many times as much."""
+    nobody = np.zeros(0)
+    weighted = [one._replace(weight=one.weight * times) for one, times in parts]
+    weighted.append(Felt(nobody, nobody, np.zeros(0, dtype=np.bool_), nobody))
+    return Felt(*(np.concatenate(column) for column in zip(*weighted, strict=True)))
+
+
+class Row(NamedTuple):
+    """What the machine did in each second, and for each request that came in them.
+
+    Args:
+        share: (bins,) of the device's compute that rollouts got.
+        context: (bins,) the most tokens that serving's contexts had.
+        busy: share of the time in which there was a request.
+        felt: by the requests, in the order of arrival.
+    """
+
+    share: Column
+    context: Column
+    busy: float
+    felt: Felt
+
+
+@lru_cache(maxsize=4096)
+def row(lender: Lender, point: int) -> Row:
+    """Return the row of a rate of the grid. The same requests meet every scheme."""
+    random = np.random.default_rng(point)
+    warm, rest = (
+        lender.mix.requests(np.full(bins, RATES_RPS[point]), random)
+        for bins in (_WARM_BINS, PIECES * PIECE_BINS)
+    )
+    requests = [*warm, *(replace(one, arrival_ms=one.arrival_ms + _WARM_MS) for one in rest)]
+    return run(lender, requests, bins=_WARM_BINS + PIECES * PIECE_BINS, first=_WARM_BINS)
+
+
+def run(lender: Lender, requests: Sequence[Request], *, bins: int, first: int = 0) -> Row:
+    """Serve requests with endless rollout work behind them.
+
+    Work of rollouts is in milliseconds of an undisturbed device. Noise can make it cheaper than it
+    counts; a share is at most 1.
+
+    Args:
+        lender: who serves them.
+        requests: by arrival; all are served to their end.
+        bins: seconds that are looked at.
+        first: of these, the first to be returned.
+    """
+    watch, device = _Watch(), lender.device
     outcome = simulate(
         requests,
         device,
-        arm.scheme,
-        slo=slo,
-        policy=policy,
-        seed=seed,
+        lender.scheme,
+        slo=lender.slo,
+        slowdown=lender.slo.slowdown if lender.scheme == "rose" else None,
+        seed=0,
         observer=watch,
-        until_ms=horizon_ms + _STEPS_BEHIND * device.layers * device.layer_ms,
+        until_ms=bins * BIN_MS + _STEPS_BEHIND * device.layers * device.layer_ms,
     )
-    if alone is None:
-        alone = simulate(requests, device, "alone", slo=slo, seed=seed)
-    at_ms, share = watch.quanta(device.layer_ms)
-    if share_bin_ms is not None:
-        at_ms, share = mean_share(at_ms, share, bin_ms=share_bin_ms, horizon_ms=horizon_ms)
-    context = peak_context(*watch.contexts(), bin_ms=kv_bin_ms, horizon_ms=horizon_ms)
-    lent = arm.kv.lent_slabs(pool.used_slabs(context)[:, None], pool, bin_ms=kv_bin_ms)[:, 0]
-    lending = joined(
-        at_ms,
-        share,
-        kv_at_ms=kv_bin_ms * np.arange(len(lent), dtype=np.float64),
-        kv_tokens=lent * pool.rollout_tokens,
-        horizon_ms=horizon_ms,
+    edges_ms = BIN_MS * np.arange(first, bins + 1, dtype=np.float64)
+    felt, ends_ms = _felt(requests, outcome, lender.slo)
+    begins_ms = np.array([one.arrival_ms for one in requests])
+    inside = (begins_ms >= edges_ms[0]) & (begins_ms < edges_ms[-1])
+    return Row(
+        watch.share(edges_ms, device.layer_ms),
+        watch.context(edges_ms),
+        _busy(begins_ms, ends_ms, edges_ms),
+        Felt(*(column[inside] for column in felt)),
     )
-    return lending, felt(outcome, alone, slo=slo)
+
+
+def _felt(requests: Sequence[Request], outcome: ArmOutcome, slo: SLO) -> tuple[Felt, Column]:
+    """Return what each request felt, and when it ended."""
+    rows = [(one.ttft_ms, one.mean_tpot_ms, one.output_tokens) for one in outcome.requests]
+    ttft_ms, tpot_ms, tokens = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    arrival_ms = np.array([one.arrival_ms for one in requests])
+    is_late = np.zeros(len(rows), dtype=np.bool_)
+    is_late[list(missed(outcome, slo=slo))] = True
+    known_ms = np.where(tokens > 1, tpot_ms, np.nan)
+    felt = Felt(ttft_ms, known_ms, is_late, np.ones(len(rows)))
+    return felt, arrival_ms + ttft_ms + tpot_ms * np.maximum(tokens - 1, 0)
+
+
+def _busy(begins_ms: Column, ends_ms: Column, edges_ms: Column) -> float:
+    """Return the share of the time between the outer edges in which there was a request."""
+    low, high = edges_ms[0], edges_ms[-1]
+    before = np.maximum.accumulate(np.concatenate(([low], ends_ms)))[:-1]
+    lasts = np.minimum(ends_ms, high) - np.minimum(np.maximum(begins_ms, before), high)
+    return float(np.maximum(lasts, 0.0).sum() / (high - low))
 
 
 class _Watch:
     """Notes when rollouts run, and what serving's contexts hold."""
 
     def __init__(self) -> None:
-        self._began: list[int] = []
-        self._ended: list[int] = []
-        self._layers: list[int] = []
-        self._context_at: list[int] = [0]
-        self._context: list[int] = [0]
+        self._at: dict[str, list[int]] = {"segment": [], "segment_end": [], "context": [0]}
+        self._number: dict[str, list[int]] = {"layers": [], "context": [0]}
 
     def __call__(self, at_ns: int, what: str, number: int) -> None:
         """Observe."""
-        match what:
-            case "segment":
-                self._began.append(at_ns)
-            case "segment_end":
-                self._ended.append(at_ns)
-            case "layers":
-                self._layers.append(number)
-            case "context":
-                self._context_at.append(at_ns)
-                self._context.append(number)
+        if what in self._at:
+            self._at[what].append(at_ns)
+        if what in self._number:
+            self._number[what].append(number)
 
-    def quanta(self, layer_ms: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return (times, shares): segments that follow each other at one speed are one row."""
-        ended = np.array(self._ended, dtype=np.float64) / NS_PER_MS
-        began = np.array(self._began[: len(ended)], dtype=np.float64) / NS_PER_MS
-        if not len(ended):
-            return np.zeros(1), np.zeros(1)
-        segment_ms = layer_ms * np.array(self._layers, dtype=np.float64)
-        # The first of a quantum waits for a word, which makes it slower by a little.
-        speed = segment_ms / (ended - began)
-        is_other = np.abs(np.diff(speed)) > _SAME_SPEED * speed[1:]
-        first = np.flatnonzero(np.concatenate(([True], (began[1:] > ended[:-1]) | is_other)))
-        last = np.append(first[1:], len(ended)) - 1
-        work_ms = np.add.reduceat(segment_ms, first)
-        at_ms = np.stack((began[first], ended[last]), axis=1).ravel()
-        share = np.zeros_like(at_ms)
-        share[::2] = np.minimum(1.0, work_ms / (ended[last] - began[first]))
-        return np.concatenate(([0.0], at_ms)), np.concatenate(([0.0], share))
+    def share(self, edges_ms: Column, layer_ms: float) -> Column:
+        """Return (bins,) of the work of rollouts, which is spread evenly over each segment."""
+        ends = np.array(self._at["segment_end"], dtype=np.float64) / NS_PER_MS
+        begins = np.array(self._at["segment"][: len(ends)], dtype=np.float64) / NS_PER_MS
+        done_ms = layer_ms * np.cumsum(np.array(self._number["layers"], dtype=np.float64))
+        times = np.append(0.0, np.stack((begins, ends), axis=1))
+        done = np.append(0.0, np.stack((np.append(0.0, done_ms)[: len(ends)], done_ms), axis=1))
+        share: Column = np.clip(np.diff(np.interp(edges_ms, times, done)) / BIN_MS, 0.0, 1.0)
+        return share
 
-    def contexts(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return (times, tokens): each holds until the next."""
-        at_ms = np.array(self._context_at, dtype=np.float64) / NS_PER_MS
-        return at_ms, np.array(self._context, dtype=np.float64)
+    def context(self, edges_ms: Column) -> Column:
+        """Return (bins,) the most tokens in each, those of its beginning included."""
+        at_ms = np.array(self._at["context"], dtype=np.float64) / NS_PER_MS
+        tokens = np.array(self._number["context"], dtype=np.float64)
+        peak: Column = tokens[np.searchsorted(at_ms, edges_ms[:-1], side="right") - 1]
+        inside = (at_ms >= edges_ms[0]) & (at_ms < edges_ms[-1])
+        bins = np.searchsorted(edges_ms, at_ms[inside], side="right") - 1
+        np.maximum.at(peak, bins, tokens[inside])
+        return peak
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Which pieces of which rows the time of some devices is put together from.
+
+    Args:
+        points: (pieces, devices) of the grid.
+        places: (pieces, devices), 0..PIECES - 1.
+    """
+
+    points: Ints
+    places: Ints
+
+    @classmethod
+    def draw(
+        cls, rates_rps: Column, *, devices: int, shared: float, random: np.random.Generator
+    ) -> "Pieces":
+        """Return pieces for devices that are asked alike.
+
+        Args:
+            rates_rps: (pieces,) of each device, >= 0.
+            devices: how many.
+            shared: how often a device has what all have in a piece: bursts of a service reach all.
+            random: drawn from.
+        """
+        lower, above = _between(rates_rps)
+        drawn = random.random((3, len(rates_rps), devices + 1))
+        in_common = drawn[0, :, 1:] < shared
+        up, place = (np.where(in_common, one[:, :1], one[:, 1:]) for one in drawn[1:])
+        return cls(lower[:, None] + (up < above[:, None]), (place * PIECES).astype(np.int64))
+
+    def columns(self, lender: Lender) -> tuple[Column, Column]:
+        """Return (bins, devices) twice: shares, and the tokens of serving's contexts."""
+        used, at = np.unique(self.points, return_inverse=True)
+        rows = [row(lender, int(point)) for point in used]
+        at = at.reshape(self.points.shape)
+        return self._laid([one.share for one in rows], at), self._laid(
+            [one.context for one in rows], at
+        )
+
+    def _laid(self, columns: Sequence[Column], at: Ints) -> Column:
+        pieces = np.stack(columns).reshape(len(columns), PIECES, PIECE_BINS)[at, self.places]
+        laid: Column = pieces.transpose(0, 2, 1).reshape(-1, self.points.shape[1])
+        return laid
+
+    def felt(self, lender: Lender) -> Felt:
+        """Return how the requests of all pieces were served, those of a row once."""
+        used, counts = np.unique(self.points, return_counts=True)
+        return joined(
+            (row(lender, int(point)).felt, float(count))
+            for point, count in zip(used, counts, strict=True)
+        )
+
+
+def _between(rates_rps: Column) -> tuple[Ints, Column]:
+    """Return the points below rates, and how often the one above stands for each instead."""
+    grid = np.array(RATES_RPS)
+    lower = np.clip(np.searchsorted(grid, rates_rps, side="right") - 1, 0, len(grid) - 2)
+    # What is lent falls with the rate about as an exponential: in between, logarithms are closer.
+    over = np.maximum(rates_rps, grid[lower + 1] / 2) / grid[lower + 1]
+    above = np.where(lower > 0, 1 + np.log2(over), rates_rps / grid[1])
+    return lower, np.clip(above, 0.0, 1.0)
+
+
+def _rate_at(lender: Lender, wanted: float, figure: Callable[[Row], float]) -> float | None:
+    """Return the rate at which a figure of a device comes to so much."""
+    reached = 0.0
+    for point in range(1, len(RATES_RPS)):
+        before, reached = reached, figure(row(lender, point))
+        if reached >= wanted:
+            part = (wanted - before) / (reached - before) if reached > before else 0.0
+            return float(RATES_RPS[1] * part if point == 1 else RATES_RPS[point - 1] * 2**part)
+    return None
+
+
+def rate_of(lender: Lender, busy: float) -> float:
+    """Return the rate at which a device has a request for so much of the time, below 1."""
+    rate_rps = _rate_at(lender, busy, lambda one: one.busy)
+    check(rate_rps is not None, "a device that has more to do than it can is always busy")
+    return rate_rps or 0.0
+
+
+def capacity_of(lender: Lender, late: float) -> float:
+    """Return the rate at which such a share of the requests is late."""
+    rate_rps = _rate_at(lender, late, lambda one: one.felt.late)
+    return RATES_RPS[-1] if rate_rps is None else rate_rps

@@ -4,8 +4,7 @@ The data sheets, and the shares of them that engines reach, are those of `rose/s
 each with its source; the shapes are those of `rose/memory/presets.json`.
 """
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from rose.units import GIB, MS_PER_S
 # CUDA context, graphs and activations of an engine.
 ENGINE_BYTES: Final = 2 * GIB
 BF16_KV: Final = KVDtype(element_bytes=2)
+_BATCH: Final = 64  # the most sequences that are expected
 # BLIS (inference-sim), fitted per sequence and step of vLLM: 3 to 5 us.
 _SEQUENCE_MS: Final = 0.004
 # Assumed: an all-reduce of a decode step's activations over NVLink is latency; two in each layer.
@@ -48,18 +48,6 @@ class StepCost:
     context_ms: float
     prefill_ms: float
     pair_ms: float
-
-    def __post_init__(self) -> None:
-        """Refuse costs without a meaning.
-
-        Raises:
-            InvalidArgument: a term is out of its range; the sentence names it.
-        """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_sound = math.isfinite(value) and value >= 0
-            if not (is_sound and (value > 0 or field.name not in {"base_ms", "prefill_ms"})):
-                raise InvalidArgument(f"StepCost({field.name}={value}) is out of range")
 
     def step_times(self, *, context_tokens: int = 0) -> StepTimes:
         """Return the times of a rollout engine.
@@ -104,31 +92,28 @@ class StepCost:
         )
 
 
-def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1, batch: int = 64) -> StepCost:
+def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1) -> StepCost:
     """Return what a step should cost by the data sheet of `gpu`.
 
     A decode step takes the longer of its reading and its arithmetic, over all its weights; the
-    straight line through that over 1 to `batch` sequences is returned. With experts a larger batch
+    straight line through that over 1 to 64 sequences is returned. With experts a larger batch
     wakes more of them: n of N with k per token read N (1 - (1 - k / N)^n).
 
     Args:
         shape: of the model, bf16 or FP8 as it was published; KV is bf16.
         gpu: "H100", "H800", "H200", "A100", "L40S", or a name a driver gives.
         tp: devices that share the model over NVLink.
-        batch: the most sequences that are expected, > 0.
 
     Raises:
         InvalidArgument: the GPU has no figures, or the model cannot be divided so.
     """
-    if batch < 1:
-        raise InvalidArgument(f"a batch of {batch} sequences decodes nothing; give at least 1")
     roofline = _roofline(gpu)
     cost = model_cost(shape, kv=BF16_KV, tp=tp)
     _, token_ms, context_ms, prefill_ms, pair_ms = roofline.prior_ms(cost)
-    sequences = np.arange(1, batch + 1, dtype=np.float64)
+    sequences = np.arange(1, _BATCH + 1, dtype=np.float64)
     read_bytes = cost.weight_bytes - _asleep_bytes(shape, sequences) / tp
     decode_ms = np.maximum(read_bytes * MS_PER_S / roofline.bytes_per_s, sequences * token_ms)
-    slope, at_none = np.polyfit(sequences, decode_ms, 1) if batch > 1 else (0.0, decode_ms[0])
+    slope, at_none = np.polyfit(sequences, decode_ms, 1)
     exchange_ms = _ALL_REDUCE_MS * _ALL_REDUCES_OF_LAYER * shape.layers if tp > 1 else 0.0
     return StepCost(
         base_ms=roofline.launch_ms + exchange_ms + float(at_none),
@@ -139,20 +124,19 @@ def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1, batch: int = 64) 
     )
 
 
-def kv_tokens(shape: ModelShape, gpu: str, *, beside: ModelShape | None = None, tp: int = 1) -> int:
+def kv_tokens(shape: ModelShape, gpu: str, *, tp: int = 1) -> int:
     """Return the tokens of context that fit one of `tp` GPUs, beside the weights.
 
     Args:
         shape: of the model whose contexts they are.
         gpu: as for `roofline_cost`.
-        beside: another model whose weights and engine lie there too.
         tp: devices that share the model.
 
     Raises:
         InvalidArgument: the GPU has no figures, or the weights leave no room.
     """
     token_bytes = int(model_cost(shape, kv=BF16_KV, tp=tp).context_token_bytes)
-    return pool_bytes(gpu, shape, *(() if beside is None else (beside,)), tp=tp) // token_bytes
+    return pool_bytes(gpu, shape, tp=tp) // token_bytes
 
 
 def pool_bytes(gpu: str, *shapes: ModelShape, tp: int = 1) -> int:

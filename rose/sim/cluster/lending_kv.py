@@ -94,11 +94,6 @@ class RoseKv:
     reserve_share: float = 0.05
     regrow_after_ms: float = 100.0
 
-    def __post_init__(self) -> None:
-        """Refuse a rule without a meaning."""
-        _check_share("reserve_share", self.reserve_share)
-        _check_time("regrow_after_ms", self.regrow_after_ms)
-
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
         """Return the least that was left."""
         left = np.maximum(pool.slabs - _reserve(pool, self.reserve_share) - used, 0)
@@ -131,13 +126,6 @@ class PublishedKv:
     cut: float = 2.0
     watermark: float = 0.5
 
-    def __post_init__(self) -> None:
-        """Refuse a rule without a meaning."""
-        _check_share("headroom_share", self.headroom_share)
-        _check_share("watermark", self.watermark)
-        if not (self.rl_step_ms > 0 and self.cut > 1):
-            raise InvalidArgument(f"{self}: a step takes time, and a cut divides by more than 1")
-
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
         """Return the budget, followed bin by bin."""
         headroom = _reserve(pool, self.headroom_share)
@@ -166,10 +154,6 @@ class ReservedKv:
 
     share: float
 
-    def __post_init__(self) -> None:
-        """Refuse a rule without a meaning."""
-        _check_share("share", self.share)
-
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
         """Return the same for each bin."""
         del bin_ms
@@ -182,13 +166,3 @@ def _reserve(pool: KvPool, share: float) -> int:
 
 def _bins(ms: float, bin_ms: float) -> int:
     return math.ceil(ms / bin_ms)
-
-
-def _check_share(name: str, share: float) -> None:
-    if not 0 <= share <= 1:
-        raise InvalidArgument(f"{name} is {share}, give a share in [0, 1]")
-
-
-def _check_time(name: str, ms: float) -> None:
-    if not 0 <= ms < math.inf:
-        raise InvalidArgument(f"{name} is {ms}, give milliseconds >= 0")

@@ -99,9 +99,12 @@ class Trajectories:
 class TrainerMode(Enum):
     """When the trainer learns from what."""
 
-    SYNCHRONOUS = "the next trajectories start when the version that learned from the last is out"
-    ONE_STEP_OFF = "the next batch is rolled out while the trainer learns from the last"
-    ASYNCHRONOUS = "trajectories start as staleness admits; the trainer takes whoever is done"
+    SYNCHRONOUS = "synchronous"
+    """The next trajectories start when the version that learned from the last is out."""
+    ONE_STEP_OFF = "one-step-off"
+    """The next batch is rolled out while the trainer learns from the last."""
+    ASYNCHRONOUS = "asynchronous"
+    """Trajectories start as staleness admits; the trainer takes whoever is done."""
 
 
 @dataclass(frozen=True, slots=True)

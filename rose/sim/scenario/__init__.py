@@ -3,7 +3,6 @@
 Files themselves are read by `rose.sim.scenario.yaml_file`, which needs the extra `sim`.
 """
 
-from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.scenario import Algorithm, Job, Mode, Resolution, Scenario, scenario_from
+from rose.sim.scenario.scenario import Algorithm, Job, Scenario, scenario_from
 
-__all__ = ["Algorithm", "Arm", "Job", "Mode", "Resolution", "Scenario", "scenario_from"]
+__all__ = ["Algorithm", "Job", "Scenario", "scenario_from"]

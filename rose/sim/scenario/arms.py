@@ -2,14 +2,17 @@
 
 Each is what is known of a system, on the same cluster: who decides where turns run, how serving
 lends, how weights travel, and what an engine takes to start. Where a publication leaves something
-open, the arm gets the better of it.
+open, the arm gets the better of it. An arm that lends as rose does may be named with the slowdown
+at which it lends: `rose@0.05`, `rose@inf`; without one it is 0, as `rose.slo.SLO` has it.
 """
 
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Final
 
+from rose.errors import InvalidArgument
 from rose.scheduler.settings import PlacementPolicy
+from rose.sim.cluster.lending_kv import KvRule, PublishedKv, ReservedKv, RoseKv
 from rose.sim.scenario.updates import UpdateScheme
 from rose.units import MS_PER_S
 
@@ -17,29 +20,32 @@ from rose.units import MS_PER_S
 LARGE_PARAMETERS: Final = 16e9
 
 
-class Arm(Enum):
-    """One way to run a scenario."""
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What serving gives away of a GPU.
 
-    ROSE = "rose"
-    FIXED = "resource-fixed"
-    LEAST_LOADED = "least-loaded-sticky"
-    ELASTIC = "elastic"
-    RESERVED = "reserved-share"
-    PUBLISHED = "rose-published"
-    MLFQ = "mlfq"
-    TRAINING_GPUS = "training-gpus"
-    SHARE_ALL = "share-all"
+    Args:
+        scheme: of its compute, one of `rose.sim.SCHEMES`.
+        kv: whose rule its KV pool follows.
+        slowdown: of scheme "rose".
+    """
+
+    scheme: str
+    kv: KvRule
+    slowdown: float = 0.0
 
 
-class Loan(Enum):
-    """What serving gives away of its GPUs."""
-
-    NOTHING = "all of them serve only"
-    CERTIFIED = "what each quantum's certificate admits; memory beside a small reserve"
-    PUBLISHED = "a step while both budgets hold; memory is halved under pressure and then frozen"
-    RESERVED = "a quarter of each GPU, always"
-    EVERYTHING = "both engines run as they like"
-    WHOLE_GPUS = "as many whole GPUs as serving can do without"
+CERTIFIED: Final = Loan("rose", RoseKv())
+"""What each quantum's certificate admits; memory beside a small reserve."""
+PUBLISHED: Final = Loan("rose_paper", PublishedKv(60_000.0))
+"""A step while both budgets hold; memory is halved under pressure, until the next step of RL."""
+RESERVED: Final = Loan("static_split", ReservedKv(0.25))
+"""A quarter of each GPU, always."""
+# Serving's contexts find no room then, which the machine does not model: the most there is.
+EVERYTHING: Final = Loan("share_all", ReservedKv(1.0))
+"""Both engines run as they like."""
+WHOLE_GPUS: Final = Loan("alone", ReservedKv(0.0))
+"""As many whole GPUs as serving can do without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class ArmRules:
 
     Args:
         policy: that places turns.
-        loan: of serving.
+        loan: of serving; None where all of its GPUs serve only.
         updates: how weights travel.
         start_up_s: of an engine on a GPU that was lent anew: below 16 B parameters, and above.
         first_start_s: of the first start on a GPU, likewise; None where it is as any other.
@@ -57,7 +63,7 @@ class ArmRules:
     """
 
     policy: PlacementPolicy
-    loan: Loan
+    loan: Loan | None
     updates: UpdateScheme
     start_up_s: tuple[float, float] = (5.0, 5.0)
     first_start_s: tuple[float, float] | None = None
@@ -80,43 +86,74 @@ class ArmRules:
         return MS_PER_S * self.release_s[parameters > LARGE_PARAMETERS]
 
 
+ROSE: Final = "rose"
+TRAINING_GPUS: Final = "training-gpus"
 _JOINT: Final = PlacementPolicy.JOINT
 _STICKY: Final = PlacementPolicy.LEAST_LOADED_STICKY
 
-RULES: Final[dict[Arm, ArmRules]] = {
+RULES: Final[dict[str, ArmRules]] = {
     # Five seconds from dormant to running is what the paper says of 32B; the copy alone takes less.
-    Arm.ROSE: ArmRules(_JOINT, Loan.CERTIFIED, UpdateScheme.DELTA),
+    ROSE: ArmRules(_JOINT, CERTIFIED, UpdateScheme.DELTA),
     # ROLL, AReaL: nothing is borrowed, and the collective update stops every engine.
-    Arm.FIXED: ArmRules(_STICKY, Loan.NOTHING, UpdateScheme.DENSE),
+    "resource-fixed": ArmRules(_STICKY, None, UpdateScheme.DENSE),
     # What rose's placement is worth: all else is rose's.
-    Arm.LEAST_LOADED: ArmRules(_STICKY, Loan.CERTIFIED, UpdateScheme.DELTA),
+    "least-loaded-sticky": ArmRules(_STICKY, CERTIFIED, UpdateScheme.DELTA),
     # RLBoost with PEARL's measurements: 56.3 + 11.1 s and 67.1 + 17.9 s until an engine on a GPU
     # that never had one runs, 6.3 and 6.1 s where its process stayed, 3.2 and 4.4 s to let one
     # go; each pulls all weights.
-    Arm.ELASTIC: ArmRules(
+    "elastic": ArmRules(
         _STICKY,
-        Loan.WHOLE_GPUS,
+        WHOLE_GPUS,
         UpdateScheme.DENSE,
         start_up_s=(6.3, 6.1),
         first_start_s=(67.4, 85.0),
         release_s=(3.2, 4.4),
     ),
     # A share for training work that serving never sees again, as ElasticTrainer reserves it.
-    Arm.RESERVED: ArmRules(_STICKY, Loan.RESERVED, UpdateScheme.DENSE),
+    "reserved-share": ArmRules(_STICKY, RESERVED, UpdateScheme.DENSE),
     # The paper: 16 trajectories on a GPU, sparse updates as COO.
-    Arm.PUBLISHED: ArmRules(
-        PlacementPolicy.ROSE_PUBLISHED, Loan.PUBLISHED, UpdateScheme.COO, seats_per_gpu=16
+    "rose-published": ArmRules(
+        PlacementPolicy.ROSE_PUBLISHED, PUBLISHED, UpdateScheme.COO, seats_per_gpu=16
     ),
     # Libra's order of turns, as far as it is known, over rose's lending and updates.
-    Arm.MLFQ: ArmRules(PlacementPolicy.MLFQ, Loan.CERTIFIED, UpdateScheme.DELTA),
+    "mlfq": ArmRules(PlacementPolicy.MLFQ, CERTIFIED, UpdateScheme.DELTA),
     # PEARL: engines on the trainer's GPUs while it waits; a resident process takes 6.3 s to run
     # again, and 3.2 or 4.4 s to let go.
-    Arm.TRAINING_GPUS: ArmRules(
+    TRAINING_GPUS: ArmRules(
         _STICKY,
-        Loan.NOTHING,
+        None,
         UpdateScheme.DENSE,
         start_up_s=(6.3, 6.1),
         release_s=(3.2, 4.4),
     ),
-    Arm.SHARE_ALL: ArmRules(_STICKY, Loan.EVERYTHING, UpdateScheme.DELTA),
+    "share-all": ArmRules(_STICKY, EVERYTHING, UpdateScheme.DELTA),
 }
+
+
+def rules_of(arm: str) -> ArmRules:
+    """Return the rules of an arm by its name, with its slowdown if it has one.
+
+    Raises:
+        InvalidArgument: there is no such arm, or it cannot lend at that slowdown.
+    """
+    name, at, text = arm.partition("@")
+    rules = RULES.get(name)
+    if rules is None:
+        close = "".join(f" (did you mean {one}?)" for one in get_close_matches(name, RULES, n=1))
+        raise InvalidArgument(f"{arm!r} is unknown{close}; give one of {', '.join(RULES)}")
+    if not at:
+        return rules
+    slowdown = _number(text)
+    if rules.loan is not CERTIFIED or not slowdown >= 0:
+        lending = ", ".join(name for name, one in RULES.items() if one.loan is CERTIFIED)
+        raise InvalidArgument(
+            f"{arm!r} has no slowdown; give a number of at least 0, or inf, to one of {lending}"
+        )
+    return replace(rules, loan=replace(CERTIFIED, slowdown=slowdown))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

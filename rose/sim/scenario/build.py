@@ -20,17 +20,15 @@ from rose.sim.cluster.world import (
     SimJob,
     SimWorker,
     StepTimes,
-    Trajectories,
+    TrainerMode,
 )
-from rose.sim.scenario.arms import RULES, Arm, ArmRules
-from rose.sim.scenario.environments import ENVIRONMENTS, Named, Replayed
+from rose.sim.scenario.arms import TRAINING_GPUS, ArmRules, rules_of
+from rose.sim.scenario.environments import ENVIRONMENTS, Named
 from rose.sim.scenario.loans import GroupLoan, Serving
 from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
 from rose.sim.scenario.scenario import Algorithm, Job, Scenario
-from rose.sim.scenario.sessions import Sessions
-from rose.sim.scenario.size import batches, check_size
-from rose.sim.scenario.traffic import Inputs, found
-from rose.sim.scenario.trajectories import drawn_trajectories, replayed_trajectories
+from rose.sim.scenario.traffic import Inputs
+from rose.sim.scenario.trajectories import drawn_trajectories
 from rose.sim.scenario.trouble import Lent, troubled
 from rose.sim.scenario.updates import UpdateTime, update_time
 from rose.units import MS_PER_S
@@ -42,6 +40,9 @@ _TRAJECTORIES: Final = 0
 _REDUNDANCY: Final = 1
 _CRASHES: Final = 3
 _NO_TIMES: Final = np.zeros(0)
+# A turn is a few hundred bytes and some ten microseconds in the simulation.
+TURNS_MAX: Final = 20_000_000
+_PILOT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Built:
     """
 
     world: ClusterWorld
-    arm: Arm
+    arm: str
     gpus: tuple[int, ...]
     kept: tuple[npt.NDArray[np.bool_], ...]
     loans: tuple[GroupLoan, ...]
@@ -66,7 +67,7 @@ class Built:
 
 def build(
     scenario: Scenario,
-    arm: Arm,
+    arm: str,
     *,
     seed: int,
     inputs: Inputs,
@@ -91,19 +92,17 @@ def build(
         InvalidArgument: models do not fit their GPUs, a context does not fit an engine, a file
             that the scenario names is not among the inputs, or there are too many turns.
     """
-    check_size(scenario, inputs)
-    rules, shape = RULES[arm], find_model(scenario.model)
+    check_size(scenario)
+    rules, shape = rules_of(arm), find_model(scenario.model)
     loans = (serving or Serving(scenario, seed=seed, inputs=inputs)).loans(arm)
     drafted = [*_dedicated(scenario, rules), *_borrowed(scenario, rules, loans)]
-    if arm is Arm.TRAINING_GPUS and scenario.trainer is not None and trainer_idle is not None:
+    if arm == TRAINING_GPUS and scenario.trainer is not None and trainer_idle is not None:
         drafted += _on_trainer(scenario, scenario.trainer, rules, trainer_idle)
     workers = _numbered(drafted, scenario)
     stress_random = np.random.default_rng((_CRASHES, seed))
     workers = _with_trouble(workers, scenario, published_ms, stress_random)
     _check_contexts(workers, scenario, shape)
-    made = [
-        _job(scenario, number, seed=seed, inputs=inputs) for number in range(len(scenario.jobs))
-    ]
+    made = [_job(scenario, number, seed=seed) for number in range(len(scenario.jobs))]
     world = ClusterWorld(
         workers=tuple(worker for worker, _ in workers),
         jobs=tuple(job for job, _ in made),
@@ -247,20 +246,14 @@ def _most(lending: Lending, holds: int) -> int:
 def _numbered(
     drafts: Sequence[_Draft], scenario: Scenario
 ) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
-    names = [job.name for job in scenario.jobs]
     nodes = {node: at for at, node in enumerate(dict.fromkeys(one.node for one in drafts))}
-    turn = 0
     workers: list[tuple[SimWorker, Dedicated | Borrowed]] = []
     for number, one in enumerate(drafts):
-        if one.group.job is None:
-            job, turn = turn % len(names), turn + 1
-        else:
-            job = names.index(one.group.job)
         worker = SimWorker(
             number=number,
             kind=one.kind,
             domain=nodes[one.node],
-            job=job,
+            job=number % len(scenario.jobs),
             times=one.times,
             seats=one.seats,
             kv_tokens=one.kv_tokens,
@@ -326,9 +319,7 @@ def _check_contexts(
             )
 
 
-def _job(
-    scenario: Scenario, number: int, *, seed: int, inputs: Inputs
-) -> tuple[SimJob, npt.NDArray[np.bool_]]:
+def _job(scenario: Scenario, number: int, *, seed: int) -> tuple[SimJob, npt.NDArray[np.bool_]]:
     job = scenario.jobs[number]
     random = np.random.default_rng((_REDUNDANCY, number, seed))
     groups = job.batch // job.group
@@ -338,10 +329,12 @@ def _job(
         drawn = np.maximum(1.0, job.redundancy.draw(random, scenario.versions))
         of_version = max(groups, round(groups * float(drawn.mean())))
     rolled_out = batches(job, scenario.versions)
-    trajectories = _trajectories(
-        job,
+    environment = job.environment
+    trajectories = drawn_trajectories(
+        ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment,
         groups=of_version * rolled_out,
-        inputs=inputs,
+        group=job.group,
+        context_tokens=job.context_tokens,
         random=np.random.default_rng((_TRAJECTORIES, number, seed)),
     )
     kept = np.zeros(of_version * rolled_out, dtype=np.bool_)
@@ -351,37 +344,46 @@ def _job(
     made = SimJob(
         job=number,
         trajectories=trajectories,
-        mode=job.mode.trainer_mode,
+        mode=job.mode,
         batch=of_version * job.group,
         train_ms=MS_PER_S * job.train_s * stall,
         max_staleness=job.max_staleness,
-        weight=job.weight,
+        weight=1.0,
     )
     return made, np.repeat(kept, job.group)
 
 
-def _trajectories(
-    job: Job, *, groups: int, inputs: Inputs, random: np.random.Generator
-) -> Trajectories:
-    environment = job.environment
-    if isinstance(environment, Replayed):
-        sessions = found(inputs.sessions, environment.trace, "trace")
-        if not isinstance(sessions, Sessions):
-            raise InvalidArgument(f"trace: {environment.trace} has no sessions")
-        return replayed_trajectories(
-            sessions,
-            groups=groups,
-            group=job.group,
-            context_tokens=job.context_tokens,
-            wait_s_max=environment.wait_s_max,
-            first_heard_max=environment.first_heard_max,
-            random=random,
+def batches(job: Job, versions: int) -> int:
+    """Return how many batches of a job may be rolled out until its last version is out."""
+    # Off policy, the next batches have begun when the last version comes out.
+    ahead = 0 if job.mode is TrainerMode.SYNCHRONOUS else job.max_staleness + 1
+    # What is too old is thrown away and must be made again: as much as is used, at worst.
+    ahead += versions if job.mode is TrainerMode.ASYNCHRONOUS else 0
+    return versions + ahead
+
+
+def check_size(scenario: Scenario) -> None:
+    """Refuse a scenario of which one arm under one seed has too many turns.
+
+    Raises:
+        InvalidArgument: it has.
+    """
+    turns = sum(_turns(job, scenario.versions) for job in scenario.jobs)
+    if turns > TURNS_MAX:
+        raise InvalidArgument(
+            f"versions: {scenario.versions} of them make about {turns / 1e6:.0f} million turns "
+            f"in each arm under each seed, more than {TURNS_MAX // 1_000_000} million; give fewer "
+            "versions, or a smaller batch"
         )
+
+
+def _turns(job: Job, versions: int) -> float:
+    """Return about how many turns there are; contexts that are full cut some of them."""
+    trajectories = float(job.batch) * batches(job, versions)
+    if job.algorithm is Algorithm.DAPO:
+        redundancy = job.redundancy.draw(np.random.default_rng(0), _PILOT)
+        trajectories *= float(np.maximum(1.0, redundancy).mean())
+    environment = job.environment
     drawn = ENVIRONMENTS[environment.name] if isinstance(environment, Named) else environment
-    return drawn_trajectories(
-        drawn,
-        groups=groups,
-        group=job.group,
-        context_tokens=job.context_tokens,
-        random=random,
-    )
+    turns = drawn.turns.draw(np.random.default_rng(0), _PILOT)
+    return trajectories * float(np.clip(turns, 1, drawn.turns_max).mean())

@@ -8,7 +8,7 @@ import numpy as np
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.world import ClusterOutcome, Lending
-from rose.sim.scenario.arms import RULES, Arm, Loan
+from rose.sim.scenario.arms import TRAINING_GPUS, WHOLE_GPUS, rules_of
 from rose.sim.scenario.build import Built
 from rose.sim.scenario.parts import Prices
 
@@ -76,9 +76,9 @@ def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gp
     for worker, gpus, busy_ms in rules:
         if worker.kind is WorkerKind.DEDICATED:
             dedicated += gpus * hours
-        elif built.arm is Arm.TRAINING_GPUS or worker.lending is None:
+        elif built.arm == TRAINING_GPUS or worker.lending is None:
             continue  # paid for by whoever trains
-        elif RULES[built.arm].loan is Loan.WHOLE_GPUS:
+        elif rules_of(built.arm).loan is WHOLE_GPUS:
             borrowed += gpus * lent_ms(worker.lending, outcome.ended_ms) / _MS_PER_HOUR
         else:
             borrowed += gpus * float(busy_ms) / _MS_PER_HOUR

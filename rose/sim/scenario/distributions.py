@@ -4,36 +4,34 @@ Each draws from the generator it is given. What `least` and `most` cut off is mo
 mean is what is left after that.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from rose.errors import InvalidArgument
-from rose.sim.scenario.fields import Range
+from rose.sim.scenario.fields import Spec
 
 Values: TypeAlias = npt.NDArray[np.float64]
 
 _MOST: Final = 1e9
-_Amount: TypeAlias = Annotated[float, Range(0, _MOST)]
-_Positive: TypeAlias = Annotated[float, Range(0, _MOST, is_above=True)]
-_Weight: TypeAlias = Annotated[float, Range(0, 1, is_above=True)]
-_Sigma: TypeAlias = Annotated[float, Range(0, 10)]
-_Alpha: TypeAlias = Annotated[float, Range(0, 100, is_above=True)]
+_Amount: TypeAlias = Annotated[float, Meta(ge=0, le=_MOST)]
+_Positive: TypeAlias = Annotated[float, Meta(gt=0, le=_MOST)]
+_Weight: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+_Sigma: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
+_Alpha: TypeAlias = Annotated[float, Meta(gt=0, le=100)]
 # Weights of parts are written with a few digits.
 _SUM_TOLERANCE: Final = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Spec, frozen=True, tag_field="kind", tag="constant"):
     """Always the same.
 
     Args:
         value: that.
     """
 
-    kind: ClassVar = "constant"
     value: _Amount
 
     def draw(self, random: np.random.Generator, count: int) -> Values:  # noqa: ARG002
@@ -41,30 +39,7 @@ class Constant:
         return np.full(count, self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """Every value between two is as likely as another.
-
-    Args:
-        least: >= 0.
-        most: >= least.
-    """
-
-    kind: ClassVar = "uniform"
-    least: _Amount
-    most: _Amount
-
-    def __post_init__(self) -> None:
-        """Refuse bounds in the wrong order."""
-        _check_order(self.least, self.most)
-
-    def draw(self, random: np.random.Generator, count: int) -> Values:
-        """Return (count,) values."""
-        return random.uniform(self.least, self.most, count)
-
-
-@dataclass(frozen=True, slots=True)
-class LogUniform:
+class LogUniform(Spec, frozen=True, tag_field="kind", tag="log-uniform"):
     """Every factor between two values is as likely as another.
 
     Args:
@@ -72,7 +47,6 @@ class LogUniform:
         most: >= least.
     """
 
-    kind: ClassVar = "log-uniform"
     least: _Positive
     most: _Positive
 
@@ -85,8 +59,7 @@ class LogUniform:
         return np.exp(random.uniform(np.log(self.least), np.log(self.most), count))
 
 
-@dataclass(frozen=True, slots=True)
-class Lognormal:
+class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
     """Lengths, mostly.
 
     Args:
@@ -96,7 +69,6 @@ class Lognormal:
         most: what is above is this.
     """
 
-    kind: ClassVar = "lognormal"
     median: _Positive
     sigma: _Sigma
     least: _Amount = 0.0
@@ -112,8 +84,7 @@ class Lognormal:
         return np.clip(drawn, self.least, self.most)
 
 
-@dataclass(frozen=True, slots=True)
-class Pareto:
+class Pareto(Spec, frozen=True, tag_field="kind", tag="pareto"):
     """A tail: how often a value is exceeded falls with its power.
 
     Args:
@@ -122,7 +93,6 @@ class Pareto:
         most: what is above is this.
     """
 
-    kind: ClassVar = "pareto"
     least: _Positive
     alpha: _Alpha
     most: _Positive = _MOST
@@ -139,11 +109,10 @@ class Pareto:
         return np.minimum(drawn, self.most)
 
 
-Simple: TypeAlias = Constant | Uniform | LogUniform | Lognormal | Pareto
+Simple: TypeAlias = Constant | LogUniform | Lognormal | Pareto
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Spec, frozen=True):
     """A distribution that some of the values come from.
 
     Args:
@@ -155,15 +124,13 @@ class Part:
     of: Simple
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
+class Mixture(Spec, frozen=True, tag_field="kind", tag="mixture"):
     """Each value comes from one of several distributions.
 
     Args:
         parts: their weights add up to 1.
     """
 
-    kind: ClassVar = "mixture"
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
@@ -183,7 +150,7 @@ class Mixture:
         return drawn
 
 
-Distribution: TypeAlias = Constant | Uniform | LogUniform | Lognormal | Pareto | Mixture
+Distribution: TypeAlias = Constant | LogUniform | Lognormal | Pareto | Mixture
 
 
 def _check_order(least: float, most: float) -> None:

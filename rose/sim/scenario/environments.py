@@ -1,11 +1,12 @@
-"""What the trajectories of a job are made of: a table of environments, distributions, or a trace.
+"""What the trajectories of a job are made of: a table of environments, or distributions.
 
 The table holds a few numbers for each environment, with where they come from: of the tasks of the
 paper nobody has published a run turn by turn.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
 
 from rose.errors import InvalidArgument
 from rose.sim.scenario.distributions import (
@@ -16,10 +17,9 @@ from rose.sim.scenario.distributions import (
     Pareto,
     Part,
 )
-from rose.sim.scenario.fields import Range
-from rose.sim.scenario.ranges import Share, Tokens
+from rose.sim.scenario.fields import Share, Spec
 
-_Turns: TypeAlias = Annotated[int, Range(1, 4096, "turns")]
+_Turns: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 
 
 def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixture:
@@ -29,8 +29,7 @@ def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixtur
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
     """Trajectories whose parts are drawn, each from a distribution.
 
     A trajectory draws how hard it is; hard ones take more turns and say more in each. Its group has
@@ -49,7 +48,6 @@ class Drawn:
             in each of its turns.
     """
 
-    kind: ClassVar = "drawn"
     turns: Distribution
     first_heard: Distribution
     heard: Distribution
@@ -57,18 +55,16 @@ class Drawn:
     tool_s: Distribution
     turns_max: _Turns = 4096
     group_share: Share = 0.5
-    hardness: Annotated[float, Range(0, 2)] = 0.0
+    hardness: Annotated[float, Meta(ge=0, le=2)] = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Spec, frozen=True, tag_field="kind", tag="named"):
     """One of `ENVIRONMENTS`.
 
     Args:
         name: of it.
     """
 
-    kind: ClassVar = "named"
     name: str
 
     def __post_init__(self) -> None:
@@ -79,24 +75,7 @@ class Named:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """Sessions of a trace, each turn as it was; a group is one session again and again.
-
-    Args:
-        trace: its path, relative to the scenario's file.
-        wait_s_max: longer waits are of people, not of tools, and are cut to this.
-        first_heard_max: what of a first prompt counts; most of it, such as descriptions of tools,
-            is the same for all sessions of a production agent, and fills a context by itself.
-    """
-
-    kind: ClassVar = "replayed"
-    trace: str
-    wait_s_max: Annotated[float, Range(0, 86_400, "s")] = 60.0
-    first_heard_max: Tokens = 4096
-
-
-Environment: TypeAlias = Drawn | Named | Replayed
+Environment: TypeAlias = Drawn | Named
 
 # What tools of coding agents take: 86 % of calls return within a second, 95 % within ten (issue
 # 285 of vllm-project/router). A lognormal through both: sigma is ln 10 / (z95 - z86). The tail is
@@ -162,7 +141,8 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
         tool_s=_TOOL_CALL,
         turns_max=100,
     ),
-    # The sessions of the trace, but for their first prompts: see `Replayed.first_heard_max`.
+    # The sessions of the trace, but for their first prompts: most of one, such as descriptions of
+    # tools, is the same for all sessions and fills a context by itself.
     "coding-agent": Drawn(
         turns=_AGENT_TURNS,
         first_heard=Constant(4096.0),

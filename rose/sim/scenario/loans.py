@@ -6,40 +6,38 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rose.errors import InternalError
 from rose.memory.model_weights import parameters
 from rose.memory.presets import find_model
-from rose.sim.cluster.lending import LendingArm, lend_exactly, lending_arms
+from rose.sim.cluster.lending import (
+    BIN_MS,
+    PIECE_BINS,
+    Felt,
+    Lender,
+    Pieces,
+    capacity_of,
+    rate_of,
+)
 from rose.sim.cluster.lending_devices import kv_tokens, roofline_cost
-from rose.sim.cluster.lending_felt import ServingFelt
-from rose.sim.cluster.lending_fluid import FluidLending, lend_as_fluid
-from rose.sim.cluster.lending_kv import KvPool, KvRule, ReservedKv
-from rose.sim.cluster.lending_traffic import FleetTraffic
+from rose.sim.cluster.lending_kv import KvPool, KvRule, PublishedKv
 from rose.sim.cluster.world import Lending
-from rose.sim.device import DeviceModel
-from rose.sim.scenario.arms import RULES, Arm, Loan
-from rose.sim.scenario.parts import Borrowed, SyntheticTraffic
-from rose.sim.scenario.scenario import Resolution, Scenario
-from rose.sim.scenario.traffic import Inputs, fleet_traffic
+from rose.sim.scenario.arms import WHOLE_GPUS, ArmRules, Loan, rules_of
+from rose.sim.scenario.parts import Borrowed
+from rose.sim.scenario.scenario import Scenario
+from rose.sim.scenario.traffic import Inputs, mix_of, waves
 from rose.slo import SLO
 from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
 
-_FLUID_BIN_MS: Final = 1000.0
 # So many devices of a group differ; in a larger one, each timeline is that of several.
 _DEVICES_MAX: Final = 32
-# Timelines last so long, or for one wave of the load, and then begin anew.
-_CYCLE_MS: Final = 1_800_000.0
+# Bursts of a service reach all of its devices, in part.
+_SHARED: Final = 0.5
+# A fleet that gives whole GPUs away keeps as many as make at most so many requests late.
+_LATE_MAX: Final = 0.01
 # Training is about a quarter of a step in the paper: how long a step is, before it was simulated.
 _TRAINING_OF_STEP: Final = 0.25
 _STEP_MS_MIN: Final = 60_000.0
-_LENDING_ARMS: Final = {
-    Loan.CERTIFIED: "rose_slack",
-    Loan.PUBLISHED: "rose_published",
-    Loan.RESERVED: "reserved",
-    Loan.EVERYTHING: "share_all",
-}
 # A stream of draws for each group, besides those of the trajectories.
 _TRAFFIC_STREAM: Final = 2
 
@@ -50,17 +48,15 @@ class GroupLoan:
 
     Args:
         lendings: of each engine of the group.
-        cycle_ms: after which they repeat; what is felt is that of one cycle.
-        ttft_ms: (n,) float64, of each request that was simulated.
-        tpot_ms: (n,) float64, likewise, mean of a request.
-        felt: in the exact resolution, of each device that was simulated.
+        felt: by its requests; None where nothing is lent.
+        alone: by the requests of the same time, when nothing is lent.
+        excess: requests that are late in `felt`, and not alone; None where they are not the same.
     """
 
-    lendings: tuple[Lending, ...]
-    cycle_ms: float
-    ttft_ms: Column
-    tpot_ms: Column
-    felt: tuple[ServingFelt, ...] = ()
+    lendings: tuple[Lending, ...] = ()
+    felt: Felt | None = None
+    alone: Felt | None = None
+    excess: int | None = None
 
 
 class Serving:
@@ -74,7 +70,7 @@ class Serving:
 
         Args:
             scenario: what is simulated.
-            seed: of the traffic and of noise, >= 0.
+            seed: of the traffic, >= 0.
             inputs: what the scenario's files say.
 
         Raises:
@@ -85,62 +81,49 @@ class Serving:
             _Fleet.of(scenario, group, seed=seed, number=number, inputs=inputs)
             for number, group in enumerate(scenario.borrowed)
         ]
-        self._kept: dict[Loan, tuple[GroupLoan, ...]] = {}
+        self._kept: dict[Loan | None, tuple[GroupLoan, ...]] = {}
 
-    def loans(self, arm: Arm) -> tuple[GroupLoan, ...]:
+    def loans(self, arm: str) -> tuple[GroupLoan, ...]:
         """Return what each group lends in an arm; no engines where nothing is lent."""
-        loan = RULES[arm].loan
-        if loan not in self._kept:
-            self._kept[loan] = tuple(self._loan(fleet, arm) for fleet in self._fleets)
-        return self._kept[loan]
+        rules = rules_of(arm)
+        if rules.loan not in self._kept:
+            self._kept[rules.loan] = tuple(self._loan(fleet, rules) for fleet in self._fleets)
+        return self._kept[rules.loan]
 
-    def busy_shares(self) -> tuple[float, ...]:
-        """Return the share of the time in which each group's devices have requests, unlent."""
-        return tuple(float(fleet.alone().busy.mean()) for fleet in self._fleets)
-
-    def _loan(self, fleet: "_Fleet", arm: Arm) -> GroupLoan:
-        rules, scenario, group = RULES[arm], self._scenario, fleet.group
-        shape = find_model(scenario.model)
-        horizon_ms = MS_PER_S * scenario.horizon_s
-        if rules.loan is Loan.NOTHING:
-            return GroupLoan((), horizon_ms, np.zeros(0), np.zeros(0))
-        if rules.loan is Loan.WHOLE_GPUS:
+    def _loan(self, fleet: "_Fleet", rules: ArmRules) -> GroupLoan:
+        scenario, group = self._scenario, fleet.group
+        if rules.loan is None:
+            return GroupLoan()
+        size = parameters(find_model(scenario.model))
+        if rules.loan is WHOLE_GPUS:
             made = fleet.whole(
-                kv_tokens(shape, group.gpu.value, tp=group.tp),
-                release_ms=rules.release_ms(parameters(shape)),
-                start_up_ms=rules.start_up_ms(parameters(shape)),
+                kv_tokens(find_model(scenario.model), group.gpu.value, tp=group.tp),
+                release_ms=rules.release_ms(size),
+                start_up_ms=rules.start_up_ms(size),
             )
         else:
-            how = lending_arm(rules.loan, scenario)
-            is_exact = scenario.resolution is Resolution.EXACT
-            made = fleet.exactly(how) if is_exact else fleet.fluid(how)
-        shaped = [
-            repeated(
-                limited(one, group.lent_share_max), cycle_ms=fleet.cycle_ms, horizon_ms=horizon_ms
-            )
-            for one in made.lendings
-        ]
-        longer_ms = rules.first_longer_ms(parameters(shape))
+            made = fleet.shares(rules.loan, kv_rule(rules.loan, scenario))
+        horizon_ms = MS_PER_S * scenario.horizon_s
+        shaped = [until(one, horizon_ms) for one in made.lendings]
+        longer_ms = rules.first_longer_ms(size)
         if longer_ms:
             shaped = [first_started(one, longer_ms) for one in shaped]
         engines = group.count // group.tp
         return replace(made, lendings=tuple(shaped[at % len(shaped)] for at in range(engines)))
 
 
-def repeated(lending: Lending, *, cycle_ms: float, horizon_ms: float) -> Lending:
-    """Return the timeline again and again, up to the horizon."""
-    rounds = max(1, int(np.ceil(horizon_ms / cycle_ms)))
-    inside = lending.at_ms < cycle_ms
-    at_ms = np.concatenate([lending.at_ms[inside] + again * cycle_ms for again in range(rounds)])
-    share = np.tile(lending.share[inside], rounds)
-    tokens = np.tile(lending.kv_tokens[inside], rounds)
-    kept = at_ms < horizon_ms
-    return Lending(at_ms=at_ms[kept], share=share[kept], kv_tokens=tokens[kept])
+def kv_rule(loan: Loan, scenario: Scenario) -> KvRule:
+    """Return whose rule the KV pools follow; the paper's grows with each step of RL."""
+    if not isinstance(loan.kv, PublishedKv):
+        return loan.kv
+    train_ms = MS_PER_S * max(job.train_s for job in scenario.jobs)
+    return replace(loan.kv, rl_step_ms=max(_STEP_MS_MIN, train_ms / _TRAINING_OF_STEP))
 
 
-def limited(lending: Lending, share_max: float) -> Lending:
-    """Return the timeline with at most so much of the compute."""
-    return Lending(lending.at_ms, np.minimum(lending.share, share_max), lending.kv_tokens)
+def until(lending: Lending, horizon_ms: float) -> Lending:
+    """Return the timeline up to the horizon."""
+    kept = lending.at_ms < horizon_ms
+    return Lending(lending.at_ms[kept], lending.share[kept], lending.kv_tokens[kept])
 
 
 def whole_gpus(
@@ -210,40 +193,21 @@ def first_started(lending: Lending, longer_ms: float) -> Lending:
     return Lending(at_ms, lending.share[rows], lending.kv_tokens[rows])
 
 
-def gathered(asked: FleetTraffic, devices: int) -> FleetTraffic:
-    """Return a fleet's requests on so many devices, which take turns."""
-    order = np.argsort(asked.arrival_ms, kind="stable")
-    device = np.arange(len(order)) % devices
-    rows = order[np.argsort(device, kind="stable")]
-    first = np.concatenate(([0], np.cumsum(np.bincount(device, minlength=devices))))
-    return FleetTraffic(
-        first.astype(np.int64),
-        asked.arrival_ms[rows],
-        asked.prompt_tokens[rows],
-        asked.output_tokens[rows],
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    """The devices of one group that differ, and what they are asked until it begins anew."""
+    """The devices of one group that differ, and what they are asked."""
 
     group: Borrowed
-    asked: FleetTraffic
-    device: DeviceModel
+    lender: Lender
     pool: KvPool
-    slo: SLO
-    cycle_ms: float
-    seed: int
+    rates_rps: Column  # (pieces,) of each device
+    pieces: Pieces
+    devices: int
 
     @classmethod
     def of(
         cls, scenario: Scenario, group: Borrowed, *, seed: int, number: int, inputs: Inputs
     ) -> "_Fleet":
-        traffic = group.traffic
-        wave_s = traffic.wave_s if isinstance(traffic, SyntheticTraffic) else 0.0
-        longest_ms = max(_CYCLE_MS, MS_PER_S * wave_s)
-        cycle_ms = min(MS_PER_S * scenario.horizon_s, longest_ms)
         serving, rollout = find_model(group.serving_model), find_model(scenario.model)
         gpu, tp = group.gpu.value, group.tp
         device = roofline_cost(serving, gpu, tp=tp).device_model(
@@ -251,114 +215,53 @@ class _Fleet:
         )
         pool = KvPool.of(gpu, serving, rollout, tp=tp)
         slo = SLO(ttft_ms=group.slo.ttft_ms, tpot_ms=group.slo.tpot_ms)
-        asked = fleet_traffic(
-            traffic,
-            inputs=inputs,
-            device=device,
-            pool=pool,
-            slo=slo,
-            devices=min(group.count // tp, _DEVICES_MAX),
-            duration_ms=cycle_ms,
-            random=np.random.default_rng((_TRAFFIC_STREAM, number, seed)),
-        )
-        return cls(group, asked, device, pool, slo, cycle_ms, seed)
+        lender = Lender(device, "alone", slo, mix_of(group.traffic))
+        count = int(np.ceil(scenario.horizon_s * MS_PER_S / (BIN_MS * PIECE_BINS)))
+        wave = waves(group.traffic, inputs, pieces=count, piece_ms=BIN_MS * PIECE_BINS)
+        rates_rps = rate_of(lender, group.traffic.load) * wave
+        devices = min(group.count // tp, _DEVICES_MAX)
+        random = np.random.default_rng((_TRAFFIC_STREAM, number, seed))
+        pieces = Pieces.draw(rates_rps, devices=devices, shared=_SHARED, random=random)
+        return cls(group, lender, pool, rates_rps, pieces, devices)
 
-    def fluid(self, how: LendingArm) -> GroupLoan:
-        fluid = self._as_fluid(how.scheme, how.kv)
-        lendings = tuple(fluid.lending(at) for at in range(self.asked.devices))
-        return GroupLoan(lendings, self.cycle_ms, fluid.ttft_ms, fluid.mean_tpot_ms)
+    def shares(self, loan: Loan, kv: KvRule) -> GroupLoan:
+        slo = replace(self.lender.slo, slowdown=loan.slowdown)
+        lender = replace(self.lender, scheme=loan.scheme, slo=slo)
+        share, context = self.pieces.columns(lender)
+        lent = kv.lent_slabs(self.pool.used_slabs(context), self.pool, bin_ms=BIN_MS)
+        tokens = lent.astype(np.int64) * self.pool.rollout_tokens
+        lendings = tuple(_changes(*one) for one in zip(share.T, tokens.T, strict=True))
+        felt, alone = self.pieces.felt(lender), self.pieces.felt(self.lender)
+        return GroupLoan(lendings, felt, alone, int((felt.is_late & ~alone.is_late).sum()))
 
     def whole(self, full_tokens: int, *, release_ms: float, start_up_ms: float) -> GroupLoan:
-        kept, ttft_ms, tpot_ms = self.needed()
+        """Return the loan of a fleet that serves with as few devices as are in time.
+
+        Nobody could know so well beforehand how many that are: the arm gets the better of it.
+        """
+        capacity_rps = capacity_of(self.lender, _LATE_MAX)
+        needed = np.ceil(self.rates_rps * self.devices / capacity_rps).astype(np.int64)
+        kept = np.clip(needed, 1, self.devices)
         lendings = whole_gpus(
             kept,
-            devices=self.asked.devices,
+            devices=self.devices,
             full_tokens=full_tokens,
-            bin_ms=_FLUID_BIN_MS,
+            bin_ms=BIN_MS * PIECE_BINS,
             release_ms=release_ms,
             shortest_ms=start_up_ms,
         )
-        return GroupLoan(lendings, self.cycle_ms, ttft_ms, tpot_ms)
-
-    def needed(self) -> tuple[npt.NDArray[np.int64], Column, Column]:
-        """Return (bins,) with how few devices serving is in time, and (n,) twice what it feels.
-
-        Nobody could know it beforehand: the arm gets the better of it. A request that is late with
-        all devices as well needs none of them.
-        """
-        devices = self.asked.devices
-        arrival_ms = np.sort(self.asked.arrival_ms, kind="stable")
-        bins = max(1, int(np.ceil(self.cycle_ms / _FLUID_BIN_MS)))
-        at_bin = np.minimum((arrival_ms / _FLUID_BIN_MS).astype(np.int64), bins - 1)
-        kept = np.full(bins, devices, dtype=np.int64)
-        ttft_ms, tpot_ms = self._felt_on(devices)
-        hopeless = self._late(ttft_ms, tpot_ms)
-        is_open = np.ones(bins, dtype=np.bool_)
-        for fewer in range(1, devices):
-            felt_ttft_ms, felt_tpot_ms = self._felt_on(fewer)
-            late = self._late(felt_ttft_ms, felt_tpot_ms) & ~hopeless
-            done = is_open & (np.bincount(at_bin[late], minlength=bins) == 0)
-            kept[done] = fewer
-            mine = done[at_bin]
-            ttft_ms[mine], tpot_ms[mine] = felt_ttft_ms[mine], felt_tpot_ms[mine]
-            is_open &= ~done
-            if not is_open.any():
-                break
-        return kept, ttft_ms, tpot_ms
-
-    def _felt_on(self, devices: int) -> tuple[Column, Column]:
-        """Return (n,) twice, by arrival: what requests feel on so many devices."""
-        asked = gathered(self.asked, devices)
-        fluid = self._as_fluid("alone", ReservedKv(0.0), asked)
-        order = np.argsort(asked.arrival_ms, kind="stable")
-        return fluid.ttft_ms[order], fluid.mean_tpot_ms[order]
-
-    def _late(self, ttft_ms: Column, tpot_ms: Column) -> npt.NDArray[np.bool_]:
-        is_late: npt.NDArray[np.bool_] = (ttft_ms > self.slo.ttft_ms) | (tpot_ms > self.slo.tpot_ms)
-        return is_late
-
-    def alone(self) -> FluidLending:
-        return self._as_fluid("alone", ReservedKv(0.0))
-
-    def exactly(self, how: LendingArm) -> GroupLoan:
-        made = [
-            lend_exactly(
-                self.asked.requests(at),
-                self.device,
-                how,
-                pool=self.pool,
-                slo=self.slo,
-                horizon_ms=self.cycle_ms,
-                seed=self.seed + at,
-            )
-            for at in range(self.asked.devices)
-        ]
-        felt = tuple(one for _, one in made)
-        return GroupLoan(
-            tuple(lending for lending, _ in made),
-            self.cycle_ms,
-            np.concatenate([one.ttft_ms for one in felt]),
-            np.concatenate([one.mean_tpot_ms for one in felt]),
-            felt,
+        gathered = Pieces.draw(
+            self.rates_rps * self.devices / kept,
+            devices=self.devices,
+            shared=_SHARED,
+            random=np.random.default_rng(_TRAFFIC_STREAM),
         )
-
-    def _as_fluid(self, scheme: str, kv: KvRule, asked: FleetTraffic | None = None) -> FluidLending:
-        return lend_as_fluid(
-            self.asked if asked is None else asked,
-            self.device,
-            scheme,
-            kv=kv,
-            pool=self.pool,
-            slo=self.slo,
-            horizon_ms=self.cycle_ms,
-            bin_ms=_FLUID_BIN_MS,
-        )
+        return GroupLoan(lendings, gathered.felt(self.lender), self.pieces.felt(self.lender))
 
 
-def lending_arm(loan: Loan, scenario: Scenario) -> LendingArm:
-    """Return how each device lends, for a loan of shares of devices."""
-    named = _LENDING_ARMS.get(loan)
-    if named is None:
-        raise InternalError(f"{loan} lends no share of a device")
-    train_ms = MS_PER_S * max(job.train_s for job in scenario.jobs)
-    return lending_arms(rl_step_ms=max(_STEP_MS_MIN, train_ms / _TRAINING_OF_STEP))[named]
+def _changes(share: Column, tokens: npt.NDArray[np.int64]) -> Lending:
+    """Return the timeline of a device with a row for each bin that differs from the one before."""
+    is_new = np.flatnonzero(
+        (np.diff(share, prepend=-1.0) != 0) | (np.diff(tokens, prepend=-1) != 0)
+    )
+    return Lending(BIN_MS * is_new.astype(np.float64), share[is_new], tokens[is_new])

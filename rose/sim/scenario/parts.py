@@ -5,26 +5,29 @@ least. It is not the utilisation of its SMs, which is lower: decoding a few sequ
 busy and most of its SMs idle. Who has only a utilisation has to assume a load.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, Final, TypeAlias
 
+from msgspec import Meta
+
 from rose.errors import InvalidArgument
 from rose.sim.scenario.distributions import Distribution, Lognormal
-from rose.sim.scenario.fields import Range
-from rose.sim.scenario.ranges import (
+from rose.sim.scenario.fields import (
     DollarsPerHour,
     Factor,
+    GbitPerS,
     Gpus,
-    Rate,
     Seconds,
     Share,
     SomeMilliseconds,
     SomeSeconds,
+    Spec,
+    Text,
+    Tokens,
 )
 
-_Load: TypeAlias = Annotated[float, Range(0, 0.95)]
-_Peak: TypeAlias = Annotated[float, Range(1, 100)]
+_Load: TypeAlias = Annotated[float, Meta(ge=0, le=0.95)]
+_Peak: TypeAlias = Annotated[float, Meta(ge=1, le=100)]
 
 # Azure's conversations have means of 1,155 and 211 tokens, 99th percentiles of 4,142 and 601.
 _PROMPT: Final = Lognormal(median=928.0, sigma=0.66, most=16_384.0)
@@ -41,8 +44,7 @@ class Gpu(Enum):
     L40S = "L40S"
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(Spec, frozen=True):
     """What serving promised, at the 99th percentile.
 
     Args:
@@ -54,22 +56,7 @@ class Slo:
     tpot_ms: SomeMilliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class TraceTraffic:
-    """Requests of a trace, again and again until the horizon.
-
-    Args:
-        trace: its path, relative to the scenario's file.
-        load: share of its time in which a device has requests; arrivals are spread to meet it.
-    """
-
-    kind: ClassVar = "trace"
-    trace: str
-    load: _Load
-
-
-@dataclass(frozen=True, slots=True)
-class DailyTraffic:
+class DailyTraffic(Spec, frozen=True, tag_field="kind", tag="daily"):
     """Rates of requests over days, of a file of rates; within a window they come in bursts.
 
     Args:
@@ -77,23 +64,18 @@ class DailyTraffic:
         model: whose rates of the file.
         load: mean share of its time in which a device has requests.
         from_s: where in the file the simulation begins.
-        second_peak: the busiest second of a window over its mean.
-        prompt_tokens: of a request.
-        output_tokens: of a request.
     """
 
-    kind: ClassVar = "daily"
-    rates: str
-    model: str
+    second_peak: ClassVar = 2.89  # of a window over its mean
+    prompt_tokens: ClassVar[Distribution] = _PROMPT
+    output_tokens: ClassVar[Distribution] = _OUTPUT
+    rates: Text
+    model: Text
     load: _Load
     from_s: Seconds = 0.0
-    second_peak: _Peak = 2.89
-    prompt_tokens: Distribution = _PROMPT
-    output_tokens: Distribution = _OUTPUT
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticTraffic:
+class SyntheticTraffic(Spec, frozen=True, tag_field="kind", tag="synthetic"):
     """Requests that are drawn: a slow wave of load, and bursts of seconds upon it.
 
     Args:
@@ -105,7 +87,6 @@ class SyntheticTraffic:
         output_tokens: of a request; likewise.
     """
 
-    kind: ClassVar = "synthetic"
     load: _Load
     minute_peak: _Peak = 1.7
     second_peak: _Peak = 4.22
@@ -122,11 +103,10 @@ class SyntheticTraffic:
             )
 
 
-Traffic: TypeAlias = TraceTraffic | DailyTraffic | SyntheticTraffic
+Traffic: TypeAlias = DailyTraffic | SyntheticTraffic
 
 
-@dataclass(frozen=True, slots=True)
-class Dedicated:
+class Dedicated(Spec, frozen=True):
     """GPUs that do nothing but rollouts.
 
     Args:
@@ -134,22 +114,19 @@ class Dedicated:
         count: of GPUs.
         tp: GPUs of one engine.
         domain_gpus: that fail together: of one node.
-        job: whose; None shares the engines out to all jobs, in turn.
     """
 
     gpu: Gpu
     count: Gpus
     tp: Gpus = 1
     domain_gpus: Gpus = 8
-    job: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse GPUs that make no whole engines."""
         _check_whole(self.count, self.tp)
 
 
-@dataclass(frozen=True, slots=True)
-class Borrowed:
+class Borrowed(Spec, frozen=True):
     """GPUs that serve, and lend what is left.
 
     Args:
@@ -160,27 +137,22 @@ class Borrowed:
         traffic: what they serve.
         tp: GPUs of one engine, of serving and of rollouts alike.
         domain_gpus: that fail, or are taken back, together: of one node.
-        lent_share_max: of a device's compute; what serving must always have is the rest.
-        job: whose; None shares the engines out to all jobs, in turn.
     """
 
     gpu: Gpu
     count: Gpus
-    serving_model: str
+    serving_model: Text
     slo: Slo
     traffic: Traffic
     tp: Gpus = 1
     domain_gpus: Gpus = 8
-    lent_share_max: Share = 1.0
-    job: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse GPUs that make no whole engines."""
         _check_whole(self.count, self.tp)
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
+class Trainer(Spec, frozen=True):
     """GPUs that train.
 
     Args:
@@ -198,27 +170,19 @@ class Trainer:
         _check_whole(self.count, self.tp)
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(Spec, frozen=True):
     """What updates cross.
 
     Args:
         link_gbit_per_s: between the cluster that trains and the one that serves; all share it.
-        local_gbit_per_s: inside a cluster, of one GPU.
         changed_share: of the elements, in one update. Public measurements have 0.9 to 3 %.
-        bytes_per_change: on the wire; measured on a trained model: see bench/results.
-        relays: of the serving cluster; with none, each receiver has its own copy sent.
     """
 
-    link_gbit_per_s: Rate
-    local_gbit_per_s: Rate = 400.0
+    link_gbit_per_s: GbitPerS
     changed_share: Share = 0.03
-    bytes_per_change: Annotated[float, Range(0, 64, "B", is_above=True)] = 1.05
-    relays: Annotated[int, Range(0, 1024)] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Spec, frozen=True):
     """What an hour of a GPU costs, in dollars.
 
     Args:
@@ -234,8 +198,7 @@ class Prices:
     opportunity: DollarsPerHour
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeAll:
+class RevokeAll(Spec, frozen=True, tag_field="kind", tag="revoke-all"):
     """Serving takes every borrowed GPU back at once.
 
     Args:
@@ -244,30 +207,24 @@ class RevokeAll:
         share: of the domains that are hit, the first ones; 1 is all of them.
     """
 
-    kind: ClassVar = "revoke-all"
     at_s: Seconds
     for_s: SomeSeconds
     share: Share = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Flapping:
+class Flapping(Spec, frozen=True, tag_field="kind", tag="flapping"):
     """Leases come and go.
 
     Args:
         lent_s: how long each is held.
         away_s: how long until the next.
-        from_s: when it begins.
     """
 
-    kind: ClassVar = "flapping"
     lent_s: SomeSeconds
     away_s: SomeSeconds
-    from_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeDuringUpdate:
+class RevokeDuringUpdate(Spec, frozen=True, tag_field="kind", tag="revoke-during-update"):
     """Serving takes every borrowed GPU back while an update is on its way to it.
 
     Args:
@@ -275,13 +232,11 @@ class RevokeDuringUpdate:
         for_s: how long until it lends again.
     """
 
-    kind: ClassVar = "revoke-during-update"
     into: Share = 0.5
     for_s: SomeSeconds = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeAfterPrefill:
+class RevokeAfterPrefill(Spec, frozen=True, tag_field="kind", tag="revoke-after-prefill"):
     """Serving takes each borrowed GPU back when it has just computed a long prompt.
 
     Args:
@@ -289,25 +244,21 @@ class RevokeAfterPrefill:
         away_s: how long until the next.
     """
 
-    kind: ClassVar = "revoke-after-prefill"
-    prompt_tokens: Annotated[int, Range(1, 1 << 22, "tokens")]
+    prompt_tokens: Tokens
     away_s: SomeSeconds = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class StalledTrainer:
+class StalledTrainer(Spec, frozen=True, tag_field="kind", tag="stalled-trainer"):
     """The trainer takes far longer than it should.
 
     Args:
         factor: how many times as long.
     """
 
-    kind: ClassVar = "stalled-trainer"
     factor: Factor
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCrashes:
+class EngineCrashes(Spec, frozen=True, tag_field="kind", tag="engine-crashes"):
     """Engines on borrowed GPUs die and start anew, all of a domain together.
 
     Args:
@@ -315,7 +266,6 @@ class EngineCrashes:
         down_s: until an engine runs again.
     """
 
-    kind: ClassVar = "engine-crashes"
     every_s: SomeSeconds
     down_s: SomeSeconds
 

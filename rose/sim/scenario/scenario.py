@@ -1,9 +1,8 @@
 """A scenario: what is simulated, as a file says it. `build` makes what a simulation takes of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
-from types import MappingProxyType
 from typing import Final
 
 from rose.errors import InvalidArgument
@@ -11,10 +10,21 @@ from rose.memory.model_shape import KVDtype
 from rose.memory.presets import find_model
 from rose.scheduler.settings import SchedulerSettings
 from rose.sim.cluster.world import TrainerMode
-from rose.sim.scenario.arms import Arm
+from rose.sim.scenario.arms import TRAINING_GPUS, rules_of
 from rose.sim.scenario.distributions import Distribution, LogUniform
 from rose.sim.scenario.environments import Environment
-from rose.sim.scenario.fields import decoded, refused, shown
+from rose.sim.scenario.fields import (
+    Seconds,
+    Seed,
+    SomeSeconds,
+    Spec,
+    Staleness,
+    Text,
+    Tokens,
+    Trajectories,
+    Versions,
+    decoded,
+)
 from rose.sim.scenario.parts import (
     Borrowed,
     Dedicated,
@@ -23,16 +33,6 @@ from rose.sim.scenario.parts import (
     StalledTrainer,
     Stress,
     Trainer,
-)
-from rose.sim.scenario.ranges import (
-    Factor,
-    Seconds,
-    Seed,
-    SomeSeconds,
-    Staleness,
-    Tokens,
-    Trajectories,
-    Versions,
 )
 
 # The paper's sampler launches up to 5.7 times the batch.
@@ -49,28 +49,7 @@ class Algorithm(Enum):
     DAPO = "dapo"
 
 
-class Mode(Enum):
-    """When the trainer learns from what: as `TrainerMode`."""
-
-    SYNCHRONOUS = "synchronous"
-    ONE_STEP_OFF = "one-step-off"
-    ASYNCHRONOUS = "asynchronous"
-
-    @property
-    def trainer_mode(self) -> TrainerMode:
-        """Return the same as the simulation takes it."""
-        return TrainerMode[self.name]
-
-
-class Resolution(Enum):
-    """How serving on borrowed GPUs is simulated."""
-
-    EXACT = "exact"  # every quantum certified
-    FLUID = "fluid"  # some seconds at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Spec, frozen=True):
     """One RL job.
 
     Args:
@@ -83,20 +62,18 @@ class Job:
         train_s: how long the trainer learns from a batch.
         environment: of its trajectories.
         max_staleness: versions between a trajectory's oldest token and its use.
-        weight: of its share of what is lent.
         redundancy: of DAPO: how many times the batch is rolled out, drawn for each version.
     """
 
-    name: str
+    name: Text
     algorithm: Algorithm
-    mode: Mode
+    mode: TrainerMode
     batch: Trajectories
     group: Trajectories
     context_tokens: Tokens
     train_s: Seconds
     environment: Environment
     max_staleness: Staleness = 1
-    weight: Factor = 1.0
     redundancy: Distribution = _REDUNDANCY
 
     def __post_init__(self) -> None:
@@ -105,15 +82,14 @@ class Job:
             raise InvalidArgument(
                 f"batch: {self.batch} trajectories make no groups of {self.group}; give a multiple"
             )
-        if self.mode is Mode.ONE_STEP_OFF and self.max_staleness == 0:
+        if self.mode is TrainerMode.ONE_STEP_OFF and self.max_staleness == 0:
             raise InvalidArgument(
                 "max_staleness: 0 leaves nothing to roll out while the trainer learns; "
                 "give 1, or the mode synchronous"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Spec, frozen=True):
     """What is simulated.
 
     Args:
@@ -124,7 +100,7 @@ class Scenario:
         network: between the clusters.
         horizon_s: the simulation ends here at the latest.
         versions: of each job, after which it ends.
-        arms: what is compared, the subject first.
+        arms: what is compared, the subject first; see `rose.sim.scenario.arms`.
         about: a sentence for reports.
         seeds: one simulation each.
         borrowed: GPUs that serve.
@@ -132,25 +108,23 @@ class Scenario:
         prices: None where nobody asks what it costs.
         scheduler: settings that differ from the defaults, by name.
         stress: what goes wrong.
-        resolution: of serving.
     """
 
-    name: str
-    model: str
+    name: Text
+    model: Text
     jobs: tuple[Job, ...]
     dedicated: tuple[Dedicated, ...]
     network: Network
     horizon_s: SomeSeconds
     versions: Versions
-    arms: tuple[Arm, ...]
+    arms: tuple[str, ...]
     about: str = "-"
     seeds: tuple[Seed, ...] = (0,)
     borrowed: tuple[Borrowed, ...] = ()
     trainer: Trainer | None = None
     prices: Prices | None = None
-    scheduler: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    scheduler: Mapping[str, float] = {}
     stress: tuple[Stress, ...] = ()
-    resolution: Resolution = Resolution.FLUID
 
     def __post_init__(self) -> None:
         """Refuse what no single field shows."""
@@ -164,24 +138,16 @@ class Scenario:
         for values, name in ((names, "jobs"), (self.seeds, "seeds"), (self.arms, "arms")):
             if len(set(values)) < len(values):
                 raise InvalidArgument(f"{name}: one is there twice; make them differ")
-        self._check_jobs("dedicated", [group.job for group in self.dedicated])
-        self._check_jobs("borrowed", [group.job for group in self.borrowed])
         # A trainer stalls whatever is borrowed.
         is_of_loans = any(not isinstance(one, StalledTrainer) for one in self.stress)
         if is_of_loans and not self.borrowed:
             raise InvalidArgument("stress: nothing is borrowed; add borrowed, or leave it out")
-        if Arm.TRAINING_GPUS in self.arms and self.trainer is None:
+        for at, arm in enumerate(self.arms):
+            _check_arm(f"arms[{at}]", arm)
+        if TRAINING_GPUS in self.arms and self.trainer is None:
             raise InvalidArgument("trainer: is missing, and an arm reuses its GPUs; add it")
         self._check_models()
         self.settings(self.jobs[0])
-
-    def _check_jobs(self, part: str, wanted: Sequence[str | None]) -> None:
-        names = [job.name for job in self.jobs]
-        for at, name in enumerate(wanted):
-            if name is not None and name not in names:
-                raise InvalidArgument(
-                    f"{part}[{at}].job: {shown(name)} is no job; give {' or '.join(names)}"
-                )
 
     def _check_models(self) -> None:
         tps = {group.tp for group in self.dedicated} | {group.tp for group in self.borrowed}
@@ -215,6 +181,13 @@ class Scenario:
             raise InvalidArgument(f"scheduler: {error}; give a value in its range") from None
 
 
+def _check_arm(where: str, named: str) -> None:
+    try:
+        rules_of(named)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
+
+
 def _check_model(where: str, named: str, tps: Iterable[int]) -> None:
     try:
         shape = find_model(named)
@@ -230,6 +203,4 @@ def scenario_from(content: object) -> Scenario:
     Raises:
         InvalidArgument: a field is unknown, missing, or makes no sense; the sentence names it.
     """
-    if not isinstance(content, Mapping):
-        raise refused("", "it has no fields; give `name: value` lines")
     return decoded(Scenario, content)

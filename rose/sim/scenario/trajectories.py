@@ -1,4 +1,4 @@
-"""Trajectories of a job: drawn from an environment's distributions, or sessions of a trace."""
+"""Trajectories of a job, drawn from an environment's distributions."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +9,6 @@ import numpy.typing as npt
 from rose.errors import InvalidArgument, check
 from rose.sim.cluster.world import Trajectories
 from rose.sim.scenario.environments import Drawn
-from rose.sim.scenario.sessions import Sessions
 from rose.units import MS_PER_S
 
 Ints = npt.NDArray[np.int64]
@@ -65,57 +64,6 @@ def drawn_trajectories(
     tool_ms = MS_PER_S * environment.tool_s.draw(random, total)
     turns_of_all = _Turns(first_turn, _whole(heard), _whole(said), tool_ms)
     return _cut(turns_of_all, np.repeat(np.arange(groups), group), context_tokens)
-
-
-def replayed_trajectories(
-    sessions: Sessions,
-    *,
-    groups: int,
-    group: int,
-    context_tokens: int,
-    wait_s_max: float,
-    first_heard_max: int,
-    random: np.random.Generator,
-) -> Trajectories:
-    """Return sessions of a trace as groups, each a session that is run `group` times.
-
-    Sessions are used in an order that is drawn, and again when all of them were.
-
-    Args:
-        sessions: of the trace.
-        groups: how many, > 0.
-        group: trajectories of each, > 0.
-        context_tokens: where one ends at the latest, > 1.
-        wait_s_max: longer waits are cut to this.
-        first_heard_max: longer first prompts are cut to this.
-        random: for the order.
-    """
-    known = sessions.first_turn.size - 1
-    rounds = -(-groups // known)
-    order = np.concatenate([random.permutation(known) for _ in range(rounds)])[:groups]
-    order = np.repeat(order, group)
-    turns = np.diff(sessions.first_turn)[order]
-    first_turn = np.concatenate(([0], np.cumsum(turns)))
-    at = np.arange(first_turn[-1]) + np.repeat(sessions.first_turn[order] - first_turn[:-1], turns)
-    heard = sessions.heard_tokens[at]
-    heard[first_turn[:-1]] = np.minimum(heard[first_turn[:-1]], first_heard_max)
-    waits_ms = MS_PER_S * np.minimum(sessions.wait_s[at], wait_s_max)
-    turns_of_all = _Turns(first_turn, heard, sessions.said_tokens[at], waits_ms)
-    return _cut(turns_of_all, np.repeat(np.arange(groups), group), context_tokens)
-
-
-def context_tokens_of(trajectories: Trajectories) -> Ints:
-    """Return (n,) what the context of each holds at its end."""
-    new = trajectories.heard_tokens + trajectories.said_tokens
-    sums = np.concatenate(([0], np.cumsum(new)))
-    ends: Ints = np.diff(sums[trajectories.first_turn])
-    return ends
-
-
-def heard_share(trajectories: Trajectories) -> float:
-    """Return the share of prompts in all tokens, each counted once."""
-    heard = int(trajectories.heard_tokens.sum())
-    return heard / (heard + int(trajectories.said_tokens.sum()))
 
 
 def _whole(values: Floats, most: float = _TOKENS_MAX) -> Ints:

@@ -7,11 +7,11 @@ with the times of the one before has one more version right each time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rose.sim.cluster.lending_stress import flapping, revoked, revoked_during_updates
 from rose.sim.cluster.world import Lending
 from rose.sim.scenario.parts import (
     EngineCrashes,
@@ -19,11 +19,14 @@ from rose.sim.scenario.parts import (
     RevokeAfterPrefill,
     RevokeAll,
     RevokeDuringUpdate,
+    StalledTrainer,
     Stress,
 )
 from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
+Spans: TypeAlias = Column
+"""(n, 2) from when to when nothing is lent; ascending beginnings, and they may overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,87 +66,67 @@ def troubled(
         random: of crashes.
     """
     lendings = [engine.lending for engine in engines]
+    domains = sorted({engine.domain for engine in engines})
     for one in stress:
-        spans = _crashes(one, engines, horizon_ms, random)
+        crashes: dict[int, Spans] = {}
+        if isinstance(one, EngineCrashes):
+            crashes = {domain: _crashes(one, horizon_ms, random) for domain in domains}
         for at, engine in enumerate(engines):
-            lendings[at] = _harder(
-                lendings[at],
-                one,
-                engine,
-                horizon_ms=horizon_ms,
-                published_ms=published_ms,
-                is_hit=_is_hit(one, engine, engines),
-                crashes=spans.get(engine.domain, []),
-            )
+            if isinstance(one, EngineCrashes):
+                spans = crashes[engine.domain]
+            elif isinstance(one, RevokeAll):
+                is_hit = domains.index(engine.domain) < np.ceil(one.share * len(domains))
+                rows = [(one.at_s, one.at_s + one.for_s)] if is_hit else []
+                spans = MS_PER_S * np.array(rows, dtype=np.float64)
+            else:
+                spans = _spans(one, engine, horizon_ms=horizon_ms, published_ms=published_ms)
+            lendings[at] = without(lendings[at], spans.reshape(-1, 2))
     return tuple(lendings)
 
 
-def _harder(
-    lending: Lending,
-    stress: Stress,
+def _spans(
+    stress: Flapping | RevokeAfterPrefill | RevokeDuringUpdate | StalledTrainer,
     engine: Lent,
     *,
     horizon_ms: float,
     published_ms: Column,
-    is_hit: bool,
-    crashes: Sequence[tuple[float, float]],
-) -> Lending:
-    if isinstance(stress, RevokeAll) and is_hit:
-        from_ms = MS_PER_S * stress.at_s
-        return revoked(lending, from_ms=from_ms, to_ms=from_ms + MS_PER_S * stress.for_s)
+) -> Spans:
+    if isinstance(stress, StalledTrainer):
+        return np.zeros((0, 2))
+    if isinstance(stress, RevokeDuringUpdate):
+        begins_ms = published_ms + stress.into * engine.update_ms
+        return np.stack((begins_ms, begins_ms + MS_PER_S * stress.for_s), axis=1)
     if isinstance(stress, Flapping):
-        lent_ms, away_ms = MS_PER_S * stress.lent_s, MS_PER_S * stress.away_s
-        return _flapping(lending, lent_ms, away_ms, horizon_ms, MS_PER_S * stress.from_s)
-    if isinstance(stress, RevokeAfterPrefill):
+        lent_ms = MS_PER_S * stress.lent_s
+    else:
         # A lease lasts until the first long prompt was computed: the worst moment to lose it.
         prefill_ms = MS_PER_S * stress.prompt_tokens / engine.prefill_tokens_per_s
         lent_ms = engine.start_up_ms + prefill_ms
-        return _flapping(lending, lent_ms, MS_PER_S * stress.away_s, horizon_ms, 0.0)
-    if isinstance(stress, RevokeDuringUpdate):
-        return revoked_during_updates(
-            lending,
-            published_ms=published_ms,
-            after_ms=stress.into * engine.update_ms,
-            for_ms=MS_PER_S * stress.for_s,
-        )
-    for from_ms, to_ms in crashes:
-        lending = revoked(lending, from_ms=from_ms, to_ms=to_ms)
-    return lending
+    away_ms = MS_PER_S * stress.away_s
+    begins_ms = np.arange(lent_ms, horizon_ms, lent_ms + away_ms)
+    return np.stack((begins_ms, np.minimum(begins_ms + away_ms, horizon_ms)), axis=1)
 
 
-def _flapping(
-    lending: Lending, lent_ms: float, away_ms: float, horizon_ms: float, from_ms: float
-) -> Lending:
-    period_ms = lent_ms + away_ms
-    return flapping(
-        lending,
-        period_ms=period_ms,
-        lent_share=lent_ms / period_ms,
-        horizon_ms=horizon_ms,
-        phase_ms=from_ms,
-    )
-
-
-def _is_hit(stress: Stress, engine: Lent, engines: Sequence[Lent]) -> bool:
-    if not isinstance(stress, RevokeAll):
-        return False
-    domains = sorted({one.domain for one in engines})
-    hit = domains[: int(np.ceil(stress.share * len(domains)))]
-    return engine.domain in hit
-
-
-def _crashes(
-    stress: Stress, engines: Sequence[Lent], horizon_ms: float, random: np.random.Generator
-) -> dict[int, list[tuple[float, float]]]:
-    """Return, of each domain, when it is down: times between crashes are exponential."""
-    if not isinstance(stress, EngineCrashes):
-        return {}
+def _crashes(stress: EngineCrashes, horizon_ms: float, random: np.random.Generator) -> Spans:
+    """Return when a domain is down: times between crashes are exponential."""
     every_ms, down_ms = MS_PER_S * stress.every_s, MS_PER_S * stress.down_s
-    spans: dict[int, list[tuple[float, float]]] = {}
-    for domain in sorted({engine.domain for engine in engines}):
-        spans[domain] = []
-        at_ms = random.exponential(every_ms)
-        while at_ms < horizon_ms:
-            spans[domain].append((at_ms, at_ms + down_ms))
-            at_ms += down_ms + random.exponential(every_ms)
-    return spans
+    spans: list[tuple[float, float]] = []
+    at_ms = random.exponential(every_ms)
+    while at_ms < horizon_ms:
+        spans.append((at_ms, at_ms + down_ms))
+        at_ms += down_ms + random.exponential(every_ms)
+    return np.array(spans, dtype=np.float64)
+
+
+def without(lending: Lending, spans: Spans) -> Lending:
+    """Return the lending with nothing lent in the spans."""
+    times = np.union1d(lending.at_ms, spans.ravel())
+    row = np.searchsorted(lending.at_ms, times, side="right") - 1
+    # Spans may reach into the next one: a time is inside as long as more have begun than ended.
+    begun = np.searchsorted(np.sort(spans[:, 0]), times, side="right")
+    ended = np.searchsorted(np.sort(spans[:, 1]), times, side="right")
+    is_lent = begun <= ended
+    share = np.where(is_lent, lending.share[row], 0.0)
+    kv_tokens = np.where(is_lent, lending.kv_tokens[row], 0)
+    is_new = np.concatenate(([True], (np.diff(share) != 0) | (np.diff(kv_tokens) != 0)))
+    return Lending(at_ms=times[is_new], share=share[is_new], kv_tokens=kv_tokens[is_new])

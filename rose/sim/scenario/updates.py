@@ -36,6 +36,10 @@ _SERVING: Final = "serving"
 _ELEMENT_BYTES: Final = 2
 _SECTOR_ELEMENTS: Final = 16  # 32 bytes are what memory reads and writes
 _BYTES_PER_GBIT: Final = 1e9 / 8
+_RELAYS: Final = 1  # of the serving cluster
+_LOCAL_GBIT_PER_S: Final = 400.0  # inside a cluster, of one GPU
+# Of a change on the wire, measured on a trained model: see bench/results.
+_DELTA_BYTES: Final = 1.05
 # COO: an int32 position beside each bf16 value.
 _COO_BYTES: Final = 6.0
 # What the paper's receivers take to rebuild the weights from what they hold and what came.
@@ -105,13 +109,13 @@ def update_time(
     Raises:
         InvalidArgument: the model cannot be divided so.
     """
-    relays = 0 if scheme is UpdateScheme.DENSE or not is_far else network.relays
+    relays = 0 if scheme is UpdateScheme.DENSE or not is_far else _RELAYS
     moved = update_elements(model, tp=tp, engines=engines, trainer_tp=trainer_tp, relays=relays)
     element_bytes = _wire_bytes(scheme, network)
     far_ms = _milliseconds(moved.crossing * element_bytes, network.link_gbit_per_s)
     # Beside the trainer a broadcast goes from engine to engine, so each byte is received once.
     inside = max(moved.relayed / max(1, relays), moved.received) if is_far else moved.received
-    near_ms = _milliseconds(inside * element_bytes, network.local_gbit_per_s)
+    near_ms = _milliseconds(inside * element_bytes, _LOCAL_GBIT_PER_S)
     # Tiles go on as they come: the slower of the two decides.
     update_ms = max(far_ms, near_ms) if is_far else near_ms
     commit_ms = _commit_ms(model, gpu, tp, network)
@@ -119,7 +123,7 @@ def update_time(
         return UpdateTime(update_ms, commit_ms)
     if scheme is UpdateScheme.COO:
         return UpdateTime(update_ms, _REBUILD_MS)
-    load_ms = _milliseconds(moved.received * element_bytes, network.local_gbit_per_s)
+    load_ms = _milliseconds(moved.received * element_bytes, _LOCAL_GBIT_PER_S)
     return UpdateTime(max(0.0, update_ms - load_ms), load_ms)
 
 
@@ -186,7 +190,7 @@ def _cut(matrix: Matrix, ranks: int) -> Iterator[tuple[int, Region]]:
 def _wire_bytes(scheme: UpdateScheme, network: Network) -> float:
     """Return the bytes that an element of the model takes, on average."""
     per_change = {
-        UpdateScheme.DELTA: network.bytes_per_change,
+        UpdateScheme.DELTA: _DELTA_BYTES,
         UpdateScheme.COO: _COO_BYTES,
         UpdateScheme.DENSE: math.inf,
     }[scheme]

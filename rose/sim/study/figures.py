@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.scheduler.worker import WorkerKind
+from rose.sim.cluster.lending import joined
 from rose.sim.cluster.world import ClusterOutcome, JobOutcome
+from rose.sim.outcome import price
 from rose.sim.scenario.build import Built
 from rose.sim.scenario.cost import Cost, cost_of, lent_ms, used_count
 from rose.sim.scenario.scenario import Scenario
@@ -20,20 +22,28 @@ _S_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What serving on the borrowed GPUs felt; of the requests of one cycle of the traffic.
+    """What serving on the borrowed GPUs felt, and how many times that of serving alone it is.
 
     Args:
-        requests: that were simulated.
+        requests: that the machine served for it.
         ttft_ms_p99: to the first token.
         tpot_ms_p99: mean of a request's later tokens.
+        ttft_p50_times_alone: the median, over that of serving alone.
+        ttft_p99_times_alone: likewise.
+        tpot_p50_times_alone: likewise.
+        tpot_p99_times_alone: likewise.
         late: share of the requests over a target.
         excess: requests that met their targets with serving alone and missed one here; None where
-            steps were not simulated one by one, so nobody knows.
+            the arm serves on fewer devices.
     """
 
     requests: int
     ttft_ms_p99: float
     tpot_ms_p99: float
+    ttft_p50_times_alone: float
+    ttft_p99_times_alone: float
+    tpot_p50_times_alone: float
+    tpot_p99_times_alone: float
     late: float
     excess: int | None
 
@@ -125,7 +135,7 @@ def figures_of(
         [rollout_bounds_ms(built.world, job, job=number) for number, job in enumerate(outcome.jobs)]
     )
     return ArmFigures(
-        arm=built.arm.value,
+        arm=built.arm,
         seed=seed,
         versions=versions,
         is_complete=versions == wanted,
@@ -149,7 +159,7 @@ def figures_of(
         staleness=_staleness(outcome),
         recovery_s=_recovery_s(outcome),
         unrecovered=int(np.isnan(outcome.recovery_ms).sum()),
-        served=_served(scenario, built),
+        served=_served(built),
         cost=_cost(scenario, built, outcome),
         events=outcome.events,
         digest=outcome.digest,
@@ -202,21 +212,20 @@ def _staleness(outcome: ClusterOutcome) -> float:
     return float(used.mean()) if len(used) else 0.0
 
 
-def _served(scenario: Scenario, built: Built) -> Served | None:
-    loans = [loan for loan in built.loans if len(loan.ttft_ms)]
-    if not loans:
+def _served(built: Built) -> Served | None:
+    loans = built.loans
+    felt = joined((one.felt, len(one.lendings)) for one in loans if one.felt is not None)
+    alone = joined((one.alone, len(one.lendings)) for one in loans if one.alone is not None)
+    if not len(felt.weight):
         return None
-    late = requests = 0
-    for group, loan in zip(scenario.borrowed, built.loans, strict=True):
-        is_late = (loan.ttft_ms > group.slo.ttft_ms) | (loan.tpot_ms > group.slo.tpot_ms)
-        late, requests = late + int(is_late.sum()), requests + len(is_late)
-    felt = [one for loan in loans for one in loan.felt]
+    excess = [one.excess for one in loans if one.excess is not None]
     return Served(
-        requests=requests,
-        ttft_ms_p99=float(np.quantile(np.concatenate([loan.ttft_ms for loan in loans]), 0.99)),
-        tpot_ms_p99=float(np.quantile(np.concatenate([loan.tpot_ms for loan in loans]), 0.99)),
-        late=late / requests,
-        excess=sum(int(one.excess.sum()) for one in felt) if felt else None,
+        requests=len(felt.ttft_ms),
+        ttft_ms_p99=felt.quantile("ttft_ms", 0.99),
+        tpot_ms_p99=felt.quantile("tpot_ms", 0.99),
+        **price(felt.quantile, alone.quantile),
+        late=felt.late,
+        excess=sum(excess) if excess else None,
     )
 
 

@@ -1,21 +1,37 @@
-"""Run all arms of a scenario under all of its seeds."""
+"""Run all arms of a scenario under all of its seeds.
+
+An arm is run again where what happens in it depends on when versions come out: an engine on a
+trainer's GPU may run while the trainer waits, and some trouble comes in the middle of an update.
+Whatever changes at a time changes nothing before it, so each run has at least one more version at
+its right time than the one before.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
+import numpy as np
+
+from rose.memory.model_weights import parameters
+from rose.memory.presets import find_model
 from rose.sim.cluster.simulate import SimOptions, simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
-from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.build import Built
+from rose.sim.scenario.arms import TRAINING_GPUS, rules_of
+from rose.sim.scenario.build import Built, build, idle_trainer
 from rose.sim.scenario.loans import Serving
-from rose.sim.scenario.run import run_arm
+from rose.sim.scenario.parts import RevokeDuringUpdate
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.study.figures import ArmFigures, figures_of
 from rose.units import MS_PER_S
 
+Simulate: TypeAlias = Callable[[ClusterWorld], ClusterOutcome]
+
+# Times of hundreds of versions are not worth as many runs: later ones are close after a few.
+_RUNS_MAX: Final = 8
+_SETTLED_MS: Final = 1.0
 # Told the arm, the seed, and how far it is: 0 to 1.
-OnShare = Callable[[Arm, int, float], None]
+OnShare = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +49,7 @@ class ArmRun:
     outcome: ClusterOutcome
 
 
-def _nothing(_arm: Arm, _seed: int, _share: float) -> None:
+def _nothing(_arm: str, _seed: int, _share: float) -> None:
     pass
 
 
@@ -58,7 +74,7 @@ def study(scenario: Scenario, inputs: Inputs, *, on_share: OnShare = _nothing) -
 
 def study_arm(
     scenario: Scenario,
-    arm: Arm,
+    arm: str,
     *,
     seed: int,
     inputs: Inputs,
@@ -90,3 +106,62 @@ def study_arm(
         scenario, arm, seed=seed, inputs=inputs, serving=serving, simulate=simulate
     )
     return ArmRun(figures_of(scenario, built, outcome, seed=seed), built, outcome)
+
+
+def run_arm(
+    scenario: Scenario,
+    arm: str,
+    *,
+    seed: int,
+    inputs: Inputs,
+    serving: Serving,
+    simulate: Simulate = simulate_cluster,
+) -> tuple[Built, ClusterOutcome]:
+    """Simulate an arm; the last of several runs is what counts.
+
+    Args:
+        scenario: what is simulated.
+        arm: how it is run.
+        seed: of everything that is drawn.
+        inputs: what the scenario's files say.
+        serving: of the same scenario, seed and inputs.
+        simulate: runs a world.
+
+    Raises:
+        InvalidArgument: what `build` refuses.
+    """
+    built = build(scenario, arm, seed=seed, inputs=inputs, serving=serving)
+    outcome = simulate(built.world)
+    if not _depends_on_versions(scenario, arm):
+        return built, outcome
+    release_ms = rules_of(arm).release_ms(parameters(find_model(scenario.model)))
+    for _ in range(_RUNS_MAX - 1):
+        published_ms = outcome.jobs[0].published_ms
+        idle = idle_trainer(
+            published_ms,
+            train_ms=built.world.jobs[0].train_ms,
+            release_ms=release_ms,
+            horizon_ms=MS_PER_S * scenario.horizon_s,
+        )
+        built = build(
+            scenario,
+            arm,
+            seed=seed,
+            inputs=inputs,
+            serving=serving,
+            published_ms=published_ms,
+            trainer_idle=idle,
+        )
+        outcome = simulate(built.world)
+        again_ms = outcome.jobs[0].published_ms
+        if again_ms.size == published_ms.size and np.allclose(
+            again_ms, published_ms, rtol=0, atol=_SETTLED_MS
+        ):
+            break
+    return built, outcome
+
+
+def _depends_on_versions(scenario: Scenario, arm: str) -> bool:
+    if arm == TRAINING_GPUS:
+        return True
+    return any(isinstance(one, RevokeDuringUpdate) for one in scenario.stress)

@@ -26,7 +26,7 @@ borrowed:
     count: 4
     serving_model: Qwen2.5-7B
     slo: {ttft_ms: 500, tpot_ms: 150}
-    traffic: {kind: synthetic, load: 0.2, wave_s: 600}
+    traffic: {kind: synthetic, load: 0.25, minute_peak: 1.2, second_peak: 4, wave_s: 600}
     domain_gpus: 2
 trainer: {gpu: H800, count: 4, tp: 4}
 network: {link_gbit_per_s: 100, changed_share: 0.03}

@@ -5,9 +5,9 @@ import pytest
 
 from rose.sim.cluster.simulate import simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
-from rose.sim.scenario.arms import Arm
-from rose.sim.scenario.run import run_arm
+from rose.sim.scenario.loans import Serving
 from rose.sim.scenario.traffic import Inputs
+from rose.sim.study.run import run_arm
 from tests.sim.scenario.files import content, scenario
 
 NOTHING = Inputs()
@@ -27,18 +27,22 @@ class Counted:
 
 def test_an_arm_that_depends_on_nothing_is_run_once() -> None:
     simulate = Counted()
-    run_arm(scenario(), Arm.ROSE, seed=1, inputs=NOTHING, simulate=simulate)
+    one = scenario()
+    serving = Serving(one, seed=1, inputs=NOTHING)
+    run_arm(one, "rose-published", seed=1, inputs=NOTHING, serving=serving, simulate=simulate)
     assert len(simulate.worlds) == 1
 
 
 def test_what_is_revoked_during_updates_is_revoked_during_those_of_the_last_run() -> None:
     simulate = Counted()
     slow = {"link_gbit_per_s": 0.5, "changed_share": 0.03}
+    one = scenario(stress=UPDATE, network=slow, versions=3)
     made, outcome = run_arm(
-        scenario(stress=UPDATE, network=slow, versions=3),
-        Arm.ROSE,
+        one,
+        "rose",
         seed=1,
         inputs=NOTHING,
+        serving=Serving(one, seed=1, inputs=NOTHING),
         simulate=simulate,
     )
     assert len(simulate.worlds) > 1
@@ -54,14 +58,16 @@ def test_what_is_revoked_during_updates_is_revoked_during_those_of_the_last_run(
 
 @pytest.mark.parametrize("mode", ["synchronous", "one-step-off"])
 def test_the_trainer_s_gpus_never_roll_out_while_it_learns(mode: str) -> None:
+    one = scenario(
+        jobs=[{**scenario_job(), "mode": mode, "max_staleness": int(mode != "synchronous")}],
+        versions=3,
+    )
     made, outcome = run_arm(
-        scenario(
-            jobs=[{**scenario_job(), "mode": mode, "max_staleness": int(mode != "synchronous")}],
-            versions=3,
-        ),
-        Arm.TRAINING_GPUS,
+        one,
+        "training-gpus",
         seed=1,
         inputs=NOTHING,
+        serving=Serving(one, seed=1, inputs=NOTHING),
     )
     (job,) = outcome.jobs
     lending = made.world.workers[-1].lending

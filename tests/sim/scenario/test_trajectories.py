@@ -3,10 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rose.errors import InvalidArgument
 from rose.sim.cluster.world import Trajectories
 from rose.sim.scenario.distributions import (
     Constant,
@@ -15,18 +12,26 @@ from rose.sim.scenario.distributions import (
     Mixture,
     Pareto,
     Part,
-    Uniform,
 )
 from rose.sim.scenario.environments import ENVIRONMENTS, Drawn
-from rose.sim.scenario.sessions import Sessions
 from rose.sim.scenario.trajectories import (
-    context_tokens_of,
     drawn_trajectories,
-    heard_share,
-    replayed_trajectories,
 )
 
 CONTEXT = 32_768
+
+
+def context_tokens_of(trajectories: Trajectories) -> np.ndarray:
+    """Return (n,) what the context of each holds at its end."""
+    new = trajectories.heard_tokens + trajectories.said_tokens
+    sums = np.concatenate(([0], np.cumsum(new)))
+    return np.diff(sums[trajectories.first_turn])
+
+
+def heard_share(trajectories: Trajectories) -> float:
+    """Return the share of prompts in all tokens, each counted once."""
+    heard = int(trajectories.heard_tokens.sum())
+    return heard / (heard + int(trajectories.said_tokens.sum()))
 
 
 def made(name: str, batch: int, seed: int, context_tokens: int = CONTEXT) -> Trajectories:
@@ -160,7 +165,6 @@ DRAWS = 200_000
     ("of", "mean", "p90"),
     [
         (Constant(3), 3.0, 3.0),
-        (Uniform(2, 4), 3.0, 3.8),
         (LogUniform(1, 4), 3 / np.log(4), 4**0.9),
         (Lognormal(2, 0.5), 2 * np.exp(0.125), 2 * np.exp(0.5 * 1.2816)),
         (Lognormal(2, 0.5, least=2, most=2), 2.0, 2.0),
@@ -176,92 +180,3 @@ def test_a_distribution_is_what_its_formula_says(of, mean, p90) -> None:
     assert np.quantile(values, 0.9) == pytest.approx(p90, rel=0.02)
     if mean is not None:
         assert values.mean() == pytest.approx(mean, rel=0.02)
-
-
-# --- fits and replays -----------------------------------------------------------------------------
-
-
-def sessions(count: int, seed: int = 0) -> Sessions:
-    random = np.random.default_rng(seed)
-    turns = np.maximum(1, np.rint(Lognormal(12, 0.7).draw(random, count))).astype(np.int64)
-    first = np.concatenate(([0], np.cumsum(turns)))
-    total = int(first[-1])
-    heard = np.maximum(1, np.rint(Lognormal(600, 1.0).draw(random, total))).astype(np.int64)
-    said = np.maximum(1, np.rint(Lognormal(200, 0.8).draw(random, total))).astype(np.int64)
-    waits = Mixture((Part(0.7, Lognormal(5, 0.4)), Part(0.3, Lognormal(80, 1.5))))
-    wait_s = waits.draw(random, total)
-    wait_s[first[1:] - 1] = 0
-    return Sessions(first, heard, said, wait_s)
-
-
-@given(
-    groups=st.integers(1, 12),
-    group=st.integers(1, 4),
-    context_tokens=st.integers(2, 20_000),
-    seed=st.integers(0, 99),
-)
-def test_a_replayed_turn_is_one_of_the_trace(
-    groups: int, group: int, context_tokens: int, seed: int
-) -> None:
-    trace = sessions(5, seed)
-    one = replayed_trajectories(
-        trace,
-        groups=groups,
-        group=group,
-        context_tokens=context_tokens,
-        wait_s_max=30.0,
-        first_heard_max=512,
-        random=np.random.default_rng(seed),
-    )
-    assert one.group.size == groups * group
-    assert context_tokens_of(one).max() <= context_tokens
-    assert one.tool_ms.max() <= 30_000
-    originals = [
-        trace.heard_tokens[begin:end]
-        for begin, end in zip(trace.first_turn[:-1], trace.first_turn[1:], strict=True)
-    ]
-    for begin, end in zip(one.first_turn[:-1], one.first_turn[1:], strict=True):
-        later = one.heard_tokens[begin + 1 : end].tolist()
-        assert one.heard_tokens[begin] <= 512
-        assert any(original[1 : 1 + len(later)].tolist() == later for original in originals)
-    # Members of a group are the same session.
-    counts = np.diff(one.first_turn).reshape(groups, group)
-    assert (counts == counts[:, :1]).all()
-
-
-def test_every_session_is_replayed_before_one_is_again() -> None:
-    trace = Sessions(
-        np.arange(6), np.arange(1, 6), np.full(5, 3, dtype=np.int64), np.zeros(5, dtype=np.float64)
-    )
-    one = replayed_trajectories(
-        trace,
-        groups=10,
-        group=1,
-        context_tokens=100,
-        wait_s_max=1.0,
-        first_heard_max=100,
-        random=np.random.default_rng(0),
-    )
-    heard = one.heard_tokens.tolist()
-    assert sorted(heard[:5]) == sorted(heard[5:]) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("first", "heard", "said", "wait"),
-    [
-        ([0], [], [], []),
-        ([0, 1, 1], [5], [5], [0.0]),
-        ([0, 2], [5, 5], [5], [0.0, 0.0]),
-        ([0, 1], [0], [5], [0.0]),
-        ([0, 1], [5], [5], [-1.0]),
-        ([0, 1], [5], [5], [np.nan]),
-    ],
-)
-def test_columns_that_do_not_fit_are_refused(first, heard, said, wait) -> None:
-    with pytest.raises(InvalidArgument, match="sessions: "):
-        Sessions(
-            np.array(first, dtype=np.int64),
-            np.array(heard, dtype=np.int64),
-            np.array(said, dtype=np.int64),
-            np.array(wait, dtype=np.float64),
-        )

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rose.sim.cluster.world import Lending
 from rose.sim.scenario.parts import (
@@ -13,7 +15,7 @@ from rose.sim.scenario.parts import (
     StalledTrainer,
     Stress,
 )
-from rose.sim.scenario.trouble import Lent, troubled
+from rose.sim.scenario.trouble import Lent, troubled, without
 
 HORIZON_MS = 600_000.0
 ALL = Lending(np.zeros(1), np.ones(1), np.array([1000], dtype=np.int64))
@@ -48,6 +50,30 @@ def away(lending: Lending) -> list[tuple[float, float]]:
     ]
 
 
+@given(
+    st.lists(st.tuples(st.floats(1, 50), st.floats(0, 1), st.integers(0, 9)), min_size=1),
+    st.lists(st.tuples(st.floats(0, 300), st.floats(0, 90)), max_size=5),
+    st.floats(0, 400),
+)
+def test_nothing_is_lent_in_spans_and_all_else_stays(rows, spans, when_ms) -> None:
+    lending = Lending(
+        at_ms=np.cumsum([0.0, *(row[0] for row in rows)])[:-1],
+        share=np.array([row[1] for row in rows]),
+        kv_tokens=np.array([row[2] for row in rows]),
+    )
+    gone = np.array([(at, at + lasts) for at, lasts in sorted(spans)]).reshape(-1, 2)
+    after = without(lending, gone)
+    assert after.at_ms[0] == 0
+    assert (np.diff(after.at_ms) > 0).all()
+    before, now = (
+        (one.share[at], one.kv_tokens[at])
+        for one in (lending, after)
+        for at in (np.searchsorted(one.at_ms, when_ms, side="right") - 1,)
+    )
+    inside = ((gone[:, 0] <= when_ms) & (when_ms < gone[:, 1])).any()
+    assert now == ((0.0, 0) if inside else before)
+
+
 def test_everything_is_revoked_at_once() -> None:
     for one in run(RevokeAll(at_s=60, for_s=30)):
         assert away(one) == [(60, 90)]
@@ -60,10 +86,10 @@ def test_a_share_of_the_domains_is_hit_whole_domains_at_a_time() -> None:
 
 
 def test_leases_flap_with_their_period() -> None:
-    spans = away(run(Flapping(lent_s=20, away_s=10, from_s=60))[0])
-    assert spans[:2] == [(80, 90), (110, 120)]
+    spans = away(run(Flapping(lent_s=20, away_s=10))[0])
+    assert spans[:2] == [(20, 30), (50, 60)]
     assert spans[-1][1] <= HORIZON_MS / 1000
-    assert sum(end - begin for begin, end in spans) == pytest.approx(180)
+    assert sum(end - begin for begin, end in spans) == pytest.approx(200)
 
 
 def test_updates_are_interrupted_where_the_run_before_had_them() -> None:
