@@ -85,6 +85,15 @@ TEST(somebody_may_always_start) {
   }
 }
 
+TEST(a_job_whose_workers_here_are_gone_bars_nobody) {
+  FairDevice device;
+  device.set_backlogged({{0, true}, {1, true}});
+  device.serve(0, 100);
+  CHECK(device.is_barred(0, 10));
+  device.set_backlogged({{0, true}});
+  CHECK(!device.is_barred(0, 10));
+}
+
 TEST(idleness_earns_nothing) {
   FairDevice device;
   device.set_backlogged({{0, true}, {1, false}});
