@@ -207,7 +207,7 @@ def test_real_engines_without_a_second_core_are_refused(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     status, _, error = run(capsys, "compare", "--out", str(tmp_path / "out"))
     assert status == 2
-    assert "at least one" in error
+    assert "there is one usable core" in error
     assert not (tmp_path / "out").exists()
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from rose.clock import Clock
 from rose.demo.rl.handoff import Handoff
-from rose.demo.rl.history import History, RelayedBytes
+from rose.demo.rl.history import RelayedBytes
 from rose.demo.rl.messages import submit
 from rose.demo.rl.rollouts import RolloutThread
 from rose.demo.rl.settings import CircleSettings, TrainerOptions
@@ -111,7 +111,7 @@ class Circle:
             on_finished=self.handoff.put,
             clock=clock,
         )
-        self.history: History = self.loop.history
+        self.history = self.loop.history
         self._token = secrets.token_hex(_TOKEN_BYTES)
         self._trainer_address = self._weights_address = "127.0.0.1:0"  # the relay has the latter
         self.relayed = RelayedBytes()

@@ -73,7 +73,6 @@ class TrainerOptions:
         run: names the training run.
         checkpoint: file to go on from and to save to.
         group_size: trajectories with the same task.
-        settings: how it learns.
         first_version: lowest number of a version to use.
         weights_address: where receivers of weights ask.
     """

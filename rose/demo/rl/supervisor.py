@@ -131,9 +131,8 @@ class Supervisor:
         self._on_death(f"its supervisor has ended: {sentence(failure)}", True)
 
     def _run(self) -> None:
-        for incarnation in count():
-            self._incarnation = incarnation
-            reason = self._run_once(incarnation)
+        for self._incarnation in count():
+            reason = self._run_once()
             if self._is_stopping.is_set():
                 return
             pause_s = self._pause_s()
@@ -143,9 +142,9 @@ class Supervisor:
             if pause_s is None or self._is_stopping.wait(pause_s):
                 return
 
-    def _run_once(self, incarnation: int) -> str:
+    def _run_once(self) -> str:
         """Run one incarnation; return why it ended."""
-        command = self._make_command(incarnation)
+        command = self._make_command(self._incarnation)
         self._last_line = why = ""
         with ExitStack() as stack:
             try:
