@@ -19,6 +19,7 @@ from rose.memory.model_config import read_shape
 from rose.memory.model_shape import KVDtype, ModelShape
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model, preset_names
+from rose.sim.cluster import lending
 from rose.units import GIB, MIB
 from tests.reference.slo import ServingMemory, worst_horizon_fits
 
@@ -357,6 +358,25 @@ def test_json_holds_what_the_plan_says(capsys, tmp_path) -> None:
     reserve = plan.reserve_slabs(running=64)
     assert record["reserve_bytes"] == reserve * plan.slab_bytes
     assert record["lendable"]["idle"]["tokens"] == record["lendable"]["idle"]["rollouts"] * 8192
+
+
+def test_a_gpu_lends_compute_at_a_price(capsys, tmp_path, monkeypatch) -> None:
+    for name, value in (("PIECES", 1), ("_WARM_BINS", 10), ("_WARM_MS", 10_000.0)):
+        monkeypatch.setattr(lending, name, value)
+    out = tmp_path / "plan.json"
+    line = ["plan", "Qwen2.5-7B", "Qwen3-8B", "--device-gb", "80", "--json", str(out)]
+    assert main([*line, "--gpu", "L40S", "--load", "0.5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    found = json.loads(out.read_text())["compute"]
+    assert [one["slowdown"] for one in found] == [0.0, 0.05, "unlimited"]
+    idle, _, whole = found
+    assert idle["compute_share"] == pytest.approx(0.5, abs=0.2)
+    assert idle["tpot_p50_times_alone"] == pytest.approx(1, abs=0.01)
+    assert whole["compute_share"] > idle["compute_share"]
+    assert whole["tpot_p50_times_alone"] > 1.5
+    assert "compute lent, slowdown inf" in said
+    assert main([*line, "--gpu", "B300"]) == 2
+    assert "no figures for a GPU 'B300'" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_status_1_with_what_would(capsys, tmp_path) -> None:
