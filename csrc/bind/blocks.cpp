@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "bind/host_ints.h"
 #include "bind/status.h"
 #include "memory/block_allocator.h"
 
@@ -25,7 +24,6 @@ namespace py = pybind11;
 using memory::BlockAllocator;
 using memory::BlockId;
 using memory::BlockKey;
-using memory::BlockTable;
 using memory::Evacuation;
 using memory::SlabId;
 
@@ -46,9 +44,6 @@ class Ids {
       const auto array = py::reinterpret_borrow<IdArray>(source);
       BlockId* out = resize(static_cast<std::size_t>(array.size()));
       std::copy_n(array.data(), count_, out);
-    } else if (py::hasattr(source, "__dlpack__") && !py::isinstance<py::array>(source)) {
-      const HostInts array{source, "ids", 1, false};
-      std::copy_n(array.data(), array.width(), resize(array.width()));
     } else {
       const auto sequence = py::list(py::reinterpret_borrow<py::object>(source));
       BlockId* out = resize(sequence.size());
@@ -177,14 +172,6 @@ std::string namespace_name(const py::object& key) {
       "a cache namespace is named by 16 bytes or by (model, version): a string and an integer"));
 }
 
-BlockTable table_of(const HostInts& ids, const HostInts& lengths) {
-  if (lengths.width() != ids.rows()) {
-    raise(Status::invalid_argument(std::to_string(lengths.width()) + " lengths for a table of " +
-                                   std::to_string(ids.rows()) + " rows"));
-  }
-  return {ids.data(), lengths.data(), ids.rows(), ids.width(), ids.stride()};
-}
-
 py::tuple plan_evacuation(BlockAllocator& self, const py::object& slabs,
                           std::optional<std::int64_t> limit) {
   if (limit.has_value() && *limit < 0) {
@@ -220,31 +207,6 @@ void bind_blocks(py::module_& m) {
             return fill_list(self, n, [&](std::span<BlockId> out) { return self.alloc(out); });
           },
           py::arg("n"))
-      .def(
-          "alloc_into",
-          [](Self& self, const py::object& out) {
-            const HostInts ids{out, "out", 1, true};
-            return self.alloc(ids.span());
-          },
-          py::arg("out"))
-      .def(
-          "alloc_rows",
-          [](Self& self, const py::object& counts, const py::object& table,
-             const py::object& lengths) {
-            const HostInts ids{table, "table", 2, true};
-            const HostInts used{lengths, "lengths", 1, true};
-            return take(self.alloc_rows(Ids{counts}.span(), table_of(ids, used)));
-          },
-          py::arg("counts"), py::arg("table"), py::arg("lengths"))
-      .def(
-          "free_rows",
-          [](Self& self, const py::object& table, const py::object& lengths,
-             const py::object& rows) {
-            const HostInts ids{table, "table", 2, false};
-            const HostInts used{lengths, "lengths", 1, true};
-            check(self.free_rows(table_of(ids, used), Ids{rows}.span()));
-          },
-          py::arg("table"), py::arg("lengths"), py::arg("rows"))
       .def(
           "share", [](Self& self, const py::object& ids) { check(self.share(Ids{ids}.span())); },
           py::arg("ids"))
@@ -291,12 +253,6 @@ void bind_blocks(py::module_& m) {
       .def(
           "free", [](Self& self, const py::object& ids) { check(self.free(Ids{ids}.span())); },
           py::arg("ids"))
-      .def(
-          "free_checked",
-          [](Self& self, BlockId block, std::uint32_t generation) {
-            check(self.free_checked(block, generation));
-          },
-          py::arg("block"), py::kw_only(), py::arg("generation"))
       .def(
           "reserve",
           [](Self& self, std::int64_t n) {

@@ -168,19 +168,6 @@ Status BlockAllocator::free(std::span<const BlockId> blocks) noexcept {
   return give(blocks);
 }
 
-Status BlockAllocator::free_checked(BlockId block, std::uint32_t generation) noexcept {
-  const std::lock_guard lock{books_};
-  ROSE_TRY(map_.check_in_use(block));
-  const SlabId slab = grid().slab_at(block);
-  if (map_.generation(slab) != generation) {
-    return Status::invalid_argument("block " + std::to_string(block) + " is stale: slab " +
-                                    std::to_string(slab) + " is at generation " +
-                                    std::to_string(map_.generation(slab)) + ", not " +
-                                    std::to_string(generation));
-  }
-  return give({&block, 1});
-}
-
 Status BlockAllocator::give(std::span<const BlockId> blocks) noexcept {
   ROSE_TRY(map_.drop(blocks));
   return release(blocks);

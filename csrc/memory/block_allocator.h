@@ -33,18 +33,6 @@ class SlabWatcher {
   ~SlabWatcher() = default;
 };
 
-// For many sequences at once: row i of `ids` holds the blocks of a sequence, lengths[i] of them.
-// The caller owns both arrays.
-struct BlockTable {
-  BlockId* ids;
-  std::int32_t* lengths;
-  std::size_t rows;
-  std::size_t width;
-  std::size_t stride;  // in ids, from row to row
-
-  BlockId* row(std::size_t index) const noexcept { return ids + index * stride; }
-};
-
 class BlockAllocator;
 
 // Slabs of the same tenant that another group of layers has no use for.
@@ -119,18 +107,10 @@ class BlockAllocator final : public SlabHolder {
   // range, stale, free already, set aside, or named more often than it has references. Ids of a
   // quarantined slab count as evidence of its completion.
   Status free(std::span<const BlockId> blocks) noexcept;
-  // As free() of one block that was allocated when its slab had `generation`.
-  Status free_checked(BlockId block, std::uint32_t generation) noexcept;
   // One reference more for all of `blocks`, which are in use or cached, or for none.
   Status share(std::span<const BlockId> blocks) noexcept;
   // 0 for a block that is free, cached or set aside.
   Result<std::int32_t> references(BlockId block) const noexcept;
-
-  // Appends counts[i] fresh ids to row i, for all rows; false, and nothing taken, when fewer are
-  // free. InvalidArgument, and nothing taken, when a row has no room.
-  Result<bool> alloc_rows(std::span<const std::int32_t> counts, const BlockTable& table) noexcept;
-  // As free() of all ids in the named rows, which are empty afterwards.
-  Status free_rows(const BlockTable& table, std::span<const std::int32_t> rows) noexcept;
 
   // ---- prefix cache
 

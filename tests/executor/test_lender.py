@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -287,7 +286,7 @@ def test_reserving_serving_blocks_asks_for_slabs_first(open_rig) -> None:
     ticket.cancel()
 
 
-@pytest.mark.parametrize("way", ["alloc", "alloc_into", "reserve"])
+@pytest.mark.parametrize("way", ["alloc", "reserve"])
 def test_allocation_behind_the_back_of_the_lane_rings_the_keeper(open_rig, way: str) -> None:
     rig = open_rig(tend_every_ms=1e6)
     rig.device.lender.grow(10_000)
@@ -298,7 +297,6 @@ def test_allocation_behind_the_back_of_the_lane_rings_the_keeper(open_rig, way: 
     assert rig.revocations == []  # as much as it could need is left
     {
         "alloc": lambda: allocator.alloc(1),
-        "alloc_into": lambda: allocator.alloc_into(np.zeros(1, np.int32)),
         "reserve": lambda: allocator.reserve(1),
     }[way]()
     wait_for(lambda: slack_blocks(rig) >= 0)

@@ -1,8 +1,5 @@
 """Block ids, keys and tables as they come from Python, and what is refused there."""
 
-import gc
-import weakref
-from array import array
 from typing import Any
 
 import numpy as np
@@ -28,118 +25,6 @@ def taken(blocks: BlockAllocator, n: int) -> list[int]:
     ids = blocks.alloc(n)
     assert ids is not None
     return ids
-
-
-# ---- tables
-
-
-def test_rows_of_a_table_grow_and_empty(blocks: BlockAllocator) -> None:
-    table = np.full((4, 8), -1, dtype=np.int32)
-    lengths = np.array([0, 2, 0, 8], dtype=np.int32)
-    assert blocks.alloc_rows([3, 4, 0, 0], table[:, :7], np.array([0, 2, 0, 0], np.int32))
-    assert blocks.used_blocks == 7
-    blocks.free([*table[0, :3].tolist(), *table[1, 2:6].tolist()])
-    table[:] = -1
-    lengths[:] = 0
-    assert blocks.alloc_rows(np.array([3, 4, 0, 1], np.int32), table, lengths)
-    assert lengths.tolist() == [3, 4, 0, 1]
-    ids = [table[row, column] for row in range(4) for column in range(lengths[row])]
-    assert len(set(ids)) == 8
-    assert (table >= 0).sum() == 8
-    blocks.free_rows(table, lengths, [1, 3])
-    assert lengths.tolist() == [3, 0, 0, 0]
-    assert blocks.used_blocks == 3
-    blocks.free_rows(table, lengths, np.array([0], np.int32))
-    assert blocks.used_blocks == 0
-
-
-def test_rows_beyond_what_is_free_change_nothing(blocks: BlockAllocator) -> None:
-    table = np.full((2, 200), -1, dtype=np.int32)
-    lengths = np.zeros(2, dtype=np.int32)
-    assert not blocks.alloc_rows([200, 57], table, lengths)
-    assert lengths.tolist() == [0, 0]
-    assert blocks.used_blocks == 0
-    assert blocks.alloc_rows([200, 56], table, lengths)
-    assert sorted(np.concatenate([table[0], table[1, :56]])) == sorted(table[table >= 0])
-
-
-@pytest.mark.parametrize(
-    ("counts", "table", "lengths", "why"),
-    [
-        ([1, 1], np.zeros((2, 4), np.int64), np.zeros(2, np.int32), "table has another type"),
-        ([1, 1], np.zeros(8, np.int32), np.zeros(2, np.int32), "table has another shape"),
-        ([1, 1], np.zeros((2, 8), np.int32)[:, ::2], np.zeros(2, np.int32), "table has gaps"),
-        ([1, 1], np.zeros((2, 4), np.int32), np.zeros(3, np.int32), "3 lengths for a table of 2"),
-        ([1, 1, 1], np.zeros((2, 4), np.int32), np.zeros(2, np.int32), "3 counts for a table of 2"),
-        ([1, 5], np.zeros((2, 4), np.int32), np.zeros(2, np.int32), "row 1 has 0 ids and room for"),
-        ([1, -1], np.zeros((2, 4), np.int32), np.zeros(2, np.int32), "-1 more do not fit"),
-        ([1, 1], np.zeros((2, 4), np.int32), np.full(2, -1, np.int32), "row 0 has -1 ids"),
-    ],
-)
-def test_tables_that_cannot_be_filled_are_refused(
-    blocks: BlockAllocator, counts: list[int], table: Any, lengths: Any, why: str
-) -> None:
-    with pytest.raises(InvalidArgument, match=why):
-        blocks.alloc_rows(counts, table, lengths)
-    assert blocks.used_blocks == 0
-
-
-def test_tensors_of_torch_are_filled_in_place(blocks: BlockAllocator) -> None:
-    torch = pytest.importorskip("torch")
-    out = torch.full((6,), -1, dtype=torch.int32)
-    assert blocks.alloc_into(out[1:5])
-    assert out[0] == out[5] == -1
-    assert len(set(out[1:5].tolist())) == 4
-    blocks.free(out[1:5])
-    assert blocks.used_blocks == 0
-    table = torch.full((2, 8), -1, dtype=torch.int32)
-    lengths = torch.zeros(2, dtype=torch.int32)
-    assert blocks.alloc_rows(torch.tensor([2, 3], dtype=torch.int32), table, lengths)
-    assert lengths.tolist() == [2, 3]
-    blocks.free_rows(table, lengths, [0, 1])
-    assert blocks.used_blocks == 0
-    for wrong, why in (
-        (torch.zeros(2, dtype=torch.int64), "has another type of number"),
-        (torch.zeros(2, dtype=torch.float32), "has another type of number"),
-        (torch.zeros((1, 2), dtype=torch.int32), "has another shape"),
-        (torch.zeros(4, dtype=torch.int32)[::2], "has gaps"),
-        (OnDevice(), "is on a device"),
-    ):
-        with pytest.raises(InvalidArgument, match=f"out {why}"):
-            blocks.alloc_into(wrong)
-    assert blocks.used_blocks == 0
-
-
-class OnDevice:
-    """What a tensor on a GPU says of itself."""
-
-    def __dlpack__(self) -> object:
-        raise AssertionError("the device comes first")
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
-
-
-def test_buffers_are_let_go_after_the_call(blocks: BlockAllocator) -> None:
-    out = array("i", [0] * 4)
-    assert blocks.alloc_into(out)  # type: ignore[arg-type]
-    out.append(0)  # a buffer that is held cannot grow
-    with pytest.raises(InvalidArgument, match="has another shape"):
-        blocks.alloc_rows([5], out, np.zeros(1, np.int32))  # type: ignore[arg-type]
-    out.append(0)
-
-
-def test_tensors_are_let_go_after_the_call(blocks: BlockAllocator) -> None:
-    torch = pytest.importorskip("torch")
-    numbers = np.zeros(4, np.int32)
-    out = torch.from_numpy(numbers)
-    assert blocks.alloc_into(out)
-    with pytest.raises(InvalidArgument, match="has another shape"):
-        blocks.alloc_rows([4], out, np.zeros(1, np.int32))
-    gone = weakref.ref(numbers)
-    del numbers, out
-    gc.collect()
-    assert gone() is None
 
 
 # ---- references and keys
