@@ -80,6 +80,8 @@ def scope_of_stub(body: list[ast.stmt]) -> Scope:
                     scope.functions.setdefault(name, []).append(signature_of(node))
             case ast.ClassDef(name=name, body=inner):
                 scope.classes[name] = scope_of_stub(inner)
+            case ast.AnnAssign(annotation=ast.Name(id="TypeAlias")):
+                pass  # of use to the stub only
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
                 scope.others.add(name)
             case ast.If(body=inner, orelse=other):  # if sys.version_info >= ...
