@@ -171,7 +171,7 @@ def _arm(record: RunRecord, slices: Sequence[Slice], arm: str) -> dict[str, Any]
     seconds = sum(one.seconds for one in mine)
     tokens_per_s = ratio(sum(one.rollout_tokens for one in mine), seconds)
     segments_s = [_segments_s(one) for one in mine if one.segment_ms is not None]
-    by_tokens = ratio(tokens_per_s, _alone_rate(record, "rose" if arm == "rose" else "share_all"))
+    by_tokens = ratio(tokens_per_s, _alone_rate(record, arm))
     numbers: dict[str, Any] = {}
     for name, values in (("ttft", _ttft_ms(requests)), ("tpot", _tpot_ms(requests))):
         for rank in _PERCENTILES:
@@ -189,10 +189,12 @@ def _arm(record: RunRecord, slices: Sequence[Slice], arm: str) -> dict[str, Any]
 def _alone_rate(record: RunRecord, arm: str) -> float | None:
     """Return tokens/s of an arm's rollouts with the device to themselves.
 
-    The turns of a circle wait for tools and for the scheduler, so their rate is that of the time in
-    which their segments ran.
+    Without such slices of its own it is what they get in the arm `share_all`. The turns of a circle
+    wait for tools and for the scheduler, so their rate is that of the time in which their segments
+    ran.
     """
-    solo = [one for one in record.solo if one.arm == arm]
+    own = [one for one in record.solo if one.arm == arm]
+    solo = own or [one for one in record.solo if one.arm == "share_all"]
     return ratio(
         sum(one.rollout_tokens for one in solo),
         sum(one.seconds if one.segment_ms is None else _segments_s(one) for one in solo),
