@@ -152,6 +152,10 @@ bool CertificateLog::put_locked(const std::byte* record) noexcept {
   return true;
 }
 
+void CertificateLog::promise_locked(const Quantum& quantum) noexcept {
+  if (quantum.mode == HarvestMode::kSlack) promised_ms_ += quantum.quantum_ms + header_.signal_ms;
+}
+
 // A step that served earns a share of its own time, and pays for what it waited before. After a
 // loan its own time is what it would have taken without one, and it pays for the rest.
 void CertificateLog::settle_locked(const Step& step) noexcept {
@@ -159,6 +163,7 @@ void CertificateLog::settle_locked(const Step& step) noexcept {
       step.lent_ms > 0 ? std::min(step.actual_ms, step.predicted_ms) : step.actual_ms;
   const double waited_ms = step.lent_ms + step.blocked_ms;
   balance_ms_ += header_.slowdown * own_ms - (waited_ms + step.actual_ms - own_ms);
+  promised_ms_ = 0;
 }
 
 bool CertificateLog::append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,

@@ -269,13 +269,16 @@ class CertificateLog {
     explicit Section(CertificateLog& log) noexcept
         : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
     Nanoseconds now_ns() const noexcept { return now_ns_; }
-    // The sum over all STEPs of slowdown * actual_ms - lent_ms - blocked_ms. Nobody reads it where
-    // the slowdown is infinite: there it is NaN.
+    // What all STEPs earned for rollouts, minus what rollouts cost them. Nobody reads it where the
+    // slowdown is infinite: there it is NaN.
     double balance_ms() const noexcept { return log_.balance_ms_; }
+    // The most that the QUANTUMs of mode slack since the last STEP may cost the next one.
+    double promised_ms() const noexcept { return log_.promised_ms_; }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {
       static_assert(sizeof(Payload) <= kPayloadBytes);
       if constexpr (std::is_same_v<Payload, Step>) log_.settle_locked(payload);
+      if constexpr (std::is_same_v<Payload, Quantum>) log_.promise_locked(payload);
       return log_.append_locked(Payload::kKind, &payload, sizeof payload);
     }
 
@@ -317,6 +320,7 @@ class CertificateLog {
   End end() const noexcept;
   bool append_locked(Kind kind, const void* payload, std::size_t payload_bytes) noexcept;
   bool put_locked(const std::byte* record) noexcept;
+  void promise_locked(const Quantum& quantum) noexcept;
   void settle_locked(const Step& step) noexcept;
   void run() noexcept;
 
@@ -331,6 +335,7 @@ class CertificateLog {
   std::uint32_t crc_{0};
   std::int64_t last_time_ns_{0};
   double balance_ms_{0};
+  double promised_ms_{0};
   bool closed_{false};
 
   std::mutex flush_mutex_;  // one writer of the file at a time; taken before mutex_

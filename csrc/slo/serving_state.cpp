@@ -120,7 +120,7 @@ double ServingState::budget_ms(const CertificateLog::Section& section) const noe
        slot = (*requests_)[slot].after) {
     most_ms = std::max(most_ms, (*requests_)[slot].balance_ms);
   }
-  return section.balance_ms() - most_ms;
+  return section.balance_ms() - most_ms - section.promised_ms();
 }
 
 std::uint32_t ServingState::take_slot() noexcept {

@@ -81,8 +81,8 @@ class ServingState {
   // The same for who holds the log's section, which guards it.
   ServingLoad load(const CertificateLog::Section& section) const noexcept;
   // By how many milliseconds rollouts may still delay each running request: the slowdown's share of
-  // the steps since its first token, minus what they waited and were slower. 0 without one;
-  // infinite where the slowdown is.
+  // the steps since its first token, minus what they waited and were slower, and minus what was
+  // promised since the last of them. 0 without one; infinite where the slowdown is.
   double budget_ms(const CertificateLog::Section& section) const noexcept;
   // Whether every running request is one of `slots`.
   bool runs_within(std::span<const std::uint32_t> slots,

@@ -34,7 +34,10 @@ class QuantumRules:
 
     def broken_by(self, terms: dict[str, Any], time_ns: int) -> list[str]:
         """Return what is wrong with a QUANTUM that was decided at `time_ns`, credit left out."""
-        return self._terms(terms) + self._promises(terms, time_ns)
+        wrong = self._terms(terms) + self._promises(terms, time_ns)
+        if terms["mode"] == MODES.index("slack"):
+            self._requests.promised(terms["quantum_ms"] + self._header["signal_ms"])
+        return wrong
 
     def _terms(self, terms: dict[str, Any]) -> list[str]:
         """Check every number by itself."""

@@ -24,6 +24,7 @@ class Requests:
         self._tokens: list[tuple[int, int]] = []  # (time_ns, slots), in the order of time
         self._tokens_max = _TOKENS_KEPT
         self._balance_ms = 0.0
+        self._promised_ms = 0.0
         self._began_ms: dict[int, float] = {}  # the balance at each running request's first token
 
     @property
@@ -97,10 +98,17 @@ class Requests:
     def stepped(self, *, earned_ms: float, paid_ms: float) -> None:
         """Count what a step earned for rollouts, and what they cost it."""
         self._balance_ms += earned_ms - paid_ms
+        self._promised_ms = 0.0
+
+    def promised(self, delay_ms: float) -> None:
+        """Count what a quantum of mode slack may cost the next step."""
+        self._promised_ms += delay_ms
 
     def budget_ms(self) -> float:
         """Return by how much rollouts may still delay each running request; 0 without one."""
-        return self._balance_ms - max(self._began_ms.values()) if self._began_ms else 0.0
+        if not self._began_ms:
+            return 0.0
+        return self._balance_ms - max(self._began_ms.values()) - self._promised_ms
 
     def oldest_token_ns(self) -> int | None:
         """Return the time of the last token of the running request that waits longest for one.

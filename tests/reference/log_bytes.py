@@ -126,6 +126,7 @@ class PlainRequests:
         self.slowdown = slowdown
         self.last_token_ns: dict[int, int | None] = {}  # of each live request; None: it waits
         self.budgets_ms: dict[int, float] = {}  # of each that runs
+        self.promised_ms = 0.0  # by what was lent since the last step
 
     def arrive(self, slot: int, now_ns: int, *, prefilled: bool) -> None:
         self.last_token_ns[slot] = None
@@ -140,14 +141,18 @@ class PlainRequests:
         del self.last_token_ns[slot]
         self.budgets_ms.pop(slot, None)
 
+    def lend(self, delay_ms: float) -> None:
+        self.promised_ms += delay_ms
+
     def step(self, actual_ms: float, *, predicted_ms: float, lent_ms: float) -> None:
+        self.promised_ms = 0.0
         slower_ms = max(0.0, actual_ms - predicted_ms) if lent_ms else 0.0
         for slot in self.budgets_ms:
             earned_ms = self.slowdown * (actual_ms - slower_ms)
             self.budgets_ms[slot] += earned_ms - (lent_ms + slower_ms)
 
     def budget_ms(self) -> float:
-        return min(self.budgets_ms.values(), default=0.0)
+        return min(self.budgets_ms.values()) - self.promised_ms if self.budgets_ms else 0.0
 
     def earliest_deadline_ns(self) -> int:
         """Return 0 when nobody runs."""

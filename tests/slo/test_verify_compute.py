@@ -382,6 +382,19 @@ def test_running_requests_pay_with_a_share_of_their_steps(tmp_path):
         assert is_paid or "delays requests by 21.0 ms, their budget is 20.5 ms" in found[0]
 
 
+def test_what_was_lent_since_the_last_step_is_not_lent_again(tmp_path):
+    for budget_ms, is_right in ((25 - 6.0, True), (25.0, False)):
+        log = running(0, slowdown=0.25, tpot_ms=500.0)
+        log.wait(130)
+        log.step(100.0, upper_ms=200.0)
+        terms = {"deadline_ns": log.now_ns + 370 * MS, "pending": 1, "segments": 1}
+        log.quantum(SLACK, budget_ms=25.0, **terms)
+        log.quantum(SLACK, budget_ms=budget_ms, passed=1, **terms)
+        found = violations(log, tmp_path)
+        assert (found == []) is is_right
+        assert is_right or "budget_ms is 25.0, the steps leave 19.0" in found[0]
+
+
 def test_a_step_that_is_slower_after_a_loan_pays_for_that_too(tmp_path):
     # It earns a quarter of the 90 ms that were forecast; the 10 ms more cost what they are.
     for lent_ms, budget_ms in ((0.0, 25.0), (0.5, 22.5 - 0.5 - 10)):
@@ -523,7 +536,10 @@ def play(events, log: LogBytes) -> list[bool]:
                     budget_ms=truth.budget_ms() if mode == SLACK else 0.0,
                 )
                 passed += segments
-                may.append(truth.may(mode, log.now_ns, delay_ms=5.0 * segments + 1, next_ms=9.0))
+                delay_ms = 5.0 * segments + 1
+                may.append(truth.may(mode, log.now_ns, delay_ms=delay_ms, next_ms=9.0))
+                if mode == SLACK:
+                    truth.lend(delay_ms)
     return may
 
 

@@ -310,6 +310,7 @@ TEST(running_requests_pay_for_rollouts_with_a_share_of_their_steps) {
   CHECK(!scene.certifier->binding().has_value());
   serve_step(scene, 16);
   CHECK_EQ(ask(), 3);  // 16 / 4 = 3 + 1
+  CHECK_EQ(ask(), 0);  // all of it is promised until a step says what it cost
   serve_step(scene, 4, 2.5, 0.5);
   CHECK_EQ(ask(), 1);  // 4 + 4 / 4 - 3 = 1 + 1
   // What was earned before a request's first token is not this request's.
@@ -320,7 +321,7 @@ TEST(running_requests_pay_for_rollouts_with_a_share_of_their_steps) {
   serve_step(scene, 12);
   CHECK_EQ(ask(), 2);
   CHECK(scene.serving->finished(second));
-  CHECK_EQ(ask(), 8);  // 2 + 10 + 3
+  CHECK_EQ(ask(), 8);  // 2 + 10 + 3 - 3 = 8 + 1 and a rest
 }
 
 TEST(a_step_that_is_slower_after_a_loan_pays_for_that_too) {
