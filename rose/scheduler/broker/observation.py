@@ -45,10 +45,6 @@ class Observation:
         ttft_ms_p99: to the first token, of the last seconds; infinite when it is beyond what is
             measured, None when no request had one.
         tpot_ms_p99: between tokens; likewise.
-        sm_busy: the share of the time in which the device computes, rollouts included; None when
-            nobody measures it.
-        memory_used: the share of the device's memory that is taken; None likewise. For reports:
-            loans lie in the pool, so no rule looks at it.
         lent_bytes: on loan now, as the device's executor says; None when nobody asked it.
         revocations: loans that it took back by itself, counted since it started.
         revoked_share: how far what was on loan fell with those since the reading before, 0 to 1;
@@ -63,8 +59,6 @@ class Observation:
     preempted: int = 0
     ttft_ms_p99: float | None = None
     tpot_ms_p99: float | None = None
-    sm_busy: float | None = None
-    memory_used: float | None = None
     lent_bytes: int | None = None
     revocations: int = 0
     revoked_share: float | None = None
