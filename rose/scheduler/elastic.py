@@ -19,7 +19,7 @@ from rose.scheduler.coerce import count, one_of, real, whole, wholes
 from rose.scheduler.copying import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn
+from rose.scheduler.front_events import Begun, Ended, Entry, Registered
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
@@ -211,24 +211,21 @@ class ElasticRolloutScheduler:
         if inbox is not None:
             inbox.hear(event)
 
-    async def register(
-        self, worker: Worker, capabilities: Capabilities, *, running: Sequence[RunningTurn] = ()
-    ) -> None:
+    async def register(self, worker: Worker, capabilities: Capabilities) -> None:
         """Let a worker take part; it gets turns once it reports a lease.
 
-        One that was here in an earlier life of the scheduler may come back under its number. Its
-        leases must go on where they were: an old epoch that was revoked stays dead.
+        One that was here in an earlier life of the scheduler may come back under its number, when
+        it has stopped its turns: they begin again at their last tokens. Its leases must go on where
+        they were: an old epoch that was revoked stays dead.
 
         Args:
             worker: whose events go to `hear`.
             capabilities: of it.
-            running: the turns it still runs; whatever else it had begins again elsewhere, at the
-                last token that was heard.
 
         Raises:
             InvalidArgument: another has its number.
         """
-        entry = Registered(worker.number, worker.kind, capabilities, tuple(running))
+        entry = Registered(worker.number, worker.kind, capabilities)
         inbox = self._open_inbox()
 
         def run() -> Entry:

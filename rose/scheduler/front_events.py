@@ -84,50 +84,18 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningTurn:
-    """A turn that a worker still has from an earlier life of the scheduler.
-
-    Args:
-        trajectory: whose.
-        turn: which.
-        lease_epoch: under which lease it runs.
-        tokens: how many of the turn it has reported, those in its prompt included.
-    """
-
-    trajectory: int
-    turn: int
-    lease_epoch: int
-    tokens: int
-
-    def __post_init__(self) -> None:
-        """Refuse what is no count."""
-        coerce(self, count, "trajectory", "turn", "lease_epoch", "tokens")
-
-
-@dataclass(frozen=True, slots=True)
 class Registered:
-    """A worker is there, for the first time or again.
-
-    Args:
-        worker: its number.
-        kind: of it.
-        capabilities: of it.
-        running: what it still runs. What it had and does not name here begins again at its last
-            token that came.
-    """
+    """A worker is there, for the first time or again. It runs nothing."""
 
     worker: int
     kind: WorkerKind
     capabilities: Capabilities
-    running: tuple[RunningTurn, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no number, no kind or no turn."""
+        """Refuse what is no number or no kind."""
         coerce(self, count, "worker")
         one_of("kind", self.kind, WorkerKind)
         one_of("capabilities", self.capabilities, Capabilities)
-        for turn in self.running:
-            one_of("running", turn, RunningTurn)
 
 
 Entry: TypeAlias = (

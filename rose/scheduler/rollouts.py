@@ -33,7 +33,7 @@ from rose.scheduler.events import (
     TurnReady,
     VersionPublished,
 )
-from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered, RunningTurn
+from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered
 from rose.scheduler.state import FrontCounts, Gone, Outcome, RolloutsState
 from rose.scheduler.watching import Order, Watches
 from rose.scheduler.worker import (
@@ -173,19 +173,13 @@ class Rollouts:
     def register(self, registered: Registered, worker: Worker) -> None:
         """Take in that `worker` is there, and carry orders to it from the next step on.
 
-        What it runs and nobody wants any more is stopped at once.
-
         Raises:
             InvalidArgument: another has its number; nothing has changed.
         """
         if self.is_here(registered.worker):
             raise InvalidArgument(f"worker {registered.worker} is there already")
-        goes_on = self._going_on(registered) if self._is_back(registered) else set()
         self.take(registered)
         self._workers[registered.worker] = worker
-        for turn in registered.running:
-            if turn.trajectory not in goes_on:
-                self._stop(worker, turn.trajectory)
 
     def is_here(self, worker: int) -> bool:
         """Whether a worker has registered and is not lost, the next step's news included."""
@@ -265,7 +259,7 @@ class Rollouts:
             if number in self.state.workers:
                 self._lose(WorkerLost(number, "it came back as another"))
             self._events.append(registered.capabilities.joined(number, registered.kind))
-        self.state.workers[number] = replace(registered, running=())
+        self.state.workers[number] = registered
 
     def _is_back(self, registered: Registered) -> bool:
         """Whether the core knows this worker from an earlier life of the scheduler."""
@@ -277,12 +271,11 @@ class Rollouts:
         return (before.kind, was) == (registered.kind, now)
 
     def _resume(self, registered: Registered) -> None:
-        """Let turns go on that run on; what the worker has lost begins again at its last token."""
+        """Let the worker go on; the turns it had begin again, each at its last token."""
         version = registered.capabilities.version
         self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
-        goes_on = self._going_on(registered)
         for course in self.state.trajectories.values():
-            if course.worker == registered.worker and course.number not in goes_on:
+            if course.worker == registered.worker:
                 self._events.append(
                     TurnEnded(
                         trajectory=course.number,
@@ -292,22 +285,6 @@ class Rollouts:
                         end=TurnEnd.INTERRUPTED,
                     )
                 )
-
-    def _going_on(self, registered: Registered) -> set[int]:
-        """Return the trajectories whose turns run there as they should, without a gap."""
-        return {
-            turn.trajectory for turn in registered.running if self._goes_on(registered.worker, turn)
-        }
-
-    def _goes_on(self, worker: int, turn: RunningTurn) -> bool:
-        """Return whether what a worker still runs is what it was asked for, without a gap."""
-        course = self.state.trajectories.get(turn.trajectory)
-        return (
-            course is not None
-            and course.worker == worker
-            and (turn.turn, turn.lease_epoch) == (len(course.turns), course.lease_epoch)
-            and turn.tokens <= len(course.tokens)
-        )
 
     def _hear(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
         match event:

@@ -41,7 +41,7 @@ from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, Wo
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may only change together with this.
-FORMAT: Final = 3
+FORMAT: Final = 4
 _CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
 _JOURNAL: Final = b"rose-scheduler-journal\n"
 _LENGTH: Final = struct.Struct("<Q")

@@ -15,7 +15,7 @@ from rose.scheduler import PlacementPolicy
 from rose.scheduler.copying import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn, Step
+from rose.scheduler.front_events import Begun, Ended, Entry, Registered, Step
 from rose.scheduler.state import Checkpoint, Gone, Outcome
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
@@ -233,23 +233,6 @@ class FrontWorld:
             self.mail.clear()
         self.begin_life()
 
-    def claims(self, worker: SayingWorker) -> list[RunningTurn]:
-        """Return what a worker says it runs; now and then it forgets one."""
-        return [
-            RunningTurn(
-                trajectory=run.request.trajectory,
-                turn=run.request.turn,
-                lease_epoch=run.request.lease_epoch,
-                tokens=run.request.first_token + run.said,
-            )
-            for run in list(worker.running.values())
-            if not (self.chance(0.1) and self.forget(worker, run.request.trajectory))
-        ]
-
-    def forget(self, worker: SayingWorker, trajectory: int) -> bool:
-        del worker.running[trajectory]
-        return True
-
     # ---- workers
 
     def chance(self, odds: float) -> bool:
@@ -364,8 +347,8 @@ class FrontWorld:
 
     def register(self, worker: SayingWorker) -> None:
         can = replace(CAPABILITIES, version=self.versions.get(worker.number, 0))
-        entry = Registered(worker.number, worker.kind, can, tuple(self.claims(worker)))
-        self.durable.take(entry, worker)
+        worker.running.clear()  # Its stream ended with the life before.
+        self.durable.take(Registered(worker.number, worker.kind, can), worker)
         worker.report_lease()
 
     def hear(self, event: WorkerEvent) -> None:
