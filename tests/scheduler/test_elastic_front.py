@@ -9,7 +9,7 @@ import pytest
 from rose.errors import InternalError, InvalidArgument, Unavailable
 from rose.node.server import WorkerServer
 from rose.node.session import ServerLimits
-from rose.scheduler.remote import RemoteLimits, RemoteWorker
+from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped
 from rose.scheduler.worker import (
     LeaseChanged,
@@ -488,7 +488,6 @@ def test_workers_of_other_processes_take_part() -> None:
                     1,
                     WorkerKind.DEDICATED,
                     scheduler.hear,
-                    limits=RemoteLimits(silence_max_s=60.0),
                 )
                 stack.callback(remote.close)
                 await scheduler.register(remote, Capabilities(8, 1000.0, 5.0))
