@@ -226,22 +226,31 @@ class Durable:
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
+    def want_checkpoint(self) -> None:
+        """Make the next one due.
+
+        Raises:
+            InvalidArgument: there is no store.
+        """
+        if self._store is None:
+            raise InvalidArgument("a scheduler without a store writes no checkpoint")
+        self._checkpoint_ns = 0
+
     def is_checkpoint_due(self) -> bool:
         """Whether it is time for the next one."""
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
     def begin_checkpoint(self) -> tuple[Checkpoint, SlowCopy]:
-        """Begin what is to be saved, and the journal behind it.
+        """Begin what is to be saved, and the journal behind it. Nothing waits for a step.
 
         Returns:
             All but the trajectories, and their copy, which is not made yet.
 
         Raises:
-            InvalidArgument: there is no store.
             Unavailable: it cannot be written; the journal before goes on.
         """
-        if self._store is None:
-            raise InvalidArgument("a scheduler without a store writes no checkpoint")
+        if self._store is None or self._entries:
+            raise InternalError("a checkpoint is of the state between two steps, in a store")
         now_ns = self._time.now_ns()
         self._checkpoint_ns = now_ns + round(CHECKPOINT_S * NS_PER_S)
         state = self.rollouts.state

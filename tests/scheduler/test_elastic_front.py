@@ -170,19 +170,6 @@ def test_a_caller_that_is_cancelled_leaves_alone_and_its_turn_goes_on() -> None:
     run(program())
 
 
-def test_a_caller_that_is_cancelled_before_it_was_heard_has_said_nothing() -> None:
-    async def program() -> None:
-        async with opened() as scheduler:
-            begun = asyncio.create_task(scheduler.start(0))
-            await asyncio.sleep(0)
-            begun.cancel()
-            await asyncio.sleep(0.02)
-            assert scheduler.trajectories() == ()
-            await scheduler.start(0)
-
-    run(program())
-
-
 def test_what_is_given_up_is_stopped_and_everybody_is_told() -> None:
     async def program() -> None:
         async with opened(
