@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rose import _core
 from rose.errors import InvalidArgument
-from rose.scheduler.coerce import signed_64
+from rose.scheduler.coerce import whole
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -42,6 +42,7 @@ _KINDS: Final = {kind: code for code, kind in enumerate(WorkerKind)}
 _ENDS: Final = {end: code for code, end in enumerate(TurnEnd)}
 _TOKENS_UNKNOWN: Final = -1
 _OWN_DEVICE: Final = -1
+_time: Final = whole(-(1 << 63), (1 << 63) - 1)
 
 _progress: Final = attrgetter(
     "trajectory", "turn", "worker", "lease_epoch", "first_token", "tokens", "version_min"
@@ -117,12 +118,12 @@ class SchedulerCore:
             InternalError: a bug in the scheduler.
         """
         rows = [_row_of(event) for event in events]
-        actions = self._core.step(rows, signed_64("now_ns", now_ns))
+        actions = self._core.step(rows, _time("now_ns", now_ns))
         return [action_of(row) for row in actions]
 
     def keep_leases(self, until_ns: int) -> None:
         """Let no lease run out before then: for a time in which nobody heard those who renewed."""
-        self._core.keep_leases(signed_64("until_ns", until_ns))
+        self._core.keep_leases(_time("until_ns", until_ns))
 
     @property
     def native(self) -> _core.SchedulerCore:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from rose.errors import InternalError, InvalidArgument, check
-from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.events import Start
 from rose.scheduler.front_events import Asked
 from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
@@ -107,12 +106,8 @@ class Course:
             raise InvalidArgument(f"{where}: cannot be generated now: {self.phase.value}")
         if asked.turn != len(self.turns):
             raise InvalidArgument(f"{where}: the next turn is {len(self.turns)}")
-        if not 0 <= asked.kept <= len(self.context):
-            raise InvalidArgument(f"{where}: begins with {asked.kept} tokens that are not there")
         if asked.kept + len(asked.tail) == 0:
             raise InvalidArgument(f"{where}: a prompt has at least one token")
-        if not all(0 <= token <= COUNT_MAX for token in asked.tail):
-            raise InvalidArgument(f"{where}: a token of the prompt is below 0, or no id")
         self.phase = Phase.SPEAKING
         del self.context[asked.kept :]
         self.context += asked.tail

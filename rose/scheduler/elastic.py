@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
-from rose.scheduler.coerce import count, one_of, real, whole, wholes
+from rose.scheduler.coerce import COUNT_MAX, checked, counts, one_of, whole
 from rose.scheduler.copying import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
@@ -41,10 +41,7 @@ TRAJECTORIES_MAX: Final = 100_000
 # How often the core steps when nothing happens, in seconds: leases run out and stalls are seen that
 # late. While every turn is with its environment, half a second.
 TICK_S: Final = 0.05
-# As in csrc/scheduler/batch_check.cpp: what the core would refuse is refused before it is noted.
-_STALENESS_MAX: Final = 1 << 20
-_TOTAL_MAX: Final = 1 << 60
-_WEIGHT_MIN: Final = 1e-6
+_count: Final = whole(0, COUNT_MAX)
 
 
 class ElasticRolloutScheduler:
@@ -196,7 +193,7 @@ class ElasticRolloutScheduler:
 
     async def lose(self, worker: int, reason: str) -> None:
         """Take a worker as gone, as if it had said so itself."""
-        await self._tell(WorkerLost(count("worker", worker), one_of("reason", reason, str)))
+        await self._tell(checked(WorkerLost(worker, one_of("reason", reason, str))))
 
     # ---- trajectories ---------------------------------------------------------------------------
 
@@ -253,8 +250,8 @@ class ElasticRolloutScheduler:
             TrajectoryDropped: the trajectory was dropped or given up.
             Unavailable: the scheduler was closed.
         """
-        number, place = whole("trajectory", trajectory), whole("turn", turn)
-        ids = wholes("prompt", prompt)
+        number, place = _count("trajectory", trajectory), _count("turn", turn)
+        ids = counts("prompt", prompt)
         wanted = one_of("sampling", sampling, Sampling)
 
         self._open_inbox()
@@ -262,8 +259,6 @@ class ElasticRolloutScheduler:
         asked = course.asked(place, ids, wanted)
         if asked is not None:
             self._take(asked)
-        elif place < 0:
-            raise InvalidArgument(f"trajectory {number} has no turn {place}")
         elif place < len(course.turns):
             return course.turns[place]
         result: TurnResult = await self._wait(number, place)
@@ -306,21 +301,8 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: a value is out of range.
         """
-        joined = JobJoined(
-            job=count("job", job),
-            batch_trajectories=count("batch_trajectories", batch_trajectories),
-            max_staleness=count("max_staleness", max_staleness),
-            weight=real("weight", weight),
-        )
-        if joined.batch_trajectories == 0 or joined.max_staleness > _STALENESS_MAX:
-            raise InvalidArgument(f"job {job} cannot have {joined}: its batch is above 0")
-        if joined.max_staleness >= _TOTAL_MAX // joined.batch_trajectories:
-            raise InvalidArgument(
-                f"job {job} cannot have {joined}: max_staleness batches are fewer than 2^60"
-            )
-        if not _WEIGHT_MIN <= joined.weight <= 1 / _WEIGHT_MIN:
-            raise InvalidArgument(f"the weight of job {job} is within 1e-6 and 1e6")
-        await self._tell(joined)
+        joined = JobJoined(job, batch_trajectories, max_staleness, weight)
+        await self._tell(checked(joined))
 
     async def publish(self, version: int, *, job: int = 0) -> None:
         """Say that a job's trainer has published a version; one that is not newer says nothing.
@@ -328,7 +310,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: it is no count.
         """
-        await self._tell(VersionPublished(count("version", version), count("job", job)))
+        await self._tell(checked(VersionPublished(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
         """Say that a job's trainer has used, or thrown away, so many more that were finished.
@@ -338,7 +320,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: not so many were finished.
         """
-        await self._tell(Consumed(count("trajectories", trajectories), count("job", job)))
+        await self._tell(checked(Consumed(trajectories, job)))
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and return when it is on the disk.

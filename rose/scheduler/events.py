@@ -8,8 +8,9 @@ one step: the core counts tokens, whoever drives it keeps them.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
+from rose.scheduler.coerce import COUNT_MAX, Count, real, whole
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 
 # ---- events of the front: who drives the scheduler. They must not contradict each other.
@@ -52,8 +53,8 @@ class WorkerJoined:
 class VersionPublished:
     """A job's trainer has published a version; one not higher than before says nothing."""
 
-    version: int
-    job: int = 0
+    version: Count
+    job: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,8 @@ class TrajectoryEnded:
 class Consumed:
     """A job's trainer has used, or thrown away, so many trajectories more that had ended."""
 
-    trajectories: int
-    job: int = 0
+    trajectories: Count
+    job: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,10 @@ class JobJoined:
         weight: of its fair share of devices that several jobs share, > 0; 1 if never told.
     """
 
-    job: int
-    batch_trajectories: int
-    max_staleness: int
-    weight: float
+    job: Count
+    batch_trajectories: Annotated[int, whole(1, COUNT_MAX >> 1)]
+    max_staleness: Annotated[int, whole(0, 1 << 20)]
+    weight: Annotated[float, real(1e-6, 1e6)]
 
 
 # ---- events of workers. They may be late, doubled, or about something long gone.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
+from rose.scheduler.coerce import Count, Counts, Real, Reals, Text, Truth
+
 
 class WorkerKind(Enum):
     """What the scheduler may expect of a worker."""
@@ -69,16 +71,16 @@ class TurnOutput:
         error: why it failed.
     """
 
-    worker: int
-    trajectory: int
-    turn: int
-    lease_epoch: int
-    first_token: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
+    worker: Count
+    trajectory: Count
+    turn: Count
+    lease_epoch: Count
+    first_token: Count
+    tokens: Counts
+    logprobs: Reals
+    versions: Counts
     end: TurnEnd | None = None
-    error: str | None = None
+    error: Text | None = None
 
 
 def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
@@ -108,10 +110,10 @@ class LeaseChanged:
         ttl_ms: it is over this long after the report was made; 0 means it does not run out.
     """
 
-    worker: int
-    lease_epoch: int
-    kv_tokens: int
-    ttl_ms: float
+    worker: Count
+    lease_epoch: Count
+    kv_tokens: Count
+    ttl_ms: Real
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +128,18 @@ class VersionCommitted:
         pause_ms: how long no step could run for it.
     """
 
-    worker: int
-    version: int
-    is_match: bool
-    pause_ms: float
+    worker: Count
+    version: Count
+    is_match: Truth
+    pause_ms: Real
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A worker is gone, and with it what it had not reported."""
 
-    worker: int
-    reason: str
+    worker: Count
+    reason: Text
 
 
 WorkerEvent: TypeAlias = TurnOutput | LeaseChanged | VersionCommitted | WorkerLost

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler.front_events import Asked, Begun, Ended, Registered
+from rose.scheduler.front_events import Begun, Ended, Registered
 from rose.scheduler.hearsay import believable
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import (
@@ -166,8 +166,6 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
     sampling = Sampling(i(5), f(0.5), [i(7)])
     assert_exact(sampling, Sampling(5, 0.5, (7,)))
     assert_exact(Begun(i(1), i(2), i(3), i(4)), Begun(1, 2, 3, 4))
-    asked = Asked(i(1), i(0), i(0), np.array([1, 2]), sampling)
-    assert_exact(asked, Asked(1, 0, 0, (1, 2), sampling))
     assert_exact(Ended(i(1), is_wanted=True), Ended(1, is_wanted=True))
     can = Capabilities(i(4), f(1000), 5, device=i(3))
     assert_exact(can, Capabilities(4, 1000.0, 5.0, device=3))
@@ -188,8 +186,6 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
         lambda: Registered(0, DEDICATED, None),
         lambda: Begun(1 << 70, 0, 0, 0),
         lambda: Begun("x", 0, 0, 0),
-        lambda: Asked(0, 0, 0, (1.5,), SAMPLING),
-        lambda: Asked(0, 0, 0, (1,), None),
         lambda: Ended("x", is_wanted=True),
     ],
 )
