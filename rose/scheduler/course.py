@@ -32,13 +32,13 @@ class Course:
         phase: who has it.
         context: the prompt of the present turn; between turns, all that was read and said.
         turns: those that are done.
-        sampling: of the present turn.
-        tokens: of the present turn so far.
+        sampling: of the present turn, as is all that follows.
+        tokens: so far.
         logprobs: of each.
         versions: of each.
-        workers: that ran a part of the present turn.
+        workers: that ran a part of it.
         lease_epoch: under which the last of them was asked.
-        error: what the last one said that failed.
+        error: of the last one that failed.
     """
 
     number: int

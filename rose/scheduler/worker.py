@@ -56,13 +56,13 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnOutput:
-    """The next tokens of a turn, and its end.
+    """The next tokens of a turn, and its end; what it has of its request is as there.
 
     Args:
         worker: who generated them.
-        trajectory: as in the request.
-        turn: as in the request.
-        lease_epoch: as in the request.
+        trajectory: whose turn.
+        turn: of the trajectory.
+        lease_epoch: of the request.
         first_token: place of `tokens[0]` within the turn.
         tokens: ids; empty only together with an `end`.
         logprobs: of each token, natural, at the request's temperature.
