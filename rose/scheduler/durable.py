@@ -217,12 +217,8 @@ class Durable:
             bool(self._entries)
             or self.rollouts.has_refusals()
             or not self.rollouts.is_idle()
-            or bool(self.rollouts.absent())
-            or (self.rollouts.has_workers() and self._is_long_ago())
+            or self._time.now_ns() - self.rollouts.state.now_ns >= _IDLE_NS
         )
-
-    def _is_long_ago(self) -> bool:
-        return self._time.now_ns() - self.rollouts.state.now_ns >= _IDLE_NS
 
     # ---- checkpoints ----------------------------------------------------------------------------
 

@@ -347,7 +347,7 @@ class ElasticRolloutScheduler:
 
     def counts(self) -> FrontCounts:
         """Return what became of trajectories."""
-        return self._rollouts.counts()
+        return self._rollouts.state.counts.copy()
 
     def stats(self) -> SchedulerStats:
         """Return the core's own books."""

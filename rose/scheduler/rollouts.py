@@ -34,7 +34,7 @@ from rose.scheduler.events import (
     VersionPublished,
 )
 from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered
-from rose.scheduler.state import FrontCounts, Gone, Outcome, RolloutsState
+from rose.scheduler.state import Gone, Outcome, RolloutsState
 from rose.scheduler.watching import Order, Watches
 from rose.scheduler.worker import (
     LeaseChanged,
@@ -89,14 +89,8 @@ class Rollouts:
             case Asked():
                 course = self.course(entry.trajectory)
                 course.ask(entry)
-                self._events.append(
-                    TurnReady(
-                        trajectory=entry.trajectory,
-                        turn=entry.turn,
-                        context_tokens=len(course.context),
-                        max_new_tokens=entry.sampling.max_new_tokens,
-                    )
-                )
+                context, limit = len(course.context), entry.sampling.max_new_tokens
+                self._events.append(TurnReady(entry.trajectory, entry.turn, context, limit))
             case Ended():
                 self._end(entry)
             case Registered():
@@ -131,10 +125,6 @@ class Rollouts:
     def stats(self) -> SchedulerStats:
         """Return the core's own books."""
         return self._core.stats()
-
-    def counts(self) -> FrontCounts:
-        """Return what became of trajectories so far."""
-        return self.state.counts.copy()
 
     def is_idle(self) -> bool:
         """Whether every trajectory is in its environment: time alone changes only leases."""
@@ -184,10 +174,6 @@ class Rollouts:
     def is_here(self, worker: int) -> bool:
         """Whether a worker has registered and is not lost, the next step's news included."""
         return worker in self._workers
-
-    def has_workers(self) -> bool:
-        """Whether there is one that orders are carried to."""
-        return bool(self._workers)
 
     def absent(self) -> list[int]:
         """Return the numbers of those that joined in an earlier life and are not back."""
@@ -276,15 +262,8 @@ class Rollouts:
         self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
         for course in self.state.trajectories.values():
             if course.worker == registered.worker:
-                self._events.append(
-                    TurnEnded(
-                        trajectory=course.number,
-                        turn=len(course.turns),
-                        worker=registered.worker,
-                        lease_epoch=course.lease_epoch,
-                        end=TurnEnd.INTERRUPTED,
-                    )
-                )
+                where = course.number, len(course.turns), registered.worker, course.lease_epoch
+                self._events.append(TurnEnded(*where, TurnEnd.INTERRUPTED))
 
     def _hear(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
         match event:
@@ -302,19 +281,12 @@ class Rollouts:
         self._events.append(lost)
 
     def _hear_output(self, output: TurnOutput) -> None:
-        if output.tokens:
+        where = output.trajectory, output.turn, output.worker, output.lease_epoch
+        count = len(output.tokens)
+        if count:
             self._outputs[len(self._events)] = output
-            self._events.append(
-                TurnProgress(
-                    trajectory=output.trajectory,
-                    turn=output.turn,
-                    worker=output.worker,
-                    lease_epoch=output.lease_epoch,
-                    first_token=output.first_token,
-                    tokens=len(output.tokens),
-                    version_min=min(output.versions),
-                )
-            )
+            oldest = min(output.versions)
+            self._events.append(TurnProgress(*where, output.first_token, count, oldest))
         if output.end is None:
             return
         self.watches.show(lambda watch: watch.end(output.trajectory, output.worker))
@@ -323,16 +295,7 @@ class Rollouts:
             if course is not None and course.worker == output.worker:
                 self._copy.keep(course)
                 course.error = output.error
-        self._events.append(
-            TurnEnded(
-                trajectory=output.trajectory,
-                turn=output.turn,
-                worker=output.worker,
-                lease_epoch=output.lease_epoch,
-                end=output.end,
-                tokens=output.first_token + len(output.tokens),
-            )
-        )
+        self._events.append(TurnEnded(*where, output.end, output.first_token + count))
 
     def _forget(self, course: Course) -> None:
         del self.state.trajectories[course.number]
@@ -353,8 +316,7 @@ class Rollouts:
             case Start():
                 return self._start(action)
             case Stop():
-                if worker := self._workers.get(action.worker):
-                    self._stop(worker, action.trajectory)
+                self._stop(action.trajectory, action.worker)
             case Drop():
                 self._drop(action.trajectory, action.reason)
         return ()
@@ -377,15 +339,8 @@ class Rollouts:
         )
         if course.has_ended():
             # Its last token was delivered, and the news of its end was lost with its worker.
-            ended = TurnEnded(
-                trajectory=start.trajectory,
-                turn=start.turn,
-                worker=start.worker,
-                lease_epoch=start.lease_epoch,
-                end=TurnEnd.FINISHED,
-                tokens=start.first_token,
-            )
-            return (ended,)
+            where = start.trajectory, start.turn, start.worker, start.lease_epoch
+            return (TurnEnded(*where, TurnEnd.FINISHED, start.first_token),)
         # Whoever is lost is so in the core before it places anything.
         check(start.worker in self.state.workers, "a turn would start on a worker that is lost")
         request, kind = course.request(start), self.state.workers[start.worker].kind
@@ -403,13 +358,14 @@ class Rollouts:
                 self._refusals.append(_broken(start.worker, error))
         return ()
 
-    def _stop(self, worker: Worker, trajectory: int) -> None:
+    def _stop(self, trajectory: int, number: int) -> None:
         """Tell a worker to stop a turn; one that cannot is lost, and that is news."""
-        order = Order()
-        with order:
-            worker.stop_turn(trajectory)
-        if order.error is not None:
-            self._refusals.append(_broken(worker.number, order.error))
+        if worker := self._workers.get(number):
+            order = Order()
+            with order:
+                worker.stop_turn(trajectory)
+            if order.error is not None:
+                self._refusals.append(_broken(number, order.error))
 
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
         course = self._known(trajectory)

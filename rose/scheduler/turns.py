@@ -57,18 +57,9 @@ class Capabilities(Checked):
 
     def joined(self, number: int, kind: WorkerKind) -> WorkerJoined:
         """Return what the core hears of a worker."""
-        return WorkerJoined(
-            worker=number,
-            kind=kind,
-            domain=self.domain,
-            seats=self.seats,
-            prefill_tokens_per_s=self.prefill_tokens_per_s,
-            decode_step_ms=self.decode_step_ms,
-            decode_ms_per_sequence=self.decode_ms_per_sequence,
-            version=self.version,
-            job=self.job,
-            device=self.device,
-        )
+        rates = self.prefill_tokens_per_s, self.decode_step_ms, self.decode_ms_per_sequence
+        of = self.domain, self.seats, *rates, self.version, self.job, self.device
+        return WorkerJoined(number, kind, *of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,18 +85,8 @@ class TurnOutput:
 
 def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
     """Return what a worker says of a turn that it could not run."""
-    return TurnOutput(
-        worker=worker,
-        trajectory=request.trajectory,
-        turn=request.turn,
-        lease_epoch=request.lease_epoch,
-        first_token=request.first_token,
-        tokens=(),
-        logprobs=(),
-        versions=(),
-        end=TurnEnd.FAILED,
-        error=error,
-    )
+    where = request.trajectory, request.turn, request.lease_epoch, request.first_token
+    return TurnOutput(worker, *where, (), (), (), TurnEnd.FAILED, error)
 
 
 @dataclass(frozen=True, slots=True)

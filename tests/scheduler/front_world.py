@@ -262,7 +262,7 @@ class FrontWorld:
             self.mail.append((self.clock.now_ms, self.order, WorkerLost(worker.number, "killed")))
             self.bring(worker.kind)
             return
-        published = self.durable.rollouts.counts().job(0).published
+        published = self.durable.rollouts.state.counts.job(0).published
         if self.versions.get(worker.number, 0) < published and self.random.random() < 0.2:
             self.versions[worker.number] = published
             self.report(VersionCommitted(worker.number, published, True, 1.0))
@@ -369,7 +369,7 @@ class FrontWorld:
             self.durable.take(entry)
 
     def train(self) -> None:
-        counts = self.durable.rollouts.counts().job(0)
+        counts = self.durable.rollouts.state.counts.job(0)
         left = counts.finished - counts.consumed
         is_last = not any(not caller.is_over for caller in self.callers)
         if left == 0 or (left < SETTINGS.batch_trajectories and not is_last):
@@ -380,7 +380,7 @@ class FrontWorld:
         self.durable.take(Consumed(min(left, SETTINGS.batch_trajectories)))
 
     def publish(self) -> None:
-        counts = self.durable.rollouts.counts().job(0)
+        counts = self.durable.rollouts.state.counts.job(0)
         version = counts.consumed // SETTINGS.batch_trajectories
         if version > counts.published:
             self.durable.take(VersionPublished(version))
@@ -392,7 +392,7 @@ class FrontWorld:
 
     def assert_accounted(self) -> None:
         """Hold the books of the scheduler against what the callers saw."""
-        counts, stats = self.durable.rollouts.counts(), self.durable.rollouts.stats()
+        counts, stats = self.durable.rollouts.state.counts, self.durable.rollouts.stats()
         assert counts.begun == len(self.callers)
         assert counts.dropped == 0
         assert counts.begun == counts.finished + counts.given_up

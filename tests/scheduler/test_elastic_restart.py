@@ -30,7 +30,7 @@ def test_without_kills_every_turn_is_that_of_an_uninterrupted_run(tmp_path, seed
     world = FrontWorld(tmp_path / "scheduler", seed, trajectories=30, policy=policy)
     run(world, itertools.repeat(None))
     world.assert_accounted()
-    assert world.durable.rollouts.counts().resumed > 3
+    assert world.durable.rollouts.state.counts.resumed > 3
 
 
 @pytest.mark.parametrize("seed", range(2))
