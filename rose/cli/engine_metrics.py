@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rose.errors import CorruptData
-from rose.scheduler.broker.engine_reader import EngineMetrics
-from rose.scheduler.broker.histogram import Histogram, summed
+from rose.scheduler.broker.engine_reader import EngineMetrics, Histogram
 
 # More samples: no engine has so many ranks.
 _LINES_MAX: Final = 20_000
@@ -153,8 +152,17 @@ def _histogram(samples: _Samples, names: tuple[str, ...]) -> Histogram:
     for name in names:
         found = list(_labelled(samples, name))
         if found:
-            return summed(found)
+            return _summed(found)
     raise CorruptData(f"the histogram {names[0]} is missing")
+
+
+def _summed(histograms: Sequence[Histogram]) -> Histogram:
+    """Return the histogram of all of them: the ranks of one engine count on their own."""
+    bounds_s = histograms[0].bounds_s
+    if any(one.bounds_s != bounds_s for one in histograms):
+        raise CorruptData("the buckets of one latency differ from label to label")
+    counts = zip(*(one.counts for one in histograms), strict=True)
+    return Histogram(bounds_s, tuple(map(sum, counts)))
 
 
 def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:

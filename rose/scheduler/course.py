@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from rose.errors import InternalError, InvalidArgument, check
 from rose.scheduler.events import Start
@@ -59,15 +60,9 @@ class Course:
 
     def copy(self) -> "Course":
         """Return one that stays as it is now."""
-        return replace(
-            self,
-            context=list(self.context),
-            turns=list(self.turns),
-            tokens=list(self.tokens),
-            logprobs=list(self.logprobs),
-            versions=list(self.versions),
-            workers=list(self.workers),
-        )
+        rows = ("context", "turns", "tokens", "logprobs", "versions", "workers")
+        copies: dict[str, Any] = {name: list(getattr(self, name)) for name in rows}
+        return replace(self, **copies)
 
     def token_count(self) -> int:
         """Return how many numbers a copy of it takes, more or less."""
@@ -88,11 +83,9 @@ class Course:
                 f"trajectory {self.number}: turn {turn} was asked for with another prompt or "
                 "another sampling"
             )
-        kept = 0
-        for before, now in zip(self.context, prompt, strict=False):
-            if before != now:
-                break
-            kept += 1
+        pairs = enumerate(zip(self.context, prompt, strict=False))
+        same = min(len(self.context), len(prompt))
+        kept = next((place for place, (before, now) in pairs if before != now), same)
         return Asked(self.number, turn, kept, prompt[kept:], sampling)
 
     def ask(self, asked: Asked) -> None:

@@ -58,23 +58,15 @@ class CoreTime:
 
 
 class Durable:
-    """Steps rollouts; each step is in the store before anything is done about it.
+    """Steps rollouts; each step is in the store, if there is one, before anything is done about it.
 
     One thread at a time, but for `save`.
-
-    Args:
-        settings: of the core.
-        policy: of the core.
-        clock: where time comes from.
-        store: None keeps nothing.
-        watches: see everything that happens in this life.
     """
 
     def __init__(
         self,
         settings: SchedulerSettings,
         policy: PlacementPolicy,
-        *,
         clock: Clock,
         store: "FileStore | None",
         watches: Sequence[FrontWatch],
@@ -103,10 +95,8 @@ class Durable:
             InvalidArgument: it holds the state of a scheduler with other settings.
             Unavailable: it cannot be read or written.
         """
-        if self._store is not None:
-            found = self._store.load()
-            if found is not None:
-                self._restore(*found)
+        if self._store is not None and (found := self._store.load()) is not None:
+            self._restore(*found)
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)

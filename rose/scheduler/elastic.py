@@ -77,13 +77,7 @@ class ElasticRolloutScheduler:
         store: "FileStore | None" = None,
         watches: Sequence[FrontWatch] = (),
     ) -> None:
-        self._durable = Durable(
-            settings,
-            policy,
-            clock=BootClock() if clock is None else clock,
-            store=store,
-            watches=watches,
-        )
+        self._durable = Durable(settings, policy, clock or BootClock(), store, watches)
         self._waiters = Waiters()
         self._inbox: Inbox | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,13 +89,7 @@ class ElasticRolloutScheduler:
     # ---- its life -------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Go on where the store says that it was, and start the task.
-
-        Raises:
-            CorruptData: the store does not hold what was written.
-            InvalidArgument: it holds the state of a scheduler with other settings.
-            Unavailable: it cannot be read or written.
-        """
+        """Go on where the store says that it was, and start the task; raises as `Durable.open`."""
         loop = asyncio.get_running_loop()
         try:
             self._durable.open()

@@ -35,7 +35,7 @@ from rose.scheduler.course import Course
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.state import Checkpoint
-from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, WorkerLost
+from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may only change together with this.
@@ -55,10 +55,7 @@ _WORDS: Final[dict[str, type]] = {
     "published": VersionPublished,
     "consumed": Consumed,
     "job": JobJoined,
-    "output": TurnOutput,
-    "lease": LeaseChanged,
-    "committed": VersionCommitted,
-    "lost": WorkerLost,
+    **EVENTS,
 }
 _WORD_OF: Final = {kind: word for word, kind in _WORDS.items()}
 
