@@ -1,7 +1,6 @@
 """The scheduler's core for Python: dataclasses on this side, rows of numbers on the other."""
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, Final
 
 from rose import _core
@@ -23,10 +22,6 @@ _TOKENS_UNKNOWN: Final = -1
 _OWN_DEVICE: Final = -1
 _time: Final = whole(-(1 << 63), (1 << 63) - 1)
 
-_progress: Final = attrgetter(
-    "trajectory", "turn", "worker", "lease_epoch", "first_token", "tokens", "version_min"
-)
-
 # The code of an event is the place of its type in `Event` of csrc/scheduler/events.h.
 _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
     events.WorkerJoined: lambda e: (
@@ -40,7 +35,10 @@ _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
     VersionCommitted: lambda e: (4, e.worker, e.version),
     events.TrajectoryCreated: lambda e: (5, e.trajectory, e.group, e.job),
     events.TurnReady: lambda e: (6, e.trajectory, e.turn, e.context_tokens, e.max_new_tokens),
-    events.TurnProgress: lambda e: (7, *_progress(e)),
+    events.TurnProgress: lambda e: (
+        *(7, e.trajectory, e.turn, e.worker, e.lease_epoch),
+        *(e.first_token, e.tokens, e.version_min),
+    ),
     events.TurnEnded: lambda e: (
         *(8, e.trajectory, e.turn, e.worker, e.lease_epoch, _ENDS[e.end]),
         _TOKENS_UNKNOWN if e.tokens is None else e.tokens,

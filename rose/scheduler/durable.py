@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
-from rose.scheduler.copying import SlowCopy
 from rose.scheduler.core import SchedulerCore
+from rose.scheduler.course import SlowCopy
 from rose.scheduler.front_events import Entry, Registered, Step
 from rose.scheduler.hearsay import EarlyNews, believable
 from rose.scheduler.rollouts import Rollouts
@@ -121,7 +121,7 @@ class Durable:
                 raise
             # What ended the life before must not end this one: nothing was done about it.
             self._restore(checkpoint, steps[:-1])
-        self.rollouts.take_refusals()  # Workers that are not there refuse nothing.
+        self.rollouts.refusals = []  # Workers that are not there refuse nothing.
         self.rollouts.watches = self._watches
 
     def _check_settings(self, checkpoint: Checkpoint) -> None:
@@ -189,7 +189,8 @@ class Durable:
             InternalError: a bug in the scheduler.
         """
         now_ns = self._time.now_ns()
-        for refusal in self.rollouts.take_refusals():
+        refusals, self.rollouts.refusals = self.rollouts.refusals, []
+        for refusal in refusals:
             self.hear(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
@@ -205,7 +206,7 @@ class Durable:
         """Whether something was taken in, or may come of time alone."""
         return (
             bool(self._entries)
-            or self.rollouts.has_refusals()
+            or bool(self.rollouts.refusals)
             or not self.rollouts.is_idle()
             or self._time.now_ns() - self.rollouts.state.now_ns >= _IDLE_NS
         )
@@ -239,14 +240,13 @@ class Durable:
             raise InternalError("a checkpoint is of the state between two steps, in a store")
         now_ns = self._time.now_ns()
         self._checkpoint_ns = now_ns + round(CHECKPOINT_S * NS_PER_S)
-        state = self.rollouts.state
         head = Checkpoint(
             sequence=self._store.rotate(),
             policy=self._policy,
             settings=self._settings,
             core=self._core.snapshot(),
             trajectories=(),
-            rest=replace(state, trajectories={}).copy(),
+            rest=self.rollouts.state.copy(),
         )
         return head, self.rollouts.begin_copy()
 

@@ -16,7 +16,7 @@ from typing_extensions import Self
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.coerce import COUNT_MAX, checked, counts, one_of, whole
-from rose.scheduler.copying import SlowCopy
+from rose.scheduler.course import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from rose.errors import InternalError, InvalidArgument, RoseError, check, sentence
-from rose.scheduler.copying import SlowCopy
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.course import Course, Phase
+from rose.scheduler.course import Course, Phase, SlowCopy
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -72,7 +71,9 @@ class Rollouts:
         self._events: list[Event] = []
         self._outputs: dict[int, TurnOutput] = {}  # by the place of the event that tells of it
         self._outcomes: list[Outcome] = []
-        self._refusals: list[TurnOutput | WorkerLost] = []
+        self.refusals: list[
+            TurnOutput | WorkerLost
+        ] = []  # to be taken in as if workers had said so
         self._copy = SlowCopy({})
 
     # ---- in and out -----------------------------------------------------------------------------
@@ -129,15 +130,6 @@ class Rollouts:
     def is_idle(self) -> bool:
         """Whether every trajectory is in its environment: time alone changes only leases."""
         return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
-
-    def has_refusals(self) -> bool:
-        """Whether `take_refusals` has something to give."""
-        return bool(self._refusals)
-
-    def take_refusals(self) -> list[TurnOutput | WorkerLost]:
-        """Return what workers would not do; it is to be taken in as if they had said so."""
-        refusals, self._refusals = self._refusals, []
-        return refusals
 
     def begin_copy(self) -> SlowCopy:
         """Return a copy of all trajectories as they are now, which is not made yet.
@@ -353,9 +345,9 @@ class Rollouts:
             worker.start_turn(request)
         match order.error:
             case RoseError() as error:
-                self._refusals.append(failed_output(request, start.worker, str(error)))
+                self.refusals.append(failed_output(request, start.worker, str(error)))
             case Exception() as error:
-                self._refusals.append(_broken(start.worker, error))
+                self.refusals.append(_broken(start.worker, error))
         return ()
 
     def _stop(self, trajectory: int, number: int) -> None:
@@ -365,7 +357,7 @@ class Rollouts:
             with order:
                 worker.stop_turn(trajectory)
             if order.error is not None:
-                self._refusals.append(_broken(number, order.error))
+                self.refusals.append(_broken(number, order.error))
 
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
         course = self._known(trajectory)

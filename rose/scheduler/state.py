@@ -107,10 +107,9 @@ class RolloutsState:
     counts: FrontCounts = field(default_factory=FrontCounts)
 
     def copy(self) -> "RolloutsState":
-        """Return one that stays as it is now."""
+        """Return one without trajectories that stays as it is now."""
         return RolloutsState(
             now_ns=self.now_ns,
-            trajectories={number: one.copy() for number, one in self.trajectories.items()},
             workers=dict(self.workers),
             used=UsedNumbers(self.used.below, set(self.used.others)),
             counts=self.counts.copy(),
@@ -139,6 +138,5 @@ class Checkpoint:
 
     def state(self) -> RolloutsState:
         """Return what a front starts from; it shares nothing with this."""
-        return replace(
-            self.rest, trajectories={one.number: one for one in self.trajectories}
-        ).copy()
+        copies = {one.number: one.copy() for one in self.trajectories}
+        return replace(self.rest.copy(), trajectories=copies)

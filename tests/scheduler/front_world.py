@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.copying import SlowCopy
+from rose.scheduler.course import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered, Step

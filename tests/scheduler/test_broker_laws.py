@@ -14,7 +14,7 @@ from rose.scheduler.broker.broker import (
     STALE_AFTER_MS,
     TTL_MAX_MS,
 )
-from rose.scheduler.broker.pressure import pressure_of
+from rose.scheduler.broker.observation import pressure_of
 from rose.units import MIB
 from tests.scheduler.broker_world import FLEET, calm, device, histories, late
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler import PlacementPolicy, copying, store_file
+from rose.scheduler import PlacementPolicy, course, store_file
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.front_events import Begun, Step
 from rose.scheduler.store_file import FileStore
@@ -246,7 +246,7 @@ def test_a_checkpoint_on_demand_takes_the_place_of_the_journal(tmp_path) -> None
 def test_callers_go_on_while_a_checkpoint_is_made_and_it_is_of_when_it_began(
     tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(copying, "SLICE_COURSES", 1)
+    monkeypatch.setattr(course, "SLICE_COURSES", 1)
 
     async def program() -> None:
         path = tmp_path / "state"

@@ -7,8 +7,16 @@ from enum import Enum
 from typing import Final
 
 from rose.errors import InvalidArgument, check
-from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread
-from rose.scheduler.broker.pressure import Pressure, Severity, free_bytes, pressure_of
+from rose.scheduler.broker.observation import (
+    Observation,
+    Pressure,
+    Reading,
+    ServingDevice,
+    Severity,
+    Unread,
+    free_bytes,
+    pressure_of,
+)
 from rose.units import GIB, MS_PER_S
 
 # An older reading says nothing: three readings of every 5 s may be lost.
@@ -137,7 +145,10 @@ class Broker:
         if not (math.isfinite(now_ms) and now_ms >= self._decided_ms):
             raise InvalidArgument(f"now is {now_ms} ms, after a decision at {self._decided_ms} ms")
         before_bytes = self.lent_bytes
-        has_lapsed = self._pass_time(now_ms)
+        self._decided_ms = now_ms
+        has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms  # Nobody renewed it in time.
+        if has_lapsed:
+            self.lent_bytes = 0
         self._take(reading, now_ms)
         before_bytes = max(before_bytes, self.lent_bytes)
         self.lent_bytes = self._kept_bytes()
@@ -151,14 +162,6 @@ class Broker:
         if has_lapsed and self.lent_bytes:
             before_bytes = 0  # What begins again is another loan.
         return self._decision(before_bytes, why or "serving has all it needs", now_ms)
-
-    def _pass_time(self, now_ms: float) -> bool:
-        """Let time go on to now; return whether the loan ran out, as nobody renewed it in time."""
-        self._decided_ms = now_ms
-        has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms
-        if has_lapsed:
-            self.lent_bytes = 0
-        return has_lapsed
 
     # ---- learning -------------------------------------------------------------------------------
 
