@@ -60,7 +60,7 @@ class CoreTime:
 class Durable:
     """Steps rollouts; each step is in the store, if there is one, before anything is done about it.
 
-    One thread at a time, but for `save`.
+    One thread at a time, but for `save`. Whatever writes raises Unavailable where the disk fails.
     """
 
     def __init__(
@@ -214,11 +214,7 @@ class Durable:
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def want_checkpoint(self) -> None:
-        """Make the next one due.
-
-        Raises:
-            InvalidArgument: there is no store.
-        """
+        """Make the next one due."""
         if self._store is None:
             raise InvalidArgument("a scheduler without a store writes no checkpoint")
         self._checkpoint_ns = 0
@@ -232,9 +228,6 @@ class Durable:
 
         Returns:
             All but the trajectories, and their copy, which is not made yet.
-
-        Raises:
-            Unavailable: it cannot be written; the journal before goes on.
         """
         if self._store is None or self._entries:
             raise InternalError("a checkpoint is of the state between two steps, in a store")
@@ -251,20 +244,12 @@ class Durable:
         return head, self.rollouts.begin_copy()
 
     def save(self, head: Checkpoint, copy: SlowCopy) -> None:
-        """Write a checkpoint to the disk; any thread. The copy is whole.
-
-        Raises:
-            Unavailable: the disk does not take it.
-        """
+        """Write a checkpoint to the disk; any thread. The copy is whole."""
         if self._store is not None:
             self._store.save(replace(head, trajectories=copy.whole()))
 
     def save_now(self) -> None:
-        """Write a checkpoint in this thread, if there is a store.
-
-        Raises:
-            Unavailable: the disk does not take it.
-        """
+        """Write a checkpoint in this thread, if there is a store."""
         if self._store is None:
             return
         head, copy = self.begin_checkpoint()

@@ -58,6 +58,9 @@ class ElasticRolloutScheduler:
     twice. A caller that is cancelled leaves alone; its turn goes on until somebody asks for it, or
     `abort`.
 
+    A call raises InvalidArgument for what has no meaning or contradicts what was said before, of
+    which nothing is taken in, and Unavailable once the scheduler is closed.
+
     Threads: `hear` may be called by any thread; all else by that of the event loop.
 
     Args:
@@ -171,9 +174,6 @@ class ElasticRolloutScheduler:
         Args:
             worker: whose events go to `hear`.
             capabilities: of it.
-
-        Raises:
-            InvalidArgument: another has its number.
         """
         entry = Registered(worker.number, worker.kind, capabilities)
         self._hear_workers().let_in(entry.worker)
@@ -206,7 +206,6 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: the number was used before, or stands for another trajectory.
             TrajectoryDropped: it was given up.
-            Unavailable: the scheduler was closed.
         """
         begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
         number = begun.trajectory
@@ -236,7 +235,6 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: it is not its turn, or it was asked for in other words.
             TrajectoryDropped: the trajectory was dropped or given up.
-            Unavailable: the scheduler was closed.
         """
         number, place = _count("trajectory", trajectory), _count("turn", turn)
         ids = counts("prompt", prompt)
@@ -261,11 +259,7 @@ class ElasticRolloutScheduler:
         await self._end(Ended(trajectory, is_wanted=True))
 
     async def abort(self, trajectory: int) -> None:
-        """Give a trajectory up, wherever it is; whoever waits for it is told so.
-
-        Raises:
-            InvalidArgument: it was never started.
-        """
+        """Give a trajectory up, wherever it is; whoever waits for it is told so."""
         await self._end(Ended(trajectory, is_wanted=False))
 
     async def _end(self, ended: Ended) -> None:
@@ -285,19 +279,12 @@ class ElasticRolloutScheduler:
             batch_trajectories: what its trainer takes for one version, > 0.
             max_staleness: versions between the start of a trajectory and its use, >= 0.
             weight: of its fair share of devices that several jobs share, > 0.
-
-        Raises:
-            InvalidArgument: a value is out of range.
         """
         joined = JobJoined(job, batch_trajectories, max_staleness, weight)
         await self._tell(checked(joined))
 
     async def publish(self, version: int, *, job: int = 0) -> None:
-        """Say that a job's trainer has published a version; one that is not newer says nothing.
-
-        Raises:
-            InvalidArgument: it is no count.
-        """
+        """Say that a job's trainer has published a version; one that is not newer says nothing."""
         await self._tell(checked(VersionPublished(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:

@@ -74,6 +74,8 @@ class _Head(msgspec.Struct, array_like=True):
 class FileStore:
     """Keeps the state of one scheduler in `path` and files beside it.
 
+    Whatever reads or writes raises Unavailable where the disk does not do it.
+
     Args:
         path: of the checkpoint; its folder exists.
         is_synced: steps outlive a power cut too, and not only this process: each waits for the
@@ -118,7 +120,6 @@ class FileStore:
 
         Raises:
             CorruptData: a file is not what was written, or is gone.
-            Unavailable: it cannot be read.
         """
         with _disk(self._path, "read"):
             if not self._path.exists():
@@ -203,11 +204,7 @@ class FileStore:
     # ---- writing --------------------------------------------------------------------------------
 
     def append(self, step: Step) -> None:
-        """Write a step down.
-
-        Raises:
-            Unavailable: the disk does not take it.
-        """
+        """Write a step down."""
         entries = [
             (_WORD_OF[type(entry)], msgspec.Raw(self._encoder.encode(entry)))
             for entry in step.entries
@@ -227,11 +224,7 @@ class FileStore:
             raise Unavailable(f"the disk of '{self._path}' is full")
 
     def rotate(self) -> int:
-        """Begin another journal, and return its number; the one before goes on if that fails.
-
-        Raises:
-            Unavailable: it cannot be written; it is not there.
-        """
+        """Begin another journal, and return its number; the one before goes on if that fails."""
         sequence = self._sequence + 1
         path = self._journal_path(sequence)
         with _disk(self._path, "written"):

@@ -56,7 +56,7 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnOutput:
-    """The next tokens of a turn, and its end; what it has of its request is as there.
+    """The next tokens of a turn, and its end.
 
     Args:
         worker: who generated them.
