@@ -344,9 +344,15 @@ class ElasticRolloutScheduler:
     def _hear_workers(self) -> Inbox:
         """Take in what workers have said before a caller says something."""
         inbox = self._open_inbox()
-        for event in inbox.take():
-            self._durable.hear(event)
+        events, heard = inbox.take(), 0
         inbox.wake()
+        try:
+            for event in events:
+                self._durable.hear(event)
+                heard += 1
+        finally:
+            if heard < len(events) and self._task is not None:
+                self._task.cancel()  # A bug: what the others said is lost, so nothing goes on.
         return inbox
 
     def _take(self, entry: Entry, worker: Worker | None = None) -> None:

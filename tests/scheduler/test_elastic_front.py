@@ -550,3 +550,26 @@ def test_a_bug_of_its_own_ends_it_and_everybody_is_told() -> None:
             await life()
 
     run(program())
+
+
+def test_a_bug_in_what_a_caller_makes_it_hear_ends_it_too(monkeypatch) -> None:
+    async def life() -> None:
+        async with opened() as scheduler:
+            await scheduler.publish(1)
+
+            def hear(event) -> None:
+                raise InternalError("a bug of rose")
+
+            monkeypatch.setattr(scheduler._durable, "hear", hear)
+            scheduler.hear(LeaseChanged(0, 1, 1, 0.0))
+            with pytest.raises(InternalError, match="a bug of rose"):
+                await scheduler.publish(2)
+            await asyncio.sleep(0.02)
+            with pytest.raises(Unavailable, match="the scheduler has ended"):
+                await scheduler.publish(3)
+
+    async def program() -> None:
+        with pytest.raises(Unavailable, match="has ended"):
+            await life()
+
+    run(program())
