@@ -143,13 +143,15 @@ def test_session() -> None:
     assert one.is_over
 
 
-@pytest.mark.parametrize("work", ["_receive", "_deliver_until_lost"])
+@pytest.mark.parametrize("work", ["_receive", "_watch"])
 def test_remote_worker(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     monkeypatch.setattr(RemoteWorker, work, broken)
     events: list[object] = []
-    worker = RemoteWorker("127.0.0.1:1", "token", 3, WorkerKind.BORROWED, events.append)
-    wait_for(lambda: events)
-    worker.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        worker = RemoteWorker(address, "token", 3, WorkerKind.BORROWED, events.append)
+        wait_for(lambda: events)
+        worker.close()
     (lost,) = events
     assert isinstance(lost, WorkerLost)
     assert "a bug of rose" in lost.reason

@@ -3,6 +3,8 @@
 from typing import Final
 from urllib.parse import SplitResult
 
+from rose.cli.engine_metrics import read_metrics
+from rose.cli.engine_page import endpoint_of, fetch_text
 from rose.cli.profile_report import Compute, Measured, Pool, ProfileAsked
 from rose.clock import Clock
 from rose.demo.progress import Phases
@@ -10,9 +12,7 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.memory.model_shape import KVDtype
 from rose.memory.presets import find_model
 from rose.scheduler.broker import Observation
-from rose.scheduler.broker.endpoint import endpoint_of, fetch_text
 from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader
-from rose.scheduler.broker.exposition import read_metrics
 from rose.slo import SLO
 from rose.units import MS_PER_S, NS_PER_MS
 

@@ -13,8 +13,7 @@ from rose.executor import CoServing
 from rose.executor.reading import DeviceReading, TokenCounts
 from rose.executor.safety import Safety
 from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unread
-from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader
-from rose.scheduler.broker.histogram import Histogram
+from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader, Histogram
 from rose.thread import Thread
 from rose.units import GIB, MS_PER_S, NS_PER_MS, NS_PER_S
 

@@ -11,12 +11,12 @@ from rose.errors import CorruptData, DeadlineExceeded, InternalError, RoseError,
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.wire import Greeting, Heartbeat, StopTurn, decode_command, encode
 from rose.scheduler.worker import (
-    TurnEnd,
     TurnOutput,
     TurnRequest,
     Worker,
     WorkerEvent,
     WorkerLost,
+    failed_output,
 )
 from rose.thread import Thread
 from rose.units import NS_PER_S
@@ -193,17 +193,4 @@ class Session:
         try:
             self._worker.start_turn(request)
         except RoseError as error:
-            self._on_event(
-                TurnOutput(
-                    worker=self._worker.number,
-                    trajectory=request.trajectory,
-                    turn=request.turn,
-                    lease_epoch=request.lease_epoch,
-                    first_token=request.first_token,
-                    tokens=(),
-                    logprobs=(),
-                    versions=(),
-                    end=TurnEnd.FAILED,
-                    error=str(error),
-                )
-            )
+            self._on_event(failed_output(request, self._worker.number, str(error)))

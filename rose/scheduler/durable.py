@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
-from rose.scheduler.copying import SlowCopy
 from rose.scheduler.core import SchedulerCore
+from rose.scheduler.course import SlowCopy
 from rose.scheduler.front_events import Entry, Registered, Step
 from rose.scheduler.hearsay import EarlyNews, believable
 from rose.scheduler.rollouts import Rollouts
@@ -58,23 +58,15 @@ class CoreTime:
 
 
 class Durable:
-    """Steps rollouts; each step is in the store before anything is done about it.
+    """Steps rollouts; each step is in the store, if there is one, before anything is done about it.
 
-    One thread at a time, but for `save`.
-
-    Args:
-        settings: of the core.
-        policy: of the core.
-        clock: where time comes from.
-        store: None keeps nothing.
-        watches: see everything that happens in this life.
+    One thread at a time, but for `save`. Whatever writes raises Unavailable where the disk fails.
     """
 
     def __init__(
         self,
         settings: SchedulerSettings,
         policy: PlacementPolicy,
-        *,
         clock: Clock,
         store: "FileStore | None",
         watches: Sequence[FrontWatch],
@@ -103,10 +95,8 @@ class Durable:
             InvalidArgument: it holds the state of a scheduler with other settings.
             Unavailable: it cannot be read or written.
         """
-        if self._store is not None:
-            found = self._store.load()
-            if found is not None:
-                self._restore(*found)
+        if self._store is not None and (found := self._store.load()) is not None:
+            self._restore(*found)
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)
@@ -131,7 +121,7 @@ class Durable:
                 raise
             # What ended the life before must not end this one: nothing was done about it.
             self._restore(checkpoint, steps[:-1])
-        self.rollouts.take_refusals()  # Workers that are not there refuse nothing.
+        self.rollouts.refusals = []  # Workers that are not there refuse nothing.
         self.rollouts.watches = self._watches
 
     def _check_settings(self, checkpoint: Checkpoint) -> None:
@@ -199,7 +189,8 @@ class Durable:
             InternalError: a bug in the scheduler.
         """
         now_ns = self._time.now_ns()
-        for refusal in self.rollouts.take_refusals():
+        refusals, self.rollouts.refusals = self.rollouts.refusals, []
+        for refusal in refusals:
             self.hear(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
@@ -215,61 +206,50 @@ class Durable:
         """Whether something was taken in, or may come of time alone."""
         return (
             bool(self._entries)
-            or self.rollouts.has_refusals()
+            or bool(self.rollouts.refusals)
             or not self.rollouts.is_idle()
-            or bool(self.rollouts.absent())
-            or (self.rollouts.has_workers() and self._is_long_ago())
+            or self._time.now_ns() - self.rollouts.state.now_ns >= _IDLE_NS
         )
 
-    def _is_long_ago(self) -> bool:
-        return self._time.now_ns() - self.rollouts.state.now_ns >= _IDLE_NS
-
     # ---- checkpoints ----------------------------------------------------------------------------
+
+    def want_checkpoint(self) -> None:
+        """Make the next one due."""
+        if self._store is None:
+            raise InvalidArgument("a scheduler without a store writes no checkpoint")
+        self._checkpoint_ns = 0
 
     def is_checkpoint_due(self) -> bool:
         """Whether it is time for the next one."""
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
     def begin_checkpoint(self) -> tuple[Checkpoint, SlowCopy]:
-        """Begin what is to be saved, and the journal behind it.
+        """Begin what is to be saved, and the journal behind it. Nothing waits for a step.
 
         Returns:
             All but the trajectories, and their copy, which is not made yet.
-
-        Raises:
-            InvalidArgument: there is no store.
-            Unavailable: it cannot be written; the journal before goes on.
         """
-        if self._store is None:
-            raise InvalidArgument("a scheduler without a store writes no checkpoint")
+        if self._store is None or self._entries:
+            raise InternalError("a checkpoint is of the state between two steps, in a store")
         now_ns = self._time.now_ns()
         self._checkpoint_ns = now_ns + round(CHECKPOINT_S * NS_PER_S)
-        state = self.rollouts.state
         head = Checkpoint(
             sequence=self._store.rotate(),
             policy=self._policy,
             settings=self._settings,
             core=self._core.snapshot(),
             trajectories=(),
-            rest=replace(state, trajectories={}).copy(),
+            rest=self.rollouts.state.copy(),
         )
         return head, self.rollouts.begin_copy()
 
     def save(self, head: Checkpoint, copy: SlowCopy) -> None:
-        """Write a checkpoint to the disk; any thread. The copy is whole.
-
-        Raises:
-            Unavailable: the disk does not take it.
-        """
+        """Write a checkpoint to the disk; any thread. The copy is whole."""
         if self._store is not None:
             self._store.save(replace(head, trajectories=copy.whole()))
 
     def save_now(self) -> None:
-        """Write a checkpoint in this thread, if there is a store.
-
-        Raises:
-            Unavailable: the disk does not take it.
-        """
+        """Write a checkpoint in this thread, if there is a store."""
         if self._store is None:
             return
         head, copy = self.begin_checkpoint()

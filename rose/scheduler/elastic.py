@@ -1,13 +1,13 @@
 """The scheduler as an RL framework uses it: coroutines ask for turns, and get all of each.
 
-One task owns the core. Workers' threads and callers' coroutines only say what they have to say to
-its inbox, so nothing that serves traffic ever waits for it. Whatever a step does is done after it
-was written to the store: a scheduler that was killed, at whatever point, goes on where it was.
+One task steps the core. Callers of the event loop note down what they want, workers' threads leave
+their events in an inbox, and nothing that serves traffic ever waits. Whatever a step does is done
+after it was written to the store: a scheduler that was killed, at whatever point, goes on where it
+was.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,17 +15,17 @@ from typing_extensions import Self
 
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
-from rose.scheduler.coerce import count, one_of, real, whole, wholes
-from rose.scheduler.copying import SlowCopy
+from rose.scheduler.coerce import COUNT_MAX, checked, counts, one_of, whole
+from rose.scheduler.course import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn
+from rose.scheduler.front_events import Begun, Ended, Entry, Registered
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.state import Checkpoint, FrontCounts
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
-from rose.scheduler.waiters import ADMISSION, Waiters
+from rose.scheduler.waiters import ADMISSION, STEP, Waiters
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 
@@ -41,30 +41,7 @@ TRAJECTORIES_MAX: Final = 100_000
 # How often the core steps when nothing happens, in seconds: leases run out and stalls are seen that
 # late. While every turn is with its environment, half a second.
 TICK_S: Final = 0.05
-# As in csrc/scheduler/batch_check.cpp: what the core would refuse is refused before it is noted.
-_STALENESS_MAX: Final = 1 << 20
-_TOTAL_MAX: Final = 1 << 60
-_WEIGHT_MIN: Final = 1e-6
-
-
-class _Later(Exception):
-    """A command cannot be taken in yet; nothing has changed."""
-
-
-@dataclass(slots=True, eq=False)
-class _Command:
-    """What a caller wants.
-
-    Args:
-        run: says what is to be noted down, None for nothing; in the scheduler's task.
-        answer: is told once what was noted down is done, unless somebody else tells it.
-        is_answered_by_step: whether the next step's end is the answer.
-    """
-
-    run: Callable[[], Entry | None]
-    answer: asyncio.Future[Any]
-    is_answered_by_step: bool = True
-    worker: Worker | None = None
+_count: Final = whole(0, COUNT_MAX)
 
 
 class ElasticRolloutScheduler:
@@ -80,6 +57,9 @@ class ElasticRolloutScheduler:
     awaited: a turn that is done is returned, one that is on its way is waited for, and neither runs
     twice. A caller that is cancelled leaves alone; its turn goes on until somebody asks for it, or
     `abort`.
+
+    A call raises InvalidArgument for what has no meaning or contradicts what was said before, of
+    which nothing is taken in, and Unavailable once the scheduler is closed.
 
     Threads: `hear` may be called by any thread; all else by that of the event loop.
 
@@ -100,17 +80,9 @@ class ElasticRolloutScheduler:
         store: "FileStore | None" = None,
         watches: Sequence[FrontWatch] = (),
     ) -> None:
-        self._durable = Durable(
-            settings,
-            policy,
-            clock=BootClock() if clock is None else clock,
-            store=store,
-            watches=watches,
-        )
+        self._durable = Durable(settings, policy, clock or BootClock(), store, watches)
         self._waiters = Waiters()
-        self._held: list[_Command] = []  # starts that wait for others to be over
-        self._taken: list[_Command | WorkerEvent] = []  # what the step that is on its way is of
-        self._inbox: Inbox[_Command] | None = None
+        self._inbox: Inbox | None = None
         self._task: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -120,13 +92,7 @@ class ElasticRolloutScheduler:
     # ---- its life -------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Go on where the store says that it was, and start the task.
-
-        Raises:
-            CorruptData: the store does not hold what was written.
-            InvalidArgument: it holds the state of a scheduler with other settings.
-            Unavailable: it cannot be read or written.
-        """
+        """Go on where the store says that it was, and start the task; raises as `Durable.open`."""
         loop = asyncio.get_running_loop()
         try:
             self._durable.open()
@@ -173,7 +139,6 @@ class ElasticRolloutScheduler:
         if inbox is None or task is None:
             return None
         inbox.close()
-        inbox.wake()
         cancelled = await _outlast(task)
         if self._saving is not None:
             cancelled = await _outlast(self._saving) or cancelled
@@ -183,7 +148,6 @@ class ElasticRolloutScheduler:
         """Let nobody wait for a task that is no more."""
         failure = None if task.cancelled() else task.exception()
         if failure is None and self._is_closing:
-            self._refuse_commands(Unavailable("the scheduler was closed"))
             return
         if isinstance(failure, RoseError):
             self._error = failure
@@ -191,17 +155,6 @@ class ElasticRolloutScheduler:
             said = "it was cancelled" if failure is None else sentence(failure)
             self._error = Unavailable(f"the scheduler has ended: {said}")
         self._waiters.fail_all(self._error)
-        self._refuse_commands(self._error)
-
-    def _refuse_commands(self, error: RoseError) -> None:
-        inbox = self._inbox
-        if inbox is None:
-            return
-        inbox.close()
-        for one in (*self._taken, *inbox.take(), *self._held):
-            if isinstance(one, _Command) and not one.answer.done():
-                one.answer.set_exception(type(error)(*error.args))
-        self._taken, self._held = [], []
 
     # ---- workers --------------------------------------------------------------------------------
 
@@ -211,36 +164,24 @@ class ElasticRolloutScheduler:
         if inbox is not None:
             inbox.hear(event)
 
-    async def register(
-        self, worker: Worker, capabilities: Capabilities, *, running: Sequence[RunningTurn] = ()
-    ) -> None:
+    async def register(self, worker: Worker, capabilities: Capabilities) -> None:
         """Let a worker take part; it gets turns once it reports a lease.
 
-        One that was here in an earlier life of the scheduler may come back under its number. Its
-        leases must go on where they were: an old epoch that was revoked stays dead.
+        One that was here in an earlier life of the scheduler may come back under its number, when
+        it has stopped its turns: they begin again at their last tokens. Its leases must go on where
+        they were: an old epoch that was revoked stays dead.
 
         Args:
             worker: whose events go to `hear`.
             capabilities: of it.
-            running: the turns it still runs; whatever else it had begins again elsewhere, at the
-                last token that was heard.
-
-        Raises:
-            InvalidArgument: another has its number.
         """
-        entry = Registered(worker.number, worker.kind, capabilities, tuple(running))
-        inbox = self._open_inbox()
-
-        def run() -> Entry:
-            inbox.let_in(entry.worker)
-            return entry
-
-        await self._tell(run, worker=worker)
+        entry = Registered(worker.number, worker.kind, capabilities)
+        self._hear_workers().let_in(entry.worker)
+        await self._tell(entry, worker)
 
     async def lose(self, worker: int, reason: str) -> None:
         """Take a worker as gone, as if it had said so itself."""
-        lost = WorkerLost(count("worker", worker), one_of("reason", reason, str))
-        await self._tell(lambda: lost)
+        await self._tell(checked(WorkerLost(worker, one_of("reason", reason, str))))
 
     # ---- trajectories ---------------------------------------------------------------------------
 
@@ -265,28 +206,20 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: the number was used before, or stands for another trajectory.
             TrajectoryDropped: it was given up.
-            Unavailable: the scheduler was closed.
         """
         begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
-
         number = begun.trajectory
-
-        def run(answer: asyncio.Future[None]) -> Entry | None:
-            course = self._rollouts.state.trajectories.get(number)
-            if course is None:
-                if len(self._rollouts.state.trajectories) >= TRAJECTORIES_MAX:
-                    raise _Later
-                self._waiters.add(number, ADMISSION, answer)
-                return begun
-            if (course.group, course.job, course.seed) != (begun.group, begun.job, begun.seed):
-                raise InvalidArgument(f"trajectory {number} was started as another")
-            if course.record().is_admitted:
-                answer.set_result(None)
-            else:
-                self._waiters.add(number, ADMISSION, answer)
-            return None
-
-        await self._wait(number, ADMISSION, run)
+        trajectories = self._rollouts.state.trajectories
+        while len(trajectories) >= TRAJECTORIES_MAX and number not in trajectories:
+            await self._wait(STEP)
+        course = trajectories.get(number)
+        if course is None:
+            self._take(begun)
+        elif (course.group, course.job, course.seed) != (begun.group, begun.job, begun.seed):
+            raise InvalidArgument(f"trajectory {number} was started as another")
+        elif course.record().is_admitted:
+            return
+        await self._wait(number, ADMISSION)
 
     async def generate(
         self, trajectory: int, *, turn: int, prompt: Sequence[int], sampling: Sampling
@@ -302,24 +235,19 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: it is not its turn, or it was asked for in other words.
             TrajectoryDropped: the trajectory was dropped or given up.
-            Unavailable: the scheduler was closed.
         """
-        number, place = whole("trajectory", trajectory), whole("turn", turn)
-        ids = wholes("prompt", prompt)
+        number, place = _count("trajectory", trajectory), _count("turn", turn)
+        ids = counts("prompt", prompt)
         wanted = one_of("sampling", sampling, Sampling)
 
-        def run(answer: asyncio.Future[TurnResult]) -> Entry | None:
-            course = self._rollouts.course(number)
-            asked = course.asked(place, ids, wanted)
-            if asked is None and place < len(course.turns):
-                if place < 0:
-                    raise InvalidArgument(f"trajectory {number} has no turn {place}")
-                answer.set_result(course.turns[place])
-                return None
-            self._waiters.add(number, place, answer)
-            return asked
-
-        result: TurnResult = await self._wait(number, place, run)
+        self._open_inbox()
+        course = self._rollouts.course(number)
+        asked = course.asked(place, ids, wanted)
+        if asked is not None:
+            self._take(asked)
+        elif place < len(course.turns):
+            return course.turns[place]
+        result: TurnResult = await self._wait(number, place)
         return result
 
     async def finish(self, trajectory: int) -> None:
@@ -331,18 +259,13 @@ class ElasticRolloutScheduler:
         await self._end(Ended(trajectory, is_wanted=True))
 
     async def abort(self, trajectory: int) -> None:
-        """Give a trajectory up, wherever it is; whoever waits for it is told so.
-
-        Raises:
-            InvalidArgument: it was never started.
-        """
+        """Give a trajectory up, wherever it is; whoever waits for it is told so."""
         await self._end(Ended(trajectory, is_wanted=False))
 
     async def _end(self, ended: Ended) -> None:
-        def run() -> Entry | None:
-            return None if ended.trajectory in self._rollouts.state.used else ended  # Said before.
-
-        await self._tell(run)
+        self._open_inbox()
+        if ended.trajectory not in self._rollouts.state.used:  # Else it was said before.
+            await self._tell(ended)
 
     # ---- the trainer ----------------------------------------------------------------------------
 
@@ -356,34 +279,13 @@ class ElasticRolloutScheduler:
             batch_trajectories: what its trainer takes for one version, > 0.
             max_staleness: versions between the start of a trajectory and its use, >= 0.
             weight: of its fair share of devices that several jobs share, > 0.
-
-        Raises:
-            InvalidArgument: a value is out of range.
         """
-        joined = JobJoined(
-            job=count("job", job),
-            batch_trajectories=count("batch_trajectories", batch_trajectories),
-            max_staleness=count("max_staleness", max_staleness),
-            weight=real("weight", weight),
-        )
-        if joined.batch_trajectories == 0 or joined.max_staleness > _STALENESS_MAX:
-            raise InvalidArgument(f"job {job} cannot have {joined}: its batch is above 0")
-        if joined.max_staleness >= _TOTAL_MAX // joined.batch_trajectories:
-            raise InvalidArgument(
-                f"job {job} cannot have {joined}: max_staleness batches are fewer than 2^60"
-            )
-        if not _WEIGHT_MIN <= joined.weight <= 1 / _WEIGHT_MIN:
-            raise InvalidArgument(f"the weight of job {job} is within 1e-6 and 1e6")
-        await self._tell(lambda: joined)
+        joined = JobJoined(job, batch_trajectories, max_staleness, weight)
+        await self._tell(checked(joined))
 
     async def publish(self, version: int, *, job: int = 0) -> None:
-        """Say that a job's trainer has published a version; one that is not newer says nothing.
-
-        Raises:
-            InvalidArgument: it is no count.
-        """
-        published = VersionPublished(count("version", version), count("job", job))
-        await self._tell(lambda: published)
+        """Say that a job's trainer has published a version; one that is not newer says nothing."""
+        await self._tell(checked(VersionPublished(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
         """Say that a job's trainer has used, or thrown away, so many more that were finished.
@@ -393,8 +295,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: not so many were finished.
         """
-        consumed = Consumed(count("trajectories", trajectories), count("job", job))
-        await self._tell(lambda: consumed)
+        await self._tell(checked(Consumed(trajectories, job)))
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and return when it is on the disk.
@@ -404,11 +305,14 @@ class ElasticRolloutScheduler:
             Unavailable: the disk does not take it; the one before or this one, and all steps since,
                 are there.
         """
-        self._open_inbox()
-        while self._saving is not None:
-            await asyncio.wait({self._saving})
-            await asyncio.sleep(0)  # Its callbacks run.
-        await asyncio.shield(self._begin_saving())
+        inbox = self._open_inbox()
+        self._durable.want_checkpoint()
+        while self._durable.is_checkpoint_due():  # It is begun between two steps.
+            inbox.wake()
+            await self._wait(STEP)
+        if self._saving is None:
+            raise Unavailable(self.checkpoint_error or "no checkpoint was begun")
+        await asyncio.shield(self._saving)
 
     # ---- what is --------------------------------------------------------------------------------
 
@@ -418,7 +322,7 @@ class ElasticRolloutScheduler:
 
     def counts(self) -> FrontCounts:
         """Return what became of trajectories."""
-        return self._rollouts.counts()
+        return self._rollouts.state.counts.copy()
 
     def stats(self) -> SchedulerStats:
         """Return the core's own books."""
@@ -428,27 +332,42 @@ class ElasticRolloutScheduler:
     def _rollouts(self) -> Rollouts:
         return self._durable.rollouts
 
-    # ---- saying something to the task -----------------------------------------------------------
+    # ---- what callers say -----------------------------------------------------------------------
 
-    def _open_inbox(self) -> Inbox[_Command]:
+    def _open_inbox(self) -> Inbox:
         if self._error is not None:
             raise type(self._error)(*self._error.args)
         if self._inbox is None or self._is_closing:
             raise Unavailable("the scheduler is not open")
         return self._inbox
 
-    async def _tell(self, run: Callable[[], Entry | None], *, worker: Worker | None = None) -> None:
+    def _hear_workers(self) -> Inbox:
+        """Take in what workers have said before a caller says something."""
         inbox = self._open_inbox()
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        inbox.tell(_Command(run, answer, worker=worker))
-        await answer
+        events, heard = inbox.take(), 0
+        inbox.wake()
+        try:
+            for event in events:
+                self._durable.hear(event)
+                heard += 1
+        finally:
+            if heard < len(events) and self._task is not None:
+                self._task.cancel()  # A bug: what the others said is lost, so nothing goes on.
+        return inbox
 
-    async def _wait(
-        self, trajectory: int, turn: int, run: Callable[[asyncio.Future[Any]], Entry | None]
-    ) -> Any:
-        inbox = self._open_inbox()
+    def _take(self, entry: Entry, worker: Worker | None = None) -> None:
+        self._hear_workers()
+        self._durable.take(entry, worker)
+
+    async def _tell(self, entry: Entry, worker: Worker | None = None) -> None:
+        """Take in an entry, and return when it was written down and the core has stepped."""
+        self._take(entry, worker)
+        await self._wait(STEP)
+
+    async def _wait(self, trajectory: int, turn: int = 0) -> Any:
+        self._open_inbox()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        inbox.tell(_Command(lambda: run(answer), answer, is_answered_by_step=False))
+        self._waiters.add(trajectory, turn, answer)
         try:
             return await answer
         finally:
@@ -456,56 +375,35 @@ class ElasticRolloutScheduler:
 
     # ---- the task -------------------------------------------------------------------------------
 
-    async def _run(self, inbox: Inbox[_Command]) -> None:
-        while not self._is_closing:
+    async def _run(self, inbox: Inbox) -> None:
+        is_last = False
+        while not is_last:
             await inbox.wait(TICK_S)
+            is_last = self._is_closing
             self._advance(inbox.take())
             await asyncio.sleep(0)  # Workers that never pause must not starve callers.
 
-    def _advance(self, items: Sequence[_Command | WorkerEvent]) -> None:
-        """Take in what was said, step the core, and tell whoever waited for what came of it."""
-        stepped: list[_Command] = []
-        self._taken, self._held = [*self._held, *items], []
-        for item in self._taken:
-            if not isinstance(item, _Command):
-                self._durable.hear(item)
-            elif not item.answer.done():  # Else its caller has left before it was heard.
-                self._obey(item, stepped)
+    def _advance(self, events: Sequence[WorkerEvent]) -> None:
+        """Take in what workers said, step the core, and tell whoever waited for what came of it."""
+        for event in events:
+            self._durable.hear(event)
         if self._durable.needs_step():
             for outcome in self._durable.step():
                 self._waiters.tell(outcome)
-        for command in stepped:
-            if not command.answer.done():
-                command.answer.set_result(None)
-        self._taken = []
         if self._durable.is_checkpoint_due() and self._saving is None:
             try:
                 self._begin_saving()
             except Unavailable as error:
                 self.checkpoint_error = str(error)  # All steps are in the journal before.
+        self._waiters.tell_stepped()
 
-    def _obey(self, command: _Command, stepped: list[_Command]) -> None:
-        try:
-            entry = command.run()
-            if entry is not None:
-                self._durable.take(entry, command.worker)
-        except _Later:
-            self._held.append(command)
-            return
-        except InvalidArgument as error:
-            command.answer.set_exception(error)
-            return
-        if command.is_answered_by_step:
-            stepped.append(command)
-
-    def _begin_saving(self) -> asyncio.Task[None]:
+    def _begin_saving(self) -> None:
         head, copy = self._durable.begin_checkpoint()
         saving = asyncio.get_running_loop().create_task(
             self._save(head, copy), name="rose-checkpoint"
         )
         self._saving = saving
         saving.add_done_callback(self._has_saved)
-        return saving
 
     async def _save(self, head: Checkpoint, copy: SlowCopy) -> None:
         while not copy.advance():

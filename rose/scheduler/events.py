@@ -8,8 +8,9 @@ one step: the core counts tokens, whoever drives it keeps them.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
+from rose.scheduler.coerce import COUNT_MAX, Count, real, whole
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 
 # ---- events of the front: who drives the scheduler. They must not contradict each other.
@@ -19,20 +20,9 @@ from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, Worke
 class WorkerJoined:
     """A worker is there; it may run turns once it reports a lease.
 
-    Args:
-        worker: what it is called from now on, >= 0. One that was lost may join again under the
-            same number, but its leases must go on where they were: old epochs stay dead.
-        kind: what may be expected of it.
-        domain: what fails, or is taken back, together.
-        seats: turns it runs at once, > 0.
-        prefill_tokens_per_s: how fast it computes prompts, > 0.
-        decode_step_ms: of a step without sequences, > 0.
-        decode_ms_per_sequence: what each sequence adds, >= 0.
-        version: of its weights.
-        job: whose trajectories it runs.
-        device: the device that it shares, >= 0. Its workers each report what the device has in all,
-            tokens and seats, and share that; None for a worker with a device of its own.
-        decode_ms_per_context_token: what each token of all contexts adds to a step, >= 0.
+    One that was lost may join again under its number, but its leases must go on where they were:
+    old epochs stay dead. The fields are those of `Capabilities`, and what each token of all
+    contexts adds to a step.
     """
 
     worker: int
@@ -52,19 +42,13 @@ class WorkerJoined:
 class VersionPublished:
     """A job's trainer has published a version; one not higher than before says nothing."""
 
-    version: int
-    job: int = 0
+    version: Count
+    job: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCreated:
-    """A trajectory wants to start; Admit lets it.
-
-    Args:
-        trajectory: a number >= 0 that was never used before, also by one that is over.
-        group: of trajectories that share a task: those that are over tell of the others.
-        job: that wants it.
-    """
+    """A trajectory wants to start; Admit lets it. Its number was never used before."""
 
     trajectory: int
     group: int
@@ -73,14 +57,7 @@ class TrajectoryCreated:
 
 @dataclass(frozen=True, slots=True)
 class TurnReady:
-    """The next turn of an admitted trajectory may run: the first, or one after a tool.
-
-    Args:
-        trajectory: whose.
-        turn: counts from 0; the next one.
-        context_tokens: before the turn.
-        max_new_tokens: what it may generate, > 0.
-    """
+    """The next turn of an admitted trajectory may run: the first, or one after a tool."""
 
     trajectory: int
     turn: int
@@ -99,8 +76,8 @@ class TrajectoryEnded:
 class Consumed:
     """A job's trainer has used, or thrown away, so many trajectories more that had ended."""
 
-    trajectories: int
-    job: int = 0
+    trajectories: Count
+    job: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +85,16 @@ class JobJoined:
     """A job is there, or has new values. One that was never told of has those of the settings.
 
     Args:
-        job: its number, >= 0.
-        batch_trajectories: what its trainer takes for one version, > 0.
-        max_staleness: versions between the start of a trajectory and its use, >= 0.
-        weight: of its fair share of devices that several jobs share, > 0; 1 if never told.
+        job: its number.
+        batch_trajectories: what its trainer takes for one version.
+        max_staleness: versions between the start of a trajectory and its use.
+        weight: of its fair share of devices that several jobs share; 1 if never told.
     """
 
-    job: int
-    batch_trajectories: int
-    max_staleness: int
-    weight: float
+    job: Count
+    batch_trajectories: Annotated[int, whole(1, COUNT_MAX >> 1)]
+    max_staleness: Annotated[int, whole(0, 1 << 20)]
+    weight: Annotated[float, real(1e-6, 1e6)]
 
 
 # ---- events of workers. They may be late, doubled, or about something long gone.
@@ -125,17 +102,7 @@ class JobJoined:
 
 @dataclass(frozen=True, slots=True)
 class TurnProgress:
-    """Tokens that a worker generated.
-
-    Args:
-        trajectory: whose turn.
-        turn: of the trajectory.
-        worker: who.
-        lease_epoch: under which lease.
-        first_token: place of the first of them within the turn.
-        tokens: how many, > 0.
-        version_min: the oldest weights that gave one of them.
-    """
+    """Tokens of a `TurnOutput`: how many, and the oldest weights that gave one of them."""
 
     trajectory: int
     turn: int
@@ -150,14 +117,8 @@ class TurnProgress:
 class TurnEnded:
     """A turn left its worker.
 
-    Args:
-        trajectory: whose turn.
-        turn: of the trajectory.
-        worker: who had it.
-        lease_epoch: under which lease.
-        end: why.
-        tokens: how many the turn had by then, those generated elsewhere included: what overtook the
-            last tokens on the way is found out. None when no event can overtake another.
+    `tokens` is how many the turn had by then, those generated elsewhere included: what overtook the
+    last tokens on the way is found out. None when no event can overtake another.
     """
 
     trajectory: int
@@ -202,18 +163,10 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a turn, or the rest of one.
+    """Run a turn, or the rest of one, of which `first_token` tokens are in the prompt already.
 
     Whoever has seen the turn's last token already (a stop token was delivered, and the report of
     the end was lost) answers with TurnEnded(FINISHED) instead of running anything.
-
-    Args:
-        trajectory: whose turn.
-        turn: of the trajectory.
-        worker: where.
-        lease_epoch: under which lease.
-        first_token: how many tokens of the turn were delivered; they are part of the prompt.
-        max_new_tokens: what may still be generated, > 0.
     """
 
     trajectory: int
@@ -281,17 +234,7 @@ class TrajectoryFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """What is and was of one job.
-
-    Args:
-        published: its newest version.
-        admitted: trajectories, so far.
-        done: ended by their environment.
-        dropped: for whatever reason.
-        consumed: by its trainer.
-        stale: as in SchedulerStats.
-        length_bias: as in SchedulerStats.
-    """
+    """What is and was of one job; as in SchedulerStats."""
 
     published: int
     admitted: int
@@ -325,14 +268,13 @@ class SchedulerStats:
         tokens_delivered: in order, each once.
         tokens_ignored: reported and not delivered.
         reprefill_tokens: of prompts that a worker had to compute though one had done so before.
-        turns_by_kind: turns that finished, by the kind of the worker that finished them.
+        turns_by_kind: finished turns, by the kind of the worker that finished them.
         used_kv_tokens: promised of its lease, by worker, now.
         lengths_by_fate: how many trajectories said no token, 1, 2 to 3, 4 to 7 and so on. Stale
             ones are among those that are done, too.
         length_bias: mean tokens of those that were dropped or stale, over that of all others that
-            are done. 1 when none was lost: 2 means that what the trainer does not see is twice as
-            long as what it sees.
-        jobs: by number, all that were heard of.
+            are done. 1 when none was lost.
+        jobs: by number.
         hazards_per_s: revocations to expect, by worker; 0 for dedicated ones.
         exposure_s: what one failure domain holds of one job, as the time for which the workers in
             all others would compute it again: the most of all, now.

@@ -4,17 +4,23 @@ Beside these it hears what workers say, `JobJoined`, `VersionPublished` and `Con
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from rose.errors import InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX, coerce, count, one_of, whole, wholes
+from rose.scheduler.coerce import COUNT_MAX, Checked, Count, one_of, whole
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 
 
+def _ascii(name: str, value: object) -> str:
+    if not one_of(name, value, str).isascii():
+        raise InvalidArgument(f"{name} must be as the W3C has it, not {value}")
+    return str(value)
+
+
 @dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Checked):
     """A trajectory wants to start.
 
     Args:
@@ -25,20 +31,11 @@ class Begun:
         traceparent: of the W3C, the span that it is part of; empty if it begins a trace.
     """
 
-    trajectory: int
-    group: int
-    job: int
-    seed: int
-    traceparent: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number or no text."""
-        coerce(self, count, "trajectory", "group", "job")
-        coerce(self, whole, "seed")
-        if not -COUNT_MAX <= self.seed <= COUNT_MAX:
-            raise InvalidArgument(f"seed must fit {COUNT_MAX}, not be {self.seed}")
-        if not one_of("traceparent", self.traceparent, str).isascii():
-            raise InvalidArgument(f"traceparent must be as the W3C has it, not {self.traceparent}")
+    trajectory: Count
+    group: Count
+    job: Count
+    seed: Annotated[int, whole(-COUNT_MAX, COUNT_MAX)]
+    traceparent: Annotated[str, _ascii] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,75 +56,22 @@ class Asked:
     tail: tuple[int, ...]
     sampling: Sampling
 
-    def __post_init__(self) -> None:
-        """Refuse what is no number."""
-        coerce(self, whole, "trajectory", "turn", "kept")
-        coerce(self, wholes, "tail")
-        one_of("sampling", self.sampling, Sampling)
-
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A trajectory is over.
+class Ended(Checked):
+    """A trajectory is over; the trainer will have it, or it is given up, wherever it is."""
 
-    Args:
-        trajectory: which.
-        is_wanted: the trainer will have it. If not it is given up, wherever it is.
-    """
-
-    trajectory: int
+    trajectory: Count
     is_wanted: bool
 
-    def __post_init__(self) -> None:
-        """Refuse what is no number."""
-        coerce(self, whole, "trajectory")
-
 
 @dataclass(frozen=True, slots=True)
-class RunningTurn:
-    """A turn that a worker still has from an earlier life of the scheduler.
+class Registered(Checked):
+    """A worker is there, for the first time or again. It runs nothing."""
 
-    Args:
-        trajectory: whose.
-        turn: which.
-        lease_epoch: under which lease it runs.
-        tokens: how many of the turn it has reported, those in its prompt included.
-    """
-
-    trajectory: int
-    turn: int
-    lease_epoch: int
-    tokens: int
-
-    def __post_init__(self) -> None:
-        """Refuse what is no count."""
-        coerce(self, count, "trajectory", "turn", "lease_epoch", "tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A worker is there, for the first time or again.
-
-    Args:
-        worker: its number.
-        kind: of it.
-        capabilities: of it.
-        running: what it still runs. What it had and does not name here begins again at its last
-            token that came.
-    """
-
-    worker: int
+    worker: Count
     kind: WorkerKind
     capabilities: Capabilities
-    running: tuple[RunningTurn, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number, no kind or no turn."""
-        coerce(self, count, "worker")
-        one_of("kind", self.kind, WorkerKind)
-        one_of("capabilities", self.capabilities, Capabilities)
-        for turn in self.running:
-            one_of("running", turn, RunningTurn)
 
 
 Entry: TypeAlias = (
@@ -137,12 +81,7 @@ Entry: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was heard before one step of the core, and when that was.
-
-    Args:
-        now_ns: on the clock of the core.
-        entries: in their order.
-    """
+    """What was heard before one step of the core, and when that was, on the clock of the core."""
 
     now_ns: int
     entries: tuple[Entry, ...]

@@ -1,10 +1,11 @@
 """What workers say, made fit to be believed: they may be of another make, or broken."""
 
 import math
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from rose.errors import InvalidArgument
-from rose.scheduler.coerce import COUNT_MAX, count, one_of, real, reals, wholes
+from rose.scheduler.coerce import checked, counts, reals
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -16,92 +17,47 @@ from rose.scheduler.worker import (
 
 # Logprobs of certain tokens are rounded, and may come out a little above 0.
 _LOGPROB_MAX: Final = 1e-6
-_TEXT_MAX: Final = 1000
 # Whoever invents numbers of workers must not fill our memory.
 _WORKERS_MAX: Final = 4096
 
 
-def believable(event: WorkerEvent) -> WorkerEvent | None:
+def believable(event: object) -> WorkerEvent | None:
     """Return an event that every other part may take as it is; None for one without a meaning.
 
     Its numbers are those of Python, whatever the worker counts with. An output that nobody could
     learn from becomes one that failed: the worker could not run the turn, whatever it believes.
     """
     try:
-        return _believed(event)
+        if isinstance(event, TurnOutput):
+            return _output(event)
+        return checked(event) if isinstance(event, WorkerEvent) else None
     except InvalidArgument:
         return None
 
 
-def _believed(event: object) -> WorkerEvent | None:
-    match event:
-        case TurnOutput():
-            return _output(event)
-        case LeaseChanged(worker, lease_epoch, kv_tokens, ttl_ms):
-            return LeaseChanged(
-                count("worker", worker),
-                count("lease_epoch", lease_epoch),
-                count("kv_tokens", kv_tokens),
-                real("ttl_ms", ttl_ms),
-            )
-        case VersionCommitted(worker, version, is_match, pause_ms):
-            return VersionCommitted(
-                count("worker", worker),
-                count("version", version),
-                real("is_match", is_match) != 0,
-                real("pause_ms", pause_ms),
-            )
-        case WorkerLost(worker, reason):
-            return WorkerLost(count("worker", worker), _printable(reason))
-    return None
-
-
 def _output(event: TurnOutput) -> TurnOutput:
-    first_token = count("first_token", event.first_token)
-    end = None if event.end is None else one_of("end", event.end, TurnEnd)
-    error = None if event.error is None else _printable(event.error)
+    row = _row(event)
+    if row is None:
+        why = "its tokens, logprobs and versions do not fit each other, or are none"
+        row = {"tokens": (), "logprobs": (), "versions": (), "end": TurnEnd.FAILED, "error": why}
+    said = checked(replace(event, **row))
+    if said.end is TurnEnd.FINISHED and said.first_token + len(said.tokens) == 0:
+        return replace(said, end=TurnEnd.FAILED, error="it has ended a turn without a token")
+    return said
+
+
+def _row(event: TurnOutput) -> dict[str, Any] | None:
+    """Return the tokens, each with a logprob and a version; None if they are none."""
     try:
-        tokens = wholes("tokens", event.tokens)
+        tokens, versions = counts("tokens", event.tokens), counts("versions", event.versions)
         logprobs = reals("logprobs", event.logprobs)
-        versions = wholes("versions", event.versions)
-        has_meaning = _has_meaning(tokens, logprobs, versions)
     except InvalidArgument:
-        has_meaning = False
-    if has_meaning and end is TurnEnd.FINISHED and first_token + len(tokens) == 0:
-        end, error = TurnEnd.FAILED, "it has ended a turn without a token"
-    if not has_meaning:
-        tokens, logprobs, versions, end = (), (), (), TurnEnd.FAILED
-        error = "its tokens, logprobs and versions do not fit each other, or are none"
-    return TurnOutput(
-        worker=count("worker", event.worker),
-        trajectory=count("trajectory", event.trajectory),
-        turn=count("turn", event.turn),
-        lease_epoch=count("lease_epoch", event.lease_epoch),
-        first_token=first_token,
-        tokens=tokens,
-        logprobs=logprobs,
-        versions=versions,
-        end=end,
-        error=error,
-    )
-
-
-def _has_meaning(
-    tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]
-) -> bool:
-    """Return whether each token is one, with a logprob and a version."""
-    return (
-        len(tokens) == len(logprobs) == len(versions)
-        and all(0 <= token <= COUNT_MAX for token in tokens)
-        and all(0 <= version <= COUNT_MAX for version in versions)
-        and all(logprob <= _LOGPROB_MAX and math.isfinite(logprob) for logprob in logprobs)
-    )
-
-
-def _printable(text: object) -> str:
-    """Return what was said, fit for a journal and a page."""
-    said = text if isinstance(text, str) else f"a {type(text).__name__} that is no text"
-    return said[:_TEXT_MAX].encode(errors="replace").decode()
+        return None
+    if not len(tokens) == len(logprobs) == len(versions):
+        return None
+    if not all(logprob <= _LOGPROB_MAX and math.isfinite(logprob) for logprob in logprobs):
+        return None
+    return {"tokens": tokens, "logprobs": logprobs, "versions": versions}
 
 
 class EarlyNews:
@@ -126,14 +82,14 @@ class EarlyNews:
             kept = self._kept.setdefault(event.worker, {})
             before = kept.get(type(event))
             # A stream that breaks may say an old lease again, behind the new one.
-            if not (isinstance(event, LeaseChanged) and _is_stale(event, before)):
+            if not (
+                isinstance(event, LeaseChanged)
+                and isinstance(before, LeaseChanged)
+                and event.lease_epoch < before.lease_epoch
+            ):
                 kept[type(event)] = event
         return True
 
     def take(self, worker: int) -> list[WorkerEvent]:
         """Return what was kept of a worker, and keep it no longer."""
         return list(self._kept.pop(worker, {}).values())
-
-
-def _is_stale(lease: LeaseChanged, before: WorkerEvent | None) -> bool:
-    return isinstance(before, LeaseChanged) and lease.lease_epoch < before.lease_epoch

@@ -26,27 +26,21 @@ class Mailbox(Generic[T]):
         # Guards the items and the end.
         self._changed = threading.Condition()
 
-    def put(self, item: T, *, wait_s: float = 0.0) -> bool:
-        """Put an item at the end; False if it is closed, or full for `wait_s`."""
+    def put(self, item: T) -> bool:
+        """Put an item at the end; False if it is closed or full. Never waits."""
         with self._changed:
-            self._changed.wait_for(self._is_ready_to_put, timeout=wait_s)
             if self._is_closed or len(self._items) >= self._items_max:
                 return False
             self._items.append(item)
             self._changed.notify_all()
             return True
 
-    def _is_ready_to_put(self) -> bool:
-        return self._is_closed or len(self._items) < self._items_max
-
     def take(self, *, wait_s: float) -> T | Nothing:
         """Take the first item; wait for one for `wait_s` at most."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_closed, timeout=wait_s)
             if self._items:
-                item = self._items.popleft()
-                self._changed.notify_all()
-                return item
+                return self._items.popleft()
             return Nothing.MORE if self._is_closed else Nothing.YET
 
     @property

@@ -2,13 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
 from rose.addresses import loopback
-from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, sentence
+from rose.errors import CorruptData, DeadlineExceeded, sentence
 from rose.scheduler.mailbox import Mailbox, Nothing
 from rose.scheduler.wire import (
     METHOD,
@@ -23,33 +22,17 @@ from rose.scheduler.wire import (
     decode_news,
     encode,
 )
-from rose.scheduler.worker import TurnOutput, TurnRequest, WorkerEvent, WorkerKind, failed_output
-from rose.scheduler.worker import WorkerLost as Lost
+from rose.scheduler.worker import TurnRequest, WorkerEvent, WorkerKind, WorkerLost
 from rose.thread import Thread
 
-
-@dataclass(frozen=True, slots=True)
-class RemoteLimits:
-    """How long a scheduler waits for a worker's process, and how much it keeps for it.
-
-    Args:
-        silence_max_s: without any sign of life for so long, the worker is lost.
-        ping_s: how often the scheduler shows that it lives; well under the server's limit.
-        slow_max_s: how long events may wait for the callback before the stream is given up.
-        commands_max: commands that may wait to be sent; one more, and the worker is lost.
-        events_max: events that may wait for the callback; then the worker's side must keep them.
-        close_s: how long `close` waits for the threads.
-    """
-
-    silence_max_s: float = 5.0
-    ping_s: float = 1.0
-    slow_max_s: float = 60.0
-    commands_max: int = 4096
-    events_max: int = 256
-    close_s: float = 10.0
-
-
-_LIMITS: Final = RemoteLimits()
+# Without any sign of life for so long, the worker is lost; it shows one every second.
+SILENCE_MAX_S: Final = 5.0
+# How often the scheduler shows that it lives; well under the server's limit.
+PING_S: Final = 1.0
+# Commands that may wait to be sent; one more, and the worker is lost.
+COMMANDS_MAX: Final = 4096
+# How long `close` waits for the threads.
+CLOSE_S: Final = 10.0
 
 
 class RemoteWorker:
@@ -68,8 +51,6 @@ class RemoteWorker:
         number: int,
         kind: WorkerKind,
         on_event: Callable[[WorkerEvent], None],
-        *,
-        limits: RemoteLimits = _LIMITS,
     ) -> None:
         """Connect to a worker.
 
@@ -78,8 +59,8 @@ class RemoteWorker:
             token: what its process told whoever started it.
             number: what it must call itself.
             kind: what it must be.
-            on_event: is called from a thread of this object; must not raise.
-            limits: deadlines and bounds.
+            on_event: is called from a thread of this object; must not raise. While it does not
+                return, nothing more is read, and the worker's side ends the stream.
 
         Raises:
             InvalidArgument: the address is not of this machine.
@@ -88,28 +69,31 @@ class RemoteWorker:
         self.number = number
         self.kind = kind
         self._on_event = on_event
-        self._limits = limits
-        self._outbox: Mailbox[Command] = Mailbox(items_max=limits.commands_max)
-        # Frames of the stream, and outputs of requests that could not be sent.
-        self._inbox: Mailbox[bytes | TurnOutput] = Mailbox(items_max=limits.events_max)
-        self._is_closing = threading.Event()
-        self._reason_lock = threading.Lock()  # guards the reason: the first one counts
-        self._reason: str | None = None
+        self._outbox: Mailbox[bytes] = Mailbox(items_max=COMMANDS_MAX)
+        self._is_closing = False
+        self._is_lost = False
+        self._is_delivering = False
+        self._reason: str | None = None  # the first one counts
+        self._heard = threading.Event()
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         stream = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        self._call = stream(self._commands(), metadata=((TOKEN_KEY, token),))
+        self._call = stream(self._frames(), metadata=((TOKEN_KEY, token),))
         self._threads = [
             Thread(work, name=f"rose-remote-{name}-{number}", on_failure=on_failure)
             for name, work, on_failure in (
-                ("receive", self._receive, lambda error: self._give_up(_own_failure(error))),
-                ("deliver", self._deliver, lambda error: self._lose(_own_failure(error))),
+                ("receive", self._receive, lambda error: self._lose(_own_failure(error))),
+                ("watch", self._watch, lambda error: self._give_up(_own_failure(error))),
             )
         ]
         for thread in self._threads:
             thread.start()
 
     def start_turn(self, request: TurnRequest) -> None:
-        """Queue a turn; does not wait."""
+        """Queue a turn; does not wait.
+
+        Raises:
+            InvalidArgument: it cannot be sent.
+        """
         self._send(request)
 
     def stop_turn(self, trajectory: int) -> None:
@@ -120,55 +104,44 @@ class RemoteWorker:
         """Leave the worker, which stops the turns it had from here; no event follows.
 
         Raises:
-            DeadlineExceeded: the callback holds the delivering thread up.
+            DeadlineExceeded: the callback holds the receiving thread up.
         """
-        self._is_closing.set()
-        self._outbox.close(is_emptied=True)
-        self._inbox.close(is_emptied=True)
-        self._call.cancel()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=self._limits.close_s)
+        self._is_closing = True
+        self._end()
+        others = [one for one in self._threads if one is not threading.current_thread()]
+        for thread in others:
+            thread.join(timeout=CLOSE_S)
         self._channel.close()
-        if any(
-            thread.is_alive() for thread in self._threads if thread != threading.current_thread()
-        ):
+        if any(thread.is_alive() for thread in others):
             raise DeadlineExceeded(
-                f"worker {self.number} could not be left within {self._limits.close_s} s: "
+                f"worker {self.number} could not be left within {CLOSE_S} s: "
                 "its callback does not return"
             )
 
     def _send(self, command: Command) -> None:
-        if not self._outbox.put(command) and not self._is_closing.is_set():
+        if not self._outbox.put(encode(command)):
             # Full, or lost already; then this says nothing new.
-            self._give_up(f"it left {self._limits.commands_max} commands untaken")
+            self._give_up(f"it left {COMMANDS_MAX} commands untaken")
 
     def _give_up(self, reason: str) -> None:
-        """End the stream for `reason`; what has come before is still delivered."""
-        with self._reason_lock:
-            self._reason = self._reason or reason
-        self._inbox.close()
+        """End the stream for `reason`; the receiving thread says so."""
+        self._reason = self._reason or reason
+        self._call.cancel()
+
+    def _end(self) -> None:
+        self._is_lost = True
+        self._heard.set()
+        self._outbox.close(is_emptied=True)
+        self._call.cancel()
 
     # ---- the thread of gRPC that sends ----------------------------------------------------------
 
-    def _commands(self) -> Iterator[bytes]:
+    def _frames(self) -> Iterator[bytes]:
         while True:
-            match self._outbox.take(wait_s=self._limits.ping_s):
-                case Nothing.MORE:
-                    return
-                case Nothing.YET:
-                    yield encode(Ping())
-                case command:
-                    try:
-                        yield encode(command)
-                    except InvalidArgument as error:
-                        self._fail(command, str(error))
-
-    def _fail(self, command: Command, error: str) -> None:
-        """Answer a request that cannot be sent, as the worker would have."""
-        if isinstance(command, TurnRequest):
-            output = failed_output(command, self.number, error)
-            self._inbox.put(output, wait_s=self._limits.slow_max_s)
+            frame = self._outbox.take(wait_s=PING_S)
+            if frame is Nothing.MORE:
+                return
+            yield encode(Ping()) if isinstance(frame, Nothing) else frame
 
     # ---- the thread that receives ---------------------------------------------------------------
 
@@ -176,45 +149,17 @@ class RemoteWorker:
         reason = "it ended the stream"
         try:
             for frame in self._call:
-                if not self._inbox.put(frame, wait_s=self._limits.slow_max_s):
-                    reason = f"its events were not taken for {self._limits.slow_max_s} s"
+                self._heard.set()
+                if (said := self._deliver(frame)) is not None:
+                    reason = said
                     break
         except grpc.RpcError as error:
             reason = f"its stream broke ({error.code().name}: {error.details()})"
-        self._give_up(reason)
+        except CorruptData as error:
+            reason = str(error)
+        self._lose(self._reason or reason)
 
-    # ---- the thread that delivers ---------------------------------------------------------------
-
-    def _deliver(self) -> None:
-        self._lose(self._deliver_until_lost())
-
-    def _lose(self, reason: str) -> None:
-        self._outbox.close(is_emptied=True)
-        self._inbox.close(is_emptied=True)
-        self._call.cancel()
-        if not self._is_closing.is_set():
-            self._on_event(Lost(worker=self.number, reason=reason))
-
-    def _deliver_until_lost(self) -> str:
-        """Deliver events; return why there are no more."""
-        while not self._is_closing.is_set():
-            match self._inbox.take(wait_s=self._limits.silence_max_s):
-                case Nothing.YET:
-                    return f"no sign of life for {self._limits.silence_max_s} s"
-                case Nothing.MORE:
-                    return self._reason or "it was closed"
-                case TurnOutput() as output:
-                    self._on_event(output)
-                case frame:
-                    try:
-                        reason = self._deliver_frame(frame)
-                    except CorruptData as error:
-                        return str(error)
-                    if reason is not None:
-                        return reason
-        return "it was closed"
-
-    def _deliver_frame(self, frame: bytes) -> str | None:
+    def _deliver(self, frame: bytes) -> str | None:
         """Deliver what is in `frame`; return why this was the last, if it was."""
         match decode_news(frame):
             case Heartbeat():
@@ -225,11 +170,28 @@ class RemoteWorker:
                 return (
                     f"worker {number}, {kind.value}, answered for {self.number}, {self.kind.value}"
                 )
-            case Lost(reason=reason):
+            case WorkerLost(reason=reason):
                 return reason
             case event:
+                self._is_delivering = True
                 self._on_event(event)
+                self._heard.set()
+                self._is_delivering = False
                 return None
+
+    def _lose(self, reason: str) -> None:
+        self._end()
+        if not self._is_closing:
+            self._on_event(WorkerLost(worker=self.number, reason=reason))
+
+    # ---- the thread that watches ----------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._heard.wait(SILENCE_MAX_S) or self._is_delivering:
+            if self._is_lost:
+                return
+            self._heard.clear()
+        self._give_up(f"no sign of life for {SILENCE_MAX_S} s")
 
 
 def _own_failure(error: BaseException) -> str:

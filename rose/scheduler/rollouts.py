@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from rose.errors import InternalError, InvalidArgument, RoseError, check, sentence
-from rose.scheduler.copying import SlowCopy
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.course import Course, Phase
+from rose.scheduler.course import Course, Phase, SlowCopy
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -33,8 +32,8 @@ from rose.scheduler.events import (
     TurnReady,
     VersionPublished,
 )
-from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered, RunningTurn
-from rose.scheduler.state import FrontCounts, Gone, Outcome, RolloutsState
+from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered
+from rose.scheduler.state import Gone, Outcome, RolloutsState
 from rose.scheduler.watching import Order, Watches
 from rose.scheduler.worker import (
     LeaseChanged,
@@ -72,7 +71,9 @@ class Rollouts:
         self._events: list[Event] = []
         self._outputs: dict[int, TurnOutput] = {}  # by the place of the event that tells of it
         self._outcomes: list[Outcome] = []
-        self._refusals: list[TurnOutput | WorkerLost] = []
+        self.refusals: list[
+            TurnOutput | WorkerLost
+        ] = []  # to be taken in as if workers had said so
         self._copy = SlowCopy({})
 
     # ---- in and out -----------------------------------------------------------------------------
@@ -89,14 +90,8 @@ class Rollouts:
             case Asked():
                 course = self.course(entry.trajectory)
                 course.ask(entry)
-                self._events.append(
-                    TurnReady(
-                        trajectory=entry.trajectory,
-                        turn=entry.turn,
-                        context_tokens=len(course.context),
-                        max_new_tokens=entry.sampling.max_new_tokens,
-                    )
-                )
+                context, limit = len(course.context), entry.sampling.max_new_tokens
+                self._events.append(TurnReady(entry.trajectory, entry.turn, context, limit))
             case Ended():
                 self._end(entry)
             case Registered():
@@ -132,22 +127,9 @@ class Rollouts:
         """Return the core's own books."""
         return self._core.stats()
 
-    def counts(self) -> FrontCounts:
-        """Return what became of trajectories so far."""
-        return self.state.counts.copy()
-
     def is_idle(self) -> bool:
         """Whether every trajectory is in its environment: time alone changes only leases."""
         return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
-
-    def has_refusals(self) -> bool:
-        """Whether `take_refusals` has something to give."""
-        return bool(self._refusals)
-
-    def take_refusals(self) -> list[TurnOutput | WorkerLost]:
-        """Return what workers would not do; it is to be taken in as if they had said so."""
-        refusals, self._refusals = self._refusals, []
-        return refusals
 
     def begin_copy(self) -> SlowCopy:
         """Return a copy of all trajectories as they are now, which is not made yet.
@@ -173,27 +155,17 @@ class Rollouts:
     def register(self, registered: Registered, worker: Worker) -> None:
         """Take in that `worker` is there, and carry orders to it from the next step on.
 
-        What it runs and nobody wants any more is stopped at once.
-
         Raises:
             InvalidArgument: another has its number; nothing has changed.
         """
         if self.is_here(registered.worker):
             raise InvalidArgument(f"worker {registered.worker} is there already")
-        goes_on = self._going_on(registered) if self._is_back(registered) else set()
         self.take(registered)
         self._workers[registered.worker] = worker
-        for turn in registered.running:
-            if turn.trajectory not in goes_on:
-                self._stop(worker, turn.trajectory)
 
     def is_here(self, worker: int) -> bool:
         """Whether a worker has registered and is not lost, the next step's news included."""
         return worker in self._workers
-
-    def has_workers(self) -> bool:
-        """Whether there is one that orders are carried to."""
-        return bool(self._workers)
 
     def absent(self) -> list[int]:
         """Return the numbers of those that joined in an earlier life and are not back."""
@@ -265,7 +237,7 @@ class Rollouts:
             if number in self.state.workers:
                 self._lose(WorkerLost(number, "it came back as another"))
             self._events.append(registered.capabilities.joined(number, registered.kind))
-        self.state.workers[number] = replace(registered, running=())
+        self.state.workers[number] = registered
 
     def _is_back(self, registered: Registered) -> bool:
         """Whether the core knows this worker from an earlier life of the scheduler."""
@@ -277,37 +249,13 @@ class Rollouts:
         return (before.kind, was) == (registered.kind, now)
 
     def _resume(self, registered: Registered) -> None:
-        """Let turns go on that run on; what the worker has lost begins again at its last token."""
+        """Let the worker go on; the turns it had begin again, each at its last token."""
         version = registered.capabilities.version
         self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
-        goes_on = self._going_on(registered)
         for course in self.state.trajectories.values():
-            if course.worker == registered.worker and course.number not in goes_on:
-                self._events.append(
-                    TurnEnded(
-                        trajectory=course.number,
-                        turn=len(course.turns),
-                        worker=registered.worker,
-                        lease_epoch=course.lease_epoch,
-                        end=TurnEnd.INTERRUPTED,
-                    )
-                )
-
-    def _going_on(self, registered: Registered) -> set[int]:
-        """Return the trajectories whose turns run there as they should, without a gap."""
-        return {
-            turn.trajectory for turn in registered.running if self._goes_on(registered.worker, turn)
-        }
-
-    def _goes_on(self, worker: int, turn: RunningTurn) -> bool:
-        """Return whether what a worker still runs is what it was asked for, without a gap."""
-        course = self.state.trajectories.get(turn.trajectory)
-        return (
-            course is not None
-            and course.worker == worker
-            and (turn.turn, turn.lease_epoch) == (len(course.turns), course.lease_epoch)
-            and turn.tokens <= len(course.tokens)
-        )
+            if course.worker == registered.worker:
+                where = course.number, len(course.turns), registered.worker, course.lease_epoch
+                self._events.append(TurnEnded(*where, TurnEnd.INTERRUPTED))
 
     def _hear(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
         match event:
@@ -325,19 +273,12 @@ class Rollouts:
         self._events.append(lost)
 
     def _hear_output(self, output: TurnOutput) -> None:
-        if output.tokens:
+        where = output.trajectory, output.turn, output.worker, output.lease_epoch
+        count = len(output.tokens)
+        if count:
             self._outputs[len(self._events)] = output
-            self._events.append(
-                TurnProgress(
-                    trajectory=output.trajectory,
-                    turn=output.turn,
-                    worker=output.worker,
-                    lease_epoch=output.lease_epoch,
-                    first_token=output.first_token,
-                    tokens=len(output.tokens),
-                    version_min=min(output.versions),
-                )
-            )
+            oldest = min(output.versions)
+            self._events.append(TurnProgress(*where, output.first_token, count, oldest))
         if output.end is None:
             return
         self.watches.show(lambda watch: watch.end(output.trajectory, output.worker))
@@ -346,16 +287,7 @@ class Rollouts:
             if course is not None and course.worker == output.worker:
                 self._copy.keep(course)
                 course.error = output.error
-        self._events.append(
-            TurnEnded(
-                trajectory=output.trajectory,
-                turn=output.turn,
-                worker=output.worker,
-                lease_epoch=output.lease_epoch,
-                end=output.end,
-                tokens=output.first_token + len(output.tokens),
-            )
-        )
+        self._events.append(TurnEnded(*where, output.end, output.first_token + count))
 
     def _forget(self, course: Course) -> None:
         del self.state.trajectories[course.number]
@@ -376,8 +308,7 @@ class Rollouts:
             case Start():
                 return self._start(action)
             case Stop():
-                if worker := self._workers.get(action.worker):
-                    self._stop(worker, action.trajectory)
+                self._stop(action.trajectory, action.worker)
             case Drop():
                 self._drop(action.trajectory, action.reason)
         return ()
@@ -400,15 +331,8 @@ class Rollouts:
         )
         if course.has_ended():
             # Its last token was delivered, and the news of its end was lost with its worker.
-            ended = TurnEnded(
-                trajectory=start.trajectory,
-                turn=start.turn,
-                worker=start.worker,
-                lease_epoch=start.lease_epoch,
-                end=TurnEnd.FINISHED,
-                tokens=start.first_token,
-            )
-            return (ended,)
+            where = start.trajectory, start.turn, start.worker, start.lease_epoch
+            return (TurnEnded(*where, TurnEnd.FINISHED, start.first_token),)
         # Whoever is lost is so in the core before it places anything.
         check(start.worker in self.state.workers, "a turn would start on a worker that is lost")
         request, kind = course.request(start), self.state.workers[start.worker].kind
@@ -421,18 +345,19 @@ class Rollouts:
             worker.start_turn(request)
         match order.error:
             case RoseError() as error:
-                self._refusals.append(failed_output(request, start.worker, str(error)))
+                self.refusals.append(failed_output(request, start.worker, str(error)))
             case Exception() as error:
-                self._refusals.append(_broken(start.worker, error))
+                self.refusals.append(_broken(start.worker, error))
         return ()
 
-    def _stop(self, worker: Worker, trajectory: int) -> None:
+    def _stop(self, trajectory: int, number: int) -> None:
         """Tell a worker to stop a turn; one that cannot is lost, and that is news."""
-        order = Order()
-        with order:
-            worker.stop_turn(trajectory)
-        if order.error is not None:
-            self._refusals.append(_broken(worker.number, order.error))
+        if worker := self._workers.get(number):
+            order = Order()
+            with order:
+                worker.stop_turn(trajectory)
+            if order.error is not None:
+                self.refusals.append(_broken(number, order.error))
 
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
         course = self._known(trajectory)

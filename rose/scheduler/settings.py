@@ -14,17 +14,10 @@ from rose.errors import InvalidArgument
 class PlacementPolicy(Enum):
     """Who decides where a turn runs, and which first; the baselines share everything else.
 
-    MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which is known here at second hand only:
-    an elastic pool, queues of several levels, tools' returns as the signal, no lengths foreseen.
-    The widths of the levels and that a return is worth one of them are ours, and so is where a
-    turn runs.
-
-    LEAST_LOADED_STICKY leaves a home that has over half as many turns again, and two more, as the
-    least loaded worker that could take the turn: a router that never does leaves all turns where
-    they rushed after a publication, on the workers that committed first. Two alone, which won in
-    pull request 7435 of verl, lose more caches than they spread where engines run many turns.
-
-    What is reserved, recalled and kept from going stale is decided as for all others.
+    MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which is known here at second hand only;
+    the widths of the levels and where a turn runs are ours. LEAST_LOADED_STICKY leaves a home that
+    has over half as many turns again, and two more, as the least loaded worker: two alone, which
+    won in pull request 7435 of verl, lose more caches than they spread where engines are full.
     """
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"

@@ -9,10 +9,10 @@ from typing import Any
 from opentelemetry import propagate, trace
 from typing_extensions import override
 
-from rose.scheduler.course import Course, Phase
+from rose.scheduler.course import Phase
 from rose.scheduler.front_events import Asked, Begun, Ended, Entry
 from rose.scheduler.state import Gone, Outcome, RolloutsState
-from rose.scheduler.turns import TurnResult
+from rose.scheduler.turns import Sampling, TurnResult
 from rose.scheduler.watching import FrontWatch
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
@@ -35,7 +35,7 @@ class Spans(FrontWatch):
         for course in state.trajectories.values():
             self._begin(course.number, course.group, course.job, course.traceparent, restarted=True)
             if course.phase is Phase.SPEAKING:
-                self._ask(course.number, len(course.turns), course)
+                self._ask(course.number, len(course.turns), len(course.context), course.sampling)
 
     @override
     def heard(self, entry: Entry) -> None:
@@ -44,7 +44,8 @@ class Spans(FrontWatch):
             case Begun():
                 self._begin(entry.trajectory, entry.group, entry.job, entry.traceparent)
             case Asked():
-                self._ask(entry.trajectory, entry.turn, entry)
+                tokens = entry.kept + len(entry.tail)
+                self._ask(entry.trajectory, entry.turn, tokens, entry.sampling)
             case Ended(is_wanted=True):
                 self._end(entry.trajectory, "finished")
 
@@ -92,11 +93,9 @@ class Spans(FrontWatch):
             },
         )
 
-    def _ask(self, trajectory: int, turn: int, wanted: Asked | Course) -> None:
-        if isinstance(wanted, Asked):
-            prompt_tokens = wanted.kept + len(wanted.tail)
-        else:
-            prompt_tokens = len(wanted.context)
+    def _ask(
+        self, trajectory: int, turn: int, prompt_tokens: int, sampling: Sampling | None
+    ) -> None:
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "generate_content",
             "gen_ai.conversation.id": str(trajectory),
@@ -104,9 +103,9 @@ class Spans(FrontWatch):
             "rose.trajectory": trajectory,
             "rose.turn": turn,
         }
-        if wanted.sampling is not None:
-            attributes["gen_ai.request.max_tokens"] = wanted.sampling.max_new_tokens
-            attributes["gen_ai.request.temperature"] = wanted.sampling.temperature
+        if sampling is not None:
+            attributes["gen_ai.request.max_tokens"] = sampling.max_new_tokens
+            attributes["gen_ai.request.temperature"] = sampling.temperature
         whole = trace.set_span_in_context(self._trajectories[trajectory])
         self._turns[trajectory] = self._tracer.start_span(
             "rose.turn", context=whole, attributes=attributes

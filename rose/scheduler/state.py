@@ -13,13 +13,7 @@ from rose.scheduler.turns import TurnResult
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Nobody will have a trajectory.
-
-    Args:
-        trajectory: which.
-        reason: why.
-        error: what the last worker that failed to run a turn of it said.
-    """
+    """Nobody will have a trajectory. `error` is what the last worker that failed on it said."""
 
     trajectory: int
     reason: DropReason
@@ -31,13 +25,7 @@ Outcome: TypeAlias = Admit | TurnResult | Gone
 
 @dataclass(slots=True)
 class JobCounts:
-    """What became of trajectories of one job, for its trainer.
-
-    Args:
-        finished: handed on to its trainer.
-        consumed: of them, by its trainer.
-        published: its newest version.
-    """
+    """What was handed to the trainer of one job, used by it, and its newest version."""
 
     finished: int = 0
     consumed: int = 0
@@ -55,7 +43,7 @@ class FrontCounts:
         dropped: by the scheduler, which says so.
         turns: that are done.
         resumed: of them, those that went on elsewhere or later after they had begun.
-        jobs: of each job that was heard of.
+        jobs: by number.
     """
 
     begun: int = 0
@@ -109,7 +97,7 @@ class RolloutsState:
         trajectories: that are not over.
         workers: that joined and were not lost, as they registered.
         used: numbers of trajectories that are over.
-        counts: so far.
+        counts: of what became of trajectories.
     """
 
     now_ns: int = 0
@@ -119,10 +107,9 @@ class RolloutsState:
     counts: FrontCounts = field(default_factory=FrontCounts)
 
     def copy(self) -> "RolloutsState":
-        """Return one that stays as it is now."""
+        """Return one without trajectories that stays as it is now."""
         return RolloutsState(
             now_ns=self.now_ns,
-            trajectories={number: one.copy() for number, one in self.trajectories.items()},
             workers=dict(self.workers),
             used=UsedNumbers(self.used.below, set(self.used.others)),
             counts=self.counts.copy(),
@@ -137,7 +124,7 @@ class Checkpoint:
         sequence: number of the journal that begins here.
         policy: of the core.
         settings: of the core.
-        core: what it is restored of.
+        core: its image.
         trajectories: that are not over.
         rest: of the state, without trajectories.
     """
@@ -151,6 +138,5 @@ class Checkpoint:
 
     def state(self) -> RolloutsState:
         """Return what a front starts from; it shares nothing with this."""
-        return replace(
-            self.rest, trajectories={one.number: one for one in self.trajectories}
-        ).copy()
+        copies = {one.number: one.copy() for one in self.trajectories}
+        return replace(self.rest.copy(), trajectories=copies)

@@ -4,12 +4,8 @@ A checkpoint is the whole state, and is whole or not there; a journal beside it 
 since then. Whatever a step does is done after it was written, so whoever restores the checkpoint
 and takes the journal's steps again knows at least what anybody outside knows.
 
-`NAME` holds the checkpoint: a magic word, the length of its head as 8 bytes, the head, the
-trajectories, each by itself, and the SHA-256 of head and trajectories. The head says how long each
-of them is. `NAME.journal-N` holds the steps since checkpoint N: a magic word, and for each step
-its length, the CRC-32 of those 4 bytes, the CRC-32 of its body, and the body. Bodies are msgpack.
-Nothing in them is executed when they are read. `NAME.lock` is held by the one scheduler that writes
-them.
+docs/protocol.md has the layout. Nothing in the files is executed when they are read. `NAME.lock` is
+held by the one scheduler that writes them.
 
 What a crash can leave at the end of the last journal was never acted on, and is left out: a record
 that is cut off, one of full length whose body is not as it was written, and zeros where one should
@@ -25,8 +21,10 @@ import re
 import struct
 import threading
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -37,11 +35,11 @@ from rose.scheduler.course import Course
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.state import Checkpoint
-from rose.scheduler.worker import LeaseChanged, TurnOutput, VersionCommitted, WorkerLost
+from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may only change together with this.
-FORMAT: Final = 3
+FORMAT: Final = 4
 _CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
 _JOURNAL: Final = b"rose-scheduler-journal\n"
 _LENGTH: Final = struct.Struct("<Q")
@@ -57,22 +55,14 @@ _WORDS: Final[dict[str, type]] = {
     "published": VersionPublished,
     "consumed": Consumed,
     "job": JobJoined,
-    "output": TurnOutput,
-    "lease": LeaseChanged,
-    "committed": VersionCommitted,
-    "lost": WorkerLost,
+    **EVENTS,
 }
 _WORD_OF: Final = {kind: word for word, kind in _WORDS.items()}
 
 
-class _Entry(msgspec.Struct, array_like=True):
-    word: str
-    body: msgspec.Raw
-
-
 class _Step(msgspec.Struct, array_like=True):
     now_ns: int
-    entries: list[_Entry]
+    entries: list[tuple[str, msgspec.Raw]]
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -83,6 +73,8 @@ class _Head(msgspec.Struct, array_like=True):
 
 class FileStore:
     """Keeps the state of one scheduler in `path` and files beside it.
+
+    Whatever reads or writes raises Unavailable where the disk does not do it.
 
     Args:
         path: of the checkpoint; its folder exists.
@@ -106,18 +98,18 @@ class FileStore:
         self._saved = 0  # number of the newest checkpoint
         self._is_closed = False
         try:
-            self._lock = lock(path.with_name(path.name + ".lock"))
-            try:
-                sweep(path)
-            except OSError:
-                self._lock.close()
-                raise
+            with _disk(path, "written"):
+                self._lock = lock(path.with_name(path.name + ".lock"))
         except BlockingIOError as error:
             raise InvalidArgument(
                 f"another scheduler writes '{path}': end it, or name another file"
             ) from error
-        except OSError as error:
-            raise _unavailable(path, "written", error) from error
+        try:
+            with _disk(path, "written"):
+                sweep(path)
+        except Unavailable:
+            self._lock.close()
+            raise
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -128,22 +120,15 @@ class FileStore:
 
         Raises:
             CorruptData: a file is not what was written, or is gone.
-            Unavailable: it cannot be read.
         """
-        try:
+        with _disk(self._path, "read"):
             if not self._path.exists():
                 self._check_never_saved()
                 return None
-            data = self._path.read_bytes()
-        except OSError as error:
-            raise _unavailable(self._path, "read", error) from error
-        checkpoint = self._checkpoint_of(data)
-        self._saved = checkpoint.sequence
-        try:
+            checkpoint = self._checkpoint_of(self._path.read_bytes())
+            self._saved = checkpoint.sequence
             journals = self._journals_from(checkpoint.sequence)
             steps = self._steps_of_all(journals)
-        except OSError as error:
-            raise _unavailable(self._path, "read", error) from error
         self._sequence = checkpoint.sequence + len(journals) - 1
         with suppress(OSError):  # The next checkpoint tries again.
             sync_folder(self._path.parent)  # Who saved it may not have come to that.
@@ -208,20 +193,20 @@ class FileStore:
                     f"'{self._path}' has format {head.format}, this rose reads {FORMAT}"
                 )
             checkpoint = msgspec.msgpack.decode(head.body, type=Checkpoint)
-            return replace(checkpoint, trajectories=_courses_of(body[length:], head.sizes))
+            ends = list(accumulate(head.sizes, initial=length))
+            courses = [
+                msgspec.msgpack.decode(body[at:end], type=Course) for at, end in pairwise(ends)
+            ]
+            return replace(checkpoint, trajectories=courses)
         except msgspec.DecodeError as error:
             raise CorruptData(f"the checkpoint '{self._path}' cannot be read: {error}") from error
 
     # ---- writing --------------------------------------------------------------------------------
 
     def append(self, step: Step) -> None:
-        """Write a step down.
-
-        Raises:
-            Unavailable: the disk does not take it.
-        """
+        """Write a step down."""
         entries = [
-            _Entry(_WORD_OF[type(entry)], msgspec.Raw(self._encoder.encode(entry)))
+            (_WORD_OF[type(entry)], msgspec.Raw(self._encoder.encode(entry)))
             for entry in step.entries
         ]
         body = self._encoder.encode(_Step(step.now_ns, entries))
@@ -231,34 +216,26 @@ class FileStore:
     def _write(self, data: bytes) -> None:
         if self._journal is None:
             raise Unavailable(f"the journal of '{self._path}' is not open")
-        try:
+        with _disk(self._path, "written"):
             written = self._journal.write(data)
             if self._is_synced:
                 os.fsync(self._journal.fileno())
-        except OSError as error:
-            raise _unavailable(self._path, "written", error) from error
         if written != len(data):
             raise Unavailable(f"the disk of '{self._path}' is full")
 
     def rotate(self) -> int:
-        """Begin another journal, and return its number; the one before goes on if that fails.
-
-        Raises:
-            Unavailable: it cannot be written; it is not there.
-        """
+        """Begin another journal, and return its number; the one before goes on if that fails."""
         sequence = self._sequence + 1
         path = self._journal_path(sequence)
-        try:
+        with _disk(self._path, "written"):
             journal = path.open("wb", buffering=0)
-        except OSError as error:
-            raise _unavailable(self._path, "written", error) from error
-        try:
-            self._begin(journal)
-        except OSError as error:
-            journal.close()
-            with suppress(OSError):  # One without steps says nothing, if it must stay.
-                path.unlink()
-            raise _unavailable(self._path, "written", error) from error
+            try:
+                self._begin(journal)
+            except OSError:
+                journal.close()
+                with suppress(OSError):  # One without steps says nothing, if it must stay.
+                    path.unlink()
+                raise
         if self._journal is not None:
             self._journal.close()
         self._journal, self._sequence = journal, sequence
@@ -297,14 +274,12 @@ class FileStore:
         for piece in pieces:
             sha.update(piece)
         start = _CHECKPOINT + _LENGTH.pack(len(pieces[0]))
-        try:
+        with _disk(self._path, "written"):
             # A checkpoint without its journal is refused: the journal is on the disk before it.
             sync_file(self._journal_path(checkpoint.sequence))
             sync_folder(self._path.parent)
             write_whole(self._path, start, *pieces, sha.digest())
             sync_folder(self._path.parent)  # The journals before go when it is sure to stay.
-        except OSError as error:
-            raise _unavailable(self._path, "written", error) from error
         self._saved = checkpoint.sequence
         with suppress(OSError):
             self._forget_journals()
@@ -340,15 +315,6 @@ def _pieces_of(checkpoint: Checkpoint) -> list[bytes]:
     return [encode(_Head(FORMAT, body, [len(one) for one in courses])), *courses]
 
 
-def _courses_of(data: bytes, sizes: list[int]) -> list[Course]:
-    courses: list[Course] = []
-    at = 0
-    for size in sizes:
-        courses.append(msgspec.msgpack.decode(data[at : at + size], type=Course))
-        at += size
-    return courses
-
-
 def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
     """Return the steps in a journal, and how many of its bytes are whole.
 
@@ -379,19 +345,27 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
 def _step_of(body: bytes, journal: Path, at: int) -> Step:
     try:
         step = msgspec.msgpack.decode(body, type=_Step)
-        entries: list[Any] = []
-        for entry in step.entries:
-            if entry.word not in _WORDS:
+        for word, _ in step.entries:
+            if word not in _WORDS:
                 raise CorruptData(
-                    f"the journal '{journal}' has an unknown entry '{entry.word[:40]}' at byte {at}"
+                    f"the journal '{journal}' has an unknown entry '{word[:40]}' at byte {at}"
                 )
-            entries.append(msgspec.msgpack.decode(entry.body, type=_WORDS[entry.word]))
+        entries: Iterator[Any] = (
+            msgspec.msgpack.decode(body, type=_WORDS[word]) for word, body in step.entries
+        )
+        return Step(step.now_ns, tuple(entries))
     except msgspec.DecodeError as error:
         raise CorruptData(
             f"the journal '{journal}' cannot be read at byte {at}: {error}"
         ) from error
-    return Step(step.now_ns, tuple(entries))
 
 
-def _unavailable(path: Path, what: str, error: OSError) -> Unavailable:
-    return Unavailable(f"'{path}' cannot be {what}: {error.strerror}")
+@contextmanager
+def _disk(path: Path, what: str) -> Iterator[None]:
+    """Say in one sentence which file could not be read or written; a lock that is held passes."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"'{path}' cannot be {what}: {error.strerror}") from error

@@ -1,16 +1,15 @@
 """What frameworks ask for and get: turns, and the trajectories they belong to."""
 
-import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, TypeAlias
 
-from rose.errors import InvalidArgument, Unavailable
-from rose.scheduler.coerce import COUNT_MAX, coerce, real, whole, wholes
+from rose.errors import Unavailable
+from rose.scheduler.coerce import COUNT_MAX, Checked, Cost, Count, Counts, Some, real
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import WorkerKind
 
 # As in csrc/scheduler/batch_check.cpp: what is worked out of rates above it is finite.
-_RATE_MIN: Final = 1e-6
+Rate: TypeAlias = Annotated[float, real(1e-6, COUNT_MAX)]
 
 
 class TrajectoryDropped(Unavailable):
@@ -18,7 +17,7 @@ class TrajectoryDropped(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Checked):
     """How a turn is generated.
 
     Args:
@@ -27,27 +26,13 @@ class Sampling:
         stop_tokens: ids that end the turn; the one that does is part of it.
     """
 
-    max_new_tokens: int
-    temperature: float = 1.0
-    stop_tokens: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
-        coerce(self, whole, "max_new_tokens")
-        coerce(self, real, "temperature")
-        coerce(self, wholes, "stop_tokens")
-        if not 0 < self.max_new_tokens <= COUNT_MAX:
-            raise InvalidArgument(
-                f"max_new_tokens must be at least 1 and a count, not {self.max_new_tokens}"
-            )
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidArgument(f"temperature must be >= 0, not {self.temperature}")
-        if not all(0 <= token <= COUNT_MAX for token in self.stop_tokens):
-            raise InvalidArgument(f"stop_tokens must be token ids, not {self.stop_tokens}")
+    max_new_tokens: Some
+    temperature: Cost = 1.0
+    stop_tokens: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Checked):
     """What a worker can do, as it registers.
 
     Args:
@@ -61,47 +46,20 @@ class Capabilities:
         device: the device that it shares with workers of other jobs; None for one of its own.
     """
 
-    seats: int
-    prefill_tokens_per_s: float
-    decode_step_ms: float
-    decode_ms_per_sequence: float = 0.0
-    version: int = 0
-    domain: int = 0
-    job: int = 0
-    device: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what the core would refuse, before anybody has heard of it."""
-        coerce(self, whole, "seats", "version", "domain", "job")
-        coerce(self, real, "prefill_tokens_per_s", "decode_step_ms", "decode_ms_per_sequence")
-        if self.device is not None:
-            coerce(self, whole, "device")
-        rates = (self.prefill_tokens_per_s, self.decode_step_ms)
-        from_zero = (
-            *(self.decode_ms_per_sequence, self.version),
-            *(self.domain, self.job, self.device or 0),
-        )
-        if not (
-            0 < self.seats <= COUNT_MAX
-            and all(_RATE_MIN <= value <= COUNT_MAX for value in rates)
-            and all(0 <= value <= COUNT_MAX for value in from_zero)
-        ):
-            raise InvalidArgument(f"a worker cannot have {self}: a number is out of range")
+    seats: Some
+    prefill_tokens_per_s: Rate
+    decode_step_ms: Rate
+    decode_ms_per_sequence: Cost = 0.0
+    version: Count = 0
+    domain: Count = 0
+    job: Count = 0
+    device: Count | None = None
 
     def joined(self, number: int, kind: WorkerKind) -> WorkerJoined:
         """Return what the core hears of a worker."""
-        return WorkerJoined(
-            worker=number,
-            kind=kind,
-            domain=self.domain,
-            seats=self.seats,
-            prefill_tokens_per_s=self.prefill_tokens_per_s,
-            decode_step_ms=self.decode_step_ms,
-            decode_ms_per_sequence=self.decode_ms_per_sequence,
-            version=self.version,
-            job=self.job,
-            device=self.device,
-        )
+        rates = self.prefill_tokens_per_s, self.decode_step_ms, self.decode_ms_per_sequence
+        of = self.domain, self.seats, *rates, self.version, self.job, self.device
+        return WorkerJoined(number, kind, *of)
 
 
 @dataclass(frozen=True, slots=True)

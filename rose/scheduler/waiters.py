@@ -12,6 +12,8 @@ from rose.scheduler.turns import TrajectoryDropped, TurnResult
 
 # Stands for the turn of those who wait for a trajectory to be admitted.
 ADMISSION: Final = -1
+# Stands for the trajectory of those who wait for the next step.
+STEP: Final = -1
 
 
 class Waiters:
@@ -42,6 +44,10 @@ class Waiters:
                 why = outcome.reason.value + error
                 said = TrajectoryDropped(f"trajectory {outcome.trajectory} was dropped: {why}")
                 _refuse(self._waiting.pop(outcome.trajectory, ()), said)
+
+    def tell_stepped(self) -> None:
+        """Tell those who waited for a step."""
+        self._resolve(STEP, 0, None)
 
     def fail_all(self, error: RoseError) -> None:
         """Tell everybody that there will be no answer."""

@@ -79,14 +79,13 @@ class _Envelope(msgspec.Struct, array_like=True):
 
 
 _COMMANDS: Final[Mapping[str, type]] = {"start": TurnRequest, "stop": StopTurn, "ping": Ping}
-_NEWS: Final[Mapping[str, type]] = {
-    "greeting": Greeting,
-    "heartbeat": Heartbeat,
+EVENTS: Final[Mapping[str, type]] = {
     "output": TurnOutput,
     "lease": LeaseChanged,
     "committed": VersionCommitted,
     "lost": WorkerLost,
 }
+_NEWS: Final[Mapping[str, type]] = {"greeting": Greeting, "heartbeat": Heartbeat, **EVENTS}
 _WORD_OF: Final = {kind: word for word, kind in (*_COMMANDS.items(), *_NEWS.items())}
 
 

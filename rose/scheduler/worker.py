@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
+from rose.scheduler.coerce import Count, Counts, Real, Reals, Text, Truth
+
 
 class WorkerKind(Enum):
     """What the scheduler may expect of a worker."""
@@ -58,9 +60,9 @@ class TurnOutput:
 
     Args:
         worker: who generated them.
-        trajectory: as in the request.
-        turn: as in the request.
-        lease_epoch: as in the request.
+        trajectory: whose turn.
+        turn: of the trajectory.
+        lease_epoch: of the request.
         first_token: place of `tokens[0]` within the turn.
         tokens: ids; empty only together with an `end`.
         logprobs: of each token, natural, at the request's temperature.
@@ -69,32 +71,22 @@ class TurnOutput:
         error: why it failed.
     """
 
-    worker: int
-    trajectory: int
-    turn: int
-    lease_epoch: int
-    first_token: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
+    worker: Count
+    trajectory: Count
+    turn: Count
+    lease_epoch: Count
+    first_token: Count
+    tokens: Counts
+    logprobs: Reals
+    versions: Counts
     end: TurnEnd | None = None
-    error: str | None = None
+    error: Text | None = None
 
 
 def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
     """Return what a worker says of a turn that it could not run."""
-    return TurnOutput(
-        worker=worker,
-        trajectory=request.trajectory,
-        turn=request.turn,
-        lease_epoch=request.lease_epoch,
-        first_token=request.first_token,
-        tokens=(),
-        logprobs=(),
-        versions=(),
-        end=TurnEnd.FAILED,
-        error=error,
-    )
+    where = request.trajectory, request.turn, request.lease_epoch, request.first_token
+    return TurnOutput(worker, *where, (), (), (), TurnEnd.FAILED, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +100,10 @@ class LeaseChanged:
         ttl_ms: it is over this long after the report was made; 0 means it does not run out.
     """
 
-    worker: int
-    lease_epoch: int
-    kv_tokens: int
-    ttl_ms: float
+    worker: Count
+    lease_epoch: Count
+    kv_tokens: Count
+    ttl_ms: Real
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +118,18 @@ class VersionCommitted:
         pause_ms: how long no step could run for it.
     """
 
-    worker: int
-    version: int
-    is_match: bool
-    pause_ms: float
+    worker: Count
+    version: Count
+    is_match: Truth
+    pause_ms: Real
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A worker is gone, and with it what it had not reported."""
 
-    worker: int
-    reason: str
+    worker: Count
+    reason: Text
 
 
 WorkerEvent: TypeAlias = TurnOutput | LeaseChanged | VersionCommitted | WorkerLost

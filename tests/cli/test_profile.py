@@ -16,8 +16,8 @@ from rose.sim import DeviceModel, Request, simulate
 from rose.slo import SLO
 from rose.traces import generate, write_trace
 from rose.units import GIB, NS_PER_S
-from tests.scheduler import engine_pages
-from tests.scheduler.engine_pages import serving, sglang, vllm
+from tests.cli import engine_pages
+from tests.cli.engine_pages import serving, sglang, vllm
 
 
 def run(capsys, *arguments):

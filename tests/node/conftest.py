@@ -7,13 +7,12 @@ import pytest
 
 from rose.node.server import WorkerServer
 from rose.node.session import ServerLimits
-from rose.scheduler.remote import RemoteLimits, RemoteWorker
+from rose.scheduler import remote
+from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.node.rig import no_thread_is_left
 from tests.node.steady import SteadyWorker
 
-# Nothing is silent by accident on a machine that is busy.
-PATIENT = RemoteLimits(silence_max_s=60.0, ping_s=0.2)
 LENIENT = ServerLimits(heartbeat_s=0.2, silence_max_s=60.0)
 
 
@@ -37,17 +36,19 @@ class Node:
         *,
         token: str = "secret",
         number: int = 1,
-        limits: RemoteLimits = PATIENT,
     ) -> RemoteWorker:
         address = server if isinstance(server, str) else server.address
-        worker = RemoteWorker(address, token, number, WorkerKind.DEDICATED, on_event, limits=limits)
+        worker = RemoteWorker(address, token, number, WorkerKind.DEDICATED, on_event)
         self._stack.callback(worker.close)
         return worker
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(monkeypatch) -> Iterator[None]:
     """Set up before, and so torn down after, all that a test uses."""
+    # Nothing is silent by accident on a machine that is busy.
+    monkeypatch.setattr(remote, "SILENCE_MAX_S", 60.0)
+    monkeypatch.setattr(remote, "PING_S", 0.2)
     with no_thread_is_left():
         yield
 

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from rose.demo.rl.supervisor import Supervisor
-from rose.scheduler.remote import RemoteLimits
+from rose.scheduler import remote as remote_worker
 from rose.scheduler.worker import LeaseChanged, TurnEnd
 from tests.node.rig import Program, Scheduler, request
 from tests.node.steady import KV_TOKENS, VERSION
@@ -129,11 +129,11 @@ def test_a_worker_that_is_started_again_goes_on_at_the_token(node) -> None:
         assert len(said) + len(after.tokens(1)) == whole.max_new_tokens
 
 
-def test_a_frozen_worker_is_lost_though_its_stream_is_open(spawn, node) -> None:
+def test_a_frozen_worker_is_lost_though_its_stream_is_open(spawn, node, monkeypatch) -> None:
+    monkeypatch.setattr(remote_worker, "SILENCE_MAX_S", 3.0)
     worker, scheduler = spawn(), Scheduler()
     address, token = worker.address()
-    limits = RemoteLimits(silence_max_s=3.0)
-    remote = node.connect(address, scheduler, token=token, limits=limits)
+    remote = node.connect(address, scheduler, token=token)
     remote.start_turn(request(1, tokens=5))
     wait_for(lambda: scheduler.ends(1))
     os.kill(worker.supervisor.pid, signal.SIGSTOP)

@@ -8,7 +8,6 @@ import pytest
 from rose.errors import InvalidArgument, Unavailable
 from rose.node.server import WorkerServer
 from rose.node.session import ServerLimits
-from rose.scheduler.remote import RemoteLimits
 from rose.scheduler.wire import (
     MESSAGE_BYTES_MAX,
     METHOD,
@@ -272,7 +271,7 @@ def test_a_slow_reader_loses_the_stream_and_never_holds_the_worker_up(node) -> N
         asked(event)
         assert held.wait(LONG_S)
 
-    worker = node.connect(server, slow, limits=RemoteLimits(events_max=4, silence_max_s=60.0))
+    worker = node.connect(server, slow)
     worker.start_turn(request(1))
     wait_for(lambda: server.worker.started == [1])
     output = TurnOutput(1, 1, 0, 1, 0, (5,) * 5000, (-0.5,) * 5000, (3,) * 5000)
@@ -324,7 +323,7 @@ def test_a_scheduler_that_pings_stays(node) -> None:
     clock, scheduler = HandClock(), Scheduler()
     limits = ServerLimits(heartbeat_s=0.01, silence_max_s=10.0)
     server = node.serve(QuietWorker, limits=limits, clock=clock)
-    worker = node.connect(server, scheduler, limits=RemoteLimits(ping_s=0.01, silence_max_s=60.0))
+    worker = node.connect(server, scheduler)
     worker.start_turn(request(1))
     wait_for(lambda: server.worker.started == [1])
     for _ in range(10):

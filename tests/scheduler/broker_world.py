@@ -74,7 +74,6 @@ def observations(draw, at_ms, of):
         waiting=draw(st.sampled_from((0, 0, 0, 1, 9))),
         ttft_ms_p99=draw(tails),
         tpot_ms_p99=draw(tails),
-        sm_busy=draw(st.none() | st.floats(0, 1)),
         lent_bytes=draw(st.none() | st.integers(0, 60 * GIB)),
         revocations=draw(st.integers(0, 3)),
     )

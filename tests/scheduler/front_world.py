@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.copying import SlowCopy
+from rose.scheduler.course import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered, RunningTurn, Step
+from rose.scheduler.front_events import Begun, Ended, Entry, Registered, Step
 from rose.scheduler.state import Checkpoint, Gone, Outcome
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
@@ -233,23 +233,6 @@ class FrontWorld:
             self.mail.clear()
         self.begin_life()
 
-    def claims(self, worker: SayingWorker) -> list[RunningTurn]:
-        """Return what a worker says it runs; now and then it forgets one."""
-        return [
-            RunningTurn(
-                trajectory=run.request.trajectory,
-                turn=run.request.turn,
-                lease_epoch=run.request.lease_epoch,
-                tokens=run.request.first_token + run.said,
-            )
-            for run in list(worker.running.values())
-            if not (self.chance(0.1) and self.forget(worker, run.request.trajectory))
-        ]
-
-    def forget(self, worker: SayingWorker, trajectory: int) -> bool:
-        del worker.running[trajectory]
-        return True
-
     # ---- workers
 
     def chance(self, odds: float) -> bool:
@@ -279,7 +262,7 @@ class FrontWorld:
             self.mail.append((self.clock.now_ms, self.order, WorkerLost(worker.number, "killed")))
             self.bring(worker.kind)
             return
-        published = self.durable.rollouts.counts().job(0).published
+        published = self.durable.rollouts.state.counts.job(0).published
         if self.versions.get(worker.number, 0) < published and self.random.random() < 0.2:
             self.versions[worker.number] = published
             self.report(VersionCommitted(worker.number, published, True, 1.0))
@@ -364,8 +347,8 @@ class FrontWorld:
 
     def register(self, worker: SayingWorker) -> None:
         can = replace(CAPABILITIES, version=self.versions.get(worker.number, 0))
-        entry = Registered(worker.number, worker.kind, can, tuple(self.claims(worker)))
-        self.durable.take(entry, worker)
+        worker.running.clear()  # Its stream ended with the life before.
+        self.durable.take(Registered(worker.number, worker.kind, can), worker)
         worker.report_lease()
 
     def hear(self, event: WorkerEvent) -> None:
@@ -386,7 +369,7 @@ class FrontWorld:
             self.durable.take(entry)
 
     def train(self) -> None:
-        counts = self.durable.rollouts.counts().job(0)
+        counts = self.durable.rollouts.state.counts.job(0)
         left = counts.finished - counts.consumed
         is_last = not any(not caller.is_over for caller in self.callers)
         if left == 0 or (left < SETTINGS.batch_trajectories and not is_last):
@@ -397,7 +380,7 @@ class FrontWorld:
         self.durable.take(Consumed(min(left, SETTINGS.batch_trajectories)))
 
     def publish(self) -> None:
-        counts = self.durable.rollouts.counts().job(0)
+        counts = self.durable.rollouts.state.counts.job(0)
         version = counts.consumed // SETTINGS.batch_trajectories
         if version > counts.published:
             self.durable.take(VersionPublished(version))
@@ -409,7 +392,7 @@ class FrontWorld:
 
     def assert_accounted(self) -> None:
         """Hold the books of the scheduler against what the callers saw."""
-        counts, stats = self.durable.rollouts.counts(), self.durable.rollouts.stats()
+        counts, stats = self.durable.rollouts.state.counts, self.durable.rollouts.stats()
         assert counts.begun == len(self.callers)
         assert counts.dropped == 0
         assert counts.begun == counts.finished + counts.given_up

@@ -7,9 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rose.scheduler import copying
-from rose.scheduler.copying import SlowCopy
-from rose.scheduler.course import Course, Phase
+from rose.scheduler import course as course_module
+from rose.scheduler.course import Course, Phase, SlowCopy
 
 SLICE_TOKENS = 50
 SIZES = st.lists(st.integers(0, 3 * SLICE_TOKENS), max_size=12)
@@ -18,7 +17,7 @@ SIZES = st.lists(st.integers(0, 3 * SLICE_TOKENS), max_size=12)
 @pytest.fixture(autouse=True, scope="module")
 def slices_are_small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying, "SLICE_TOKENS", SLICE_TOKENS)
+        patch.setattr(course_module, "SLICE_TOKENS", SLICE_TOKENS)
         yield
 
 
@@ -72,5 +71,5 @@ def test_no_slice_is_longer_than_the_bound_and_the_trajectory_that_reaches_it(si
 
 
 def test_many_short_trajectories_are_copied_a_few_at_a_time() -> None:
-    slow = SlowCopy(courses_of([0] * (2 * copying.SLICE_COURSES + 1)))
+    slow = SlowCopy(courses_of([0] * (2 * course_module.SLICE_COURSES + 1)))
     assert [slow.advance() for _ in range(3)] == [False, False, True]

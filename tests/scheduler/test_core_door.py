@@ -100,9 +100,9 @@ def test_what_is_no_time_no_kind_or_no_event_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="knows no event"):
         rig.step("an event")  # type: ignore[arg-type]
     for now_ns in (1.5, "1", None):
-        with pytest.raises(InvalidArgument, match="now_ns must be a whole number"):
+        with pytest.raises(InvalidArgument, match="now_ns must be whole"):
             rig.core.step([], now_ns)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="now_ns must fit 64 bits"):
+    with pytest.raises(InvalidArgument, match="now_ns must be from -9223"):
         rig.core.step([], 2**63)
     for kind in (-1, 2, 256):  # The bindings are a door of their own.
         with pytest.raises(InvalidArgument, match="a kind that is not known"):

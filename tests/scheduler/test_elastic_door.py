@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler.front_events import Asked, Begun, Ended, Registered, RunningTurn
+from rose.scheduler.front_events import Begun, Ended, Registered
 from rose.scheduler.hearsay import believable
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.worker import (
@@ -166,10 +166,7 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
     sampling = Sampling(i(5), f(0.5), [i(7)])
     assert_exact(sampling, Sampling(5, 0.5, (7,)))
     assert_exact(Begun(i(1), i(2), i(3), i(4)), Begun(1, 2, 3, 4))
-    asked = Asked(i(1), i(0), i(0), np.array([1, 2]), sampling)
-    assert_exact(asked, Asked(1, 0, 0, (1, 2), sampling))
     assert_exact(Ended(i(1), is_wanted=True), Ended(1, is_wanted=True))
-    assert_exact(RunningTurn(i(1), i(2), i(3), i(4)), RunningTurn(1, 2, 3, 4))
     can = Capabilities(i(4), f(1000), 5, device=i(3))
     assert_exact(can, Capabilities(4, 1000.0, 5.0, device=3))
     assert_exact(Registered(i(4), DEDICATED, can), Registered(4, DEDICATED, can))
@@ -187,12 +184,8 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
         lambda: Registered(0.0, DEDICATED, CAN),
         lambda: Registered(0, "dedicated", CAN),
         lambda: Registered(0, DEDICATED, None),
-        lambda: Registered(0, DEDICATED, CAN, (7,)),
-        lambda: RunningTurn(0, 0, 1 << 70, 0),
-        lambda: RunningTurn(0, 0, 1, 0.0),
+        lambda: Begun(1 << 70, 0, 0, 0),
         lambda: Begun("x", 0, 0, 0),
-        lambda: Asked(0, 0, 0, (1.5,), SAMPLING),
-        lambda: Asked(0, 0, 0, (1,), None),
         lambda: Ended("x", is_wanted=True),
     ],
 )
@@ -285,21 +278,5 @@ def test_a_worker_that_raises_as_it_is_stopped_is_lost_though_nothing_else_happe
             await until(lambda: (broken, other)[1 - lost].running)
         await asyncio.gather(waits, return_exceptions=True)
         assert stops == [0, 1]
-
-    run(program())
-
-
-def test_a_worker_that_is_back_and_cannot_stop_an_old_turn_is_lost() -> None:
-    async def program() -> None:
-        async with opened() as scheduler:
-            worker = await bring(scheduler, 0)
-            await scheduler.lose(0, "for a while")
-
-            def stop_turn(trajectory) -> None:
-                raise Foreign("it cannot stop")
-
-            worker.stop_turn = stop_turn
-            await scheduler.register(worker, CAN, running=[RunningTurn(7, 0, 1, 0)])
-            await until(lambda: not scheduler._rollouts.is_here(0))
 
     run(program())

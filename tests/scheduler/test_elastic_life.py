@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler import PlacementPolicy, copying, store_file
+from rose.scheduler import PlacementPolicy, course, store_file
 from rose.scheduler.elastic import ElasticRolloutScheduler
-from rose.scheduler.front_events import Begun, RunningTurn, Step
+from rose.scheduler.front_events import Begun, Step
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.demo.rl.saying_worker import SayingWorker
@@ -43,21 +43,6 @@ async def die(scheduler: ElasticRolloutScheduler) -> None:
     scheduler._task.cancel()
     await asyncio.wait({scheduler._task})
     scheduler._durable._store.close()
-
-
-def still_runs(worker: SayingWorker, **changes) -> list[RunningTurn]:
-    return [
-        replace(
-            RunningTurn(
-                trajectory=run.request.trajectory,
-                turn=run.request.turn,
-                lease_epoch=run.request.lease_epoch,
-                tokens=run.request.first_token + run.said,
-            ),
-            **changes,
-        )
-        for run in worker.running.values()
-    ]
 
 
 async def speak_until(worker: SayingWorker, asked: asyncio.Task) -> None:
@@ -101,48 +86,20 @@ def begun_and_killed(path: Path, after) -> None:
     run(program())
 
 
-def test_a_turn_that_runs_on_goes_on_when_its_worker_is_back(tmp_path) -> None:
-    async def after(second, worker, asked) -> None:
-        await second.register(worker, CAN, running=still_runs(worker))
-        worker.report_lease()
-        await speak_until(worker, asked)
-        result = await asked
-        assert_true(result, PROMPT)
-        assert (len(worker.asked), result.workers) == (1, (0,))
-
-    begun_and_killed(tmp_path / "state", after)
-
-
-def test_a_turn_whose_worker_has_said_more_than_was_heard_is_said_again_from_there(
-    tmp_path,
-) -> None:
+def test_a_turn_goes_on_at_its_last_token_when_its_worker_is_back(tmp_path) -> None:
     async def after(second, worker, asked) -> None:
         worker._on_event, hear = (lambda _event: None), worker._on_event
         worker.say(3, 2)  # Nobody heard that.
+        worker.running.clear()
         worker._on_event = hear
-        await second.register(worker, CAN, running=still_runs(worker))
-        assert worker.running == {}
+        await second.register(worker, CAN)
         worker.report_lease()
         await until(lambda: worker.running)
         assert [request.first_token for request in worker.asked] == [0, 3]
         await speak_until(worker, asked)
-        assert_true(await asked, PROMPT)
-
-    begun_and_killed(tmp_path / "state", after)
-
-
-@pytest.mark.parametrize("lie", [{"turn": 1}, {"lease_epoch": 7}, {"trajectory": 9}], ids=str)
-def test_a_worker_that_names_another_turn_is_told_to_stop_it(tmp_path, lie) -> None:
-    async def after(second, worker, asked) -> None:
-        await second.register(worker, CAN, running=still_runs(worker, **lie))
-        if "trajectory" not in lie:
-            assert worker.running == {}
-        worker.running.clear()
-        worker.report_lease()
-        await until(lambda: worker.running)
-        assert worker.asked[-1].first_token == 3
-        await speak_until(worker, asked)
-        assert_true(await asked, PROMPT)
+        result = await asked
+        assert_true(result, PROMPT)
+        assert result.workers == (0, 0)
 
     begun_and_killed(tmp_path / "state", after)
 
@@ -289,7 +246,7 @@ def test_a_checkpoint_on_demand_takes_the_place_of_the_journal(tmp_path) -> None
 def test_callers_go_on_while_a_checkpoint_is_made_and_it_is_of_when_it_began(
     tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(copying, "SLICE_COURSES", 1)
+    monkeypatch.setattr(course, "SLICE_COURSES", 1)
 
     async def program() -> None:
         path = tmp_path / "state"

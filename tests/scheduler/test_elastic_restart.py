@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rose.scheduler import PlacementPolicy, copying, durable
+from rose.scheduler import PlacementPolicy, course, durable
 from tests.scheduler.front_world import FrontWorld
 
 KILLS = ("before", "after", "behind", "unsaved")
@@ -12,7 +12,7 @@ KILLS = ("before", "after", "behind", "unsaved")
 
 @pytest.fixture(autouse=True)
 def a_checkpoint_takes_many_steps(monkeypatch) -> None:
-    monkeypatch.setattr(copying, "SLICE_COURSES", 1)
+    monkeypatch.setattr(course, "SLICE_COURSES", 1)
     monkeypatch.setattr(durable, "CHECKPOINT_S", 0.02)
     monkeypatch.setattr(durable, "REJOIN_S", 0.5)
 
@@ -30,7 +30,7 @@ def test_without_kills_every_turn_is_that_of_an_uninterrupted_run(tmp_path, seed
     world = FrontWorld(tmp_path / "scheduler", seed, trajectories=30, policy=policy)
     run(world, itertools.repeat(None))
     world.assert_accounted()
-    assert world.durable.rollouts.counts().resumed > 3
+    assert world.durable.rollouts.state.counts.resumed > 3
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -49,11 +49,10 @@ async def can_work(scheduler, worker) -> None:
 
 
 def held_back(scheduler, test) -> None:
-    """Let the scheduler's task take in nothing while a test speaks."""
-    inbox = scheduler._inbox
-    take = inbox.take
-    inbox.take = list
-    test.let_go = lambda: (setattr(inbox, "take", take), inbox.wake())
+    """Let the scheduler's task step nothing while a test speaks."""
+    advance = scheduler._advance
+    scheduler._advance = lambda events: [scheduler._durable.hear(event) for event in events]
+    test.let_go = lambda: (setattr(scheduler, "_advance", advance), scheduler._inbox.wake())
 
 
 def together(program) -> None:

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rose.errors import DeadlineExceeded, InvalidArgument
+from rose.scheduler import remote
 from rose.scheduler.mailbox import Mailbox, Nothing
-from rose.scheduler.remote import RemoteLimits, RemoteWorker
+from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.wire import (
     MESSAGE_BYTES_MAX,
     METHOD,
@@ -25,13 +26,18 @@ from rose.scheduler.wire import (
     decode_command,
     encode,
 )
-from rose.scheduler.worker import TurnEnd, TurnOutput, TurnRequest, WorkerKind, WorkerLost
+from rose.scheduler.worker import TurnOutput, TurnRequest, WorkerKind, WorkerLost
 from tests.node.rig import Scheduler, no_thread_is_left, request
 from tests.scheduler.test_wire import NEWS
 from tests.waiting import LONG_S, wait_for
 
 GREETING = encode(Greeting(1, WorkerKind.DEDICATED))
-PATIENT = RemoteLimits(silence_max_s=60.0, ping_s=0.02)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE_MAX_S", 60.0)
+    monkeypatch.setattr(remote, "PING_S", 0.02)
 
 
 class Script:
@@ -83,9 +89,8 @@ def play() -> Iterator[Callable[..., str]]:
 def connect(play) -> Iterator[Callable[..., RemoteWorker]]:
     with ExitStack() as stack:
 
-        def open_(address: str, on_event, *, limits: RemoteLimits = PATIENT) -> RemoteWorker:
-            kind = WorkerKind.DEDICATED
-            worker = RemoteWorker(address, "token", 1, kind, on_event, limits=limits)
+        def open_(address: str, on_event) -> RemoteWorker:
+            worker = RemoteWorker(address, "token", 1, WorkerKind.DEDICATED, on_event)
             stack.callback(worker.close)
             return worker
 
@@ -118,9 +123,10 @@ def test_a_worker_that_misbehaves_is_lost_once(play, connect, frames, sentence: 
     assert sentence in scheduler.losses()[0].reason
 
 
-def test_a_silent_worker_is_lost(play, connect) -> None:
+def test_a_silent_worker_is_lost(play, connect, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE_MAX_S", 0.2)
     scheduler = Scheduler()
-    connect(play(Script([GREETING])), scheduler, limits=RemoteLimits(silence_max_s=0.2))
+    connect(play(Script([GREETING])), scheduler)
     wait_for(scheduler.losses)
     assert scheduler.events == [WorkerLost(1, "no sign of life for 0.2 s")]
 
@@ -161,25 +167,44 @@ def test_events_arrive_in_order_bit_for_bit(play, connect, news) -> None:
     assert list(map(repr, scheduler.events)) == list(map(repr, events))
 
 
-def test_a_request_that_cannot_be_sent_comes_back_failed_and_the_worker_lives(
-    play, connect
-) -> None:
+def test_a_request_that_cannot_be_sent_is_refused_and_the_worker_lives(play, connect) -> None:
     scheduler, script = Scheduler(), Script([GREETING])
     worker = connect(play(script), scheduler)
-    worker.start_turn(request(1, prompt=(127,) * (MESSAGE_BYTES_MAX + 1)))
-    worker.start_turn(request(2, seed=2**64))
+    with pytest.raises(InvalidArgument, match=str(MESSAGE_BYTES_MAX)):
+        worker.start_turn(request(1, prompt=(127,) * (MESSAGE_BYTES_MAX + 1)))
+    with pytest.raises(InvalidArgument, match="cannot be sent"):
+        worker.start_turn(request(2, seed=2**64))
     worker.start_turn(request(3))
-    wait_for(lambda: scheduler.ends(1) and scheduler.ends(2))
     wait_for(lambda: request(3) in script.commands)
-    assert [event.end for event in scheduler.events] == [TurnEnd.FAILED] * 2
-    assert str(MESSAGE_BYTES_MAX) in scheduler.outputs(1)[0].error
-    assert "cannot be sent" in scheduler.outputs(2)[0].error
+    assert scheduler.events == []
 
 
-def test_a_worker_that_takes_no_commands_is_lost_and_nobody_waited(play, connect) -> None:
+def test_a_callback_that_is_slow_is_no_silence(play, connect, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE_MAX_S", 0.2)
+    held, entered, scheduler = threading.Event(), threading.Event(), Scheduler()
+
+    def slow(event) -> None:
+        scheduler(event)
+        entered.set()
+        held.wait(LONG_S)
+
+    output = TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,))
+    worker = connect(play(Script([GREETING, encode(output)])), slow)
+    assert entered.wait(LONG_S)
+    worker._threads[1].join(1.0)
+    assert scheduler.events == [output]
+    assert worker._threads[1].is_alive()
+    held.set()
+    wait_for(scheduler.losses)
+    assert "no sign of life" in scheduler.losses()[0].reason
+
+
+def test_a_worker_that_takes_no_commands_is_lost_and_nobody_waited(
+    play, connect, monkeypatch
+) -> None:
+    monkeypatch.setattr(remote, "COMMANDS_MAX", 4)
     scheduler = Scheduler()
-    limits = RemoteLimits(silence_max_s=60.0, commands_max=4)
-    worker = connect(play(Script([GREETING], is_deaf=True)), scheduler, limits=limits)
+    worker = connect(play(Script([GREETING], is_deaf=True)), scheduler)
     for number in range(2000):  # Each of 100 kB: more than all buffers on the way hold.
         worker.start_turn(request(number, prompt=(2**31,) * 20_000))
         if scheduler.losses():
@@ -210,14 +235,14 @@ def test_a_callback_may_close_its_worker(play) -> None:
 
     ready = threading.Event()
     script = Script([GREETING, encode(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,)))])
-    worker = RemoteWorker(play(script), "token", 1, WorkerKind.DEDICATED, leave, limits=PATIENT)
+    worker = RemoteWorker(play(script), "token", 1, WorkerKind.DEDICATED, leave)
     ready.set()
     assert left.wait(LONG_S)
 
 
-def test_a_callback_that_does_not_return_is_told_in_time(play) -> None:
+def test_a_callback_that_does_not_return_is_told_in_time(play, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "CLOSE_S", 0.1)
     held, script = threading.Event(), Script([GREETING])
-    limits = RemoteLimits(silence_max_s=60.0, close_s=0.1)
     script.more.put(encode(TurnOutput(1, 1, 0, 1, 0, (5,), (-0.5,), (3,))))
     entered = threading.Event()
 
@@ -225,7 +250,7 @@ def test_a_callback_that_does_not_return_is_told_in_time(play) -> None:
         entered.set()
         held.wait(LONG_S)
 
-    worker = RemoteWorker(play(script), "token", 1, WorkerKind.DEDICATED, stuck, limits=limits)
+    worker = RemoteWorker(play(script), "token", 1, WorkerKind.DEDICATED, stuck)
     assert entered.wait(LONG_S)
     with pytest.raises(DeadlineExceeded, match="its callback does not return"):
         worker.close()

@@ -17,7 +17,7 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, SchedulerSettings, store_file
 from rose.scheduler.course import Course, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
-from rose.scheduler.front_events import Asked, Begun, Ended, Registered, RunningTurn, Step
+from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.state import Checkpoint, FrontCounts, JobCounts, RolloutsState, UsedNumbers
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
@@ -37,7 +37,7 @@ ENTRIES = [
     Begun(0, 1, 2, 3, "00-aa-bb-01"),
     Asked(0, 0, 0, (1, 2, 3), SAMPLING),
     Ended(0, is_wanted=False),
-    Registered(4, WorkerKind.BORROWED, CAN, (RunningTurn(0, 0, 2, 5),)),
+    Registered(4, WorkerKind.BORROWED, CAN),
     VersionPublished(3, 1),
     Consumed(2, 1),
     JobJoined(1, 8, 2, 0.5),

@@ -7,8 +7,16 @@ from enum import Enum
 from typing import Final
 
 from rose.errors import InvalidArgument, check
-from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread
-from rose.scheduler.broker.pressure import Pressure, Severity, free_bytes, pressure_of
+from rose.scheduler.broker.observation import (
+    Observation,
+    Pressure,
+    Reading,
+    ServingDevice,
+    Severity,
+    Unread,
+    free_bytes,
+    pressure_of,
+)
 from rose.units import GIB, MS_PER_S
 
 # An older reading says nothing: three readings of every 5 s may be lost.
@@ -29,9 +37,6 @@ _KEEP_SHARE: Final = 0.5
 # Of what is on loan that may go back to serving between two readings as the ebb and flow of a pool:
 # no revocation, which shrinks the loan and makes holds longer. As much as one growth adds.
 _EBB_SHARE: Final = 0.25
-# A device busier than that gets no first loan. Later its use is the rollouts' too, and says
-# nothing.
-_SM_BUSY_MAX: Final = 0.95
 # Calm that is seen before the first loan, and after readings that failed; two readings.
 SETTLE_MS: Final = 10_000.0
 # No growth for so long after pressure: two readings see whether it was one burst. Each recent
@@ -41,21 +46,11 @@ HOLD_MAX_MS: Final = 600_000.0
 _LEVEL_MAX: Final = math.ceil(math.log2(HOLD_MAX_MS / HOLD_MIN_MS))
 # Calm after a hold for which one revocation is forgotten.
 FORGIVE_MS: Final = 300_000.0
-# Revocations of a loan, before any was seen: one in ten minutes, which weighs as much as so much
-# lent time that was seen.
-_HAZARD_PER_S: Final = 1 / 600
-_HAZARD_PRIOR_S: Final = 600.0
-# How long lent time and revocations count; an hour follows the day's course.
-_HAZARD_WINDOW_S: Final = 3600.0
-# A loan that is expected to be revoked sooner is not begun: weights come to the device in seconds.
-_LIFE_WORTH_S: Final = 10.0
-# Of the life that a loan is expected to have; a short part of it, so that a loan whose broker died
-# ends before it would have been revoked.
-_TTL_SHARE: Final = 0.1
 # The shortest life: two readings and a retry, or loans run out between renewals.
 _READINGS_OF_TTL: Final = 3
 _READING_MS_MIN: Final = 5_000.0
-# The longest that a dead broker's loans live, if readings come as often as that.
+# The longest that a dead broker's loans live, if readings come as often as that. Each recent
+# revocation halves it.
 TTL_MAX_MS: Final = 60_000.0
 
 
@@ -80,7 +75,6 @@ class Decision:
         lend_bytes: of KV on loan, in whole slabs; 0 ends it.
         ttl_ms: the loan ends so long after the decision unless a later one renews it; 0 without a
             loan.
-        expected_life_s: until serving is expected to take the device back.
         retry_after_ms: a loan cannot begin or grow sooner.
         why: one sentence.
     """
@@ -89,7 +83,6 @@ class Decision:
     move: Move
     lend_bytes: int
     ttl_ms: float
-    expected_life_s: float
     retry_after_ms: float
     why: str
 
@@ -138,10 +131,6 @@ class Broker:
         self._executor_revocations: int | None = None
         self._peaks: deque[tuple[float, int]] = deque()  # (time, used): descending
         self._hold = _Hold()
-        # Revocations and lent seconds that were seen, both fading: a Gamma-Poisson estimate. The
-        # core's own (csrc/scheduler/hazard.h) forgets by lent time alone: a device that is refused
-        # for its revocations would be refused for ever.
-        self._revocations = self._lent_s = 0.0
 
     def decide(self, reading: Reading, now_ms: float) -> Decision:
         """Learn from a reading, and say what becomes of the loan.
@@ -156,7 +145,10 @@ class Broker:
         if not (math.isfinite(now_ms) and now_ms >= self._decided_ms):
             raise InvalidArgument(f"now is {now_ms} ms, after a decision at {self._decided_ms} ms")
         before_bytes = self.lent_bytes
-        has_lapsed = self._pass_time(now_ms)
+        self._decided_ms = now_ms
+        has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms  # Nobody renewed it in time.
+        if has_lapsed:
+            self.lent_bytes = 0
         self._take(reading, now_ms)
         before_bytes = max(before_bytes, self.lent_bytes)
         self.lent_bytes = self._kept_bytes()
@@ -170,20 +162,6 @@ class Broker:
         if has_lapsed and self.lent_bytes:
             before_bytes = 0  # What begins again is another loan.
         return self._decision(before_bytes, why or "serving has all it needs", now_ms)
-
-    def _pass_time(self, now_ms: float) -> bool:
-        """Let time go on to now; return whether the loan ran out, as nobody renewed it in time."""
-        since_ms, self._decided_ms = self._decided_ms, now_ms
-        if math.isinf(since_ms):
-            return False
-        lent_ms = min(now_ms, self._ends_ms) - since_ms if self.lent_bytes else 0.0
-        fading = math.exp((since_ms - now_ms) / MS_PER_S / _HAZARD_WINDOW_S)
-        self._revocations *= fading
-        self._lent_s = self._lent_s * fading + max(0.0, lent_ms) / MS_PER_S
-        has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms
-        if has_lapsed:
-            self.lent_bytes = 0
-        return has_lapsed
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -227,7 +205,6 @@ class Broker:
         # A second reading under the same pressure is the same revocation.
         costs_loan = self._was_taken or (self.lent_bytes > 0 and not was_pressed)
         self._hold.press(now_ms, is_revocation=costs_loan)
-        self._revocations += costs_loan
 
     def _remember_peak(self, now_ms: float, used_bytes: int) -> None:
         while self._peaks and self._peaks[-1][1] <= used_bytes:
@@ -263,19 +240,12 @@ class Broker:
 
     def _why_not(self, now_ms: float) -> str | None:
         """Return why a calm device's loan does not begin or grow yet, if it does not."""
-        seen = self._seen
-        check(seen is not None, f"{self._device.name} may grow without a reading")
+        check(self._seen is not None, f"{self._device.name} may grow without a reading")
         wait_ms = self._hold.wait_ms(now_ms)
         if wait_ms > 0:
             return f"calm must last {wait_ms / MS_PER_S:.0f} s more"
         if now_ms - self._grown_ms < GROW_EVERY_MS:
             return "it has just grown"
-        if self.lent_bytes:
-            return None
-        if self._life_s() < _LIFE_WORTH_S:
-            return f"it would be taken back within {self._life_s():.0f} s"
-        if seen is not None and seen.sm_busy is not None and seen.sm_busy > _SM_BUSY_MAX:
-            return f"it computes {seen.sm_busy:.0%} of the time"
         return None
 
     def _grown_bytes(self) -> int:
@@ -288,17 +258,11 @@ class Broker:
     def _worth(self, size_bytes: int) -> int:
         return size_bytes if size_bytes >= self._loan_bytes_min else 0
 
-    def _life_s(self) -> float:
-        """Return how long a loan is expected to last."""
-        revocations = _HAZARD_PER_S * _HAZARD_PRIOR_S + self._revocations
-        return (_HAZARD_PRIOR_S + self._lent_s) / revocations
-
     def _decision(self, before_bytes: int, why: str, now_ms: float) -> Decision:
-        lend_bytes, life_s = self.lent_bytes, self._life_s()
+        lend_bytes = self.lent_bytes
         move = _move_of(before_bytes, lend_bytes)
         if lend_bytes and self._blind is None:
-            ttl_ms = max(self._ttl_min_ms, min(TTL_MAX_MS, _TTL_SHARE * life_s * MS_PER_S))
-            self._ends_ms = now_ms + ttl_ms
+            self._ends_ms = now_ms + max(self._ttl_min_ms, self._hold.ttl_ms(now_ms))
         if lend_bytes and self._seen is not None:
             check(
                 lend_bytes <= free_bytes(self._seen),
@@ -309,7 +273,6 @@ class Broker:
             move=move,
             lend_bytes=lend_bytes,
             ttl_ms=max(0.0, self._ends_ms - now_ms) if lend_bytes else 0.0,
-            expected_life_s=life_s,
             retry_after_ms=self._hold.wait_ms(now_ms),
             why=f"not renewed: {why}" if move is Move.KEEP and self._blind is not None else why,
         )
@@ -330,10 +293,7 @@ class _Hold:
 
     def press(self, now_ms: float, *, is_revocation: bool) -> None:
         """Note pressure; `is_revocation` when a loan paid for it."""
-        calm_ms = now_ms - self._pressed_ms - self._hold_ms()
-        forgiven = int(calm_ms // FORGIVE_MS) if self._level and calm_ms > 0 else 0
-        level = max(0, self._level - forgiven) + is_revocation
-        self._level = min(level, _LEVEL_MAX)
+        self._level = min(self._level_at(now_ms) + is_revocation, _LEVEL_MAX)
         self._pressed_ms = now_ms
         self._calm_ms = None
 
@@ -351,6 +311,16 @@ class _Hold:
         calm_ms = now_ms if self._calm_ms is None else self._calm_ms
         until_ms = max(calm_ms + SETTLE_MS, self._pressed_ms + self._hold_ms())
         return max(0.0, until_ms - now_ms)
+
+    def ttl_ms(self, now_ms: float) -> float:
+        """Return how long a loan lives: the shorter, the more of them were revoked."""
+        return TTL_MAX_MS * 0.5 ** self._level_at(now_ms)
+
+    def _level_at(self, now_ms: float) -> int:
+        """Return the recent revocations that count: calm beyond the hold forgives."""
+        calm_ms = now_ms - self._pressed_ms - self._hold_ms()
+        forgiven = int(calm_ms // FORGIVE_MS) if self._level and calm_ms > 0 else 0
+        return max(0, self._level - forgiven)
 
     def _hold_ms(self) -> float:
         return min(HOLD_MAX_MS, HOLD_MIN_MS * 2.0**self._level)

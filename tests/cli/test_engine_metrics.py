@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rose.cli.engine_metrics import read_metrics
 from rose.errors import CorruptData
-from rose.scheduler.broker.engine_reader import EngineReader
-from rose.scheduler.broker.exposition import read_metrics
-from rose.scheduler.broker.histogram import Histogram
+from rose.scheduler.broker.engine_reader import EngineReader, Histogram
+from tests.cli.engine_pages import sglang, vllm
 from tests.scheduler.broker_world import device
-from tests.scheduler.engine_pages import sglang, vllm
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Fetch a page of metrics from an engine over HTTP."""
 
 import http.client
-import ssl
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -16,6 +15,10 @@ _CHUNK_BYTES: Final = 1 << 16
 # Between the two attempts.
 _BACKOFF_S: Final = 0.1
 _PATH: Final = "/metrics"
+_CONNECTIONS: Final = {
+    "http": http.client.HTTPConnection,
+    "https": http.client.HTTPSConnection,
+}
 
 
 def endpoint_of(url: str) -> SplitResult:
@@ -30,7 +33,7 @@ def endpoint_of(url: str) -> SplitResult:
     except ValueError as error:
         raise InvalidArgument(f"'{url}' is no URL: {error}") from None
     if (
-        parts.scheme not in {"http", "https"}
+        parts.scheme not in _CONNECTIONS
         or not parts.hostname
         or parts.username is not None
         or not (url.isascii() and url.isprintable() and " " not in url)
@@ -56,14 +59,9 @@ def fetch_text(endpoint: SplitResult, clock: Clock) -> str:
 
 
 def _fetch(endpoint: SplitResult, clock: Clock) -> str:
-    url, host = endpoint.geturl(), endpoint.hostname or ""
-    if endpoint.scheme == "https":
-        context = ssl.create_default_context()
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, endpoint.port, timeout=TIMEOUT_S, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(host, endpoint.port, timeout=TIMEOUT_S)
+    url = endpoint.geturl()
+    connect = _CONNECTIONS[endpoint.scheme]
+    connection = connect(endpoint.hostname or "", endpoint.port, timeout=TIMEOUT_S)
     try:
         return _page(connection, endpoint, clock)
     except TimeoutError:

@@ -5,17 +5,17 @@ import threading
 
 import pytest
 
+from rose.cli import engine_page
+from rose.cli.engine_page import endpoint_of, fetch_text
 from rose.clock import BootClock
 from rose.errors import InvalidArgument, Unavailable
-from rose.scheduler.broker import endpoint
-from rose.scheduler.broker.endpoint import endpoint_of, fetch_text
-from tests.scheduler import engine_pages
-from tests.scheduler.engine_pages import serving
+from tests.cli import engine_pages
+from tests.cli.engine_pages import serving
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(endpoint, "TIMEOUT_S", 30.0)
+    monkeypatch.setattr(engine_page, "TIMEOUT_S", 30.0)
 
 
 class StepClock:
@@ -73,7 +73,7 @@ def test_a_bad_answer_is_one_sentence(page, sentence):
 @pytest.mark.parametrize("page", [engine_pages.dribbling, engine_pages.silent])
 def test_a_server_that_never_ends_is_left_in_time(page, monkeypatch):
     # Far above what a busy machine takes for a whole page.
-    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.4)
+    monkeypatch.setattr(engine_page, "TIMEOUT_S", 0.4)
     with serving(page) as server, pytest.raises(Unavailable, match=r"within 0\.4 s"):
         fetched(server.url, BootClock())
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -10,10 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rose.errors import CorruptData
-from rose.scheduler.broker.engine_reader import EngineMetrics
-from rose.scheduler.broker.histogram import Histogram, summed
+from rose.scheduler.broker.engine_reader import EngineMetrics, Histogram
 
-# More samples of the few metrics that are read: no engine has so many ranks.
+# More samples: no engine has so many ranks.
 _LINES_MAX: Final = 20_000
 _TOKENS_MAX: Final = 1 << 40
 # A pool that is full may be rounded to a little more.
@@ -35,11 +34,6 @@ class _Dialect:
     ttft: tuple[str, ...]
     tpot: tuple[str, ...]
     kv_tokens: Callable[[_Samples], int | None]
-
-    def names(self) -> Iterator[str]:
-        """Yield all names that samples may have."""
-        yield from (*self.kv_used, self.running, self.waiting, *self.preempted)
-        yield from (f"{name}_bucket" for name in (*self.ttft, *self.tpot))
 
 
 def _vllm_kv_tokens(samples: _Samples) -> int | None:
@@ -83,7 +77,6 @@ _DIALECTS: Final = (
         kv_tokens=_sglang_kv_tokens,
     ),
 )
-_INFO_NAMES: Final = ("vllm:cache_config_info", "sglang:max_total_num_tokens")
 
 
 def read_metrics(text: str) -> EngineMetrics:
@@ -94,12 +87,13 @@ def read_metrics(text: str) -> EngineMetrics:
             sense; the sentence says which.
     """
     lines = text.splitlines()
-    dialect = next(
-        (one for one in _DIALECTS if any(line.startswith(one.prefix) for line in lines)), None
-    )
-    if dialect is None:
-        raise CorruptData("there are no metrics of vLLM (vllm:...) or SGLang (sglang:...)")
-    samples = _samples(lines, frozenset((*dialect.names(), *_INFO_NAMES)))
+    for dialect in _DIALECTS:
+        if wanted := [line for line in lines if line.startswith(dialect.prefix)]:
+            return _read(_samples(wanted), dialect)
+    raise CorruptData("there are no metrics of vLLM (vllm:...) or SGLang (sglang:...)")
+
+
+def _read(samples: _Samples, dialect: _Dialect) -> EngineMetrics:
     used = _values(samples, dialect.kv_used)
     if not used:
         raise CorruptData(f"{dialect.engine} does not say {dialect.kv_used[0]}")
@@ -118,16 +112,12 @@ def read_metrics(text: str) -> EngineMetrics:
     )
 
 
-def _samples(lines: Iterable[str], names: frozenset[str]) -> _Samples:
-    """Parse the lines that are of use: an engine says hundreds of others."""
-    wanted = [line for line in lines if line.split("{", 1)[0].split(" ", 1)[0] in names]
-    if len(wanted) > _LINES_MAX:
-        raise CorruptData(
-            f"there are {len(wanted)} samples of a few metrics: no engine has so many"
-        )
+def _samples(lines: Sequence[str]) -> _Samples:
+    if len(lines) > _LINES_MAX:
+        raise CorruptData(f"there are {len(lines)} samples: no engine has so many")
     found: _Samples = defaultdict(list)
     try:
-        for family in text_string_to_metric_families("\n".join(wanted) + "\n"):
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 found[sample.name].append(sample)
     except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
@@ -162,8 +152,17 @@ def _histogram(samples: _Samples, names: tuple[str, ...]) -> Histogram:
     for name in names:
         found = list(_labelled(samples, name))
         if found:
-            return summed(found)
+            return _summed(found)
     raise CorruptData(f"the histogram {names[0]} is missing")
+
+
+def _summed(histograms: Sequence[Histogram]) -> Histogram:
+    """Return the histogram of all of them: the ranks of one engine count on their own."""
+    bounds_s = histograms[0].bounds_s
+    if any(one.bounds_s != bounds_s for one in histograms):
+        raise CorruptData("the buckets of one latency differ from label to label")
+    counts = zip(*(one.counts for one in histograms), strict=True)
+    return Histogram(bounds_s, tuple(map(sum, counts)))
 
 
 def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:
