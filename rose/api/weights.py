@@ -20,6 +20,7 @@ from rose.transfer.manifest import Signing
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
+from rose.transfer.publishing.selection import Selection
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.subscription import Subscription
@@ -54,6 +55,7 @@ def publish(
     tls: Tls | None = None,
     manifest_key: bytes = b"",
     first_version: int = 1,
+    largest: float | None = None,
 ) -> "WeightPublisher":
     """Serve weights, and what changes in them, to `rose.receive` and `rose receive`.
 
@@ -68,10 +70,13 @@ def publish(
             relays them. b"" signs nothing.
         first_version: number of these weights. A training run that goes on after a restart passes
             more than any number it had published.
+        largest: share of the elements of each bf16 tensor that a version changes at most, over 0 to
+            1: the largest changes, and those that have waited for 255 versions. The rest comes
+            later, so receivers follow weights that are a little behind. None sends every change.
 
     Raises:
-        InvalidArgument: a tensor is of another type, or `listen` is not on this machine and there
-            is no `tls`.
+        InvalidArgument: a tensor is of another type, `largest` is out of its range, or `listen` is
+            not on this machine and there is no `tls`.
         Unavailable: the port is taken.
     """
     return WeightPublisher(
@@ -81,6 +86,7 @@ def publish(
         tls=tls,
         manifest_key=manifest_key,
         first_version=first_version,
+        largest=largest,
     )
 
 
@@ -125,6 +131,7 @@ class WeightPublisher(Closing):
         tls: Tls | None,
         manifest_key: bytes,
         first_version: int,
+        largest: float | None,
     ) -> None:
         quiet_grpc()
         # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
@@ -136,8 +143,17 @@ class WeightPublisher(Closing):
         self._tiling = plain_tiling(stored)
         self._stored = stored
         cut = self._tiling.tiles
+        bf16 = {one.name for one in stored if one.dtype == "BF16"}
+        selected = None if largest is None else Selection(share=largest)
+        selections = {
+            tile: selected
+            for tile in range(len(cut))
+            if selected is not None and self._tiling.place(tile).tensor in bf16
+        }
         shadow = Contributor(
-            self._tiling.views({name: _copied(row) for name, row in units.items()}), cut
+            self._tiling.views({name: _copied(row) for name, row in units.items()}),
+            cut,
+            selections=selections,
         )
         self._log = VersionLog()
         # The first number is above all before it, so it names an incarnation as well.

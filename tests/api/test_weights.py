@@ -71,6 +71,32 @@ def test_tensors_follow_every_version_bit_for_bit(publisher) -> None:
         assert receiver.commit() is None
 
 
+def test_only_the_largest_changes_are_sent_and_the_rest_comes_later() -> None:
+    before = arrays(0)
+    here = {name: one.copy() for name, one in before.items()}
+    count = here["bf16"].size
+    with (
+        rose.publish(here, largest=0.1) as publisher,
+        received(publisher, there := arrays(1)) as receiver,
+    ):
+        here["bf16"] += np.linspace(0.5, 1.5, count).reshape(40, 33).astype(ml_dtypes.bfloat16)
+        here["f32"] += 1
+        follow(receiver, publisher.update(here))
+        is_sent = (there["bf16"] == here["bf16"]).reshape(-1)
+        assert 0 < is_sent.sum() <= -(-count // 10)
+        assert is_sent[: count // 2].sum() == 0  # the smallest wait
+        assert equal({"f32": here["f32"]}, there)  # bf16 alone is selected
+        for _ in range(12):
+            follow(receiver, publisher.update(here))
+        assert equal(here, there)
+
+
+@pytest.mark.parametrize("largest", [0.0, -1.0, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(largest: float) -> None:
+    with pytest.raises(rose.InvalidArgument, match="choose more than 0, and at most 1"):
+        rose.publish(arrays(0), largest=largest)
+
+
 def test_what_is_published_is_a_copy(publisher) -> None:
     there = arrays(0)
     publisher.update(there)
