@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.coverage import check_coverage
-from rose.transfer.plan.members import Holder, Replica, Source
+from rose.transfer.plan.coverage import check_coverage, renamed
 from rose.transfer.plan.planned import width_of
 from rose.transfer.plan.refinement import Patterns, slabs
 from rose.transfer.plan.regions import described
-from rose.transfer.plan.spec import Region, ShardMap
-from rose.transfer.plan.ties import renamed
+from rose.transfer.plan.spec import Holder, Region, Replica, ShardMap, Source
 from rose.transfer.tiles import TILE_BYTES, TILE_ELEMENTS
 
 T = TypeVar("T", int, Holder)
