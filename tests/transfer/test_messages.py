@@ -22,7 +22,6 @@ from rose.transfer.wire.messages import (
     RelayPlace,
     ReportRequest,
     SeedRequest,
-    SubscribeRequest,
     TensorEntry,
     WaitRequest,
     decode,
@@ -75,7 +74,6 @@ MESSAGES = {
         HelloReply,
         NAMES,
         st.sampled_from(messages.ROLES),
-        N,
         st.just("") | LAYOUTS,
         PORTS,
         st.lists(st.builds(RelayPlace, NAMES, TILES), max_size=3).map(tuple),
@@ -88,7 +86,6 @@ MESSAGES = {
     ),
     SeedRequest: st.builds(SeedRequest, st.none() | N, TILES),
     ManifestsReply: st.builds(ManifestsReply, st.lists(manifests(), max_size=3).map(tuple), PORTS),
-    SubscribeRequest: st.builds(SubscribeRequest, NAMES),
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
     PartAsk: st.builds(PartAsk, U64, U64, U64, st.just("") | LAYOUTS, NAMES, TILES),
     PartDigests: TILES.flatmap(

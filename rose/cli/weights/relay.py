@@ -223,12 +223,12 @@ def relay(
         with options.serve(made, listen, peers) as server, Follower(made) as follower:
             options.events.say("serving", address=server.address, n=known_n)
             introduction = Introduction(directory, landing, server.address, peers, options.events)
-            with observed(options, "relay", partial(_figures, made, peers), timeline):
+            with observed(options, "relay", partial(_figures, made), timeline):
                 _follow(made, follower, introduction, reading, options, newest_n=known_n)
     options.events.say("ended")
 
 
-def _figures(made: Relay, peers: Peers) -> Mapping[str, float]:
+def _figures(made: Relay) -> Mapping[str, float]:
     stats = made.statistics()
     return {
         "sent_bytes": stats.sent_bytes,
@@ -237,7 +237,7 @@ def _figures(made: Relay, peers: Peers) -> Mapping[str, float]:
         "chunks_retried": stats.rejected,
         "seeds": stats.seeds,
         "version": made.newest_n,
-        "receivers": peers.subscriber_count,
+        "receivers": stats.receivers,
     }
 
 

@@ -2,9 +2,9 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as LateError
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,12 +18,12 @@ from rose.errors import (
 )
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.publishing.log import NAME_MAX
+from rose.transfer.publishing.log import NAME_MAX, RECEIVERS_MAX
 from rose.transfer.publishing.retention import Limits, Link, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.relaying.relay_frames import Flight, RelayFrames, Turns
+from rose.transfer.relaying.relay_frames import Flight, RelayFrames
 from rose.transfer.relaying.relay_spans import rebuilt
 from rose.transfer.relaying.seed_book import SeedBook
 from rose.transfer.source import LocalSource, Source
@@ -31,8 +31,6 @@ from rose.units import GIB
 
 RETRIES: Final = 3
 REPORTS_MAX: Final = 1024
-# Threads that may wait for upstream at a time; another one is refused.
-ASKING_MAX: Final = 32
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
 # A span is made after its version was published: so many rounds a relay looks back for it.
@@ -52,6 +50,7 @@ class RelayStatistics:
         rebuilt: chunks of spans that were merged here, and so did not cross.
         rejected: chunks that were not what their manifest says.
         seeds: that were forwarded.
+        receivers: that reported.
     """
 
     crossing_bytes: int
@@ -62,6 +61,7 @@ class RelayStatistics:
     rebuilt: int
     rejected: int
     seeds: int
+    receivers: int
 
 
 class Relay(LocalSource):
@@ -106,10 +106,12 @@ class Relay(LocalSource):
         self._frames = RelayFrames(store, memory_bytes_max=memory_bytes_max, retries=retries)
         self._seeds = SeedBook()
         self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
-        self._turns = Turns(ASKING_MAX, patience_s)
+        self._patience_s = patience_s
+        self._reading = threading.Lock()  # held by the one that calls `reader`
         self._future = threading.Lock()  # of the one that waits for a version to come
         self._lock = threading.Lock()
         self._reports: deque[tuple[str, int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
+        self._receivers: dict[str, None] = {}  # who reported; the one silent for longest is first
         self._sent_bytes = self._landed = self._read = self._rebuilt = self._forwarded = 0
         # Of the thread of `round` alone: what is to land or to be merged, and the versions to which
         # spans may still come, with the rounds for which a relay looks.
@@ -296,6 +298,10 @@ class Relay(LocalSource):
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
         with self._lock:
             self._reports.append((receiver, n, is_match, digest))
+            self._receivers.pop(receiver, None)
+            self._receivers[receiver] = None
+            if len(self._receivers) > RECEIVERS_MAX:
+                del self._receivers[next(iter(self._receivers))]
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask upstream; while it is away, return what it said before, if that is known.
@@ -308,7 +314,7 @@ class Relay(LocalSource):
         if n is not None and (known := self._seeds.find(n, tiles)) is not None:
             return known
         try:
-            with self._turns.entered(), self._turns.taken():
+            with self._turn():
                 manifest = self._reader.seed(n, tiles)
         except Unavailable:
             if (known := self._seeds.find(n, tiles)) is not None:
@@ -327,7 +333,7 @@ class Relay(LocalSource):
             None where it is kept no more.
 
         Raises:
-            Unavailable: upstream is away, or has not told of this update yet, or too many ask.
+            Unavailable: upstream is away, or has not told of this update yet.
             DeadlineExceeded: it did not come in time.
             CorruptData: it stays damaged.
         """
@@ -342,8 +348,7 @@ class Relay(LocalSource):
         found = {tile: self.held(key, tile) for tile in tiles}
         missing = [tile for tile, frame in found.items() if frame is None]
         if missing:
-            with self._turns.entered():
-                found |= self._read_through(key, missing)
+            found |= self._read_through(key, missing)
         with self._lock:
             self._sent_bytes += sum(len(frame) for frame in found.values() if frame is not None)
         return found
@@ -358,13 +363,13 @@ class Relay(LocalSource):
         found: dict[int, bytes | None] = {}
         if mine:
             try:
-                found |= frames.fetch(self._reader, manifest, mine, turn=self._turns.taken())
+                found |= frames.fetch(self._reader, manifest, mine, turn=self._turn())
             finally:  # what was trimmed while it crossed would stay in the store for good
                 if not key.is_whole and not self._is_shown(manifest):
                     self._shelf.store.forget(key)
         for chunk in wanted:
             if (flight := flights.get(chunk.tile)) is not None:
-                found[chunk.tile] = _landed(flight, self._turns.patience_s)
+                found[chunk.tile] = _landed(flight, self._patience_s)
             elif chunk.tile not in found:
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
@@ -376,6 +381,20 @@ class Relay(LocalSource):
         with self._lock:
             self._read += len(mine)
         return found
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the one that calls `reader`.
+
+        Raises:
+            DeadlineExceeded: others called it for too long.
+        """
+        if not self._reading.acquire(timeout=self._patience_s):
+            raise DeadlineExceeded(f"upstream was busy with others for {self._patience_s} s")
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def _known(self, key: UpdateKey) -> Manifest | None:
         """Return the manifest with the chunks of a key; one from the future is waited for.
@@ -395,7 +414,7 @@ class Relay(LocalSource):
         if not self._future.acquire(blocking=False):
             return False
         try:
-            return bool(self._shelf.wait_after(n - 1, self._turns.patience_s))
+            return bool(self._shelf.wait_after(n - 1, self._patience_s))
         finally:
             self._future.release()
 
@@ -418,6 +437,7 @@ class Relay(LocalSource):
                 rebuilt=self._rebuilt,
                 rejected=self._frames.rejected + self._whole.rejected,
                 seeds=self._forwarded,
+                receivers=len(self._receivers),
             )
 
 

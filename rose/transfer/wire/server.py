@@ -69,7 +69,6 @@ class WeightServer(Closing):
                 "Hello": unary(messages.Empty, self._hello),
                 "Wait": unary(messages.WaitRequest, self._wait),
                 "Seed": unary(messages.SeedRequest, self._seed),
-                "Subscribe": unary(messages.SubscribeRequest, self._subscribe),
                 "Report": unary(messages.ReportRequest, self._report),
             },
             calls_max=RECEIVERS_MAX,
@@ -90,7 +89,7 @@ class WeightServer(Closing):
 
     @property
     def peers(self) -> Peers:
-        """Return who serves and who subscribed."""
+        """Return who serves."""
         return self._peers
 
     def close(self) -> None:
@@ -118,10 +117,6 @@ class WeightServer(Closing):
     def _seed(self, request: messages.SeedRequest) -> messages.ManifestsReply:
         seed = self._log.seed(request.n, request.tiles)
         return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
-
-    def _subscribe(self, request: messages.SubscribeRequest) -> messages.Empty:
-        self._peers.subscribe(request.receiver)
-        return messages.Empty()
 
     def _report(self, request: messages.ReportRequest) -> messages.Empty:
         self._log.report(request.receiver, request.n, request.is_match, request.digest)
