@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.refinement import Patterns
+from rose.transfer.plan.refinement import cells
 from rose.transfer.plan.regions import check_pieces, described
 from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSpec
 from rose.transfer.plan.storage import Storage, described_elements, uncovered_elements
@@ -77,10 +78,10 @@ def _unheld(shards: ShardMap) -> dict[str, list[Region]]:
     held: dict[str, set[Region]] = {name: set() for name in shards.tensors}
     for piece in shards.pieces:
         held[piece.tensor].add(piece.region)
-    patterns = Patterns()
+    known = cache(cells)  # the layers of a model are held alike
     unheld: dict[str, list[Region]] = {}
     for name, regions in held.items():
-        found = patterns.cells(shards.tensors[name].shape, regions)
+        found = known(shards.tensors[name].shape, tuple(sorted(regions)))
         if missing := [cell.region for cell in found if not cell.held_by]:
             unheld[name] = missing
     return unheld

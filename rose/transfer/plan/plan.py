@@ -116,12 +116,11 @@ def make_plan(
         InvalidArgument: two members have one name, or `refine` refuses the maps.
     """
     members, nodes = tuple(replicas), tuple(relays)
-    names = Counter(one.name for one in (*members, *nodes))
+    names = Counter([*(one.name for one in members), *(one.name for one in nodes)])
     if twice := [name for name, times in names.items() if times > 1]:
         raise InvalidArgument(f"two replicas or relays have the name {twice[0]}")
-    refinement = refine(source, members, tile_elements=tile_elements)
-    tiles = routed(refinement.drafts, nodes)
-    return Plan(tiles, refinement.source, refinement.replicas, nodes, tile_elements)
+    one, fitted, drafts = refine(source, members, tile_elements=tile_elements)
+    return Plan(routed(drafts, nodes), one, fitted, nodes, tile_elements)
 
 
 def _places(
