@@ -651,7 +651,7 @@ def test_what_upstream_forgot_is_told_as_forgotten() -> None:
     world = World()
     world.chain.publish(3)
     world.round()
-    world.chain.log._shelf.forget([single(2)])
+    world.chain.log._forget([single(2)])
     assert world.relay.chunk(single(2), 0) is None
     assert single(2) not in {one.key for one in world.relay.wait_manifests(-1, 0)}
 
@@ -661,7 +661,7 @@ def test_a_relay_keeps_to_its_limits() -> None:
     world.round()
     for _ in range(20):
         world.publish()
-        assert world.relay._shelf.nbytes <= 2000
+        assert world.relay._store.nbytes <= 2000
     keys = [one.key for one in world.relay.wait_manifests(1, 0)]
     assert sum(key.n - key.base_n == 1 for key in keys) <= 3
     assert world.chain.publisher.version.n == world.relay.newest_n

@@ -7,7 +7,7 @@ from typing import Final
 
 from rose.closing import Closing
 from rose.transfer.manifest import Manifest, UpdateKey
-from rose.transfer.source import LocalSource
+from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_server import ChunkServer
 from rose.transfer.wire.peers import Peers
@@ -49,7 +49,7 @@ class WeightServer(Closing):
 
     def __init__(
         self,
-        log: LocalSource,
+        log: Shelf,
         host: str,
         port: int,
         security: Security,
@@ -124,7 +124,7 @@ class WeightServer(Closing):
 
 
 def serve(
-    log: LocalSource,
+    log: Shelf,
     address: str = "127.0.0.1:0",
     *,
     token: str | None = None,
