@@ -80,6 +80,20 @@ def test_versions_come_through_bit_for_bit() -> None:
     assert trainer.log.statistics().sent_bytes == worker.receiver.stats.received_bytes
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_frames_are_looked_at_by_any_number_of_threads(threads: int) -> None:
+    trainer = Trainer(weights(1))
+    source = Bent(trainer.log)
+    source.spoiled[3, False] = 2
+    with Worker(source, weights(1), threads=threads) as worker:
+        for _ in range(3):
+            worker.follow(trainer.publish())
+            assert np.array_equal(worker.bits, trainer.bits)
+        assert worker.receiver.stats.chunks_retried == 2
+        assert worker.receiver.stats.seeds == 0
+    assert not [one for one in threading.enumerate() if one.name.startswith("rose-staging")]
+
+
 def test_publisher_hears_what_came_of_each_version() -> None:
     trainer = Trainer(weights(1))
     heard = threading.Event()

@@ -1,10 +1,13 @@
 """The puller: gets the chunks of a version, and lets none through that was not published."""
 
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta
@@ -16,6 +19,11 @@ from rose.transfer.tiles import Tile, Tiles
 
 RETRIES: Final = 3
 BACKOFF_S: Final = 0.05
+THREADS_MAX: Final = 64
+# Frames that wait to be looked at, for each thread: as much memory as keeps it busy.
+_AHEAD: Final = 2
+
+_Reading: TypeAlias = Callable[[], Delta]
 
 
 class Puller:
@@ -29,6 +37,7 @@ class Puller:
         source: where chunks come from.
         stop: set by whoever wants the pulling to end soon.
         retries: further attempts for a chunk that is damaged.
+        threads: that look at what came.
         backoff_s: before the first of them; twice as long before each further one.
     """
 
@@ -39,13 +48,17 @@ class Puller:
         *,
         retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
+        threads: int = 1,
     ) -> None:
+        if not 0 < threads <= THREADS_MAX:
+            raise InvalidArgument(f"threads {threads}: choose 1 to {THREADS_MAX}")
         if retries < 0 or backoff_s < 0:
             raise InvalidArgument(f"retries {retries} and backoff_s {backoff_s} must be 0 or more")
         self._source = source
         self._stop = stop
         self._retries = retries
         self._backoff_s = backoff_s
+        self._threads = threads
         self._manifest: Manifest | None = None
         self._pulled: dict[int, Delta] = {}
         self.received_bytes = 0
@@ -95,20 +108,41 @@ class Puller:
             return None
         by_tile = {chunk.tile: chunk for chunk in missing}
         faults: dict[int, str] = {}
-        with closing(self._source.chunks(manifest.key, missing)) as frames:
-            for tile, frame in frames:
-                if frame is None or self._stop.is_set():
-                    return None
-                self.received_bytes += len(frame)
-                chunk = by_tile.pop(tile, None)
-                if chunk is None:
-                    continue  # nobody asked for it, or it is here already
-                try:
-                    self._pulled[tile] = sound_delta(frame, chunk, tiles[tile])
-                except CorruptData as error:
-                    faults[tile] = str(error)
+        reading: deque[tuple[int, _Reading]] = deque()
+        is_all = True
+        with self._readers() as read, closing(self._source.chunks(manifest.key, missing)) as frames:
+            try:
+                for tile, frame in frames:
+                    if frame is None or self._stop.is_set():
+                        is_all = False
+                        break
+                    self.received_bytes += len(frame)
+                    chunk = by_tile.pop(tile, None)
+                    if chunk is None:
+                        continue  # nobody asked for it, or it is here already
+                    reading.append((tile, read(frame, chunk, tiles[tile])))
+                    if len(reading) > _AHEAD * self._threads:
+                        self._settle(*reading.popleft(), faults)
+            finally:  # what came before the source broke off is good
+                for one in reading:
+                    self._settle(*one, faults)
         faults.update(dict.fromkeys(by_tile, "it did not come"))
-        return faults
+        return faults if is_all else None
+
+    def _settle(self, tile: int, reading: "_Reading", faults: dict[int, str]) -> None:
+        try:
+            self._pulled[tile] = reading()
+        except CorruptData as error:
+            faults[tile] = str(error)
+
+    @contextmanager
+    def _readers(self) -> Iterator[Callable[[Frame, Chunk, Tile], "_Reading"]]:
+        """Yield what begins to read a frame and returns how to wait for it."""
+        if self._threads == 1:
+            yield lambda *frame: partial(sound_delta, *frame)
+            return
+        with ThreadPoolExecutor(self._threads, "rose-staging") as readers:
+            yield lambda *frame: readers.submit(sound_delta, *frame).result
 
 
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:

@@ -39,6 +39,7 @@ class Receiver(Staging, Closing):
         signing: what the publisher signs with; unsigned by default, for one process.
         digests: of the tiles as they are, where the caller knows them; nobody else changes them.
             With them, a receiver that joins fetches only tiles that differ.
+        threads: that look at what came; of an engine's cores.
         backoff_s: before the first further attempt; doubles each time.
         backoff_max_s: the longest pause while the publisher cannot be reached.
         wait_s: how long to wait for a version before looking around; bounds `close`.
@@ -56,6 +57,7 @@ class Receiver(Staging, Closing):
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
+        threads: int = 1,
         backoff_s: float = BACKOFF_S,
         backoff_max_s: float = BACKOFF_MAX_S,
         wait_s: float = WAIT_S,
@@ -66,7 +68,7 @@ class Receiver(Staging, Closing):
             name,
             Held(held, digest),
             subscription,
-            puller=Puller(source, self._stop, backoff_s=backoff_s),
+            puller=Puller(source, self._stop, backoff_s=backoff_s, threads=threads),
             on_staged=on_staged if on_staged is not None else _nothing,
             base=base,
             signing=signing,
