@@ -35,6 +35,7 @@ def written() -> dict[int, bytes]:
     disk = VirtualDisk(lambda: None)
     DiskStore(disk, bytes_max=1 << 20).put(manifest, frames)
     said = {
+        "KeptHello": messages.KeptHello(b"a", b"b"),
         "HelloReply": messages.HelloReply("a", "relay", layout=manifest.layout),
         "Empty": messages.Empty(),
         "ManifestsReply": messages.ManifestsReply(

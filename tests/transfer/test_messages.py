@@ -15,6 +15,7 @@ from rose.transfer.wire import manifest_message, messages
 from rose.transfer.wire.messages import (
     Empty,
     HelloReply,
+    KeptHello,
     ManifestsReply,
     PartAsk,
     PartDigests,
@@ -87,6 +88,7 @@ MESSAGES = {
     SeedRequest: st.builds(SeedRequest, st.none() | N, TILES),
     ManifestsReply: st.builds(ManifestsReply, st.lists(manifests(), max_size=3).map(tuple), PORTS),
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
+    KeptHello: st.builds(KeptHello, st.binary(max_size=99), st.binary(max_size=32)),
     PartAsk: st.builds(PartAsk, U64, U64, U64, st.just("") | LAYOUTS, NAMES, TILES),
     PartDigests: TILES.flatmap(
         lambda tiles: st.builds(PartDigests, st.just(tiles), st.tuples(*[DIGESTS] * len(tiles)))

@@ -91,6 +91,14 @@ class HelloReply:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptHello:
+    """What a relay keeps on its disk of what upstream said: a `HelloReply`, and its SHA-256."""
+
+    hello: bytes
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WaitRequest:
     """Ask for versions above a number, and wait for one.
 
@@ -331,6 +339,7 @@ _KINDS: Final[Mapping[type[Any], Any]] = {
     for kind in (
         Empty,
         HelloReply,
+        KeptHello,
         WaitRequest,
         SeedRequest,
         ManifestsReply,

@@ -48,6 +48,16 @@ class Tensor(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class KeptHello(_message.Message):
+    __slots__ = ("format", "hello", "sha256")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    hello: bytes
+    sha256: bytes
+    def __init__(self, format: _Optional[int] = ..., hello: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
 class WaitRequest(_message.Message):
     __slots__ = ("format", "after_n", "timeout_ms", "after_base_n")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
