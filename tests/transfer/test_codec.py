@@ -346,7 +346,10 @@ def test_digest_is_the_sum_of_its_parts(words: list[int], rest: int, seed: int, 
 def test_digest_tells_places_and_seeds_apart() -> None:
     bits = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint16)
     swapped = np.concatenate([bits[4:], bits[:4]])
-    seen = [digest(bits), digest(swapped), digest(bits, seed=1), digest(bits, first_index=4)]
+    backend = HostBackend(isa=None)
+    others = [(0, 1), (4, 0)]
+    seen = [digest(bits), digest(swapped)]
+    seen += [backend.digest(bits, first_index=at, seed=seed) for at, seed in others]
     assert len(set(seen)) == 4
 
 

@@ -139,40 +139,12 @@ def topk_unpack(
     return backend_of(tensor, stream).topk_unpack(tensor.bits, delta)
 
 
-def digest(
-    tensor: Any,
-    *,
-    first_index: int = 0,
-    seed: int = 0,
-    threads: int = 1,
-    stream: Any = None,
-) -> tuple[int, int]:
-    """Digest a tensor, or the part of one that starts at element `first_index`.
-
-    The digests of the parts add up, modulo 2^64 each, to that of the whole. It finds faults, not
-    attackers.
-
-    Args:
-        tensor: the elements.
-        first_index: a multiple of the elements in eight bytes.
-        seed: of the whole tensor, so that equal tensors can be told apart.
-        threads: of a CPU.
-        stream: of a GPU.
-
-    Raises:
-        InvalidArgument: `first_index` is at no border of eight bytes.
-    """
-    part = bits_of("tensor", tensor, stream=stream)
-    for name, value in (("first_index", first_index), ("seed", seed)):
-        if not 0 <= value < _WORD:
-            raise InvalidArgument(f"{name} {value} must be a number of 64 bits")
-    if first_index % (in_word := 64 // part.width):
-        raise InvalidArgument(
-            f"first_index {first_index}: a part starts at a multiple of {in_word}"
-        )
+def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, int]:
+    """Digest a tensor on so many threads of a CPU; it finds faults, not attackers."""
+    bits = bits_of("tensor", tensor, stream=stream)
     _check_threads(threads)
-    backend = backend_of(part, stream)
-    return backend.digest(part.bits, first_index=first_index, seed=seed, threads=threads)
+    backend = backend_of(bits, stream)
+    return backend.digest(bits.bits, first_index=0, seed=0, threads=threads)
 
 
 def check_base_digest(base_digest: tuple[int, int] | None) -> None:

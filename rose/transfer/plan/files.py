@@ -17,7 +17,7 @@ from rose.transfer.plan.spec import Relay, Replica, ShardMap, Source
 from rose.transfer.plan.storage import Storage
 
 FORMAT: Final = 1
-PLAN_FORMAT: Final = 2
+PLAN_FORMAT: Final = 3
 # A map of 256 ranks with flat shards of 120 B parameters has 40 MiB, its plan 100 MiB.
 FILE_BYTES_MAX: Final = 512 << 20
 

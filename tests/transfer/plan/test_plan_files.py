@@ -133,7 +133,7 @@ PLAN = plan_to_json(
 @pytest.mark.parametrize(
     ("content", "kind", "says"),
     [
-        (changed(PLAN, "format", to=1), InvalidArgument, "has format 1; this rose reads 2"),
+        (changed(PLAN, "format", to=1), InvalidArgument, "has format 1; this rose reads 3"),
         (changed(PLAN, "tile_elements", to=0), InvalidArgument, "x.json is no plan: tile_elements"),
         (changed(PLAN, "tile_elements", to=64), CorruptData, "not the plan that its identity"),
         (changed(PLAN, "relays", to=[]), CorruptData, "not the plan that its identity names"),
@@ -144,7 +144,7 @@ PLAN = plan_to_json(
             InvalidArgument,
             "is on no rank",
         ),
-        (changed(SHARDS, "format", to=2), InvalidArgument, "x.json cannot be read: "),
+        (changed(SHARDS, "format", to=3), InvalidArgument, "x.json cannot be read: "),
     ],
 )
 def test_what_is_no_plan_is_refused(content, kind, says):
