@@ -9,7 +9,7 @@ import pytest
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack
-from rose.transfer.codec.operations import digest, topk_unpack
+from rose.transfer.codec.operations import digest, topk_pack, topk_unpack
 
 pytestmark = pytest.mark.gpu
 
@@ -178,6 +178,7 @@ def test_only_the_stream_that_was_given_is_waited_for(torch: Any, rng: np.random
         assert digest(held, stream=stream) == delta.digest
         positions, _ = topk_unpack(delta, base, stream=stream)
         assert len(positions) == delta.changed
+        assert topk_pack(fresh, shadow, budget=3, stream=stream).changed == 0
         return delta
 
     warm = all_of_it()  # kernels are loaded, and memory is taken, with the first

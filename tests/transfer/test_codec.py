@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rose.errors import InvalidArgument
 from rose.transfer import delta_apply, delta_pack
 from rose.transfer.codec.backend import HostBackend
-from rose.transfer.codec.operations import delta_merge, digest, topk_unpack
+from rose.transfer.codec.operations import delta_merge, digest, topk_pack, topk_unpack
 from tests.reference import delta as reference
 from tests.transfer.twins import (
     DENSE,
@@ -30,7 +30,6 @@ from tests.transfer.twins import (
     elements,
     pack_both,
     same,
-    topk_pack,
     unaligned,
 )
 from tests.vectors.delta_v2 import changed, weights

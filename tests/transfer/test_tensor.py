@@ -9,7 +9,7 @@ from rose import _core
 from rose.errors import InvalidArgument
 from rose.transfer import delta_apply, delta_pack
 from rose.transfer.codec.backend import ISAS, backend_of, lowered_isa
-from rose.transfer.codec.operations import digest, topk_unpack
+from rose.transfer.codec.operations import digest, topk_pack, topk_unpack
 from rose.transfer.codec.tensor import bits_of, check_pair
 from tests.transfer.twins import same
 from tests.vectors.delta_v2 import changed
@@ -305,6 +305,21 @@ def test_boxes_that_lie_between_each_other_do_not_overlap() -> None:
     ("call", "says"),
     [
         (lambda: delta_pack(FREE, FREE.copy(), block_elements=4096), "block_elements 4096: choose"),
+        (lambda: topk_pack(FREE, FREE.copy(), budget=1, block_elements=0), "block_elements 0"),
+        (lambda: topk_pack(FREE, FREE.copy(), budget=-1), "budget -1 must be"),
+        (lambda: topk_pack(FREE, FREE.copy(), budget=1 << 64), "budget 18446744073709551616"),
+        (
+            lambda: topk_pack(FREE.view(np.float16), FREE.view(np.float16).copy(), budget=1),
+            "new is of float16: top-k is for bfloat16",
+        ),
+        (
+            lambda: topk_pack(FREE, FREE.view(np.float16).copy(), budget=1),
+            "shadow is of float16: top-k is for bfloat16",
+        ),
+        (
+            lambda: topk_pack(FREE.view(np.uint8), FREE.view(np.uint8).copy(), budget=1),
+            "new is of uint8: top-k is for bfloat16",
+        ),
     ],
 )
 def test_bad_numbers_are_named(call: Any, says: str) -> None:
@@ -387,6 +402,16 @@ def test_a_parameter_is_detached(pair: tuple[Any, Any]) -> None:
     assert weights.requires_grad
     assert weights.grad_fn is None
     assert digest(weights) == digest(new)
+
+
+def test_topk_of_bfloat16(pair: tuple[Any, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    new, old = (torch.from_numpy(one.view(np.int16).copy()).view(torch.bfloat16) for one in pair)
+    shadow = old.clone()
+    delta = topk_pack(new, shadow, budget=5)
+    positions, values = topk_unpack(delta, old)
+    assert len(positions) <= 5
+    assert shadow.view(torch.int16).numpy().view(np.uint16)[positions].tolist() == values.tolist()
 
 
 def test_what_torch_has_and_transfer_does_not_take() -> None:

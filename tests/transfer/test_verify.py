@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.errors import CorruptData
+from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack
+from rose.transfer.codec.operations import topk_pack
 from tests.reference import delta as reference
-from tests.transfer.twins import DENSE, LAYOUTS, WIDTHS, Bits, as_model, elements, topk_pack
+from tests.transfer.twins import DENSE, LAYOUTS, WIDTHS, Bits, as_model, elements
 from tests.vectors.delta_v2 import changed
 
 
@@ -89,3 +90,21 @@ def test_what_is_unsent_for_long_is_sent() -> None:
     assert max(changes[:3]) <= 10 < changes[3]
     assert shadow.tolist() == new.tolist()
     assert not ages.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "give one of budget"),
+        ({"budget": 1, "least": 1.0}, "give one of budget"),
+        ({"budget": 1, "age_limit": 0}, "age_limit 0: choose 1 to 255"),
+        ({"budget": 1, "age_limit": 256}, "age_limit 256: choose 1 to 255"),
+        ({"budget": 1, "ages": np.zeros(7, np.uint8)}, r"ages of uint8 and \(7,\)"),
+        ({"budget": 1, "ages": np.zeros(8, np.uint16)}, "must be of uint8"),
+    ],
+)
+def test_options_of_topk_that_cannot_be_are_named(options: dict[str, object], says: str) -> None:
+    new, shadow = np.ones(8, np.uint16), np.zeros(8, np.uint16)
+    with pytest.raises(InvalidArgument, match=says):
+        topk_pack(new, shadow, **options)  # type: ignore[arg-type]
+    assert not shadow.any()

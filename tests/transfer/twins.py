@@ -79,22 +79,6 @@ def same(one: Delta, other: Delta) -> bool:
     return one.to_bytes() == other.to_bytes()
 
 
-def topk_pack(
-    new: Bits,
-    shadow: Bits,
-    *,
-    budget: int,
-    ages: Any = None,
-    age_limit: int = 255,
-    threads: int = 1,
-) -> Delta:
-    """Pack the largest changes within a budget of elements, and move the shadow to them."""
-    backend = HostBackend(isa=None)
-    more: dict[str, Any] = {"ages": ages, "age_limit": age_limit, "threads": threads}
-    threshold = backend.topk_threshold(new, shadow, budget=budget, **more)
-    return backend.delta_pack(new, shadow, block_elements=WIDE, threshold=threshold, **more)
-
-
 def pack_both(
     new: Bits,
     old: Bits,

@@ -1,13 +1,15 @@
 """The delta codec: pack what changed, apply it, undo it, and tell whether both sides agree.
 
-Every function looks at bits: a tensor's shape and the meaning of its elements change nothing.
-Tensors may be boxes of larger ones, with any strides that are not negative; the order of their
-elements is row-major. The formats are in `docs/protocol.md`.
+Every function looks at bits: a tensor's shape and the meaning of its elements change nothing, but
+for top-k, which measures changes of bf16. Tensors may be boxes of larger ones, with any strides
+that are not negative; the order of their elements is row-major. The formats are in
+`docs/protocol.md`.
 
 `stream` is where work on a GPU goes: a stream of torch or its handle, by default torch's current
 one. On the CPU it says nothing.
 """
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +17,13 @@ import numpy.typing as npt
 
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec.backend import backend_of
+from rose.transfer.codec.backend import AGE_LIMIT, backend_of
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, Delta
-from rose.transfer.codec.tensor import TensorBits, bits_of, check_pair
+from rose.transfer.codec.tensor import TensorBits, bits_of, check_bfloat16, check_pair
 
 _WORD: Final = 1 << 64
+# Of the smallest normal number: smaller changes have key 0, as no change has.
+_LEAST_KEY: Final = 1 << 7
 _THREADS_MAX: Final = 256
 
 
@@ -122,6 +126,81 @@ def delta_merge(first: Delta, second: Delta) -> Delta:
     )
 
 
+def topk_pack(
+    new: Any,
+    shadow: Any,
+    *,
+    budget: int | None = None,
+    least: float | None = None,
+    ages: Any = None,
+    age_limit: int = AGE_LIMIT,
+    block_elements: int = BLOCK_ELEMENTS[0],
+    threads: int = 1,
+    stream: Any = None,
+) -> Delta:
+    """Pack the largest changes only, within a budget, and move `shadow` to them.
+
+    What was not sent stays a difference between `new` and `shadow`, so the next delta has it. The
+    digest is that of `shadow` after packing: of what the receiver will hold. So `shadow` is the
+    behaviour policy that its rollouts follow, and what importance weights are taken against.
+
+    Args:
+        new: the fresh weights, bf16 or its bits.
+        shadow: what the receiver is known to hold; written in place.
+        budget: elements to send; changes of one size are sent together or not at all. What is too
+            small to tell from none, as among subnormals, is sent when it is due only.
+        least: the smallest change that is sent, cut to the next bf16 below; > 0. Either this or
+            `budget` is given.
+        ages: uint8 in the shape of `new`, zeros at first: for how many packs in a row each element
+            was left unsent; moved on in place. None where that does not matter.
+        age_limit: an element of that age is sent whatever its size, and whatever the budget.
+        block_elements: as for `delta_pack`.
+        threads: as for `delta_pack`.
+        stream: of a GPU.
+
+    Raises:
+        InvalidArgument: as for `delta_pack`, or the elements are no bf16.
+        OutOfMemory: there is no room for the delta.
+    """
+    one, other = _versions(new, shadow, stream)
+    check_bfloat16(one)
+    check_bfloat16(other)
+    _check_block_elements(block_elements)
+    _check_threads(threads)
+    if not 0 < age_limit <= AGE_LIMIT:
+        raise InvalidArgument(f"age_limit {age_limit}: choose 1 to {AGE_LIMIT}")
+    aged = None if ages is None else _ages(ages, one, stream)
+    backend = backend_of(one, stream)
+    if (budget is None) == (least is None):
+        raise InvalidArgument("give one of budget, in elements, and least")
+    if least is not None:
+        threshold = _key_of(least)
+    elif budget is not None:
+        if not 0 <= budget < _WORD:
+            raise InvalidArgument(f"budget {budget} must be a number of elements, 0 or more")
+        threshold = backend.topk_threshold(
+            one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit, threads=threads
+        )
+    return backend.delta_pack(
+        one.bits,
+        other.bits,
+        block_elements=block_elements,
+        threshold=threshold,
+        ages=aged,
+        age_limit=age_limit,
+        threads=threads,
+    )
+
+
+def _key_of(least: float) -> int:
+    """Return the key of a change: the upper half of its fp32, and at least that of a normal one."""
+    if not (least > 0 and math.isfinite(least)):
+        raise InvalidArgument(f"least {least}: choose a number above 0")
+    with np.errstate(over="ignore"):
+        bits = int(np.float32(least).view(np.uint32))
+    return max(bits >> 16, _LEAST_KEY)
+
+
 def topk_unpack(
     delta: Delta, base: Any, *, stream: Any = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
@@ -162,6 +241,16 @@ def _versions(new: Any, shadow: Any, stream: Any) -> tuple[TensorBits, TensorBit
     other = bits_of("shadow", shadow, is_written=True, stream=stream)
     check_pair(one, other)
     return one, other
+
+
+def _ages(ages: Any, like: TensorBits, stream: Any) -> Any:
+    aged = bits_of("ages", ages, is_written=True, stream=stream)
+    if aged.dtype != "uint8" or aged.shape != like.shape or aged.device != like.device:
+        raise InvalidArgument(
+            f"ages of {aged.dtype} and {aged.shape} on {aged.device} must be of uint8 and "
+            f"{like.shape} on {like.device}"
+        )
+    return aged.bits
 
 
 def _check_threads(threads: int) -> None:

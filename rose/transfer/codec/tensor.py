@@ -16,13 +16,14 @@ from rose.transfer.codec.box import Box
 from rose.transfer.codec.foreign import taken
 
 CPU: Final = "cpu"
+BFLOAT16: Final = "bfloat16"
 # Bits without a meaning: they go with any dtype of their width. Their width is in their name.
 _RAW_WIDTHS: Final = {f"{kind}{width}": width for kind in ("uint", "int") for width in (8, 16, 32)}
 # The width of a float, and its exponent: the lowest bit, and how many.
 _FLOATS: Final = {
     "float8_e4m3fn": (8, (3, 4)),
     "float8_e5m2": (8, (2, 5)),
-    "bfloat16": (16, (7, 8)),
+    BFLOAT16: (16, (7, 8)),
     "float16": (16, (10, 5)),
     "float32": (32, (23, 8)),
 }
@@ -175,4 +176,16 @@ def check_pair(one: TensorBits, other: TensorBits) -> None:
     if one.device != other.device:
         raise InvalidArgument(
             f"{one.name} is on {one.device} and {other.name} on {other.device}: move one of them"
+        )
+
+
+def check_bfloat16(tensor: TensorBits) -> None:
+    """Refuse what is known to be no bf16.
+
+    Raises:
+        InvalidArgument: its dtype is another float, or of another width.
+    """
+    if tensor.dtype != BFLOAT16 and not (tensor.is_raw and tensor.width == 16):
+        raise InvalidArgument(
+            f"{tensor.name} is of {tensor.dtype}: top-k is for bfloat16, or its bits as uint16"
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rose.errors import InvalidArgument
 from rose.transfer.codec.class_rule import SAMPLED_BLOCKS, class_rule
@@ -15,12 +16,15 @@ from rose.transfer.codec.strat import host_row, link_pack
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk
+from rose.transfer.publishing.selection import Drift, Selection, drift_of
 from rose.transfer.tiles import Tiles
 from rose.transfer.views import TileViews
 from rose.units import ceil_div
 
 Link: TypeAlias = Literal["gap", "strat"]
 LINKS: Final = ("gap", "strat")
+NO_DRIFT: Final = Drift()
+_BF16_BITS: Final = 16
 
 
 @dataclass(slots=True)
@@ -31,11 +35,15 @@ class Part:
         deltas: that the shadow has moved by, by tile.
         frames: what is sent.
         chunks: what the manifest says of them.
+        ages: as they were before, of tiles of which a selection is sent.
+        drift: what is left of those tiles to send.
     """
 
     deltas: dict[int, Delta] = field(default_factory=dict)
     frames: dict[int, bytes] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
+    ages: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    drift: Drift = NO_DRIFT
 
 
 class Contributor:
@@ -50,9 +58,10 @@ class Contributor:
         link: "strat" sends about a quarter fewer bytes, for a second pass over the weights on both
             sides: for links slower than that. Over loopback, "gap" is the faster one.
         threads: of a CPU.
+        selections: what is sent of some tiles, all of them bf16; of the others everything is.
 
     Raises:
-        InvalidArgument: there is no such link.
+        InvalidArgument: there is no such link, or a selection is for a tile of another width.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class Contributor:
         *,
         link: Link = "gap",
         threads: int = 1,
+        selections: Mapping[int, Selection] | None = None,
     ) -> None:
         if link not in LINKS:
             raise InvalidArgument(f"link '{link}': choose gap or strat")
@@ -71,6 +81,13 @@ class Contributor:
         self._shadow = shadow
         self._is_strat = link == "strat"
         self._threads = threads
+        self._selections = {} if selections is None else dict(selections)
+        for tile in self._selections:
+            if tiles[tile].width != _BF16_BITS:
+                raise InvalidArgument(f"tile {tile} is not of bf16: all of its changes are sent")
+        self._ages = {
+            tile: np.zeros(shadow.bits(tile).shape, np.uint8) for tile in self._selections
+        }
         self.digests = TileDigests({tile: digest(shadow.bits(tile)) for tile in self.owned})
 
     def begin(self, new: TileViews) -> None:
@@ -80,7 +97,10 @@ class Contributor:
         """Pack every owned tile that changed, and move the shadow to `new`; `part` is filled."""
         rules = self._rules(new)
         for tile in self.owned:
-            delta, link = self._pack_both(new.bits(tile), tile, rules)
+            if tile in self._selections:
+                delta = link = self._pack_selected(new.bits(tile), tile, part)
+            else:
+                delta, link = self._pack_both(new.bits(tile), tile, rules)
             if delta.changed:
                 part.deltas[tile] = delta
                 part.frames[tile] = frame = link.to_bytes()
@@ -97,6 +117,8 @@ class Contributor:
         """Let the shadow be what it was; return whether it is, bit by bit."""
         for tile, delta in part.deltas.items():
             delta_apply(self._shadow.bits(tile), delta, undo=True)
+        for tile, ages in part.ages.items():
+            self._ages[tile] = ages
         return all(digest(self._shadow.bits(tile)) == self.digests[tile] for tile in self.owned)
 
     def whole(
@@ -113,6 +135,13 @@ class Contributor:
             if any(tile in deltas for deltas in undone):
                 bits = bits.copy()
             yield whole_tile(tile, bits, undone)
+
+    def _pack_selected(self, new: Any, tile: int, part: Part) -> Delta:
+        shadow, ages = self._shadow.bits(tile), self._ages[tile]
+        part.ages[tile] = ages.copy()
+        delta = self._selections[tile].pack(new, shadow, ages)
+        part.drift += drift_of(new, shadow)
+        return delta
 
     def _pack_both(
         self, new: Any, tile: int, rules: dict[int, ClassRule | None]

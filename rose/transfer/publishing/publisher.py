@@ -11,6 +11,7 @@ from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.selection import Drift, total_drift
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
@@ -114,6 +115,7 @@ class Publisher:
         self._wanted = threading.Condition()  # guards the next, and is held over nothing that waits
         self._publishing = 0  # calls that make a version, or wait to
         self._version = opening
+        self._drift = Drift()
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
         log.open(self._manifest(opening, opening, self._digests, ()), self.seed)
@@ -134,6 +136,15 @@ class Publisher:
     def tiles(self) -> Tiles:
         """Return how the weights are cut."""
         return self._tiles
+
+    @property
+    def drift(self) -> Drift:
+        """Return how far the newest version is from the weights it was made of.
+
+        Of the tiles of which a selection is sent; the others are what was published.
+        """
+        with self._lock:
+            return self._drift
 
     def publish(self, *new: TileViews) -> Manifest:
         """Make `new` the next version.
@@ -205,6 +216,7 @@ class Publisher:
             one.keep(part)
         self._digests.update(after)
         self._version = version
+        self._drift = total_drift(part.drift for part in parts)
         return manifest
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]] | None:

@@ -8,6 +8,7 @@ from rose.transfer.manifest import UNSIGNED, Manifest, Signing
 from rose.transfer.publishing.contributor import Contributor, Link
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Published, Publisher
+from rose.transfer.publishing.selection import Selection
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import Row
@@ -27,6 +28,7 @@ class RowPublisher(Publisher):
         tile_elements: how the row is cut.
         link: as for `Contributor`.
         signing: with the key that receivers have.
+        selection: what is sent of every tile; None for all.
         on_published: as for `Publisher`.
     """
 
@@ -41,12 +43,14 @@ class RowPublisher(Publisher):
         tile_elements: int = TILE_ELEMENTS,
         link: Link = "gap",
         signing: Signing = UNSIGNED,
+        selection: Selection | None = None,
         on_published: Published | None = None,
     ) -> None:
         _check_row(weights)
         tiles = Tiles.of(len(weights), tile_elements)
         shadow = Row(weights.copy(), tiles)
-        contributor = Contributor(shadow, tiles, link=link)
+        selections = {} if selection is None else dict.fromkeys(range(len(tiles)), selection)
+        contributor = Contributor(shadow, tiles, link=link, selections=selections)
         opening = Version(run, incarnation, first_version)
         super().__init__(
             [contributor], tiles, opening, log, signing=signing, on_published=on_published
