@@ -1032,17 +1032,6 @@ def delta_pack(
     isa: str | None = None,
     threads: int = 1,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32], tuple[int, int], tuple[int, int]]: ...
-def delta_measure(
-    new: npt.NDArray[Any],
-    shadow: npt.NDArray[Any],
-    *,
-    block_elements: int,
-    threshold: int = 0,
-    ages: npt.NDArray[np.uint8] | None = None,
-    age_limit: int = 0,
-    isa: str | None = None,
-    threads: int = 1,
-) -> int: ...
 def delta_check(delta: Any) -> None: ...
 def delta_apply(
     weights: npt.NDArray[Any],

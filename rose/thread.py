@@ -5,10 +5,6 @@ import threading
 from collections.abc import Callable
 
 
-def nothing_rests_on_it(failure: BaseException) -> None:
-    """Do nothing: the work itself tells its owner how it ended, also when it failed."""
-
-
 class Thread(threading.Thread):
     """A thread that tells its owner when a failure ends it, besides showing the traceback.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rose import thread as thread_module
 from rose.clock import BootClock
 from rose.demo.rl.background import Background
 from rose.demo.rl.supervisor import Supervisor
@@ -209,7 +208,3 @@ def test_chunk_server_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(lambda: len(begun) > 2 * ANSWERERS)
     server.close()
     assert server._threads == []
-
-
-def test_nothing_rests_on_a_thread_that_tells_its_end_itself() -> None:
-    assert thread_module.nothing_rests_on_it(Broken()) is None

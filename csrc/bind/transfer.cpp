@@ -83,19 +83,6 @@ py::tuple delta_pack(const py::array& fresh, py::array& shadow, std::uint32_t bl
   });
 }
 
-std::uint64_t delta_measure(const py::array& fresh, const py::array& shadow,
-                            std::uint32_t block_elements, std::uint32_t threshold,
-                            std::optional<py::array> ages, std::uint32_t age_limit,
-                            const std::optional<std::string>& isa, std::uint32_t threads) {
-  const auto options = options_of(block_elements, threshold, ages, age_limit, false, isa, threads);
-  return with_elements_of("new", fresh, [&](auto element) {
-    using T = decltype(element);
-    const auto from = box_of<T>("new", fresh);
-    const auto to = box_of<T>("shadow", shadow);
-    return take_unlocked([&] { return transfer::delta_measure(from, to, options); });
-  });
-}
-
 void delta_check(const py::object& delta) {
   const DeltaArrays arrays = arrays_of(delta);
   check_unlocked([&] { return transfer::check_delta(arrays.view()); });
@@ -169,10 +156,6 @@ void bind_transfer(py::module_& module) {
              py::arg("ages").noconvert() = py::none(), py::arg("age_limit") = 0,
              py::arg("base_digest") = py::none(), py::arg("isa") = py::none(),
              py::arg("threads") = 1);
-  module.def("delta_measure", &delta_measure, py::arg("new").noconvert(),
-             py::arg("shadow").noconvert(), py::kw_only(), py::arg("block_elements"),
-             py::arg("threshold") = 0, py::arg("ages").noconvert() = py::none(),
-             py::arg("age_limit") = 0, py::arg("isa") = py::none(), py::arg("threads") = 1);
   module.def("delta_check", &delta_check, py::arg("delta"));
   module.def("delta_apply", &delta_apply, py::arg("weights").noconvert(), py::arg("delta"),
              py::kw_only(), py::arg("undo") = false, py::arg("is_checked") = false);

@@ -53,7 +53,7 @@ BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elemen
     }
     std::uint16_t* const found = room_.positions() + changed_;
     const std::uint32_t count = sends_all() ? find_all(tile, found) : find_some(tile, found);
-    if (!versions_.shadow.is_row() && !versions_.is_kept) move_box(tile, count);
+    if (!versions_.shadow.is_row()) move_box(tile, count);
     changed_ += count;
   }
   return {.elements = elements,
@@ -87,7 +87,6 @@ std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found)
 // that are touched, or, where those are many, over all of them in one go.
 template <ElementBits T>
 void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcept {
-  if (versions_.is_kept) return take(tile, count);
   if (count > tile.elements / kManyInWord) {
     add_all(tile, tile.shadow, moved_, -1);
     add_all(tile, tile.fresh, moved_, 1);
@@ -150,7 +149,7 @@ std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found
       left_ages_[left++] = age == kOldest ? age : static_cast<std::uint8_t>(age + 1);
     }
   }
-  if (!has_ages() || versions_.is_kept) return kept;
+  if (!has_ages()) return kept;
   std::fill_n(ages_tile_.data(), tile.elements, std::uint8_t{0});
   for (std::uint32_t i = 0; i < left; ++i) ages_tile_[left_[i]] = left_ages_[i];
   scatter<std::uint8_t>(ages_tile_.data(), tile.elements, ages.counts, tile.first);
@@ -172,7 +171,6 @@ void ChangesFinder<T>::note_differences(const Tile& tile, std::uint32_t count) n
 template <ElementBits T>
 void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
   note_differences(tile, count);
-  if (versions_.is_kept && versions_.shadow.is_row()) return;
   const std::uint16_t* const found = room_.positions() + changed_;
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t at = found[i] - tile.base;

@@ -10,12 +10,11 @@
 
 namespace rose::transfer {
 
-// The arrays of one pack. A shadow that `is_kept` is only looked at, and so are the ages.
+// The arrays of one pack.
 template <ElementBits T>
 struct Versions {
   Box<const T> fresh;
   Box<T> shadow;
-  bool is_kept{false};
 };
 
 // One thread's: it goes through blocks in any order, and adds the digests of their elements.

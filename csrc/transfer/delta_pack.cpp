@@ -69,25 +69,21 @@ class Part {
     return Part{finder.take(), scratch.take(), blocks};
   }
 
-  // Packs to `entries`, which begin with its first block, and `payload`; with neither, only counts.
+  // Packs to `entries`, which begin with its first block, and `payload`.
   void pack(std::uint64_t count, std::uint32_t block_elements, std::uint64_t* entries,
-            PayloadPart* payload) noexcept {
+            PayloadPart& payload) noexcept {
     for (std::uint64_t block = blocks_.first; block < blocks_.last; ++block) {
       const std::uint64_t first = block * block_elements;
       const BlockChanges<T> changes =
           finder_.find(first, elements_of_block(count, first, block_elements));
       const BlockPlan plan = plan_block(changes, scratch_);
-      if (payload != nullptr) {
-        write_block(changes, plan, scratch_, payload->room(plan.entry.words));
-        payload->add(plan.entry.words);
-        *entries++ = plan.entry.encode();
-      }
-      words_ += plan.entry.words;
+      write_block(changes, plan, scratch_, payload.room(plan.entry.words));
+      payload.add(plan.entry.words);
+      *entries++ = plan.entry.encode();
     }
   }
 
   const BlockRange& blocks() const noexcept { return blocks_; }
-  std::uint64_t words() const noexcept { return words_; }
   const ChangesFinder<T>& finder() const noexcept { return finder_; }
 
  private:
@@ -97,7 +93,6 @@ class Part {
   ChangesFinder<T> finder_;
   EncodeScratch scratch_;
   BlockRange blocks_;
-  std::uint64_t words_{0};
 };
 
 template <ElementBits T>
@@ -182,7 +177,7 @@ Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
   for_each_part(static_cast<std::uint32_t>(parts.value().size()), [&](std::uint32_t at) noexcept {
     Part<T>& part = parts.value()[at];
     part.pack(count, options.block_elements, packed.entries.data() + part.blocks().first,
-              &room.value().part(at));
+              room.value().part(at));
   });
   packed.payload = room.value().join();
   Digest moved;
@@ -194,29 +189,11 @@ Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
   return packed;
 }
 
-template <ElementBits T>
-Result<std::uint64_t> delta_measure(const Box<const T>& fresh, const Box<const T>& shadow,
-                                    const PackOptions& options) noexcept {
-  ROSE_TRY(check_versions(fresh, shadow, options));
-  // Looked at only, because it is kept.
-  const Box<T> kept{const_cast<T*>(shadow.data), shadow.shape};
-  auto parts = parts_of(Versions<T>{fresh, kept, true}, options);
-  if (!parts.ok()) return parts.status();
-  for_each_part(static_cast<std::uint32_t>(parts.value().size()), [&](std::uint32_t at) noexcept {
-    parts.value()[at].pack(fresh.count(), options.block_elements, nullptr, nullptr);
-  });
-  std::uint64_t words = 0;
-  for (const Part<T>& part : parts.value()) words += part.words();
-  return words;
-}
-
-#define ROSE_DELTA_PACK(T)                                                               \
-  template Status check_versions(const Box<const T>&, const Box<const T>&,               \
-                                 const PackOptions&) noexcept;                           \
-  template Result<PackedDelta> delta_pack(const Box<const T>&, const Box<T>&,            \
-                                          const PackOptions&) noexcept;                  \
-  template Result<std::uint64_t> delta_measure(const Box<const T>&, const Box<const T>&, \
-                                               const PackOptions&) noexcept;
+#define ROSE_DELTA_PACK(T)                                                    \
+  template Status check_versions(const Box<const T>&, const Box<const T>&,    \
+                                 const PackOptions&) noexcept;                \
+  template Result<PackedDelta> delta_pack(const Box<const T>&, const Box<T>&, \
+                                          const PackOptions&) noexcept;
 ROSE_DELTA_PACK(std::uint8_t)
 ROSE_DELTA_PACK(std::uint16_t)
 ROSE_DELTA_PACK(std::uint32_t)

@@ -50,11 +50,6 @@ template <ElementBits T>
 Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
                                const PackOptions& options) noexcept;
 
-// How many words the payload would have. Nothing is changed.
-template <ElementBits T>
-Result<std::uint64_t> delta_measure(const Box<const T>& fresh, const Box<const T>& shadow,
-                                    const PackOptions& options) noexcept;
-
 // Whether the arrays and the options can be those of a pack; the shadow is looked at only.
 template <ElementBits T>
 Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,

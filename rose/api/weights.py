@@ -246,7 +246,6 @@ class WeightReceiver(Closing):
             if hello.layout != tiling.tiles.layout:
                 theirs = [StoredTensor(one.name, one.dtype, one.shape) for one in hello.tensors]
                 raise InvalidArgument(_difference(theirs, stored, f"those of {upstream}"))
-            self._source.subscribe(self._name)
             self._receiver = self._begun()
             undo.pop_all()
 

@@ -21,11 +21,11 @@ from rose.transfer.plan import (
     make_plan,
     traffic,
 )
-from rose.transfer.plan.ties import renamed
+from rose.transfer.plan.coverage import renamed
 from rose.transfer.tiles import TILE_ELEMENTS
 
 if TYPE_CHECKING:
-    from rose.transfer.plan.shard_file import ShardFile
+    from rose.transfer.plan.files import ShardFile
 
 _PATH: Final = click.Path(path_type=Path)
 # Of files that name no cluster.
@@ -110,7 +110,7 @@ def plan(
         record = f"{json.dumps(planned_record(planned), indent=2)}\n"
         write_output(out, record.encode(), what="the figures")
     if plan_out is not None:
-        from rose.transfer.plan.plan_file import plan_to_json  # noqa: PLC0415 (see `_read`)
+        from rose.transfer.plan.files import plan_to_json  # noqa: PLC0415 (see `_read`)
 
         write_output(plan_out, plan_to_json(made), what="the plan")
     print_planned(Console(highlight=False), planned)
@@ -118,7 +118,7 @@ def plan(
 
 def _read(path: Path) -> "ShardFile":
     # Here, because it needs the extra `wire`.
-    from rose.transfer.plan.shard_file import FILE_BYTES_MAX, shards_from_json  # noqa: PLC0415
+    from rose.transfer.plan.files import FILE_BYTES_MAX, shards_from_json  # noqa: PLC0415
 
     return shards_from_json(read_named(path, FILE_BYTES_MAX), what=str(path))
 

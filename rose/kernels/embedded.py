@@ -81,31 +81,6 @@ class EmbeddedCodec:
         )
         return packed
 
-    def measure(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        block_elements: int,
-        threshold: Any = None,
-        ages: Any = None,
-        age_limit: int = AGE_MAX,
-    ) -> int:
-        """Return how many words the payload would have; waits for the stream.
-
-        Packs into an arena without room, which moves no shadow.
-        """
-        packed = self.delta_pack(
-            new,
-            shadow,
-            block_elements=block_elements,
-            threshold=threshold,
-            ages=None if ages is None else ages.clone(),
-            age_limit=age_limit,
-            arena_words=0,
-        )
-        return int(packed.words)
-
     def delta_apply(
         self,
         weights: Any,

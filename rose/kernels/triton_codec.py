@@ -65,20 +65,6 @@ class TritonCodec:
             ages.view(torch.uint8).copy_(older.view(ages.shape))
         return packed
 
-    def measure(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        block_elements: int,
-        threshold: Any = None,
-        ages: Any = None,
-        age_limit: int = AGE_MAX,
-    ) -> int:
-        """Return how many words the payload would have; waits for the stream."""
-        changes = _changes(new, shadow, threshold, ages, age_limit)
-        return sum(int(plan_to_write(sent, block_elements).sizes.sum()) for _, _, sent in changes)
-
     def delta_apply(
         self,
         weights: Any,

@@ -1,12 +1,10 @@
 """Where receivers and relays get versions from: a log or a relay here, or a server elsewhere."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol, TypeAlias
 
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.publishing.shelf import Shelf
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Generator[tuple[int, Frame | None], None, None]
@@ -72,60 +70,6 @@ class Source(Protocol):
         Any thread may call; it does not wait.
         """
         ...
-
-
-class LocalSource(ABC):
-    """The source that a log or a relay is, for this process and for a server of it.
-
-    Any thread may call.
-
-    Args:
-        shelf: what it has to offer.
-    """
-
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
-
-    @property
-    def newest_n(self) -> int:
-        """Return the number of the newest version, -1 where there is none."""
-        return self._shelf.newest_n
-
-    def wait_manifests(
-        self, after_n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
-    ) -> list[Manifest]:
-        """Wait for a version above a number; nothing comes back when there was none in time.
-
-        Args:
-            after_n: of the newest version that is known; -1 for none.
-            timeout_s: how long to wait.
-            is_over: asked when `wake` is called: whether to wait no longer.
-        """
-        return self._shelf.wait_after(after_n, timeout_s, is_over=is_over)
-
-    def wake(self) -> None:
-        """Let whoever waits look whether the wait is over."""
-        self._shelf.wake()
-
-    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield the frames as they lie here; nothing is copied."""
-        for one in wanted:
-            yield one.tile, self.chunk(key, one.tile)
-
-    def break_off(self) -> None:  # noqa: B027  (a log has nothing to do)
-        """Do nothing: chunks that are here keep nobody waiting."""
-
-    @abstractmethod
-    def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, or None when it is kept no more; it counts as sent."""
-
-    @abstractmethod
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a seed; see `Source.seed`."""
-
-    @abstractmethod
-    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Take what came of a version at a receiver; see `Source.report`."""
 
 
 class SourceAround:

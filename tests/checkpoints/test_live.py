@@ -17,8 +17,7 @@ from rose.checkpoints.tiling import planned_tiling, tiling_of
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.plan import Source, make_plan
-from rose.transfer.plan.members import Replica
-from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSpec
+from rose.transfer.plan.spec import LocalView, Piece, Region, Replica, ShardMap, TensorSpec
 from rose.transfer.tiles import TILE_BYTES
 from rose.transfer.views import ShardViews
 from tests.checkpoints.mapped import mapped

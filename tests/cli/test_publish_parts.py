@@ -19,7 +19,7 @@ from rose.transfer.plan import (
     TensorSpec,
     make_plan,
 )
-from rose.transfer.plan.plan_file import plan_to_json
+from rose.transfer.plan.files import plan_to_json
 from tests.cli.weight_programs import SHAPES, TOKEN, Program, make_checkpoint
 
 NAMES = {"layer.weight": "bfloat16", "layer.bias": "float32"}

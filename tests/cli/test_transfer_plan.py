@@ -8,8 +8,7 @@ import pytest
 
 from rose.cli.main import main
 from rose.transfer.plan import Plan
-from rose.transfer.plan.plan_file import plan_from_json
-from rose.transfer.plan.shard_file import ShardFile, shards_to_json
+from rose.transfer.plan.files import ShardFile, plan_from_json, shards_to_json
 from tests.transfer.plan.models import Model, flattened, sharded
 from tests.transfer.plan.test_coverage import map_of, piece
 
@@ -204,7 +203,7 @@ def test_where_nothing_can_be_written_it_says_so_and_prints_nothing(capsys, tmp_
 
 def test_without_msgspec_it_says_what_to_install(capsys, monkeypatch, write):
     source = write("a", sharded(MODEL))
-    monkeypatch.delitem(sys.modules, "rose.transfer.plan.shard_file")
+    monkeypatch.delitem(sys.modules, "rose.transfer.plan.files")
     monkeypatch.setitem(sys.modules, "msgspec", None)
     status, _, err = run(capsys, source, source)
     assert status == 2

@@ -165,7 +165,7 @@ def test_relay_cuts_as_the_publisher_does() -> None:
     assert landing_of(None, "", "relay", "1,3") == (1, 3)
 
 
-HELLO = HelloReply("v0", "publisher", 5, "ab" * 32, 7, (), (TensorEntry("w", "BF16", (3, 5)),))
+HELLO = HelloReply("v0", "publisher", "ab" * 32, 7, (), (TensorEntry("w", "BF16", (3, 5)),))
 
 
 def test_every_damage_to_a_hello_that_a_relay_kept_is_seen(tmp_path: Path) -> None:

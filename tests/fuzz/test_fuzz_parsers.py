@@ -35,7 +35,8 @@ def written() -> dict[int, bytes]:
     disk = VirtualDisk(lambda: None)
     DiskStore(disk, bytes_max=1 << 20).put(manifest, frames)
     said = {
-        "HelloReply": messages.HelloReply("a", "relay", 5, layout=manifest.layout),
+        "KeptHello": messages.KeptHello(b"a", b"b"),
+        "HelloReply": messages.HelloReply("a", "relay", layout=manifest.layout),
         "Empty": messages.Empty(),
         "ManifestsReply": messages.ManifestsReply(
             (*log.wait_manifests(-1, 0), log.seed(None, (0, 3))), 7
@@ -45,7 +46,6 @@ def written() -> dict[int, bytes]:
         "PartFrame": messages.PartFrame(0, b"frame"),
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),
         "SeedRequest": messages.SeedRequest(5, (0, 3)),
-        "SubscribeRequest": messages.SubscribeRequest("a"),
         "WaitRequest": messages.WaitRequest(5, 100),
     }
     files = [manifest_message.to_bytes(manifest), disk.read(disk.names()[0])]

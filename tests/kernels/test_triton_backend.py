@@ -26,8 +26,6 @@ def packed_and_applied(new: Any, old: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"block_elements": 65_536, "threshold": 0}
     shadow, held = old.copy(), old.copy()
     expected = host.delta_pack(new, old.copy(), **options)
-    words = gpu.measure(tensor_of(new), tensor_of(shadow), **options)
-    unmoved = shadow.copy()
     delta = gpu.delta_pack(tensor_of(new), tensor_of(shadow), **options)
     states = [held.copy()]
     for undo in (False, True, False):
@@ -36,8 +34,6 @@ def packed_and_applied(new: Any, old: Any) -> dict[str, Any]:
     positions, values = gpu.topk_unpack(tensor_of(old), delta)
     return {
         "is_same": delta.to_bytes() == expected.to_bytes(),
-        "words": (words, len(expected.payload)),
-        "unmoved": unmoved,
         "shadow": shadow,
         "states": states,
         "unpacked": (positions, values),
@@ -49,8 +45,6 @@ def test_the_back_end_says_what_the_host_says(child: Child, width: int) -> None:
     new, old = changed(np.random.default_rng(width), COUNT, density=0.1, steps=0.7, width=width)
     said = child.run(packed_and_applied, new, old)
     assert said["is_same"]
-    assert said["words"][0] == said["words"][1]
-    assert said["unmoved"].tolist() == old.tolist()
     assert said["shadow"].tolist() == new.tolist()
     expected = [old, new, old, new]
     assert [one.tolist() for one in said["states"]] == [one.tolist() for one in expected]
@@ -78,10 +72,8 @@ def packed_by_age(new: Any, old: Any, ages: Any) -> list[Any]:
         more: dict[str, Any] = {"ages": aged, "age_limit": 4}
         threshold = backend.topk_threshold(fresh, moved, budget=20, **more)
         more |= {"threshold": threshold, "block_elements": 65_536}
-        words = backend.measure(fresh, moved, **more)
-        unaged = counts.tolist()
         delta = backend.delta_pack(fresh, moved, **more)
-        found.append((threshold, words, unaged, delta.to_bytes(), shadow.tolist(), counts.tolist()))
+        found.append((threshold, delta.to_bytes(), shadow.tolist(), counts.tolist()))
     return found
 
 
@@ -91,7 +83,6 @@ def test_topk_with_ages_is_that_of_the_host(child: Child) -> None:
     ages = rng.integers(0, 5, COUNT, dtype=np.uint8)
     one, other = child.run(packed_by_age, new, old, ages)
     assert one == other
-    assert one[2] == ages.tolist()
 
 
 def left_by_a_pack_that_fails(new: Any, old: Any, ages: Any) -> tuple[Any, Any]:

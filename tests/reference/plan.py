@@ -163,15 +163,3 @@ def least_crossing(
         for cluster, elements in needed.items()
         if cluster != home
     }
-
-
-def least_load(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> int:
-    """Return the least possible largest load, by trying every choice."""
-    ranks = {rank for one in candidates for rank in one}
-    best = sum(weights)
-    for choice in product(*candidates):
-        total = dict.fromkeys(ranks, 0)
-        for rank, weight in zip(choice, weights, strict=True):
-            total[rank] += weight
-        best = min(best, max(total.values(), default=0))
-    return best

@@ -72,10 +72,6 @@ class ReferenceCodec:
             digest=torch.from_numpy(sums.view(np.int64)),
         )
 
-    def measure(self, new: Any, shadow: Any, *, ages: Any = None, **options: Any) -> int:
-        kept = None if ages is None else ages.clone()
-        return int(self.delta_pack(new, shadow.clone(), ages=kept, **options).words)
-
     def delta_apply(
         self,
         weights: Any,

@@ -83,9 +83,8 @@ def test_a_shadow_that_shares_memory_with_new_is_refused(gpu: Backend, codec: An
     whole = torch.zeros(8, 8, dtype=torch.int16)
     gpu.delta_pack(whole[:, :4], whole[:, 4:], block_elements=DENSE, threshold=0)
     codec.calls.clear()
-    for call in (gpu.delta_pack, gpu.measure):
-        with pytest.raises(InvalidArgument, match="new and shadow overlap in memory"):
-            call(whole[:, :4], whole[:, 3:7], block_elements=DENSE, threshold=0)
+    with pytest.raises(InvalidArgument, match="new and shadow overlap in memory"):
+        gpu.delta_pack(whole[:, :4], whole[:, 3:7], block_elements=DENSE, threshold=0)
     assert codec.calls == []
 
 
@@ -150,12 +149,8 @@ def test_topk_is_that_of_the_host(gpu: Backend, age_limit: int | None) -> None:
     assert threshold == HOST.topk_threshold(new, old, budget=100, ages=other_ages, **more)
     options = {"block_elements": WIDE, "threshold": threshold, **more}
     shadow, held = old.copy(), old.copy()
-    words = gpu.measure(tensor_of(new), tensor_of(shadow), ages=sent, **options)
-    assert shadow.tolist() == old.tolist()
-    assert other_ages is None or ages.tolist() == other_ages.tolist()
     delta = gpu.delta_pack(tensor_of(new), tensor_of(shadow), ages=sent, **options)
     assert same(delta, HOST.delta_pack(new, held, ages=other_ages, **options))
-    assert words == len(delta.payload)
     assert shadow.tolist() == held.tolist()
     assert other_ages is None or ages.tolist() == other_ages.tolist()
     positions, values = gpu.topk_unpack(tensor_of(old), delta)
@@ -197,7 +192,7 @@ def test_everything_is_queued_on_the_stream_of_the_caller(
         inside.pop()
 
     monkeypatch.setattr(subject, "on_stream", on_stream)
-    for name in ("delta_pack", "measure", "delta_apply", "digest", "topk_threshold", "topk_unpack"):
+    for name in ("delta_pack", "delta_apply", "digest", "topk_threshold", "topk_unpack"):
         inner = getattr(codec, name)
 
         def called(*args: Any, inner: Any = inner, **options: Any) -> Any:
@@ -209,7 +204,6 @@ def test_everything_is_queued_on_the_stream_of_the_caller(
     new, old = weights(np.random.default_rng(1), 100)
     fresh, shadow = tensor_of(new), tensor_of(old.copy())
     options: dict[str, int] = {"block_elements": WIDE, "threshold": 0}
-    backend.measure(fresh, shadow, **options)
     delta = backend.delta_pack(fresh, shadow, **options)
     backend.delta_apply(shadow, delta, undo=True)
     backend.delta_apply(shadow, delta, undo=False, verify=True)

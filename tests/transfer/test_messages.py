@@ -15,6 +15,7 @@ from rose.transfer.wire import manifest_message, messages
 from rose.transfer.wire.messages import (
     Empty,
     HelloReply,
+    KeptHello,
     ManifestsReply,
     PartAsk,
     PartDigests,
@@ -22,7 +23,6 @@ from rose.transfer.wire.messages import (
     RelayPlace,
     ReportRequest,
     SeedRequest,
-    SubscribeRequest,
     TensorEntry,
     WaitRequest,
     decode,
@@ -75,7 +75,6 @@ MESSAGES = {
         HelloReply,
         NAMES,
         st.sampled_from(messages.ROLES),
-        N,
         st.just("") | LAYOUTS,
         PORTS,
         st.lists(st.builds(RelayPlace, NAMES, TILES), max_size=3).map(tuple),
@@ -88,8 +87,8 @@ MESSAGES = {
     ),
     SeedRequest: st.builds(SeedRequest, st.none() | N, TILES),
     ManifestsReply: st.builds(ManifestsReply, st.lists(manifests(), max_size=3).map(tuple), PORTS),
-    SubscribeRequest: st.builds(SubscribeRequest, NAMES),
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
+    KeptHello: st.builds(KeptHello, st.binary(max_size=99), st.binary(max_size=32)),
     PartAsk: st.builds(PartAsk, U64, U64, U64, st.just("") | LAYOUTS, NAMES, TILES),
     PartDigests: TILES.flatmap(
         lambda tiles: st.builds(PartDigests, st.just(tiles), st.tuples(*[DIGESTS] * len(tiles)))

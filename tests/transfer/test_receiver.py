@@ -178,7 +178,7 @@ def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
     trainer = Trainer(weights(1))
     source = Bent(trainer.log)
     source.spoiled[2, False] = 1 << 30
-    with Worker(source, weights(1), retries=2) as worker:
+    with Worker(source, weights(1)) as worker:
         worker.follow(trainer.publish())
         assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.given_up == 1
@@ -218,7 +218,7 @@ def test_nothing_damaged_is_ever_staged() -> None:
 
     source = Watched(trainer.log)
     source.spoiled[2, False] = source.spoiled[2, True] = 1 << 30
-    with Worker(source, weights(1), retries=1) as worker:
+    with Worker(source, weights(1)) as worker:
         worker.follow(trainer.publisher.version)
         trainer.publish()
         for _ in range(3):  # it asks for a seed again and again

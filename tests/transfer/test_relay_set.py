@@ -302,8 +302,8 @@ def test_what_every_relay_forgot_is_told_as_forgotten() -> None:
     source = cluster.set()
     manifest = source.wait_manifests(1, 0)[0]
     for relay in cluster.relays:
-        relay._shelf.forget([manifest.key])
-    cluster.chain.log._shelf.forget([manifest.key])
+        relay._forget([manifest.key])
+    cluster.chain.log._forget([manifest.key])
     frames = dict(source.chunks(manifest.key, manifest.chunks))
     assert set(frames.values()) == {None}
     assert cluster.liars == []

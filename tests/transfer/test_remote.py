@@ -335,7 +335,7 @@ def test_garbage_by_grpc_is_an_error_of_who_sent_it(
 ) -> None:
     metadata = ((messages.TOKEN_KEY, server.token),)
     with grpc.insecure_channel(server.address) as channel:
-        for method in ["Hello", "Wait", "Seed", "Subscribe", "Report"]:
+        for method in ["Hello", "Wait", "Seed", "Report"]:
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(f"/{messages.SERVICE}/{method}")(
                     request_bytes, timeout=LONG_S, metadata=metadata

@@ -131,7 +131,7 @@ def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
     chain = Chain(versions_max=4, spans_max=2)
     chain.publish(29)
     assert sorted(key.n for key in singles(chain.log)) == [27, 28, 29, 30]
-    links = chain.log._shelf.links()
+    links = chain.log.links()
     for link in links:
         assert path(links, link.key.base_n, 30) is not None
     behind = Behind(chain.log, chain.by_n[1])
@@ -151,7 +151,7 @@ def test_spans_that_are_late_make_no_gap() -> None:
     while chain.spans.step():
         pass
     assert {base_n for base_n, _ in chain.spans_there()} <= set(range(17, 21))
-    links = chain.log._shelf.links()
+    links = chain.log.links()
     assert all(path(links, one.key.base_n, 21) is not None for one in links)
 
 

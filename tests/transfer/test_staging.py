@@ -29,9 +29,7 @@ HALF = range(8)
 class Part:
     """Some tiles of the weights, and what stages their versions, in this thread."""
 
-    def __init__(
-        self, source: Source, bits: Bits, tiles: range = HALF, *, runs_may_change: bool = False
-    ) -> None:
+    def __init__(self, source: Source, bits: Bits, tiles: range = HALF) -> None:
         self.bits = bits.copy()
         self.row = Row(self.bits, TILES)
         self.tiles = list(tiles)
@@ -39,7 +37,7 @@ class Part:
         self.staging = Staging(
             source, "part", Held(NAMELESS, self.digests.total), Subscription(TILES, tiles),
             puller=Puller(source, threading.Event(), backoff_s=0), on_staged=lambda: None,
-            signing=KEY, digests=self.digests.copy(), runs_may_change=runs_may_change,
+            signing=KEY, digests=self.digests.copy(),
         )  # fmt: skip
 
     def commit(self) -> Outcome | None:
@@ -199,12 +197,3 @@ def test_manifests_of_another_run_among_those_of_its_own_say_nothing(
     part.round(2)
     assert part.staging.held == chain.publisher.version
     assert part.is_like(chain.bits)
-
-
-def test_receiver_that_was_told_so_goes_on_with_another_run(older_run: VersionLog) -> None:
-    chain = Chain()
-    part = Part(chain.log, chain.bits, runs_may_change=True)
-    part.round()
-    part.staging._source = part.staging._puller._source = older_run
-    part.round(3)
-    assert part.staging.held == older_run.wait_manifests(-1, 0)[-1].version

@@ -92,32 +92,11 @@ def test_what_is_unsent_for_long_is_sent() -> None:
     assert not ages.any()
 
 
-@given(st.integers(0, 4000), st.sampled_from([None, 2]))
-def test_a_budget_of_bytes_is_kept_and_used(budget: int, limit: int | None) -> None:
-    new, old = changed(np.random.default_rng(6), 2000, density=0.4, steps=0.5)
-    ages = None if limit is None else np.zeros(2000, np.uint8)
-    shadow = old.copy()
-    delta = topk_pack(new, shadow, budget_bytes=budget, ages=ages, age_limit=limit or 255)
-
-    def bytes_with(threshold: int) -> int:
-        model = reference.pack(new, old.copy(), block_elements=65_536, threshold=threshold)
-        return 8 + 4 * len(model.payload)
-
-    low, high = 1, reference.NOTHING_SENT
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bytes_with(middle) <= budget else (middle + 1, high)
-    model = reference.pack(new, old.copy(), block_elements=65_536, threshold=low)
-    assert as_model(delta) == model
-    assert delta.nbytes <= max(budget, 8)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({}, "give one of budget"),
-        ({"budget": 1, "budget_bytes": 1}, "give one of budget"),
-        ({"budget_bytes": -1}, "budget_bytes -1 must be a number of bytes"),
+        ({"budget": 1, "least": 1.0}, "give one of budget"),
         ({"budget": 1, "age_limit": 0}, "age_limit 0: choose 1 to 255"),
         ({"budget": 1, "age_limit": 256}, "age_limit 256: choose 1 to 255"),
         ({"budget": 1, "ages": np.zeros(7, np.uint8)}, r"ages of uint8 and \(7,\)"),

@@ -17,7 +17,7 @@ from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timeline import Timeline
-from rose.transfer.source import LocalSource
+from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 
@@ -83,7 +83,7 @@ class WeightOptions:
     timeline: Path | None
     events: Events
 
-    def serve(self, source: LocalSource, listen: str, peers: Peers) -> "WeightServer":
+    def serve(self, source: Shelf, listen: str, peers: Peers) -> "WeightServer":
         """Serve versions until the server is closed."""
         # Here, because gRPC is told before its import to be quiet.
         from rose.transfer.wire.server import serve  # noqa: PLC0415

@@ -115,7 +115,7 @@ def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightO
     with (
         until_told(),
         PartServer(
-            part.owned, tiles, part, listen, token=token, tls=tls, threads=threads
+            part.owned, tiles, part.fresh, listen, token=token, tls=tls, threads=threads
         ) as server,
         observed(options, "publisher", dict, timeline),
     ):

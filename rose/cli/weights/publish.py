@@ -229,8 +229,7 @@ def read_plan(path: Path) -> Plan:
         InvalidArgument: it cannot be read, or is none.
     """
     # Here, because it needs the extra `wire`.
-    from rose.transfer.plan.plan_file import plan_from_json  # noqa: PLC0415
-    from rose.transfer.plan.shard_file import FILE_BYTES_MAX  # noqa: PLC0415
+    from rose.transfer.plan.files import FILE_BYTES_MAX, plan_from_json  # noqa: PLC0415
 
     return plan_from_json(read_named(path, FILE_BYTES_MAX), what=str(path))
 

@@ -308,7 +308,6 @@ def receive(
         hello = there.wait_until_there()
         checkpoint, tiling = _open(folder, plan, hello, options.events)
         wanted = _wanted(plan, replica, rank, tiles_text)
-        there.subscribe(who)
         target_n = there.newest_n() if once else None
         with LiveTiles(checkpoint, tiling) as target:
             made = _CheckpointReceiver(

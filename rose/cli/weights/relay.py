@@ -38,6 +38,7 @@ from rose.transfer.tiles import Tiles
 from rose.transfer.wire.messages import (
     REPLY_BYTES_MAX,
     HelloReply,
+    KeptHello,
     RelayPlace,
     TensorEntry,
     decode,
@@ -50,8 +51,6 @@ from rose.whole_file import read_input, write_whole
 _POLL_S: Final = 0.5
 _ASK_S: Final = 5.0
 _HELLO: Final = "hello"
-_MAGIC: Final = b"rose-relay-hello\n"
-_SHA_BYTES: Final = 32
 _UPDATES: Final = "updates"
 
 
@@ -114,15 +113,18 @@ def read_hello(path: Path) -> HelloReply | None:
         InvalidArgument: it cannot be read.
     """
     try:
-        content = read_input(path, bytes_max=REPLY_BYTES_MAX + len(_MAGIC) + _SHA_BYTES)
+        content = read_input(path, bytes_max=2 * REPLY_BYTES_MAX)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
-    body, sha = content[len(_MAGIC) : -_SHA_BYTES], content[-_SHA_BYTES:]
-    if not content.startswith(_MAGIC) or hashlib.sha256(body).digest() != sha:
+    try:
+        kept = decode(KeptHello, content)
+    except (CorruptData, InvalidArgument) as error:
+        raise CorruptData(f"{path} is damaged: {error}") from None
+    if hashlib.sha256(kept.hello).digest() != kept.sha256:
         raise CorruptData(f"{path} is damaged")
-    return decode(HelloReply, body)
+    return decode(HelloReply, kept.hello)
 
 
 def _kept_hello(directory: Path | None, events: Events) -> HelloReply | None:
@@ -140,8 +142,8 @@ def write_hello(path: Path, reply: HelloReply) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    body = encode(reply)
-    write_whole(path, _MAGIC, body, hashlib.sha256(body).digest())
+    hello = encode(reply)
+    write_whole(path, encode(KeptHello(hello, hashlib.sha256(hello).digest())))
 
 
 def tiles_of(tensors: Sequence[TensorEntry]) -> Tiles:
@@ -223,12 +225,12 @@ def relay(
         with options.serve(made, listen, peers) as server, Follower(made) as follower:
             options.events.say("serving", address=server.address, n=known_n)
             introduction = Introduction(directory, landing, server.address, peers, options.events)
-            with observed(options, "relay", partial(_figures, made, peers), timeline):
+            with observed(options, "relay", partial(_figures, made), timeline):
                 _follow(made, follower, introduction, reading, options, newest_n=known_n)
     options.events.say("ended")
 
 
-def _figures(made: Relay, peers: Peers) -> Mapping[str, float]:
+def _figures(made: Relay) -> Mapping[str, float]:
     stats = made.statistics()
     return {
         "sent_bytes": stats.sent_bytes,
@@ -237,7 +239,7 @@ def _figures(made: Relay, peers: Peers) -> Mapping[str, float]:
         "chunks_retried": stats.rejected,
         "seeds": stats.seeds,
         "version": made.newest_n,
-        "receivers": peers.subscriber_count,
+        "receivers": stats.receivers,
     }
 
 

@@ -104,11 +104,6 @@ class Addresses:
                 return max((one.version.n for one in manifests), default=NOTHING_KNOWN)
         raise Unavailable("none of the upstreams answers any more")
 
-    def subscribe(self, receiver: str) -> None:
-        """Tell all of them who receives; one that is away need not know."""
-        for source in self._sources:
-            self._tried(partial(source.subscribe, receiver))
-
     def _liar(self, relay: int, what: str) -> None:
         self._events.say("liar", address=self._addresses[relay], reason=what)
 

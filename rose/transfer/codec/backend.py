@@ -57,29 +57,6 @@ class HostBackend:
         width = 8 * new.itemsize
         return Delta(new.size, block_elements, width, entries, payload, base, digest)
 
-    def measure(
-        self,
-        new: npt.NDArray[Any],
-        shadow: npt.NDArray[Any],
-        *,
-        block_elements: int,
-        threshold: int,
-        ages: npt.NDArray[np.uint8] | None = None,
-        age_limit: int = AGE_LIMIT,
-        threads: int = 1,
-    ) -> int:
-        """Find and plan as a pack does, and write nothing."""
-        return _core.delta_measure(
-            new,
-            shadow,
-            block_elements=block_elements,
-            threshold=threshold,
-            ages=ages,
-            age_limit=age_limit,
-            isa=self._isa,
-            threads=threads,
-        )
-
     def delta_apply(
         self,
         weights: npt.NDArray[Any],

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, taken without a copy: DLPack and `__cuda_array_interface__`.
+"""Arrays of other libraries, taken without a copy, by DLPack.
 
 What is in host memory becomes an array of NumPy; what NumPy has no dtype for, and what is on a GPU,
 becomes a tensor of torch. Only what says that it can be written to is written to.
@@ -22,11 +22,6 @@ _READ_ONLY: Final = 1
 TorchSource: TypeAlias = Callable[[bool], Any]
 
 
-def is_foreign(thing: Any) -> bool:
-    """Whether it offers its memory by one of the two protocols."""
-    return hasattr(thing, "__dlpack__") or hasattr(thing, "__cuda_array_interface__")
-
-
 def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: TorchSource) -> Any:
     """Return the same memory as an array of NumPy or a tensor of torch.
 
@@ -34,7 +29,7 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: T
 
     Args:
         name: of the argument.
-        thing: what `is_foreign`.
+        thing: has `__dlpack__`.
         is_written: whether its elements will be changed in place.
         stream: the one that will read it; None for torch's current one.
         torch_with: gives torch, with a GPU or without.
@@ -43,16 +38,6 @@ def taken(name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: T
         InvalidArgument: its owner does not give it, or not to be written to.
         Unavailable: from `torch_with`.
     """
-    if hasattr(thing, "__dlpack__"):
-        return _taken_by_dlpack(
-            name, thing, is_written=is_written, stream=stream, torch_with=torch_with
-        )
-    return _taken_by_cuda(name, thing, is_written=is_written, stream=stream, torch_with=torch_with)
-
-
-def _taken_by_dlpack(
-    name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: TorchSource
-) -> Any:
     kind, index = (int(one) for one in thing.__dlpack_device__())
     if kind not in _HOST | _GPU:
         raise InvalidArgument(
@@ -71,32 +56,13 @@ def _taken_by_dlpack(
             tensor = torch.from_dlpack(offer)
     except (BufferError, RuntimeError, TypeError) as error:
         raise InvalidArgument(
-            f"{name} is a {_kind(thing)} that DLPack does not give: {error}"
+            f"{name} is a {type(thing).__name__} that DLPack does not give: {error}"
         ) from error
     if is_written and not (offer.is_writable or _says_writable(thing)):
-        raise _read_only(name, thing)
-    return tensor
-
-
-def _taken_by_cuda(
-    name: str, thing: Any, *, is_written: bool, stream: Any, torch_with: TorchSource
-) -> Any:
-    interface = thing.__cuda_array_interface__
-    if is_written and not _says_writable(thing):
-        raise _read_only(name, thing)
-    torch = torch_with(True)
-    try:
-        tensor = torch.as_tensor(thing)  # stays on the device that its address is of
-    except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"{name} is a {_kind(thing)} that torch does not take: {error}"
-        ) from error
-    if (owner := interface.get("stream")) is not None:
-        # Here, because it imports torch.
-        from rose.kernels.streams import stream_on  # noqa: PLC0415
-
-        reader = stream_on(stream, tensor.device)
-        reader.wait_stream(stream_on(owner, tensor.device))
+            f"{name} is a {type(thing).__name__} that does not say it can be written to: "
+            "pass an array that can be written to"
+        )
     return tensor
 
 
@@ -149,16 +115,6 @@ def _is_writable(capsule: Any) -> bool:
 
 
 def _says_writable(thing: Any) -> bool:
+    """Whether an array of a GPU says so besides, as CuPy's do, whose capsules cannot."""
     interface = getattr(thing, "__cuda_array_interface__", None)
     return interface is not None and not interface["data"][1]
-
-
-def _kind(thing: Any) -> str:
-    return type(thing).__name__
-
-
-def _read_only(name: str, thing: Any) -> InvalidArgument:
-    return InvalidArgument(
-        f"{name} is a {_kind(thing)} that does not say it can be written to: "
-        "pass an array that can be written to"
-    )

@@ -72,29 +72,6 @@ class GpuBackend:
                 _pair(packed.digest),
             )
 
-    def measure(
-        self,
-        new: Any,
-        shadow: Any,
-        *,
-        block_elements: int,
-        threshold: int,
-        ages: Any = None,
-        age_limit: int = AGE_LIMIT,
-        threads: int = 1,  # noqa: ARG002 - the device has its own
-    ) -> int:
-        """Plan on the device; nothing is changed."""
-        _check_apart(new, shadow)
-        with on_stream(self._stream, new.device):
-            return self._codec.measure(
-                new,
-                shadow,
-                block_elements=block_elements,
-                threshold=_least(threshold, new),
-                ages=ages,
-                age_limit=age_limit,
-            )
-
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
         """Check all of the delta on the host, then queue the change of the weights.
 

@@ -17,14 +17,11 @@ import numpy.typing as npt
 
 from rose import _core
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.codec.backend import AGE_LIMIT, Backend, backend_of
+from rose.transfer.codec.backend import AGE_LIMIT, backend_of
 from rose.transfer.codec.delta import BLOCK_ELEMENTS, Delta
 from rose.transfer.codec.tensor import TensorBits, bits_of, check_bfloat16, check_pair
-from rose.units import ceil_div
 
 _WORD: Final = 1 << 64
-# A threshold that no key reaches, and the most that top-k is asked for.
-_NOTHING_SENT: Final = 1 << 15
 # Of the smallest normal number: smaller changes have key 0, as no change has.
 _LEAST_KEY: Final = 1 << 7
 _THREADS_MAX: Final = 256
@@ -134,7 +131,6 @@ def topk_pack(
     shadow: Any,
     *,
     budget: int | None = None,
-    budget_bytes: int | None = None,
     least: float | None = None,
     ages: Any = None,
     age_limit: int = AGE_LIMIT,
@@ -153,9 +149,8 @@ def topk_pack(
         shadow: what the receiver is known to hold; written in place.
         budget: elements to send; changes of one size are sent together or not at all. What is too
             small to tell from none, as among subnormals, is sent when it is due only.
-        budget_bytes: of table and payload.
-        least: the smallest change that is sent, cut to the next bf16 below; > 0. One of budget,
-            budget_bytes and least is given.
+        least: the smallest change that is sent, cut to the next bf16 below; > 0. Either this or
+            `budget` is given.
         ages: uint8 in the shape of `new`, zeros at first: for how many packs in a row each element
             was left unsent; moved on in place. None where that does not matter.
         age_limit: an element of that age is sent whatever its size, and whatever the budget.
@@ -176,27 +171,15 @@ def topk_pack(
         raise InvalidArgument(f"age_limit {age_limit}: choose 1 to {AGE_LIMIT}")
     aged = None if ages is None else _ages(ages, one, stream)
     backend = backend_of(one, stream)
-    if sum(given is not None for given in (budget, budget_bytes, least)) != 1:
-        raise InvalidArgument("give one of budget, in elements, budget_bytes and least")
+    if (budget is None) == (least is None):
+        raise InvalidArgument("give one of budget, in elements, and least")
     if least is not None:
         threshold = _key_of(least)
     elif budget is not None:
-        _check_budget("budget", budget, "elements")
+        if not 0 <= budget < _WORD:
+            raise InvalidArgument(f"budget {budget} must be a number of elements, 0 or more")
         threshold = backend.topk_threshold(
             one.bits, other.bits, budget=budget, ages=aged, age_limit=age_limit, threads=threads
-        )
-    elif budget_bytes is not None:
-        _check_budget("budget_bytes", budget_bytes, "bytes")
-        room = budget_bytes - 8 * ceil_div(_count(one), block_elements)
-        threshold = _least_threshold(
-            backend,
-            one,
-            other,
-            room // 4,
-            aged,
-            age_limit=age_limit,
-            block_elements=block_elements,
-            threads=threads,
         )
     return backend.delta_pack(
         one.bits,
@@ -218,34 +201,6 @@ def _key_of(least: float) -> int:
     return max(bits >> 16, _LEAST_KEY)
 
 
-def _least_threshold(
-    backend: Backend,
-    one: TensorBits,
-    other: TensorBits,
-    words: int,
-    aged: Any,
-    *,
-    age_limit: int,
-    block_elements: int,
-    threads: int,
-) -> int:
-    """Return what docs/protocol.md, "Top-k", finds for a payload of so many words."""
-    low, high = 1, _NOTHING_SENT
-    while low < high:
-        middle = (low + high) // 2
-        size = backend.measure(
-            one.bits,
-            other.bits,
-            block_elements=block_elements,
-            threshold=middle,
-            ages=aged,
-            age_limit=age_limit,
-            threads=threads,
-        )
-        low, high = (low, middle) if size <= words else (middle + 1, high)
-    return low
-
-
 def topk_unpack(
     delta: Delta, base: Any, *, stream: Any = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
@@ -263,40 +218,12 @@ def topk_unpack(
     return backend_of(tensor, stream).topk_unpack(tensor.bits, delta)
 
 
-def digest(
-    tensor: Any,
-    *,
-    first_index: int = 0,
-    seed: int = 0,
-    threads: int = 1,
-    stream: Any = None,
-) -> tuple[int, int]:
-    """Digest a tensor, or the part of one that starts at element `first_index`.
-
-    The digests of the parts add up, modulo 2^64 each, to that of the whole. It finds faults, not
-    attackers.
-
-    Args:
-        tensor: the elements.
-        first_index: a multiple of the elements in eight bytes.
-        seed: of the whole tensor, so that equal tensors can be told apart.
-        threads: of a CPU.
-        stream: of a GPU.
-
-    Raises:
-        InvalidArgument: `first_index` is at no border of eight bytes.
-    """
-    part = bits_of("tensor", tensor, stream=stream)
-    for name, value in (("first_index", first_index), ("seed", seed)):
-        if not 0 <= value < _WORD:
-            raise InvalidArgument(f"{name} {value} must be a number of 64 bits")
-    if first_index % (in_word := 64 // part.width):
-        raise InvalidArgument(
-            f"first_index {first_index}: a part starts at a multiple of {in_word}"
-        )
+def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, int]:
+    """Digest a tensor on so many threads of a CPU; it finds faults, not attackers."""
+    bits = bits_of("tensor", tensor, stream=stream)
     _check_threads(threads)
-    backend = backend_of(part, stream)
-    return backend.digest(part.bits, first_index=first_index, seed=seed, threads=threads)
+    backend = backend_of(bits, stream)
+    return backend.digest(bits.bits, first_index=0, seed=0, threads=threads)
 
 
 def check_base_digest(base_digest: tuple[int, int] | None) -> None:
@@ -324,15 +251,6 @@ def _ages(ages: Any, like: TensorBits, stream: Any) -> Any:
             f"{like.shape} on {like.device}"
         )
     return aged.bits
-
-
-def _count(tensor: TensorBits) -> int:
-    return int(np.prod(tensor.shape, dtype=np.int64))
-
-
-def _check_budget(name: str, budget: int, unit: str) -> None:
-    if not 0 <= budget < _WORD:
-        raise InvalidArgument(f"{name} {budget} must be a number of {unit}, 0 or more")
 
 
 def _check_threads(threads: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.box import Box
-from rose.transfer.codec.foreign import is_foreign, taken
+from rose.transfer.codec.foreign import taken
 
 CPU: Final = "cpu"
 BFLOAT16: Final = "bfloat16"
@@ -64,10 +64,9 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
 
     Args:
         name: of the argument.
-        tensor: an array of NumPy, a tensor of torch, or what offers its memory by DLPack or
-            `__cuda_array_interface__`; of integers or floats of 8, 16 or 32 bits, or of the bf16
-            and fp8 of ml_dtypes; with any strides but negative ones. One that requires grad is
-            detached.
+        tensor: an array of NumPy, a tensor of torch, or what offers its memory by DLPack; of
+            integers or floats of 8, 16 or 32 bits, or of the bf16 and fp8 of ml_dtypes; with any
+            strides but negative ones. One that requires grad is detached.
         is_written: whether the elements will be changed in place.
         stream: that will read it, for arrays of other libraries on a GPU.
 
@@ -77,7 +76,7 @@ def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = N
     """
     torch = sys.modules.get("torch")  # where it was never imported there are no tensors of it
     if not isinstance(tensor, np.ndarray) and not (torch and isinstance(tensor, torch.Tensor)):
-        if not is_foreign(tensor):
+        if not hasattr(tensor, "__dlpack__"):
             raise InvalidArgument(
                 f"{name} is a {type(tensor).__name__}: pass an array of NumPy, a tensor of torch "
                 "or what speaks DLPack"

@@ -1,10 +1,19 @@
 """Who sends which change to whom: shard maps of both sides, refined into tiles with routes."""
 
 from rose.transfer.plan.coverage import Coverage, check_coverage
-from rose.transfer.plan.members import Holder, Relay, Replica, Source
 from rose.transfer.plan.plan import Plan, make_plan
 from rose.transfer.plan.planned import Landing, PlannedTile
-from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSpec
+from rose.transfer.plan.spec import (
+    Holder,
+    LocalView,
+    Piece,
+    Region,
+    Relay,
+    Replica,
+    ShardMap,
+    Source,
+    TensorSpec,
+)
 from rose.transfer.plan.traffic import Traffic, traffic
 
 __all__ = [

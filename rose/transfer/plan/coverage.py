@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.refinement import Patterns
+from rose.transfer.plan.refinement import cells
 from rose.transfer.plan.regions import check_pieces, described
-from rose.transfer.plan.spec import Region, ShardMap
+from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSpec
 from rose.transfer.plan.storage import Storage, described_elements, uncovered_elements
-from rose.transfer.plan.ties import find_ties, renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ def _unheld(shards: ShardMap) -> dict[str, list[Region]]:
     held: dict[str, set[Region]] = {name: set() for name in shards.tensors}
     for piece in shards.pieces:
         held[piece.tensor].add(piece.region)
-    patterns = Patterns()
+    known = cache(cells)  # the layers of a model are held alike
     unheld: dict[str, list[Region]] = {}
     for name, regions in held.items():
-        found = patterns.cells(shards.tensors[name].shape, regions)
+        found = known(shards.tensors[name].shape, tuple(sorted(regions)))
         if missing := [cell.region for cell in found if not cell.held_by]:
             unheld[name] = missing
     return unheld
@@ -107,3 +107,54 @@ def _refuse_uncovered(uncovered: Mapping[Storage, int], *, excused: Collection[s
 def _more(found: Collection[object]) -> str:
     more = len(found) - 1
     return f", and there {'is' if more == 1 else 'are'} {more} more like it" if more else ""
+
+
+# ---- tensors under several names: one remains, and every element is described once
+
+
+def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[str, str]:
+    """Return each other name of a tensor, and the name that it goes by.
+
+    Names are tied where shape, dtype and every view of every rank are the same.
+
+    Args:
+        shards: the map.
+        known: names to prefer; else a tensor goes by the first of its names, in the map's order.
+    """
+    views: dict[str, set[tuple[int, Region, LocalView]]] = {}
+    for piece in shards.pieces:
+        view = _plain(piece, piece.tensor).view
+        views.setdefault(piece.tensor, set()).add((piece.rank, piece.region, view))
+    names: dict[object, list[str]] = {}
+    for name, spec in shards.tensors.items():
+        if name in views:
+            key = (spec.shape, spec.dtype, frozenset(views[name]))
+            names.setdefault(key, []).append(name)
+    ties: dict[str, str] = {}
+    for tied in names.values():
+        first = next((name for name in tied if known is not None and name in known), tied[0])
+        ties.update((name, first) for name in tied if name != first)
+    return ties
+
+
+def renamed(shards: ShardMap, ties: Mapping[str, str]) -> ShardMap:
+    """Return the map with every tensor under the name that it goes by, and no piece twice."""
+    tensors: dict[str, TensorSpec] = {}
+    for name, spec in shards.tensors.items():
+        goes_by = ties.get(name, name)
+        tensors.setdefault(goes_by, TensorSpec(goes_by, spec.shape, spec.dtype))
+    pieces = (_plain(piece, ties.get(piece.tensor, piece.tensor)) for piece in shards.pieces)
+    computed = {ties.get(name, name): reason for name, reason in shards.computed.items()}
+    return ShardMap(tensors, tuple(dict.fromkeys(pieces)), computed)
+
+
+def _plain(piece: Piece, tensor: str) -> Piece:
+    """Return a piece of a tensor whose view has no strides that are never taken."""
+    view = piece.view
+    if 1 in piece.region.shape:
+        steps = zip(piece.region.shape, view.strides, strict=True)
+        strides = tuple(stride if size > 1 else 0 for size, stride in steps)
+        view = LocalView(view.parameter, view.offset, strides)
+    elif tensor == piece.tensor:
+        return piece
+    return Piece(tensor, piece.region, piece.rank, view)

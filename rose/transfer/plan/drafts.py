@@ -2,16 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.coverage import check_coverage
-from rose.transfer.plan.members import Holder, Replica, Source
+from rose.transfer.plan.coverage import check_coverage, renamed
 from rose.transfer.plan.planned import width_of
-from rose.transfer.plan.refinement import Patterns, slabs
+from rose.transfer.plan.refinement import cells, slabs
 from rose.transfer.plan.regions import described
-from rose.transfer.plan.spec import Region, ShardMap
-from rose.transfer.plan.ties import renamed
+from rose.transfer.plan.spec import Holder, Region, Replica, ShardMap, Source
 from rose.transfer.tiles import TILE_BYTES, TILE_ELEMENTS
 
 T = TypeVar("T", int, Holder)
@@ -36,30 +35,19 @@ class Draft:
     receivers: tuple[Holder, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Refinement:
-    """Both sides under the same names, and the tiles between them.
-
-    Args:
-        source: with tied tensors under one name.
-        replicas: as the source names its tensors.
-        drafts: by tensor in alphabetical order, then ascending.
-    """
-
-    source: Source
-    replicas: tuple[Replica, ...]
-    drafts: tuple[Draft, ...]
-
-
 def refine(
     source: Source, replicas: Iterable[Replica], *, tile_elements: int = TILE_ELEMENTS
-) -> Refinement:
+) -> tuple[Source, tuple[Replica, ...], tuple[Draft, ...]]:
     """Divide what the source holds into tiles that each rank of all has whole or not at all.
 
     Args:
         source: must hold every element of every tensor that it does not compute.
         replicas: of any layouts.
         tile_elements: of a tile, at most; fewer where they would be more than `TILE_BYTES`.
+
+    Returns:
+        The source with tied tensors under one name, the replicas as it names its tensors, and
+        tiles, by tensor in alphabetical order, then ascending.
 
     Raises:
         InvalidArgument: a map is unsound, or a replica wants what the source does not have: another
@@ -70,7 +58,7 @@ def refine(
         raise InvalidArgument(f"tile_elements {tile_elements} must be from 1 to {TILE_ELEMENTS}")
     one = _under_one_name(source)
     fitted = tuple(_fitted(replica, one) for replica in replicas)
-    return Refinement(one, fitted, tuple(_drafts(one, fitted, tile_elements)))
+    return one, fitted, tuple(_drafts(one, fitted, tile_elements))
 
 
 def _under_one_name(source: Source) -> Source:
@@ -125,13 +113,13 @@ def _check_fit(name: str, shards: ShardMap, replica: Replica, source: Source) ->
 
 def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> Iterator[Draft]:
     ranks_of, holders_of = _ranks_of(source.shards), _holders_of(replicas)
-    patterns = Patterns()
+    known = cache(cells)  # the layers of a model are held alike
     cut: dict[tuple[Region, int], tuple[Region, ...]] = {}
     for name, spec in sorted(source.shards.tensors.items()):
         giving, taking = ranks_of.get(name, {}), holders_of.get(name, {})
-        regions = sorted({*giving, *taking})
+        regions = tuple(sorted({*giving, *taking}))
         most = min(tile_elements, 8 * TILE_BYTES // width_of(name, spec.dtype))
-        for cell in patterns.cells(spec.shape, regions):
+        for cell in known(spec.shape, regions):
             held_by = [regions[place] for place in cell.held_by]
             ranks = _all(giving, held_by)
             receivers = _all(taking, held_by)

@@ -1,16 +1,23 @@
 """The plan: which tiles there are, the way of each, and where each is in whose memory."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from rose.errors import InvalidArgument
 from rose.transfer.plan.drafts import refine
-from rose.transfer.plan.members import Holder, Relay, Replica, Source, check_names
 from rose.transfer.plan.planned import PlannedTile, layout_id, plan_id
-from rose.transfer.plan.regions import RegionIndex, moved
+from rose.transfer.plan.regions import contains, moved
 from rose.transfer.plan.routes import routed
-from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap
+from rose.transfer.plan.spec import (
+    Holder,
+    LocalView,
+    Piece,
+    Relay,
+    Replica,
+    ShardMap,
+    Source,
+)
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
 
@@ -109,10 +116,11 @@ def make_plan(
         InvalidArgument: two members have one name, or `refine` refuses the maps.
     """
     members, nodes = tuple(replicas), tuple(relays)
-    check_names(members, nodes)
-    refinement = refine(source, members, tile_elements=tile_elements)
-    tiles = routed(refinement.drafts, nodes)
-    return Plan(tiles, refinement.source, refinement.replicas, nodes, tile_elements)
+    names = Counter([*(one.name for one in members), *(one.name for one in nodes)])
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise InvalidArgument(f"two replicas or relays have the name {twice[0]}")
+    one, fitted, drafts = refine(source, members, tile_elements=tile_elements)
+    return Plan(routed(drafts, nodes), one, fitted, nodes, tile_elements)
 
 
 def _places(
@@ -122,14 +130,6 @@ def _places(
     for piece in shards.pieces:
         if piece.rank == rank:
             pieces.setdefault(piece.tensor, []).append(piece)
-    indices: dict[str, RegionIndex] = {}
     for tile in tiles:
-        held = pieces[tile.tensor]
-        if tile.tensor not in indices:
-            indices[tile.tensor] = RegionIndex([piece.region for piece in held])
-        around = map(held.__getitem__, indices[tile.tensor].around(tile.region))
-        yield tile.index, tuple(map(partial(_view, tile.region), around))
-
-
-def _view(part: Region, piece: Piece) -> LocalView:
-    return moved(piece.view, piece.region, part)
+        around = (one for one in pieces[tile.tensor] if contains(one.region, tile.region))
+        yield tile.index, tuple(moved(one.view, one.region, tile.region) for one in around)

@@ -7,8 +7,7 @@ from hashlib import sha256
 from typing import Final
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.members import Holder
-from rose.transfer.plan.spec import Region
+from rose.transfer.plan.spec import Holder, Region
 
 # What the codec takes, as numbers of 8, 16 or 32 bits.
 _WIDTHS: Final = {

@@ -6,7 +6,7 @@ rows, the start of a row) so stay three boxes, where a grid of all faces would h
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
@@ -32,7 +32,7 @@ class Cell:
     held_by: tuple[int, ...]
 
 
-def cells(shape: tuple[int, ...], regions: Sequence[Region]) -> tuple[Cell, ...]:
+def cells(shape: tuple[int, ...], regions: tuple[Region, ...]) -> tuple[Cell, ...]:
     """Divide a tensor into cells, ascending by offset; none where it has no elements.
 
     Two cells that are one box together are held by different regions.
@@ -59,22 +59,6 @@ def cells(shape: tuple[int, ...], regions: Sequence[Region]) -> tuple[Cell, ...]
     return tuple(
         Cell(_region(box), held_by) for held_by, box in sorted(together, key=lambda c: c[1])
     )
-
-
-class Patterns:
-    """Cells, worked out once for tensors that are held alike: the layers of a model are."""
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[tuple[int, ...], tuple[Region, ...]], tuple[Cell, ...]] = {}
-
-    def cells(self, shape: tuple[int, ...], regions: Collection[Region]) -> tuple[Cell, ...]:
-        """Divide a tensor as `cells` does; the regions are numbered in ascending order."""
-        key = (shape, tuple(sorted(set(regions))))
-        if key not in self._known:
-            self._known[key] = cells(*key)
-        return self._known[key]
 
 
 def slabs(region: Region, most: int) -> Iterator[Region]:

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from rose.transfer.plan.balance import contributors
 from rose.transfer.plan.drafts import Draft
-from rose.transfer.plan.members import Holder, Relay
 from rose.transfer.plan.planned import Landing, PlannedTile, tile_name, width_of
+from rose.transfer.plan.spec import Holder, Relay
 
 
 class Rendezvous:
@@ -34,6 +33,28 @@ class Rendezvous:
 
 def _draw(tile: bytes, key: bytes) -> int:
     return int.from_bytes(blake2b(tile, digest_size=8, key=key).digest(), "little")
+
+
+def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> list[int]:
+    """Choose a rank for every tile; the same input has the same answer.
+
+    Tiles with few candidates choose first, heavy ones before light ones, and take whoever has the
+    least to send.
+
+    Args:
+        candidates: the ranks that hold a tile, ascending, at least one for each tile.
+        weights: what sending a tile costs, > 0.
+
+    Returns:
+        (n,) ranks, in the order of the tiles.
+    """
+    loads = {rank: 0 for ranks in set(candidates) for rank in ranks}
+    senders = [0] * len(candidates)
+    order = range(len(candidates))
+    for tile in sorted(order, key=lambda one: (len(candidates[one]), -weights[one], one)):
+        senders[tile] = min(candidates[tile], key=loads.__getitem__)
+        loads[senders[tile]] += weights[tile]
+    return senders
 
 
 # Bytes of narrow dtypes are no whole numbers; loads are, so that sums are the same everywhere.

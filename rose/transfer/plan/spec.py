@@ -1,4 +1,4 @@
-"""Who holds which part of which tensor: the same words for trainers and for serving engines.
+"""Who takes part, and holds which part of which tensor: trainers and serving engines alike.
 
 A *region* is a box of a tensor in canonical coordinates: the names and shapes of the checkpoint.
 A *piece* says that one rank holds a region, and where: as a strided view into a parameter of its.
@@ -6,7 +6,7 @@ A *shard map* is all pieces of one group of ranks: of a trainer, or of one repli
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rose.errors import InvalidArgument
 
@@ -112,3 +112,59 @@ class ShardMap:
     def ranks(self) -> tuple[int, ...]:
         """Return who there is, ascending."""
         return tuple(sorted({piece.rank for piece in self.pieces}))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The ranks of a trainer.
+
+    Args:
+        cluster: where they are.
+        shards: what each of them holds.
+        ties: other names of tensors, and the names they go by. Who shares a storage need not be
+            listed; copies that the trainer keeps equal, such as the embedding at both ends of a
+            pipeline, must be.
+    """
+
+    cluster: str
+    shards: ShardMap
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The ranks of one engine; all commit together.
+
+    Args:
+        name: among all replicas and relays.
+        cluster: where they are.
+        shards: what each of them holds.
+        converts: dtypes that it makes of others by itself, as (what crosses, what it keeps).
+    """
+
+    name: str
+    cluster: str
+    shards: ShardMap
+    converts: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A node that tiles land on before they fan out in its cluster.
+
+    Args:
+        name: among all replicas and relays.
+        cluster: that it serves.
+    """
+
+    name: str
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A rank of a replica, as the receiver of a tile."""
+
+    cluster: str
+    replica: str
+    rank: int

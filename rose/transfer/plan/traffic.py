@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rose.errors import InvalidArgument
-from rose.transfer.plan.members import Holder
 from rose.transfer.plan.plan import Plan
+from rose.transfer.plan.spec import Holder
 
 Link: TypeAlias = tuple[str, str]  # from a cluster, to another
 

@@ -11,7 +11,6 @@ from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.source import LocalSource
 from rose.transfer.version import Version
 
 # Counts are small and outlive the chunks, but not without end.
@@ -70,7 +69,7 @@ class _Counts:
     answered: set[str] = field(default_factory=set)
 
 
-class VersionLog(LocalSource):
+class VersionLog(Shelf):
     """Keeps manifests and chunks, forgets the oldest, and counts what it hands out.
 
     Single versions are kept for the last `versions_max`; of spans, which lead over several versions
@@ -97,8 +96,8 @@ class VersionLog(LocalSource):
     ) -> None:
         self._limits = Limits(versions_max, spans_max, bytes_max)
         self._bytes_max = bytes_max
-        super().__init__(Shelf(MemoryStore() if store is None else store))
-        self._shelf.forget(self._cut_short())
+        super().__init__(MemoryStore() if store is None else store)
+        self._forget(self._cut_short())
         self._appending = threading.Lock()
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
@@ -133,8 +132,8 @@ class VersionLog(LocalSource):
             if not is_heir:
                 raise InvalidArgument("this log has a publisher: begin another incarnation")
             self._check_newer(manifest)
-            self._shelf.put(manifest, {})
-            self._shelf.forget_others(manifest.version.run, manifest.version.incarnation)
+            self._put(manifest, {})
+            self._forget_others(manifest.version.run, manifest.version.incarnation)
             self._make_seed, self._opened = make_seed, manifest.version
             with self._lock:
                 self._whole.clear()  # of the incarnation before
@@ -156,7 +155,7 @@ class VersionLog(LocalSource):
             self._count(manifest.version.n, dense_bytes=ELEMENT_BYTES * manifest.count)
             is_kept = False
             try:
-                self._shelf.put(manifest, chunks)
+                self._put(manifest, chunks)
                 is_kept = True
             finally:
                 with self._lock:
@@ -182,13 +181,13 @@ class VersionLog(LocalSource):
                 raise Unavailable("the log of versions is closed")
             if self.version_named(manifest.key.n) != manifest.version:
                 return False
-            self._shelf.put(manifest, chunks)
+            self._put(manifest, chunks)
             self._trim()
-            return self._shelf.manifest(manifest.key) is not None
+            return self.manifest(manifest.key) is not None
 
     def version_named(self, n: int) -> Version | None:
         """Return the version of this number, if anything that leads there is kept."""
-        found = (one.version for one in self._shelf.manifests_after(n - 1))
+        found = (one.version for one in self.manifests_after(n - 1))
         return next((one for one in found if one.n == n), None)
 
     def _check_newer(self, manifest: Manifest) -> None:
@@ -197,7 +196,7 @@ class VersionLog(LocalSource):
         opened = self._opened
         if opened is not None and manifest.version.incarnation < opened.incarnation:
             raise Unavailable(f"{manifest.version} is of an incarnation before {opened}")
-        if manifest.version.n <= (newest := self._shelf.newest_n):
+        if manifest.version.n <= (newest := self.newest_n):
             raise InvalidArgument(f"version {manifest.version} is not above {newest}")
 
     def _check_room(self, manifest: Manifest) -> None:
@@ -216,16 +215,16 @@ class VersionLog(LocalSource):
     def _trim(self) -> None:
         """Keep to the limits: whole tiles go first, they can be made again; then the oldest."""
         with self._lock:
-            if self._whole.nbytes + self._shelf.nbytes > self._bytes_max:
+            if self._whole.nbytes + self._store.nbytes > self._bytes_max:
                 self._whole.clear()
-        self._shelf.trim(replace(self._limits, bytes_max=self._bytes_max))
+        self._trim_to(replace(self._limits, bytes_max=self._bytes_max))
 
     def _cut_short(self) -> list[UpdateKey]:
         """Return updates of an earlier process that a damaged disk has only parts of."""
         return [
             one.key
-            for one in self._shelf.manifests_after(NO_VERSION)
-            if len(self._shelf.store.tiles(one.key)) < len(one.chunks)
+            for one in self.manifests_after(NO_VERSION)
+            if len(self._store.tiles(one.key)) < len(one.chunks)
         ]
 
     def close(self) -> None:
@@ -268,14 +267,14 @@ class VersionLog(LocalSource):
         with self._lock:
             self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
             self._whole.put(manifest, chunks)
-            room = self._bytes_max - self._shelf.nbytes
+            room = self._bytes_max - self._store.nbytes
             self._whole.trim(room, staying=manifest.key)
             if self._whole.nbytes > room:  # others of this version
                 self._whole.clear()
                 self._whole.put(manifest, chunks)
             left = self._bytes_max - self._whole.nbytes
         with self._appending:  # this one was asked for now, so versions make room
-            self._shelf.trim(replace(self._limits, bytes_max=max(left, 1)))
+            self._trim_to(replace(self._limits, bytes_max=max(left, 1)))
 
     def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
         """Return the frame of a tile, or None when it is not kept; it counts as sent.
@@ -287,7 +286,7 @@ class VersionLog(LocalSource):
             with self._lock:
                 frame = self._whole.get(key, tile)
         else:
-            frame = self._shelf.store.get(key, tile)
+            frame = self._store.get(key, tile)
         if frame is not None:
             with self._lock:
                 sent_bytes = self._totals.sent_bytes + len(frame)
@@ -296,9 +295,9 @@ class VersionLog(LocalSource):
 
     def frames(self, key: UpdateKey) -> Chunks | None:
         """Return all frames of an update, for its publisher; None when they are not kept."""
-        if (manifest := self._shelf.manifest(key)) is None:
+        if (manifest := self.manifest(key)) is None:
             return None
-        frames = {one.tile: self._shelf.store.get(key, one.tile) for one in manifest.chunks}
+        frames = {one.tile: self._store.get(key, one.tile) for one in manifest.chunks}
         kept = {tile: frame for tile, frame in frames.items() if frame is not None}
         return kept if len(kept) == len(frames) else None
 

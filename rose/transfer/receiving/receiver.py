@@ -9,7 +9,7 @@ from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import UNSIGNED, Signing
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Outcome
-from rose.transfer.receiving.puller import RETRIES, Puller
+from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReadTile, Staging
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
@@ -39,9 +39,7 @@ class Receiver(Staging, Closing):
         signing: what the publisher signs with; unsigned by default, for one process.
         digests: of the tiles as they are, where the caller knows them; nobody else changes them.
             With them, a receiver that joins fetches only tiles that differ.
-        runs_may_change: go on with another run than the one that was committed from.
         threads: that look at what came; of an engine's cores.
-        retries: further attempts for a damaged chunk.
         backoff_s: before the first further attempt; doubles each time.
         backoff_max_s: the longest pause while the publisher cannot be reached.
         wait_s: how long to wait for a version before looking around; bounds `close`.
@@ -59,9 +57,7 @@ class Receiver(Staging, Closing):
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
-        runs_may_change: bool = False,
         threads: int = 1,
-        retries: int = RETRIES,
         backoff_s: float = BACKOFF_S,
         backoff_max_s: float = BACKOFF_MAX_S,
         wait_s: float = WAIT_S,
@@ -72,14 +68,11 @@ class Receiver(Staging, Closing):
             name,
             Held(held, digest),
             subscription,
-            puller=Puller(
-                source, self._stop, retries=retries, backoff_s=backoff_s, threads=threads
-            ),
+            puller=Puller(source, self._stop, backoff_s=backoff_s, threads=threads),
             on_staged=on_staged if on_staged is not None else _nothing,
             base=base,
             signing=signing,
             digests=digests,
-            runs_may_change=runs_may_change,
         )
         self._wait_s = wait_s
         # Rung when the engine has taken or reported, or the receiver is closed.

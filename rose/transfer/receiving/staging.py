@@ -98,8 +98,6 @@ class Staging:
             still generates. Without it, the commit does that.
         signing: what manifests must be signed with.
         digests: of the tiles as they are, where the caller knows them.
-        runs_may_change: go on with another run than the one that was committed from. Without it,
-            what an older run of the same key once signed leads nowhere, whoever says it again.
     """
 
     def __init__(
@@ -114,10 +112,10 @@ class Staging:
         base: ReadTile | None = None,
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
-        runs_may_change: bool = False,
     ) -> None:
-        self._runs_may_change = runs_may_change
-        self._run: str | None = None  # that was committed from
+        # That was committed from: what another run of the same key once signed leads nowhere,
+        # whoever says it again.
+        self._run: str | None = None
         self._source = source
         self._name = name
         self._subscription = subscription
@@ -402,7 +400,7 @@ class Staging:
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
         """Return those of the publisher; one that it did not sign is as if it had not come.
 
-        Nor has one of another run come, unless runs may change.
+        Nor has one of another run come than the receiver's.
 
         Raises:
             CorruptData: it signed none of them, or one cannot be what it says.
@@ -426,14 +424,12 @@ class Staging:
 
     def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:
         run = self._run
-        if self._runs_may_change or run is None:
+        if run is None:
             return manifests
         same = [one for one in manifests if one.version.run == run]
         if manifests and not same:
             other = manifests[-1].version
-            raise InvalidArgument(
-                f"{other} is of another run than {run}: begin another receiver, or let runs change"
-            )
+            raise InvalidArgument(f"{other} is of another run than {run}: begin another receiver")
         return same
 
     def _stage(self, manifest: Manifest, held: Held) -> None:

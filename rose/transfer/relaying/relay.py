@@ -2,9 +2,9 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as LateError
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,21 +18,19 @@ from rose.errors import (
 )
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.publishing.log import NAME_MAX
+from rose.transfer.publishing.log import NAME_MAX, RECEIVERS_MAX
 from rose.transfer.publishing.retention import Limits, Link, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.relaying.relay_frames import Flight, RelayFrames, Turns
+from rose.transfer.relaying.relay_frames import Flight, RelayFrames
 from rose.transfer.relaying.relay_spans import rebuilt
 from rose.transfer.relaying.seed_book import SeedBook
-from rose.transfer.source import LocalSource, Source
+from rose.transfer.source import Source
 from rose.units import GIB
 
 RETRIES: Final = 3
 REPORTS_MAX: Final = 1024
-# Threads that may wait for upstream at a time; another one is refused.
-ASKING_MAX: Final = 32
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
 # A span is made after its version was published: so many rounds a relay looks back for it.
@@ -52,6 +50,7 @@ class RelayStatistics:
         rebuilt: chunks of spans that were merged here, and so did not cross.
         rejected: chunks that were not what their manifest says.
         seeds: that were forwarded.
+        receivers: that reported.
     """
 
     crossing_bytes: int
@@ -62,9 +61,10 @@ class RelayStatistics:
     rebuilt: int
     rejected: int
     seeds: int
+    receivers: int
 
 
-class Relay(LocalSource):
+class Relay(Shelf):
     """A source that keeps what another one has. Threadless: `Follower` gives it a thread.
 
     One thread calls `round`, which follows upstream's manifests and fetches the tiles that land
@@ -98,7 +98,7 @@ class Relay(LocalSource):
         patience_s: float = PATIENCE_S,
         retries: int = RETRIES,
     ) -> None:
-        super().__init__(Shelf(store))
+        super().__init__(store)
         self._upstream = upstream
         self._reader = upstream if reader is None else reader
         self._landing = landing
@@ -106,10 +106,12 @@ class Relay(LocalSource):
         self._frames = RelayFrames(store, memory_bytes_max=memory_bytes_max, retries=retries)
         self._seeds = SeedBook()
         self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
-        self._turns = Turns(ASKING_MAX, patience_s)
+        self._patience_s = patience_s
+        self._reading = threading.Lock()  # held by the one that calls `reader`
         self._future = threading.Lock()  # of the one that waits for a version to come
         self._lock = threading.Lock()
         self._reports: deque[tuple[str, int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
+        self._receivers: dict[str, None] = {}  # who reported; the one silent for longest is first
         self._sent_bytes = self._landed = self._read = self._rebuilt = self._forwarded = 0
         # Of the thread of `round` alone: what is to land or to be merged, and the versions to which
         # spans may still come, with the rounds for which a relay looks.
@@ -139,12 +141,12 @@ class Relay(LocalSource):
         self._look_back()
         self._land()
         self._merge()
-        self._shelf.trim(self._limits)
-        self._frames.forget_below(min((one.key.n for one in self._shelf.links()), default=0))
+        self._trim_to(self._limits)
+        self._frames.forget_below(min((one.key.n for one in self.links()), default=0))
 
     def _offered(self, timeout_s: float) -> Sequence[Manifest]:
         """Return what is new at upstream, and all that it has where it began another run."""
-        newest = self._shelf.newest
+        newest = self.newest
         if newest is None or not self._has_surveyed:
             return self._upstream.wait_manifests(NO_VERSION, timeout_s)
         n, run = newest.version.n, newest.version.run
@@ -169,7 +171,7 @@ class Relay(LocalSource):
 
     def _learn(self, offered: Sequence[Manifest]) -> None:
         """Show what is new, and note what of it lands here."""
-        before = self._shelf.newest
+        before = self.newest
         fresh = [one for one in self._alive(offered) if not self._is_shown(one)]
         if not fresh:
             return
@@ -177,9 +179,9 @@ class Relay(LocalSource):
         if before is not None and before.version.run != newest.run:
             before = None
             self._forget_run()
-        self._shelf.forget_others(newest.run, newest.incarnation)
+        self._forget_others(newest.run, newest.incarnation)
         for one in fresh:
-            self._shelf.show(one)
+            self._show(one)
         way = self._way(NO_VERSION if before is None else before.version.n)
         self._to_land += way
         for one in fresh:
@@ -192,7 +194,7 @@ class Relay(LocalSource):
                 self._awaiting[one.key.n] = SPAN_ROUNDS if self._has_spans else 2
 
     def _is_shown(self, manifest: Manifest) -> bool:
-        known = self._shelf.manifest(manifest.key)
+        known = self.manifest(manifest.key)
         return known is not None and known.version == manifest.version
 
     def _forget_run(self) -> None:
@@ -206,7 +208,7 @@ class Relay(LocalSource):
         """Return those of the latest chain, unless that is older than the one that is here."""
         if not offered:
             return []
-        known = [one.version for one in (*offered, self._shelf.newest) if one is not None]
+        known = [one.version for one in (*offered, self.newest) if one is not None]
         run = offered[-1].version.run
         latest = max(one.incarnation for one in known if one.run == run)
         return [
@@ -217,9 +219,9 @@ class Relay(LocalSource):
 
     def _way(self, start_n: int) -> list[UpdateKey]:
         """Return the updates by which the fewest bytes cross from a version to the newest."""
-        manifests = [one for one in self._shelf.manifests_after(start_n) if not one.is_announcement]
+        manifests = [one for one in self.manifests_after(start_n) if not one.is_announcement]
         links = [Link(one.key, sum(c.nbytes for c in self._landing_of(one))) for one in manifests]
-        way = path(links, start_n, self._shelf.newest_n)
+        way = path(links, start_n, self.newest_n)
         return [link.key for link in way or ()]
 
     def _landing_of(self, manifest: Manifest) -> Sequence[Chunk]:
@@ -231,13 +233,13 @@ class Relay(LocalSource):
 
     def _keep(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
         try:
-            self._shelf.store.put(manifest, frames)
+            self._store.put(manifest, frames)
         except (OutOfMemory, Unavailable) as error:
             self._frames.failure = str(error)  # it is shown all the same
 
     def _land(self) -> None:
         while self._to_land:
-            manifest = self._shelf.manifest(self._to_land[0])
+            manifest = self.manifest(self._to_land[0])
             if manifest is not None:
                 self._land_one(manifest)
                 with self._lock:
@@ -258,7 +260,7 @@ class Relay(LocalSource):
 
     def _look_back(self) -> None:
         """Ask for spans to versions that are here: they are made after those were published."""
-        opening = self._shelf.opening
+        opening = self.opening
         origin = 0 if opening is None else opening.version.n
         for n in [n for n in self._awaiting if (n - origin) % 2]:
             del self._awaiting[n]  # no span of a chain that began there leads to it
@@ -266,7 +268,7 @@ class Relay(LocalSource):
             return
         oldest = min(self._awaiting)
         self._awaiting = {n: left - 1 for n, left in self._awaiting.items() if left > 1}
-        newest = self._shelf.newest
+        newest = self.newest
         run = "" if newest is None else newest.version.run
         told = self._upstream.wait_manifests(oldest - 1, 0)
         self._learn([one for one in told if one.version.run == run])
@@ -283,9 +285,9 @@ class Relay(LocalSource):
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
         """Return shorter updates that lead where one leads, in order; [] where there are none."""
-        links = [link for link in self._shelf.links() if link.key != key and link.nbytes]
+        links = [link for link in self.links() if link.key != key and link.nbytes]
         way = path(links, key.base_n, key.n)
-        found = [self._shelf.manifest(link.key) for link in way or ()]
+        found = [self.manifest(link.key) for link in way or ()]
         return [] if None in found else [one for one in found if one is not None]
 
     # ---- the side of the receivers
@@ -296,6 +298,10 @@ class Relay(LocalSource):
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
         with self._lock:
             self._reports.append((receiver, n, is_match, digest))
+            self._receivers.pop(receiver, None)
+            self._receivers[receiver] = None
+            if len(self._receivers) > RECEIVERS_MAX:
+                del self._receivers[next(iter(self._receivers))]
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask upstream; while it is away, return what it said before, if that is known.
@@ -308,7 +314,7 @@ class Relay(LocalSource):
         if n is not None and (known := self._seeds.find(n, tiles)) is not None:
             return known
         try:
-            with self._turns.entered(), self._turns.taken():
+            with self._turn():
                 manifest = self._reader.seed(n, tiles)
         except Unavailable:
             if (known := self._seeds.find(n, tiles)) is not None:
@@ -327,7 +333,7 @@ class Relay(LocalSource):
             None where it is kept no more.
 
         Raises:
-            Unavailable: upstream is away, or has not told of this update yet, or too many ask.
+            Unavailable: upstream is away, or has not told of this update yet.
             DeadlineExceeded: it did not come in time.
             CorruptData: it stays damaged.
         """
@@ -342,8 +348,7 @@ class Relay(LocalSource):
         found = {tile: self.held(key, tile) for tile in tiles}
         missing = [tile for tile, frame in found.items() if frame is None]
         if missing:
-            with self._turns.entered():
-                found |= self._read_through(key, missing)
+            found |= self._read_through(key, missing)
         with self._lock:
             self._sent_bytes += sum(len(frame) for frame in found.values() if frame is not None)
         return found
@@ -358,24 +363,38 @@ class Relay(LocalSource):
         found: dict[int, bytes | None] = {}
         if mine:
             try:
-                found |= frames.fetch(self._reader, manifest, mine, turn=self._turns.taken())
+                found |= frames.fetch(self._reader, manifest, mine, turn=self._turn())
             finally:  # what was trimmed while it crossed would stay in the store for good
                 if not key.is_whole and not self._is_shown(manifest):
-                    self._shelf.store.forget(key)
+                    self._store.forget(key)
         for chunk in wanted:
             if (flight := flights.get(chunk.tile)) is not None:
-                found[chunk.tile] = _landed(flight, self._turns.patience_s)
+                found[chunk.tile] = _landed(flight, self._patience_s)
             elif chunk.tile not in found:
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
             if None in found.values():
                 self._seeds.forget(key)  # upstream has to make it again, or to say that it cannot
             self._seeds.trim()
-        elif None in found.values() and not self._shelf.store.tiles(key):
-            self._shelf.forget([key])  # upstream has it no more, so nobody can go by it
+        elif None in found.values() and not self._store.tiles(key):
+            self._forget([key])  # upstream has it no more, so nobody can go by it
         with self._lock:
             self._read += len(mine)
         return found
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the one that calls `reader`.
+
+        Raises:
+            DeadlineExceeded: others called it for too long.
+        """
+        if not self._reading.acquire(timeout=self._patience_s):
+            raise DeadlineExceeded(f"upstream was busy with others for {self._patience_s} s")
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def _known(self, key: UpdateKey) -> Manifest | None:
         """Return the manifest with the chunks of a key; one from the future is waited for.
@@ -387,15 +406,15 @@ class Relay(LocalSource):
         """
         if key.is_whole:
             return self._seeds.chunks(key)
-        if key.n > self._shelf.newest_n and not self._comes(key.n):
+        if key.n > self.newest_n and not self._comes(key.n):
             raise Unavailable(f"version {key.n} has not come here yet")
-        return self._shelf.manifest(key)
+        return self.manifest(key)
 
     def _comes(self, n: int) -> bool:
         if not self._future.acquire(blocking=False):
             return False
         try:
-            return bool(self._shelf.wait_after(n - 1, self._turns.patience_s))
+            return bool(self.wait_manifests(n - 1, self._patience_s))
         finally:
             self._future.release()
 
@@ -418,6 +437,7 @@ class Relay(LocalSource):
                 rebuilt=self._rebuilt,
                 rejected=self._frames.rejected + self._whole.rejected,
                 seeds=self._forwarded,
+                receivers=len(self._receivers),
             )
 
 

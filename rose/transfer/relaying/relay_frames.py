@@ -6,12 +6,12 @@ spread damage. Who made the manifest a relay cannot tell; its receivers can.
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from typing import TypeAlias
 
-from rose.errors import CorruptData, DeadlineExceeded, OutOfMemory, RoseError, Unavailable
+from rose.errors import CorruptData, OutOfMemory, RoseError, Unavailable
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import Frame, Source
@@ -19,48 +19,6 @@ from rose.transfer.source import Frame, Source
 Place: TypeAlias = tuple[UpdateKey, int]  # an update, and a tile of it
 # A chunk that somebody fetches: its frame, or None where it is kept no more.
 Flight: TypeAlias = Future[bytes | None]
-
-
-class Turns:
-    """Lets so many callers in, and of those one at a time to what stands one only.
-
-    Args:
-        callers_max: that are in at a time; another one is refused at once.
-        patience_s: how long each waits for its turn.
-    """
-
-    def __init__(self, callers_max: int, patience_s: float) -> None:
-        self.patience_s = patience_s
-        self._room = threading.Semaphore(callers_max)
-        self._one = threading.Lock()
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Be one of the callers.
-
-        Raises:
-            Unavailable: there are as many as may be.
-        """
-        if not self._room.acquire(blocking=False):
-            raise Unavailable("too many wait for upstream at a time")
-        try:
-            yield
-        finally:
-            self._room.release()
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Be the one.
-
-        Raises:
-            DeadlineExceeded: the turn did not come in time.
-        """
-        if not self._one.acquire(timeout=self.patience_s):
-            raise DeadlineExceeded(f"upstream was busy with others for {self.patience_s} s")
-        try:
-            yield
-        finally:
-            self._one.release()
 
 
 class RelayFrames:

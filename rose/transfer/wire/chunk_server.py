@@ -8,7 +8,7 @@ from rose import _core
 from rose.errors import RoseError
 from rose.thread import Thread
 from rose.transfer.manifest import UpdateKey
-from rose.transfer.source import LocalSource
+from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire.chunk_plane import core_files
 from rose.transfer.wire.security import TlsFiles
 
@@ -40,7 +40,7 @@ class ChunkServer:
 
     def __init__(
         self,
-        served: LocalSource,
+        served: Shelf,
         token: bytes,
         host: str,
         *,

@@ -24,7 +24,7 @@ from rose.transfer.wire.manifest_message import (
 )
 from rose.transfer.wire.proto import weights_pb2 as pb
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 SERVICE: Final = "rose.transfer.Weights"
 PARTS_SERVICE: Final = "rose.transfer.Parts"
 TOKEN_KEY: Final = "rose-token"  # of the call's metadata
@@ -76,7 +76,6 @@ class HelloReply:
     Args:
         name: of who serves.
         role: one of `ROLES`.
-        up_ms: how long it has served.
         layout: how the weights are cut, 64 hexadecimal digits; "" while that is not known.
         chunk_port: of the same host.
         relays: that tiles land at.
@@ -85,11 +84,18 @@ class HelloReply:
 
     name: str
     role: str
-    up_ms: int
     layout: str = ""
     chunk_port: int = 0
     relays: tuple[RelayPlace, ...] = ()
     tensors: tuple[TensorEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHello:
+    """What a relay keeps on its disk of what upstream said: a `HelloReply`, and its SHA-256."""
+
+    hello: bytes
+    sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +133,6 @@ class ManifestsReply:
     manifests: tuple[Manifest, ...]
     chunk_port: int
     is_more: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SubscribeRequest:
-    """Say who receives."""
-
-    receiver: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +331,6 @@ _RECEIVED: Final[Mapping[str, Callable[[Any], object]]] = {
     "role": _role,
     "tensors": _tensors,
     "tiles": _tiles,
-    "up_ms": _number,
 }
 
 # The message of each value, of the same name.
@@ -341,10 +339,10 @@ _KINDS: Final[Mapping[type[Any], Any]] = {
     for kind in (
         Empty,
         HelloReply,
+        KeptHello,
         WaitRequest,
         SeedRequest,
         ManifestsReply,
-        SubscribeRequest,
         ReportRequest,
         PartAsk,
         PartDigests,

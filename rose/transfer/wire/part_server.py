@@ -2,115 +2,24 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeAlias
 
 from rose.closing import Closing
-from rose.errors import InvalidArgument, RoseError, Unavailable
-from rose.thread import Thread, nothing_rests_on_it
+from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.tiles import Tiles
-from rose.transfer.views import TileViews
+from rose.transfer.views import ShardViews, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, streamed
 
-T = TypeVar("T")
-
-
-class Detached:
-    """Runs each function in a thread of its own, which nobody joins: it may never end.
-
-    A gRPC call waits for it until it is over, as all are when their server is closed; what the
-    function returns later is dropped. Any thread may call. The condition guards the number of
-    functions, and is held over none of them.
-
-    Args:
-        name: of the threads.
-        most: functions that run at a time. One that never returns keeps its place.
-    """
-
-    def __init__(self, name: str, most: int) -> None:
-        self._name, self._most = name, most
-        self._changed = threading.Condition()
-        self._running = 0
-
-    def call(self, function: Callable[[str], T], label: str, context: Any) -> T:
-        """Return what a function returns for a label.
-
-        Args:
-            function: what is called.
-            label: its argument.
-            context: of the gRPC call that waits for it.
-
-        Raises:
-            RoseError: of the function.
-            Unavailable: the function raised something else; or the gRPC call is over, or too many
-                functions have not returned.
-        """
-        answer: Future[T] = Future()
-        with self._changed:
-            if self._running >= self._most:
-                raise Unavailable(
-                    f"nobody is asked for the weights of '{label}': {self._running} questions "
-                    "before it have not been answered"
-                )
-            self._running += 1
-        run = partial(self._run, function, label, answer)
-        Thread(run, name=self._name, on_failure=nothing_rests_on_it).start()
-        context.add_callback(self._look)
-        with self._changed:
-            self._changed.wait_for(lambda: answer.done() or not context.is_active())
-            if not context.is_active():
-                raise Unavailable(f"nobody waits for the weights of '{label}' any more")
-        return answer.result()
-
-    def _run(self, function: Callable[[str], T], label: str, answer: Future[T]) -> None:
-        try:
-            answer.set_result(function(label))
-        except RoseError as error:
-            answer.set_exception(error)
-        finally:  # what else it raised is for this process, which shows it
-            if not answer.done():
-                answer.set_exception(Unavailable(f"asked for '{label}', the rank failed"))
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
-
-    def _look(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-
 # One publisher calls, and one that took its place while the calls of the other run out.
 _CALLS_MAX: Final = 4
-# Questions for weights that a trainer has not answered yet, of calls that were given up too.
-_ASKED_MAX: Final = 16
 
-
-class LabelledWeights(Protocol):
-    """A rank's weights by name: of a step, or of a checkpoint. All ranks know the same names.
-
-    It is asked in threads that are nobody else's, of several names at a time if calls were given
-    up, and may take as long as it likes: whoever asked goes on when nobody waits for the answer.
-    """
-
-    def shadow(self, label: str) -> TileViews:
-        """Return the rank's tiles as they were then, in memory that nobody else changes.
-
-        Raises:
-            Unavailable: the rank does not have them, now or any more.
-        """
-        ...
-
-    def fresh(self, label: str) -> TileViews:
-        """Return the rank's tiles as they are then, to be read; it may wait for the step.
-
-        Raises:
-            Unavailable: the rank does not have them, now or any more.
-        """
-        ...
+# A rank's tiles by name: of a step, or of a checkpoint. All ranks know the same names. Raises
+# `Unavailable` where the rank does not have them, now or any more. Threads of the server call it,
+# and a call that was given up keeps its thread until this returns.
+LabelledWeights: TypeAlias = Callable[[str], TileViews]
 
 
 class PartServer(Closing):
@@ -126,7 +35,7 @@ class PartServer(Closing):
     Args:
         owned: the tiles that are this rank's to send, ascending.
         tiles: how all weights are cut.
-        weights: of this rank, by name.
+        weights: returns those of this rank, to be read; the shadow is a copy.
         address: on loopback, or of any machine with `tls`; port 0 for any that is free.
         token: 64 hexadecimal digits; None makes a new one.
         tls: certificates that both sides show.
@@ -157,7 +66,6 @@ class PartServer(Closing):
         self._newest = 0  # pack that the publisher has asked for
         self._pending: tuple[int, Part] | None = None  # packed, and neither kept nor taken back
         self._is_sound = False
-        self._asked = Detached("rose-part-weights", _ASKED_MAX)
         host, port = self._security.place(address)
         methods = {
             "Open": self._open,
@@ -185,18 +93,16 @@ class PartServer(Closing):
         return self._security.token.hex()
 
     def close(self) -> None:
-        """Break off all calls, those that wait for weights too, and join their threads.
-
-        It ends in `CLOSE_S` of `TokenServer`. Weights that come later are dropped.
-        """
+        """Break off all calls and join their threads, in `CLOSE_S` of `TokenServer` at most."""
         self._server.close()
 
     # ---- the four methods: each yields messages
 
-    def _open(self, ask: messages.PartAsk, context: Any) -> Iterator[object]:
+    def _open(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
         if ask.layout != self._tiles.layout:
             raise InvalidArgument("the publisher cuts the weights otherwise than this rank")
-        shadow = self._asked.call(self._weights.shadow, _label(ask), context)
+        views = self._weights(_label(ask))
+        shadow = ShardViews({tile: (_copied(views.bits(tile)),) for tile in self._owned})
         with self._lock:
             self._session, self._contributor, self._pending = None, None, None
             self._newest = 0
@@ -208,7 +114,9 @@ class PartServer(Closing):
             yield messages.PartDigests(tuple(self._owned[some]), tuple(digests[some]))
 
     def _pack(self, ask: messages.PartAsk, context: Any) -> Iterator[object]:
-        new = self._asked.call(self._weights.fresh, _label(ask), context)
+        new = self._weights(_label(ask))
+        if not context.is_active():
+            raise Unavailable(f"nobody waits for the weights of '{ask.label}' any more")
         part = Part()
         with self._lock:
             contributor = self._settled(ask)
@@ -261,3 +169,7 @@ def _label(ask: messages.PartAsk) -> str:
     if not ask.label:
         raise InvalidArgument("the call names no weights")
     return ask.label
+
+
+def _copied(bits: Any) -> Any:
+    return bits.copy() if hasattr(bits, "copy") else bits.clone()  # NumPy's, or torch's

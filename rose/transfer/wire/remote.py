@@ -103,15 +103,6 @@ class RemoteSource:
         self._found(reply.chunk_port)
         return reply
 
-    def subscribe(self, receiver: str) -> None:
-        """Say who receives.
-
-        Raises:
-            Unavailable: the server cannot be reached.
-        """
-        request = messages.SubscribeRequest(receiver)
-        messages.decode(messages.Empty, self._call("Subscribe", request, self._timeout_s))
-
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Ask the server to wait, and for more as long as it has more than fits into a reply."""
         request = messages.WaitRequest(after_n, int(timeout_s * 1000))

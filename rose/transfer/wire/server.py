@@ -7,7 +7,7 @@ from typing import Final
 
 from rose.closing import Closing
 from rose.transfer.manifest import Manifest, UpdateKey
-from rose.transfer.source import LocalSource
+from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
 from rose.transfer.wire.chunk_server import ChunkServer
 from rose.transfer.wire.peers import Peers
@@ -49,7 +49,7 @@ class WeightServer(Closing):
 
     def __init__(
         self,
-        log: LocalSource,
+        log: Shelf,
         host: str,
         port: int,
         security: Security,
@@ -69,7 +69,6 @@ class WeightServer(Closing):
                 "Hello": unary(messages.Empty, self._hello),
                 "Wait": unary(messages.WaitRequest, self._wait),
                 "Seed": unary(messages.SeedRequest, self._seed),
-                "Subscribe": unary(messages.SubscribeRequest, self._subscribe),
                 "Report": unary(messages.ReportRequest, self._report),
             },
             calls_max=RECEIVERS_MAX,
@@ -90,7 +89,7 @@ class WeightServer(Closing):
 
     @property
     def peers(self) -> Peers:
-        """Return who serves and who subscribed."""
+        """Return who serves."""
         return self._peers
 
     def close(self) -> None:
@@ -119,17 +118,13 @@ class WeightServer(Closing):
         seed = self._log.seed(request.n, request.tiles)
         return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
 
-    def _subscribe(self, request: messages.SubscribeRequest) -> messages.Empty:
-        self._peers.subscribe(request.receiver)
-        return messages.Empty()
-
     def _report(self, request: messages.ReportRequest) -> messages.Empty:
         self._log.report(request.receiver, request.n, request.is_match, request.digest)
         return messages.Empty()
 
 
 def serve(
-    log: LocalSource,
+    log: Shelf,
     address: str = "127.0.0.1:0",
     *,
     token: str | None = None,

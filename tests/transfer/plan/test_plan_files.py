@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.plan import Relay, Replica, Source, make_plan
-from rose.transfer.plan import shard_file as shard_file_module
-from rose.transfer.plan.plan_file import plan_from_json, plan_to_json
-from rose.transfer.plan.shard_file import ShardFile, shards_from_json, shards_to_json
+from rose.transfer.plan import files as files_module
+from rose.transfer.plan.files import (
+    ShardFile,
+    plan_from_json,
+    plan_to_json,
+    shards_from_json,
+    shards_to_json,
+)
 from tests.transfer.plan.models import Model, sharded
 from tests.transfer.plan.random_maps import shard_maps, specs
 from tests.transfer.plan.test_plan import PAIRS, RELAYS, plan_of
@@ -115,7 +120,7 @@ def test_damaged_files_are_read_or_refused(noise, at, behind):
 
 
 def test_a_file_that_is_too_large_is_not_looked_at(monkeypatch):
-    monkeypatch.setattr(shard_file_module, "FILE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(files_module, "FILE_BYTES_MAX", 1 << 20)
     with pytest.raises(InvalidArgument, match="x has more than 1 MiB"):
         shards_from_json(b" " * ((1 << 20) + 1), what="x")
 
@@ -128,7 +133,7 @@ PLAN = plan_to_json(
 @pytest.mark.parametrize(
     ("content", "kind", "says"),
     [
-        (changed(PLAN, "format", to=1), InvalidArgument, "has format 1; this rose reads 2"),
+        (changed(PLAN, "format", to=1), InvalidArgument, "has format 1; this rose reads 3"),
         (changed(PLAN, "tile_elements", to=0), InvalidArgument, "x.json is no plan: tile_elements"),
         (changed(PLAN, "tile_elements", to=64), CorruptData, "not the plan that its identity"),
         (changed(PLAN, "relays", to=[]), CorruptData, "not the plan that its identity names"),
@@ -139,7 +144,7 @@ PLAN = plan_to_json(
             InvalidArgument,
             "is on no rank",
         ),
-        (changed(SHARDS, "format", to=2), InvalidArgument, "x.json cannot be read: "),
+        (changed(SHARDS, "format", to=3), InvalidArgument, "x.json cannot be read: "),
     ],
 )
 def test_what_is_no_plan_is_refused(content, kind, says):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.transfer.plan import Region
-from rose.transfer.plan.refinement import Patterns, cells, slabs
+from rose.transfer.plan.refinement import cells, slabs
 from tests.reference.plan import elements_of, holders_of, least_boxes
 from tests.transfer.plan.models import run_boxes
 from tests.transfer.plan.random_maps import SHAPES, boxes
@@ -99,13 +99,6 @@ def test_a_plane_divides_as_few_regions_as_it_can():
 def test_a_tensor_without_elements_has_no_cell_and_a_scalar_has_one():
     assert cells((0, 3), []) == ()
     assert [cell.region for cell in cells((), [Region((), ())])] == [Region((), ())]
-
-
-def test_patterns_answer_alike_whatever_the_order_of_regions():
-    one, other = Region((0,), (3,)), Region((2,), (4,))
-    patterns = Patterns()
-    assert patterns.cells((6,), [other, one]) == cells((6,), [one, other])
-    assert patterns.cells((6,), {one, other}) is patterns.cells((6,), [one, other, one])
 
 
 @given(SHAPES, st.integers(1, 50), st.data())

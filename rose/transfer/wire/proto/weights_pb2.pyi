@@ -13,11 +13,10 @@ class Empty(_message.Message):
     def __init__(self, format: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("format", "name", "role", "up_ms", "layout", "chunk_port", "relays", "tensors")
+    __slots__ = ("format", "name", "role", "layout", "chunk_port", "relays", "tensors")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
-    UP_MS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_PORT_FIELD_NUMBER: _ClassVar[int]
     RELAYS_FIELD_NUMBER: _ClassVar[int]
@@ -25,12 +24,11 @@ class HelloReply(_message.Message):
     format: int
     name: str
     role: str
-    up_ms: int
     layout: bytes
     chunk_port: int
     relays: _containers.RepeatedCompositeFieldContainer[Relay]
     tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, format: _Optional[int] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., up_ms: _Optional[int] = ..., layout: _Optional[bytes] = ..., chunk_port: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[Relay, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., layout: _Optional[bytes] = ..., chunk_port: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[Relay, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Relay(_message.Message):
     __slots__ = ("address", "tiles")
@@ -49,6 +47,16 @@ class Tensor(_message.Message):
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KeptHello(_message.Message):
+    __slots__ = ("format", "hello", "sha256")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    hello: bytes
+    sha256: bytes
+    def __init__(self, format: _Optional[int] = ..., hello: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class WaitRequest(_message.Message):
     __slots__ = ("format", "after_n", "timeout_ms", "after_base_n")
@@ -82,15 +90,7 @@ class ManifestsReply(_message.Message):
     chunk_port: int
     manifests: _containers.RepeatedCompositeFieldContainer[Manifest]
     is_more: bool
-    def __init__(self, format: _Optional[int] = ..., chunk_port: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., is_more: bool = ...) -> None: ...
-
-class SubscribeRequest(_message.Message):
-    __slots__ = ("format", "receiver")
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    format: int
-    receiver: str
-    def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., chunk_port: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., is_more: _Optional[bool] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("format", "receiver", "n", "is_match", "digest")
@@ -104,7 +104,7 @@ class ReportRequest(_message.Message):
     n: int
     is_match: bool
     digest: bytes
-    def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., n: _Optional[int] = ..., is_match: bool = ..., digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., n: _Optional[int] = ..., is_match: _Optional[bool] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("run", "incarnation", "n")

@@ -1,4 +1,6 @@
-"""Shard maps as JSON: what one party writes, another can check and read.
+"""Shard maps and plans as JSON: what one party writes, another can check and read.
+
+Of a plan, the maps of all members are kept, from which the same plan is made again.
 
 It is not imported by `rose.transfer.plan`, as it needs msgspec, of the extra `wire`.
 """
@@ -8,12 +10,14 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from rose.errors import InvalidArgument
+from rose.errors import CorruptData, InvalidArgument
+from rose.transfer.plan.plan import Plan, make_plan
 from rose.transfer.plan.regions import check_pieces
-from rose.transfer.plan.spec import ShardMap
+from rose.transfer.plan.spec import Relay, Replica, ShardMap, Source
 from rose.transfer.plan.storage import Storage
 
 FORMAT: Final = 1
+PLAN_FORMAT: Final = 3
 # A map of 256 ranks with flat shards of 120 B parameters has 40 MiB, its plan 100 MiB.
 FILE_BYTES_MAX: Final = 512 << 20
 
@@ -74,8 +78,8 @@ def shards_from_json(content: bytes, *, what: str) -> ShardFile:
     Raises:
         InvalidArgument: it is none, of another format, or too large.
     """
-    file = decoded(ShardFile, content, what)
-    check_named(file.shards, what)
+    file = _decoded(ShardFile, content, what)
+    _check_named(file.shards, what)
     if file.storages is not None:
         if len({storage[:2] for storage in file.storages}) < len(file.storages):
             raise InvalidArgument(f"{what} lists a storage twice")
@@ -84,7 +88,7 @@ def shards_from_json(content: bytes, *, what: str) -> ShardFile:
     return file
 
 
-def decoded(kind: type[T], content: bytes, what: str, *, reads: int = FORMAT) -> T:
+def _decoded(kind: type[T], content: bytes, what: str, *, reads: int = FORMAT) -> T:
     """Read the content of a file as what it should be.
 
     Raises:
@@ -101,9 +105,44 @@ def decoded(kind: type[T], content: bytes, what: str, *, reads: int = FORMAT) ->
         raise InvalidArgument(f"{what} cannot be read: {error}") from None
 
 
-def check_named(shards: ShardMap, what: str) -> None:
+def _check_named(shards: ShardMap, what: str) -> None:
     """Refuse a map as `check_pieces` does, in sentences that name the file."""
     try:
         check_pieces(shards)
     except InvalidArgument as error:
         raise InvalidArgument(f"{what}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanFile:
+    plan_id: str
+    tile_elements: int
+    source: Source
+    replicas: tuple[Replica, ...]
+    relays: tuple[Relay, ...]
+    format: int = PLAN_FORMAT
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """Return the plan as the content of a file."""
+    members = (plan.sources, plan.replicas, plan.relays)
+    return msgspec.json.encode(_PlanFile(plan.plan_id, plan.tile_elements, *members))
+
+
+def plan_from_json(content: bytes, *, what: str) -> Plan:
+    """Read a plan: make it of its maps again.
+
+    Raises:
+        InvalidArgument: it is none, of another format, or too large.
+        CorruptData: its maps make another plan than its identity names.
+    """
+    file = _decoded(_PlanFile, content, what, reads=PLAN_FORMAT)
+    for shards in (file.source.shards, *(replica.shards for replica in file.replicas)):
+        _check_named(shards, what)
+    try:
+        plan = make_plan(file.source, file.replicas, file.relays, tile_elements=file.tile_elements)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{what} is no plan: {error}") from None
+    if plan.plan_id != file.plan_id:
+        raise CorruptData(f"{what} is not the plan that its identity names")
+    return plan
