@@ -48,6 +48,13 @@ int next_descriptor() { return FileDescriptor{::open("/dev/null", O_RDONLY | O_C
 
 }  // namespace
 
+TEST(memory_that_cannot_be_given_back_is_an_error) {
+  HostMemfd memory;
+  const auto range = memory.reserve(1 << 21).take();
+  CHECK(!memory.clear(range).ok());  // no object is mapped there
+  memory.release_range(range);
+}
+
 TEST(pool_is_contiguous_and_writable) {
   const auto plan = std::make_shared<FaultPlan>();
   Result<Pool> pool = create(plan, 2 * kSlab);
