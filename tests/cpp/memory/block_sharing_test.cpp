@@ -7,7 +7,6 @@
 
 using rose::Code;
 using rose::memory::BlockId;
-using rose::memory::BlockTable;
 using rose::memory::SlabId;
 using rose::test::SharedBlocks;
 using Ids = std::vector<BlockId>;
