@@ -25,7 +25,7 @@ ENVIRONMENT: Final = {
 _TEST: Final = re.compile(r"^TEST\((\w+)\)", re.MULTILINE)
 # A file that leaks on purpose says so: other files of its program must not leak that.
 _LEAK: Final = re.compile(r"^// LeakSanitizer: (leak:\S+)$", re.MULTILINE)
-_BUILT: Final = pytest.StashKey[dict[str, bool]]()
+_BUILT: Final = pytest.StashKey[dict[object, object]]()
 
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
