@@ -90,7 +90,7 @@ class ManifestsReply(_message.Message):
     chunk_port: int
     manifests: _containers.RepeatedCompositeFieldContainer[Manifest]
     is_more: bool
-    def __init__(self, format: _Optional[int] = ..., chunk_port: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., is_more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., chunk_port: _Optional[int] = ..., manifests: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., is_more: bool = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("format", "receiver", "n", "is_match", "digest")
@@ -104,7 +104,7 @@ class ReportRequest(_message.Message):
     n: int
     is_match: bool
     digest: bytes
-    def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., n: _Optional[int] = ..., is_match: _Optional[bool] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., receiver: _Optional[str] = ..., n: _Optional[int] = ..., is_match: bool = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Version(_message.Message):
     __slots__ = ("run", "incarnation", "n")
