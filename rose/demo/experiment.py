@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import psutil
 
 from rose.clock import Clock
 from rose.demo.bench import Alone, Bench
@@ -225,12 +224,10 @@ def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
     """Return what begins to watch the cores of a CPU device; a GPU has none to watch."""
     if not cores:
         return lambda: lambda: None
-    ours = psutil.Process()
-    processes = [ours, *ours.children(recursive=True)]
 
     def begin() -> WhyVoid:
-        before = read_core_use(cores, processes)
-        return lambda: why_foreign(before, read_core_use(cores, processes))
+        before = read_core_use(cores)
+        return lambda: why_foreign(before, read_core_use(cores))
 
     return begin
 

@@ -1,7 +1,7 @@
 """Arms in short slices, in an order that turns; one is void if others used the device's cores."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -96,17 +96,20 @@ def why_foreign(before: CoreUse, after: CoreUse) -> str | None:
     return None
 
 
-def read_core_use(cores: frozenset[int], processes: Iterable[psutil.Process]) -> CoreUse:
-    """Read the use of `cores`, and of it what threads of `processes` are pinned there for."""
+def read_core_use(cores: frozenset[int]) -> CoreUse:
+    """Read the use of `cores`, and of it what this process's threads are pinned there for.
+
+    Programs that it started run elsewhere, and their threads are not looked at: Linux keeps an
+    entry for each thread that somebody looked at, and while a thread of least priority clears its
+    own away, whoever waits for its process spins in the kernel and keeps it from the core.
+    """
     every = psutil.cpu_times(percpu=True)
     times = [every[core] for core in cores]
     own_s = {}
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            for thread in process.threads():
-                with suppress(ProcessLookupError):  # It has ended.
-                    if os.sched_getaffinity(thread.id) <= cores:
-                        own_s[thread.id] = thread.user_time + thread.system_time
+    for thread in psutil.Process().threads():
+        with suppress(ProcessLookupError):  # It has ended.
+            if os.sched_getaffinity(thread.id) <= cores:
+                own_s[thread.id] = thread.user_time + thread.system_time
     return CoreUse(
         total_s=sum(sum(one[:_KINDS]) for one in times),
         busy_s=sum(one.user + one.nice + one.system + one.irq + one.softirq for one in times),
