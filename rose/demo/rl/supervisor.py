@@ -121,9 +121,13 @@ class Supervisor:
         raise DeadlineExceeded(f"a program does not end, {self._stop_s:g} s after it was killed")
 
     def _signal(self, number: signal.Signals) -> None:
-        with self._lock:
-            if self._process is not None:
-                os.killpg(self._process.pid, number)
+        # The lock is held for long only while a dead process is reaped, which needs no signal.
+        if self._lock.acquire(timeout=self._stop_s):
+            try:
+                if self._process is not None:
+                    os.killpg(self._process.pid, number)
+            finally:
+                self._lock.release()
 
     # ---- the thread -----------------------------------------------------------------------------
 

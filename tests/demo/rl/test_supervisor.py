@@ -343,6 +343,23 @@ def test_a_program_that_cannot_be_stopped_is_said_each_time(story) -> None:
     assert story.reasons == []  # It was stopped on purpose.
 
 
+def test_a_dead_process_that_the_kernel_does_not_let_go_is_no_reason_to_wait(start, monkeypatch):
+    is_reaped, wait = threading.Event(), subprocess.Popen.wait
+
+    def slow_wait(process, timeout=None):
+        is_reaped.wait(LONG_S)
+        return wait(process, timeout)
+
+    one = start(READY, "time.sleep(1000)", stop_s=0.1)
+    wait_for(lambda: one.ready)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", slow_wait)
+        with pytest.raises(DeadlineExceeded, match=r"0\.1 s after it was killed"):
+            one.supervisor.stop()
+        is_reaped.set()
+        one.supervisor.stop()
+
+
 def test_what_the_terminal_signals_to_its_parent_does_not_reach_it(supervise, story) -> None:
     supervise(living)
     wait_for(lambda: story.ready)
