@@ -10,13 +10,17 @@ def test_readme_fits_its_limit() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_python_example_is_that_of_lend_which_runs_in_a_test_of_its_own(repo: Path) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    example = stripped((repo / "examples" / "lend.py").read_text(encoding="utf-8"))
-    for piece in block.strip().split("\n\n"):
-        lines = stripped(piece)
-        assert any(example[at : at + len(lines)] == lines for at in range(len(example))), piece
+def test_code_is_that_of_examples_which_run_in_tests_of_their_own(repo: Path) -> None:
+    examples = [stripped(one.read_text("utf-8")) for one in (repo / "examples").glob("*.py")]
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    for piece in "\n\n".join(blocks).strip().split("\n\n"):
+        assert any(is_in(stripped(piece), example) for example in examples), piece
+
+
+def is_in(lines: list[str], example: list[str]) -> bool:
+    return any(example[at : at + len(lines)] == lines for at in range(len(example)))
 
 
 def stripped(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines()]
+    return [line.strip() for line in text.strip().splitlines()]

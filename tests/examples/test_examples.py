@@ -66,6 +66,11 @@ def test_example_of_weights_runs(repo, capsys) -> None:
     assert said.endswith("True\n")
 
 
+def test_example_of_rollouts_runs(repo, capsys) -> None:
+    said = said_by(repo / "examples" / "rollouts.py", capsys)
+    assert said.endswith(" turns resumed elsewhere, no token lost\n")
+
+
 def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:
     served, rolled_out = lend.Model(layers=2), lend.Model(layers=6)
     policy = rose.Policy(**{**CALM, "revoke_ms": 200.0, "regrow_after_ms": 1.0})
