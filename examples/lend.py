@@ -59,7 +59,7 @@ class Model:
         x = np.zeros((batch.decode_sequences + batch.prefill_tokens, WIDTH), np.float32)
         kv = np.zeros((batch.context_tokens, WIDTH), np.float32)
         for weight in self.weights:
-            attention(x @ weight, kv, kv, first=len(kv) - len(x))
+            attention(x @ weight, kv, kv, first=max(0, len(kv) - len(x)))
 
 
 def attention(x: np.ndarray, keys: np.ndarray, values: np.ndarray, *, first: int) -> np.ndarray:

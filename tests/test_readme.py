@@ -1,7 +1,9 @@
-"""What the README shows is what works."""
+"""What the README and the tutorial show is what works."""
 
 import re
 from pathlib import Path
+
+import pytest
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -10,11 +12,14 @@ def test_readme_fits_its_limit() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_code_is_that_of_examples_which_run_in_tests_of_their_own(repo: Path) -> None:
+@pytest.mark.parametrize(("page", "blocks"), [("README.md", 3), ("docs/tutorial.md", 6)])
+def test_code_is_that_of_examples_which_run_in_tests_of_their_own(
+    repo: Path, page: str, blocks: int
+) -> None:
     examples = [stripped(one.read_text("utf-8")) for one in (repo / "examples").glob("*.py")]
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
-    for piece in "\n\n".join(blocks).strip().split("\n\n"):
+    found = re.findall(r"```python\n(.*?)```", (repo / page).read_text("utf-8"), re.DOTALL)
+    assert len(found) == blocks
+    for piece in "\n\n".join(found).strip().split("\n\n"):
         assert any(is_in(stripped(piece), example) for example in examples), piece
 
 

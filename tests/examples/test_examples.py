@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import rose
+from rose.cli.verify import verify
 from tests.executor.conftest import CALM
 from tests.known_model import confirm
 from tests.load import load
@@ -64,6 +66,18 @@ def test_example_of_weights_runs(repo, capsys) -> None:
         "equal bit for bit",
     ]
     assert said.endswith("True\n")
+
+
+def test_a_toy_engine_gives_the_same_answers_with_rose_under_it(
+    repo, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.syspath_prepend(repo / "examples")
+    log = tmp_path / "run.log"
+    answers = load(repo / "examples" / "engine.py").main(str(log))
+    assert answers == load(repo / "examples" / "toy_engine.py").main()
+    verified = CliRunner().invoke(verify, [str(log)])
+    assert verified.exit_code == 0
+    assert "Every certificate holds." in verified.output
 
 
 def test_example_of_rollouts_runs(repo, capsys) -> None:
