@@ -10,7 +10,7 @@ JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUI
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
-.PHONY: check mutants bench gpu clean
+.PHONY: check mutants bench gpu docs clean
 
 install: $(STAMP)
 
@@ -88,6 +88,11 @@ mutants: build
 bench: build
 	@mkdir -p $(dir $(JSON))
 	$(BIN)/python bench/run.py --suite $(SUITE) --json $(JSON) $(if $(FULL),--full) $(if $(ONLY),--only "$(ONLY)")
+
+# The site of docs/ in build/site; a warning, such as a link that leads nowhere, is an error.
+docs: install
+	@$(BIN)/pip install -qq -c requirements/constraints.txt -r docs/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 # With the interpreter as it is: no environment is made, nothing is downloaded.
 gpu:

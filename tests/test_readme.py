@@ -12,7 +12,9 @@ def test_readme_fits_its_limit() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-@pytest.mark.parametrize(("page", "blocks"), [("README.md", 3), ("docs/tutorial.md", 6)])
+@pytest.mark.parametrize(
+    ("page", "blocks"), [("README.md", 3), ("docs/tutorial.md", 6), ("docs/index.md", 1)]
+)
 def test_code_is_that_of_examples_which_run_in_tests_of_their_own(
     repo: Path, page: str, blocks: int
 ) -> None:
