@@ -530,7 +530,7 @@ def with_two_swapped(parts: Parts) -> Parts:
 REFUSED: list[tuple[Callable[[Parts], Parts], type[RoseError], str]] = [
     (lambda p: (p[0], dict(list(p[1].items())[1:])), CorruptData, "its chunks are damaged"),
     (lambda p: (replace(p[0], base=None), p[1]), InvalidArgument, "holds whole weights"),
-    (lambda p: (replace(p[0], layout=64 * "0"), p[1]), InvalidArgument, "was made for other tensors"),
+    (lambda p: (replace(p[0], layout=64 * "0"), p[1]), InvalidArgument, "for other tensors"),
     (
         lambda p: (replace(p[0], tile_count=9999, tile_digests=()), p[1]),
         InvalidArgument,

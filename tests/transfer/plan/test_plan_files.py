@@ -134,7 +134,7 @@ PLAN = plan_to_json(
     ("content", "kind", "says"),
     [
         (changed(PLAN, "format", to=1), InvalidArgument, "has format 1; this rose reads 3"),
-        (changed(PLAN, "tile_elements", to=0), InvalidArgument, "x.json is not a plan: tile_elements"),
+        (changed(PLAN, "tile_elements", to=0), InvalidArgument, "x.json is not a plan: tile_"),
         (changed(PLAN, "tile_elements", to=64), CorruptData, "not make the plan that its plan_id"),
         (changed(PLAN, "relays", to=[]), CorruptData, "not make the plan that its plan_id"),
         (changed(PLAN, "plan_id", to="0" * 64), CorruptData, "not make the plan that its plan_id"),
