@@ -193,7 +193,7 @@ def test_span_maker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpanMaker, "_run", broken)
     with SpanMaker(VersionLog(), Signing(b"key")) as maker:
         wait_for(lambda: maker.failure)
-        assert maker.failure == "no more spans are made: a bug of rose"
+        assert maker.failure == "no more deltas are merged: a bug of rose"
 
 
 def test_chunk_server_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:

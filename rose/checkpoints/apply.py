@@ -1,4 +1,4 @@
-"""Apply a delta file to a checkpoint, take it back, or say which version a checkpoint is."""
+"""Apply or undo a delta file on a checkpoint, or tell which version a checkpoint is."""
 
 import shutil
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ from rose.transfer.manifest import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which version of a delta a checkpoint is.
+    """Result of comparing a checkpoint with both versions of a delta.
 
     Args:
         not_base: why it is not the base; None if it is.
         not_target: why it is not the target; None if it is.
-        base_tiles: tiles that change, and are those of the base.
-        target_tiles: tiles that change, and are those of the target.
-        other_tiles: tiles that are known to be of no version.
+        base_tiles: number of changing tiles that equal the base.
+        target_tiles: number of changing tiles that equal the target.
+        other_tiles: number of tiles, changing or not, that equal neither version.
     """
 
     not_base: str | None
@@ -46,31 +46,31 @@ class Identity:
 def apply_delta(
     checkpoint: Checkpoint, delta: DeltaFile, *, out: Path | None, undo: bool, advance: Advance
 ) -> tuple[list[str], list[str]]:
-    """Write the other version beside a checkpoint, or change the files where they lie.
+    """Write the other version to `out`, or change the files in place.
 
-    All of the checkpoint and of the delta is looked at before anything is written. On any failure
-    nothing is left beside it, and its files have the bits that they had. A machine that stops in
-    the middle of a change in place leaves a checkpoint that is neither version.
+    The whole checkpoint and the whole delta are checked before anything is written. On failure
+    nothing is left at `out`, and the files keep their bits. If the machine stops during a change in
+    place, the checkpoint is neither version.
 
     Args:
-        checkpoint: the version that the delta was made from, or, to undo it, leads to.
-        delta: says what changes in the tensors; files, headers and index stay.
-        out: where to write, with nothing there; None changes the files.
-        undo: take the delta back.
-        advance: is told of progress.
+        checkpoint: the base of the delta, or its target with `undo`.
+        delta: changes of the tensors; files, headers and index stay.
+        out: path of the result, which must not exist; None changes the files in place.
+        undo: whether to go from the target back to the base.
+        advance: called with progress.
 
     Returns:
-        The names of other files in the folder, like configuration: those that were copied, and
-        those that were not, because they are large, folders, or tensors that no index names.
+        The names of other files in the folder, such as the configuration: those copied, and those
+        not copied, because they are large, folders, or tensors that no index names.
 
     Raises:
-        InvalidArgument: the checkpoint is another version or cannot be written to, or there is
-            something at `out`, or it cannot be written.
-        CorruptData: the delta is not sound.
-        Unavailable: a write failed; the sentence says so where what was written stays.
+        InvalidArgument: the checkpoint is another version, `out` exists, or the files cannot be
+            written.
+        CorruptData: the delta is damaged.
+        Unavailable: a write failed; the message says whether the old bits could not be restored.
     """
     if out is not None and (out.exists() or out.is_symlink()):
-        raise InvalidArgument(f"{out} exists; name a place where there is nothing")
+        raise InvalidArgument(f"{out} exists; name a path that does not exist")
     tiling = tiling_of(checkpoint)
     if out is None:
         with LiveTiles(checkpoint, tiling) as tiles:
@@ -89,7 +89,7 @@ def identify(checkpoint: Checkpoint, delta: DeltaFile, *, advance: Advance) -> I
     """Compare every tile of a checkpoint with both versions.
 
     Raises:
-        CorruptData: the delta is not sound; all of its frames are read too.
+        CorruptData: the delta is damaged; every frame is checked.
     """
     manifest, tiling = delta.manifest, tiling_of(checkpoint)
     if not delta.is_for(tiling.tiles):
@@ -128,16 +128,19 @@ def _digests(checkpoint: Checkpoint, tiling: Tiling, advance: Advance) -> TileDi
 def _check(
     checkpoint: Checkpoint, tiling: Tiling, delta: DeltaFile, *, undo: bool, advance: Advance
 ) -> None:
-    """Refuse a checkpoint that is not the version, and a delta that is not sound."""
+    """Refuse a checkpoint of another version and a damaged delta."""
     manifest = delta.manifest
     if not delta.is_for(tiling.tiles):
-        raise InvalidArgument(f"{checkpoint.path} has other tensors than {delta.path} is for")
+        raise InvalidArgument(
+            f"{delta.path} was made for other tensors than those of {checkpoint.path}"
+        )
     found = _digests(checkpoint, tiling, advance)
     totals = manifest.base_digest, manifest.digest
     if found.total != totals[undo]:
-        what = "leads to" if undo else "was made from"
+        what = "target" if undo else "base"
         raise InvalidArgument(
-            f"{checkpoint.path} is not what {delta.path} {what}; rose delta verify says what it is"
+            f"{checkpoint.path} is not the {what} of {delta.path}; "
+            f"rose delta verify says which version it is"
         )
     fresh = {}
     for chunk in manifest.chunks:
@@ -148,7 +151,7 @@ def _check(
 
 
 def _change(tiles: LiveTiles, tiling: Tiling, delta: DeltaFile, *, undo: bool) -> None:
-    """Write the tiles that change, or none of them."""
+    """Write all tiles that change, or none."""
     with ExitStack() as back:
 
         def is_moved(chunk: Chunk, *, undo: bool) -> bool:
@@ -161,8 +164,8 @@ def _change(tiles: LiveTiles, tiling: Tiling, delta: DeltaFile, *, undo: bool) -
                 if is_there or is_moved(chunk, undo=not undo):
                     return
             raise Unavailable(
-                "a write failed, and so did taking back what was written: the checkpoint is "
-                "neither version now"
+                "a write failed, and restoring the old bits failed too: the checkpoint is neither "
+                "version now"
             )
 
         for chunk in delta.manifest.chunks:
@@ -170,14 +173,14 @@ def _change(tiles: LiveTiles, tiling: Tiling, delta: DeltaFile, *, undo: bool) -
             if not is_moved(chunk, undo=undo):
                 name = tiling.place(chunk.tile).tensor
                 raise CorruptData(
-                    f"{delta.path} cannot be used: a tile of {name!r} does not become what it says"
+                    f"{delta.path} cannot be used: a tile of {name!r} gets another digest"
                 )
         tiles.flush()
         back.pop_all()
 
 
 def _copy(base: Checkpoint, place: Path) -> tuple[list[str], list[str]]:
-    """Copy the files of a checkpoint, and what makes a folder of them a model."""
+    """Copy the tensors of a checkpoint and the small files beside them."""
     if not base.is_folder:
         shutil.copyfile(base.path, place)
         return [], []

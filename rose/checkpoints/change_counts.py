@@ -1,4 +1,4 @@
-"""How elements change: the sizes of the steps, the exponents they had, and what that must cost."""
+"""How elements change: sizes of the steps, old exponents, and the entropy of both."""
 
 from itertools import pairwise
 from typing import Final
@@ -15,7 +15,7 @@ EXACT_STEPS: Final = 64
 """Steps up to this size are counted one by one, larger ones by their highest bit."""
 _BUCKETS: Final = EXACT_STEPS + 27
 _LARGE_BITS: Final = EXACT_STEPS.bit_length()
-# Small enough for the caches: a pass over such a piece costs less than one over a whole tile.
+# Fits the caches: several passes over such a piece cost less than passes over a whole tile.
 _PIECE: Final = 1 << 18
 STEP_BINS: Final = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "> 64")
 
@@ -31,7 +31,7 @@ class ChangeCounts:
         self._exponent: Final = STORED_DTYPES[dtype].exponent
         classes = 1 if self._exponent is None else 1 << self._exponent[1]
         self.of_all: Final[Counts] = np.zeros(classes, np.int64)
-        """How many elements had each exponent; all in one where the dtype has none."""
+        """(exponents,) number of elements by old exponent; one entry if the dtype has none."""
         self._steps: Final[Counts] = np.zeros((classes, 2 * _BUCKETS), np.int64)
 
     @property
@@ -41,18 +41,18 @@ class ChangeCounts:
 
     @property
     def elements(self) -> int:
-        """Return how many elements were looked at."""
+        """Return the number of elements compared."""
         return int(self.of_all.sum())
 
     @property
     def of_changed(self) -> Counts:
-        """Return how many elements that change had each exponent."""
+        """Return (exponents,) the number of changed elements by old exponent."""
         counts: Counts = self._steps.sum(axis=1)
         return counts
 
     @property
     def changed(self) -> int:
-        """Return how many elements change."""
+        """Return the number of changed elements."""
         return int(self._steps.sum())
 
     def add(self, old: Units, new: Units) -> npt.NDArray[np.int64]:
@@ -74,19 +74,19 @@ class ChangeCounts:
         return positions
 
     def steps(self) -> dict[str, int]:
-        """Return how many changes have a step of each size in ULP, by `STEP_BINS`."""
+        """Return the number of changes by step size in ULP, keyed by `STEP_BINS`."""
         by_size = self._steps.reshape(len(self.of_all), -1, 2).sum(axis=(0, 2))
         edges = [1, 2, 3, 5, 9, 17, 33, EXACT_STEPS + 1, _BUCKETS]
         counts = [int(by_size[a:b].sum()) for a, b in pairwise(edges)]
         return dict(zip(STEP_BINS, counts, strict=True))
 
     def iid_bits(self) -> float:
-        """Return the entropy of positions and steps when nothing else is known."""
+        """Return the entropy of positions and steps without side information."""
         pooled = self._steps.sum(axis=0)
         return _split_bits(self.elements, self.changed) + _entropy_bits(pooled) + self._large_bits()
 
     def class_bits(self) -> float:
-        """Return the entropy of positions and steps for who knows every old exponent."""
+        """Return the entropy of positions and steps, given every old exponent."""
         positions = sum(
             _split_bits(int(all_), int(changed))
             for all_, changed in zip(self.of_all, self.of_changed, strict=True)
@@ -94,9 +94,9 @@ class ChangeCounts:
         return positions + sum(map(_entropy_bits, self._steps)) + self._large_bits()
 
     def _large_bits(self) -> float:
-        """Return what it takes to say which step it is, of those counted by their highest bit.
+        """Return the bits that name the exact size of the large steps.
 
-        As if all of one highest bit were equally likely; there are few of them.
+        Steps with the same highest bit count as equally likely; there are few of them.
         """
         by_bucket = self._steps.sum(axis=0).reshape(-1, 2).sum(axis=1)[EXACT_STEPS + 1 :]
         return float(by_bucket @ (np.arange(len(by_bucket)) + _LARGE_BITS - 1))
@@ -115,7 +115,7 @@ def _buckets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _split_bits(elements: int, changed: int) -> float:
-    """Return the entropy of which of the elements change, each as likely as the others."""
+    """Return the entropy of the set of changed elements, all sets of this size equally likely."""
     return _entropy_bits(np.array([changed, elements - changed]))
 
 

@@ -14,13 +14,13 @@ from rose.errors import CorruptData, InvalidArgument
 
 ENDING: Final = ".safetensors"
 THREADS: Final = 2
-"""What packs or digests a tile; with more, reading the files is what takes time."""
+"""Threads that pack or digest a tile; with more, reading the files is the bottleneck."""
 OTHER_BYTES_MAX: Final = 64 << 20
-"""A file beside the tensors that is larger is neither an index nor a configuration."""
+"""A larger file beside the tensors is neither an index nor a configuration."""
 _INDEX: Final = "*.safetensors.index.json"
 
 Advance: TypeAlias = Callable[[int], None]
-"""Is told how many bytes of tensors were looked at since the last call."""
+"""Called with the bytes of tensors read since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +32,26 @@ class CheckpointTensor:
 
     @property
     def count(self) -> int:
-        """Return its units."""
+        """Return the number of units."""
         return self.stored.count
 
     def units(self, first: int, count: int) -> Units:
-        """Return a part of it, read-only."""
+        """Return units `first` to `first + count`, read-only."""
         return self.file.units(self.stored, first, count)
 
     def forget(self, first: int, count: int) -> None:
-        """Let the memory of a part go."""
+        """Release the memory of these units."""
         self.file.forget(self.stored, first, count)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is on the disk, open for reading.
+    """A checkpoint on disk, open for reading.
 
     Args:
-        path: of the file or the folder.
-        files: in the order of their names.
-        tensors: by name, in the order of files and bytes.
+        path: the file or the folder.
+        files: sorted by name.
+        tensors: by name, ordered by file and offset.
     """
 
     path: Path
@@ -70,11 +70,11 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a safetensors file, or a folder: the files of its index, or all that there are.
+    """Open a safetensors file, or a folder: the files that its index names, else all of them.
 
     Raises:
-        InvalidArgument: there is nothing, or nothing that can be read.
-        CorruptData: a file is not sound, or two have a tensor of one name.
+        InvalidArgument: the path does not exist, or cannot be read.
+        CorruptData: a file is damaged, or two files hold a tensor of the same name.
     """
     try:
         if not path.exists():
@@ -97,32 +97,32 @@ def open_checkpoint(path: Path) -> Checkpoint:
         for stored in file.tensors:
             if stored.name in tensors:
                 other = tensors[stored.name].file.path.name
-                raise CorruptData(f"{stored.name!r} is in {other} and in {file.path.name}")
+                raise CorruptData(f"{stored.name!r} is in both {other} and {file.path.name}")
             tensors[stored.name] = CheckpointTensor(file, stored)
     for name, where in weight_map.items():
         if name not in tensors or tensors[name].file.path.name != where:
-            raise CorruptData(f"{index} places {name!r} in {where}; it is not there")
+            raise CorruptData(f"{index} places {name!r} in {where}, which does not hold it")
     return Checkpoint(path, files, tensors)
 
 
 @contextmanager
 def written(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """Give a place beside `path`, and move it there once the block ends well.
+    """Yield a temporary path beside `path`; it becomes `path` once the block ends well.
 
     Raises:
-        InvalidArgument: the place cannot be written to; nothing is left behind.
+        InvalidArgument: the file cannot be written; nothing is left behind.
     """
     try:
         with whole_file.beside(path, is_folder=is_folder) as place:
             yield place
     except OSError as error:
         raise InvalidArgument(
-            f"cannot write {path}: {error.strerror or error}; name a place that can be written to"
+            f"cannot write {path}: {error.strerror or error}; name a path that can be written"
         ) from None
 
 
 def _read_index(folder: Path) -> tuple[Path | None, dict[str, str]]:
-    """Return the index of a folder, and the file in it of each tensor: a name, never a path."""
+    """Return the index of a folder, if any, and the file name of each tensor."""
     found = sorted(folder.glob(_INDEX))
     if not found:
         return None, {}
@@ -131,7 +131,7 @@ def _read_index(folder: Path) -> tuple[Path | None, dict[str, str]]:
         names = ", ".join(path.name for path in found)
         raise InvalidArgument(f"{folder} has several indexes ({names}); name one file instead")
     if index.stat().st_size > OTHER_BYTES_MAX:
-        raise CorruptData(f"{index} is larger than any index")
+        raise CorruptData(f"{index} has more than {OTHER_BYTES_MAX} bytes, too many for an index")
     try:
         content: Any = json.loads(index.read_bytes().decode())
     except (ValueError, RecursionError) as error:
@@ -142,6 +142,6 @@ def _read_index(folder: Path) -> tuple[Path | None, dict[str, str]]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or file in {"", ".", ".."}:
             raise CorruptData(
-                f"{index} places {name!r} in {file!r}, which is no file of the folder"
+                f"{index} places {name!r} in {file!r}, which does not name a file of the folder"
             )
     return index, weight_map

@@ -1,4 +1,4 @@
-"""A delta file: an update file of what changed between two checkpoints that are cut alike."""
+"""A delta file: an update file between two checkpoints that have the same tiles."""
 
 import tempfile
 from pathlib import Path
@@ -22,21 +22,21 @@ _RUN: Final = "delta"
 
 
 def make_delta_file(old: Checkpoint, new: Checkpoint, path: Path, *, advance: Advance) -> Manifest:
-    """Write what turns the tensors of `old` into those of `new`, and back.
+    """Write a file that turns the tensors of `old` into those of `new`, and back.
 
-    The file appears whole or not at all. Memory does not grow with the checkpoints.
+    The file appears whole or not at all. Memory use does not grow with the checkpoints.
 
     Args:
-        old: what the receiver has.
-        new: what it is to have, with tensors of the same names, dtypes and shapes.
-        path: of the delta file.
-        advance: is told of progress.
+        old: base version.
+        new: target version, with tensors of the same names, dtypes and shapes.
+        path: delta file to write, which must not exist.
+        advance: called with progress, in bytes of `old`.
 
     Raises:
-        InvalidArgument: the tensors differ, there is something at `path`, or it cannot be written.
+        InvalidArgument: the tensors differ, `path` exists, or it cannot be written.
     """
     if path.exists():
-        raise InvalidArgument(f"{path} is there already; name a file that is not")
+        raise InvalidArgument(f"{path} exists; name a path that does not exist")
     tiling = tiling_of(new)
     if tiling_of(old).tiles != tiling.tiles:
         here, there = (
@@ -81,16 +81,16 @@ def make_delta_file(old: Checkpoint, new: Checkpoint, path: Path, *, advance: Ad
 
 
 class DeltaFile:
-    """An update file with all of its chunks, from `rose delta make` or the folder of a relay.
+    """A complete update file, made by `rose delta make` or stored by a relay.
 
-    Nobody may shorten the file meanwhile: reading behind its end kills a process.
+    The file must not be shortened while it is open: a read past its end kills the process.
 
     Args:
-        path: of the file.
+        path: delta file to read.
 
     Raises:
-        InvalidArgument: it cannot be read, or replaces weights instead of changing them.
-        CorruptData: it is not an update file, or not as it was written.
+        InvalidArgument: the file cannot be read, or holds whole weights.
+        CorruptData: the file is damaged, or not an update file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class DeltaFile:
             update = read_update(content)
             self.manifest: Final = update.manifest
             if len(update.places) < len(self.manifest.chunks) or update.end < len(content):
-                raise CorruptData(f"its chunks are not sound from byte {update.end} on")  # noqa: TRY301
+                raise CorruptData(f"its chunks are damaged from byte {update.end} on")  # noqa: TRY301
             self._frames = {
                 tile: content[first : first + nbytes]
                 for tile, (first, nbytes, _) in update.places.items()
@@ -109,23 +109,23 @@ class DeltaFile:
         except CorruptData as error:
             raise CorruptData(f"{path} cannot be used: {error}") from None
         if self.manifest.is_seed:
-            raise InvalidArgument(f"{path} has whole weights, not what changed in them")
+            raise InvalidArgument(f"{path} holds whole weights, not a delta")
 
     def is_for(self, tiles: Tiles) -> bool:
-        """Whether it is for weights that are cut like this."""
+        """Whether the delta is for weights with these tiles."""
         return (self.manifest.layout, self.manifest.tile_count) == (tiles.layout, len(tiles))
 
     def ends(self, chunk: Chunk, *, undo: bool) -> tuple[Digest, Digest]:
-        """Return the digests of a tile before and after its delta is applied, or undone."""
+        """Return the digests of a tile before and after its delta is applied or undone."""
         before, after = self._before[chunk.tile], chunk.digest
         return (after, before) if undo else (before, after)
 
     def delta(self, chunk: Chunk, tile: Tile) -> Delta:
-        """Return the delta of a tile, once it was proven to be the one that was written.
+        """Return the delta of a tile, checked against its chunk.
 
         Raises:
-            CorruptData: it is not.
-            InvalidArgument: it is coded for a link.
+            CorruptData: the frame is damaged.
+            InvalidArgument: the frame is STRAT-encoded, for the wire only.
         """
         try:
             delta = sound_delta(self._frames[chunk.tile], chunk, tile)

@@ -1,4 +1,4 @@
-"""What changed between two checkpoints, and what it would take to send it: one pass over both."""
+"""What changed between two checkpoints, and the bytes to send it: one pass over both."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +24,12 @@ GAP_XOR_ZSTD: Final = "gap_xor_zstd"
 GAP: Final = "gap"
 STRAT: Final = "strat"
 CODECS: Final = (DENSE, COORDINATES, GAP_XOR_ZSTD, GAP, STRAT)
-"""All that a tensor can be sent in; `GAP_XOR_ZSTD` only where zstandard is installed."""
+"""Codecs to compare; `GAP_XOR_ZSTD` only where zstandard is installed."""
 _INDEX_BYTES: Final = 4
 _GAP_MAX: Final = 65_535
 
-# What a tensor is for, told by its name as the model families of today write it. The first that is
-# found counts: a norm inside of attention is a norm.
+# The use of a tensor, by name, in the model families of today. The first match counts: a norm
+# inside attention is a norm.
 _KINDS: Final = {
     kind: re.compile(pattern, re.IGNORECASE)
     for kind, pattern in (
@@ -49,15 +49,13 @@ class TensorChange:
     """A tensor that both checkpoints have.
 
     Args:
-        name: of it.
-        kind: what it is for, one of `KINDS`.
-        layer: the number of its layer; None if it is in none.
+        kind: use of the tensor, one of `KINDS`.
+        layer: index of its layer; None if it is in none.
         dtype: a key of `STORED_DTYPES`.
-        shape: of its elements.
-        elements: that were compared: halves of those of more than 32 bits, bytes of those of less
-            than 8.
-        changed: how many of them differ in a bit.
-        nbytes: by codec, what sending the change would take.
+        elements: number of units compared. A unit has 8, 16 or 32 bits: wider elements are several
+            units, narrower ones share one.
+        changed: number of units that differ.
+        nbytes: bytes to send the change, by codec.
     """
 
     name: str
@@ -77,14 +75,14 @@ class TensorChange:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found.
+    """Changes of all tensors.
 
     Args:
-        tensors: that both have.
-        counts: of their elements, by dtype.
+        tensors: tensors in both checkpoints.
+        counts: changes of their elements, by dtype.
         only_old: names that only the old checkpoint has.
         only_new: names that only the new one has.
-        unlike: name, and what it is in the old and in the new one, where dtype or shape differ.
+        unlike: (name, old, new) of each tensor whose dtype or shape differs.
     """
 
     tensors: tuple[TensorChange, ...]
@@ -95,21 +93,21 @@ class Inspection:
 
     @property
     def elements(self) -> int:
-        """Return how many elements were compared."""
+        """Return the number of units compared."""
         return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def changed(self) -> int:
-        """Return how many of them differ."""
+        """Return the number of units that differ."""
         return sum(tensor.changed for tensor in self.tensors)
 
     def nbytes(self) -> dict[str, int]:
-        """Return what every codec takes, for all tensors."""
+        """Return the bytes of all changes, by codec."""
         found = [codec for codec in CODECS if all(codec in one.nbytes for one in self.tensors)]
         return {codec: sum(one.nbytes[codec] for one in self.tensors) for codec in found}
 
     def bounds(self) -> dict[str, float]:
-        """Return the bytes that no codec can go below that knows this much and nothing else."""
+        """Return the least bytes of any codec, by the knowledge of the receiver."""
         counts = self.counts.values()
         return {
             "iid": sum(one.iid_bits() for one in counts) / 8,
@@ -118,15 +116,15 @@ class Inspection:
 
 
 def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection:
-    """Compare two checkpoints, in the tiles that are sent.
+    """Compare two checkpoints, tile by tile.
 
     Args:
         old: the version before.
         new: the version after.
-        advance: is told of progress, in bytes of `old` and `new` together.
+        advance: called with progress, in bytes of `old` and `new` together.
 
     Raises:
-        InvalidArgument: no tensor of one has the name, the dtype and the shape of one of the other.
+        InvalidArgument: no tensor has the same name, dtype and shape in both.
     """
     stored = [one.stored for one in new.tensors.values() if _is_in(old, one.stored)]
     if not stored:
@@ -145,8 +143,8 @@ def inspect(old: Checkpoint, new: Checkpoint, *, advance: Advance) -> Inspection
         positions = counts[dtype].add(one, other)
         if len(positions):
             changed[name] += len(positions)
-            if name not in rules:  # A tile says enough about its tensor, and a rule takes long.
-                # Bits of 16 without a meaning would be taken for bf16.
+            if name not in rules:  # One tile represents its tensor, and a rule takes long to find.
+                # class_rule would take 16-bit integers for bf16.
                 kind = np.float16 if dtype == "F16" else one.dtype
                 rules[name] = class_rule(other.view(kind), one.view(kind))
             for codec, size in _sizes(one, other, positions, rules[name], compress).items():
@@ -167,7 +165,7 @@ def kind_of(name: str) -> str:
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the layer that a tensor belongs to; None if it is in none."""
+    """Return the index of the layer of a tensor; None if it is in none."""
     found = _LAYER.search(name)
     return None if found is None else int(found[1])
 
@@ -210,7 +208,7 @@ def _sizes(
 
 
 def _zstandard() -> Callable[[bytes], bytes] | None:
-    """Return how zstd compresses at level 1; None where the package is not installed."""
+    """Return zstd compression at level 1; None where the package is not installed."""
     try:
         from zstandard import ZstdCompressor  # noqa: PLC0415
     except ImportError:
@@ -223,7 +221,7 @@ def gap_xor_bytes(
 ) -> int:
     """Return the bytes of 16-bit gaps and XORed values, each stream compressed.
 
-    A gap that does not fit is cut: the largest number, with a value of 0, until the rest fits.
+    A larger gap is split into gaps of 65,535 with a value of 0, and the rest.
     """
     distances = np.diff(positions, prepend=-1) - 1
     at = np.arange(len(positions)) + np.cumsum(distances // _GAP_MAX)

@@ -1,4 +1,4 @@
-"""A checkpoint on disk that is changed where it lies, tile by tile, as live weights are."""
+"""A checkpoint on disk that is changed in place, tile by tile."""
 
 import json
 import math
@@ -27,16 +27,15 @@ NEW_FILE: Final = "model.safetensors"
 class LiveTiles(Closing):
     """The tiles of a checkpoint: a `Target` of commits that reads and writes files by calls.
 
-    Another process may cut a file at any time. Behind its new end an access of a mapping would end
-    this process; a call fails, and the failure is one sentence. A machine that stops while a tile
-    is written leaves a tile of neither version, which its digest tells.
+    Another process may shorten a file at any time. Past the new end a mapped access would kill this
+    process; a call fails with `Unavailable`. If the machine stops while a tile is written, the
+    tile's digest matches neither version.
 
     Args:
-        checkpoint: whose files have no other names; they are open until this is closed.
-        tiling: how it is cut.
+        checkpoint: its files must not be links; they stay open until this is closed.
 
     Raises:
-        InvalidArgument: a file cannot be written to, or is a link.
+        InvalidArgument: a file cannot be written, or is a link.
     """
 
     def __init__(self, checkpoint: Checkpoint, tiling: Tiling) -> None:
@@ -52,7 +51,7 @@ class LiveTiles(Closing):
         """Return a copy of a tile.
 
         Raises:
-            Unavailable: the file was cut, or cannot be read.
+            Unavailable: the file was shortened, or cannot be read.
         """
         place = self._tiling.place(tile)
         unit = self._checkpoint.tensors[place.tensor].stored.stored.unit
@@ -67,11 +66,11 @@ class LiveTiles(Closing):
         return row
 
     def digest(self, tile: int) -> Digest:
-        """Read a tile; raises as `bits`."""
+        """Return the digest of a tile; raises as `bits`."""
         return digest(self.bits(tile))
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
-        """Change a tile; raises as `bits`, and as `delta_apply`."""
+        """Apply or undo a delta on a tile; raises as `bits` and `delta_apply`."""
         before = self.bits(tile)
         row = before.copy()
         delta_apply(row, delta, undo=undo)
@@ -81,20 +80,20 @@ class LiveTiles(Closing):
             back.pop_all()
 
     def check(self) -> None:
-        """Look whether the files are as long as they were.
+        """Check that no file was shortened.
 
         Raises:
-            Unavailable: another process cut one.
+            Unavailable: another process shortened a file.
         """
         for file, opened in self._files.items():
             if os.fstat(opened.fileno()).st_size < self._sizes[opened]:
                 raise Unavailable(_cut(file.path))
 
     def flush(self) -> None:
-        """Wait until the disk has what was changed.
+        """Wait until all changes are on the disk.
 
         Raises:
-            Unavailable: it does not take it.
+            Unavailable: the disk refused them.
         """
         try:
             for opened in self._files.values():
@@ -109,7 +108,7 @@ class LiveTiles(Closing):
         self._stack.close()
 
     def _restore(self, tile: int, row: Units) -> None:
-        with suppress(Unavailable):  # What made it necessary is raised.
+        with suppress(Unavailable):  # The first failure is raised.
             self._write(tile, row)
 
     def _write(self, tile: int, row: Units) -> None:
@@ -128,9 +127,9 @@ class LiveTiles(Closing):
             ) from error
 
     def _runs(self, tile: int, row: Units) -> Iterator[tuple[int, memoryview]]:
-        """Return where in the file each run of a tile begins, and the bytes of `row` it stands for.
+        """Yield the file offset of each contiguous run of a tile, and its part of `row`.
 
-        Behind the last dimension that is cut, a region lies in one piece.
+        A region is contiguous from its last cut dimension on.
         """
         place = self._tiling.place(tile)
         box, shape, inner = place.region, place.shape, len(place.shape)
@@ -148,12 +147,12 @@ class LiveTiles(Closing):
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file to change it, if it has no other names: caches of models link to shared bits."""
+    """Open a file for writing unless it is a link: model caches link to shared files."""
     try:
         if path.is_symlink() or path.stat().st_nlink > 1:
             raise InvalidArgument(
-                f"{path} is a link, and what it stands for would change elsewhere too; "
-                f"name a copy that has no other names"
+                f"{path} is a link: a change would reach every name of the file; "
+                f"name a copy that has one name only"
             )
         return path.open("r+b")
     except OSError as error:
@@ -162,26 +161,28 @@ def _opened(path: Path) -> BinaryIO:
 
 def _cut(path: Path) -> str:
     return (
-        f"{path} was cut by another process: remove it and start again, "
-        f"and all of it is fetched anew"
+        f"{path} was shortened by another process: remove it and start again to fetch "
+        f"all of it anew"
     )
 
 
 def create_checkpoint(folder: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> Path:
     """Make a checkpoint of zeros, in one file that appears whole or not at all.
 
-    The widest elements come first, so that all lie at borders of theirs.
+    The widest elements come first, so every tensor is aligned to its elements.
 
     Args:
-        folder: made where it is not there.
-        tensors: (dtype, shape) by name, in the order in which they will lie.
+        folder: created if missing.
+        tensors: (dtype, shape) by name, in file order among dtypes of the same width.
 
     Raises:
         InvalidArgument: a dtype is unknown, or the file cannot be made.
     """
     for name, (dtype, _) in tensors.items():
         if dtype not in STORED_DTYPES:
-            raise InvalidArgument(f"{name!r} has the dtype {dtype!r}, which rose does not know")
+            raise InvalidArgument(
+                f"{name!r} has the unknown dtype {dtype!r}; rose knows those of safetensors"
+            )
     header: dict[str, object] = {}
     end = 0
     stored = [StoredTensor(name, dtype, shape) for name, (dtype, shape) in tensors.items()]

@@ -1,6 +1,6 @@
-"""A safetensors file, mapped: raw bits of any element type, and no more memory than is looked at.
+"""A mapped safetensors file: raw bits of any element type; only what is read takes memory.
 
-The safetensors package reads and checks the header. It gives bits of bf16 and fp8 to torch only.
+The safetensors package reads and checks the header, but gives bf16 and fp8 bits to torch only.
 """
 
 import mmap
@@ -16,23 +16,23 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.whole_file import open_input
 
 Units = npt.NDArray[Any]
-"""A row of uint8, uint16 or uint32."""
+"""(n,) uint8, uint16 or uint32."""
 
 LENGTH_BYTES: Final = 8
-"""Of the number that says how long the header behind it is."""
+"""Size of the number before the header, which gives the header's length."""
 
 
 class SafetensorsFile:
     """One file, open for reading; it stays mapped as long as this or a view of it lives.
 
-    Nobody may shorten the file meanwhile: reading behind its end kills a process.
+    The file must not be shortened meanwhile: a read past its end kills the process.
 
     Args:
-        path: of the file.
+        path: file to read.
 
     Raises:
-        InvalidArgument: it cannot be read.
-        CorruptData: it is not a safetensors file, or is cut off.
+        InvalidArgument: the file cannot be read.
+        CorruptData: the file is cut off, or not a safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,9 +51,9 @@ class SafetensorsFile:
         self.tensors: Final = tuple(tensors)
 
     def units(self, tensor: StoredTensor, first: int, count: int) -> Units:
-        """Return a part of a tensor as numbers of its unit, read-only.
+        """Return units `first` to `first + count` of a tensor, read-only.
 
-        A view of the file, or a copy where the file does not hold the tensor at a border of units.
+        A view of the file, or a copy if the tensor is not aligned to its units.
         """
         unit = np.dtype(tensor.stored.unit)
         at = tensor.begin + first * unit.itemsize
@@ -65,19 +65,19 @@ class SafetensorsFile:
         return copy
 
     def forget(self, tensor: StoredTensor, first: int, count: int) -> None:
-        """Let the pages of a part go from this process; they are read again when looked at."""
+        """Release the pages of these units; the next access reads them again."""
         begin = tensor.begin + first * tensor.stored.unit_bytes
         end = begin + count * tensor.stored.unit_bytes
-        begin -= begin % mmap.PAGESIZE  # A neighbour's page too: it costs one fault.
+        begin -= begin % mmap.PAGESIZE  # May release a neighbour's page too: that costs one fault.
         if end > begin:
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Map a file that a user named, to read it.
+    """Map a file for reading.
 
     Raises:
-        InvalidArgument: it cannot be read, or is empty.
+        InvalidArgument: the file cannot be read, or is empty.
     """
     try:
         with open_input(path) as file:
@@ -88,7 +88,7 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 def _read_header(path: Path) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return name, dtype and shape of each tensor in the order of their bytes, without a hole."""
+    """Return name, dtype and shape of each tensor, in the order of their bytes."""
     try:
         with safe_open(path, "numpy") as file:
             found = [(name, file.get_slice(name)) for name in file.offset_keys()]

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, and how the delta codec sees the element types of safetensors files."""
+"""Tensors of a checkpoint, and the units in which the delta codec sees their elements."""
 
 import math
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class StoredDtype:
     """One element type.
 
     Args:
-        bits: of an element.
-        exponent: (shift, bits) of the exponent in one unit; None where there is none.
+        bits: bits per element.
+        exponent: (shift, bits) of the exponent in a unit; None if the dtype has none.
     """
 
     bits: int
@@ -22,9 +22,9 @@ class StoredDtype:
 
     @property
     def unit(self) -> npt.DTypeLike:
-        """Return the unsigned number that the codec compares: bytes, halves or words.
+        """Return the unsigned integer that the codec compares.
 
-        Elements of more than 32 bits are several units, elements of less than 8 share one.
+        Elements wider than 32 bits are several units; elements narrower than 8 bits share one.
         """
         return {1: np.uint8, 2: np.uint16, 4: np.uint32}[self.unit_bytes]
 
@@ -55,10 +55,8 @@ class StoredTensor:
     """A tensor as a safetensors file holds it.
 
     Args:
-        name: in the checkpoint.
         dtype: a key of `STORED_DTYPES`.
-        shape: of its elements.
-        begin: its first byte in the file; 0 where it is in none.
+        begin: offset of its first byte in the file; 0 if it is in no file.
     """
 
     name: str
@@ -68,7 +66,7 @@ class StoredTensor:
 
     @property
     def stored(self) -> StoredDtype:
-        """Return what its elements are."""
+        """Return its element type."""
         return STORED_DTYPES[self.dtype]
 
     @property
@@ -78,5 +76,5 @@ class StoredTensor:
 
     @property
     def count(self) -> int:
-        """Return its units."""
+        """Return the number of units."""
         return self.nbytes // self.stored.unit_bytes

@@ -1,4 +1,4 @@
-"""A checkpoint cut into the tiles that weights are published and received in."""
+"""A checkpoint cut into the tiles in which weights are published and received."""
 
 import hashlib
 import math
@@ -21,12 +21,12 @@ _LAYOUT: Final = b"rose checkpoint 1\n"
 
 @dataclass(frozen=True, slots=True)
 class TilePlace:
-    """Where a tile of a checkpoint is.
+    """Place of a tile in a checkpoint.
 
     Args:
-        tensor: by its name.
-        shape: of the tensor, as units.
-        region: of it.
+        tensor: name of the tensor.
+        shape: shape of the tensor in units.
+        region: part of the tensor that is the tile.
     """
 
     tensor: str
@@ -35,11 +35,11 @@ class TilePlace:
 
 
 class Tiling:
-    """How the tensors of a checkpoint are cut.
+    """All tiles of a checkpoint.
 
     Args:
-        tiles: their sizes, and the name of the cut.
-        places: of each tile.
+        tiles: their sizes, and the id of the layout.
+        places: place of each tile.
     """
 
     def __init__(self, tiles: Tiles, places: Sequence[TilePlace]) -> None:
@@ -49,7 +49,7 @@ class Tiling:
     def of(self, *checkpoints: Checkpoint) -> Iterator[tuple[TilePlace, list[Units]]]:
         """Yield each tile of a plain tiling as it is in each checkpoint, read-only.
 
-        The memory of a tile goes when the next one is asked for.
+        The memory of a tile is released when the next one is requested.
         """
         for place in self._places:
             (first,), (count,) = place.region.offset, place.region.shape
@@ -59,15 +59,15 @@ class Tiling:
                 one.forget(first, count)
 
     def place(self, tile: int) -> TilePlace:
-        """Return where a tile is."""
+        """Return the place of a tile."""
         return self._places[tile]
 
     def views(self, units: Mapping[str, Any], wanted: Iterable[int] | None = None) -> ShardViews:
         """Return tiles as views of tensors.
 
         Args:
-            units: each tensor as a row of units; not copied.
-            wanted: the tiles; None for all.
+            units: tensor by name, as a row of units; not copied.
+            wanted: tiles to return; None for all.
 
         Raises:
             InvalidArgument: a tensor is missing, or has another number of units.
@@ -84,7 +84,7 @@ class Tiling:
 
 
 def tiling_of(checkpoint: Checkpoint, plan: Plan | None = None) -> Tiling:
-    """Return how a checkpoint is cut: as a plan says, or by itself."""
+    """Return the tiling of a plan, or without one the plain tiling."""
     stored = [one.stored for one in checkpoint.tensors.values()]
     return plain_tiling(stored) if plan is None else planned_tiling(plan, stored)
 
@@ -92,8 +92,7 @@ def tiling_of(checkpoint: Checkpoint, plan: Plan | None = None) -> Tiling:
 def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
     """Cut each tensor into rows of at most `TILE_BYTES`, in the order of their names.
 
-    Two checkpoints are cut alike if they have the same names, dtypes and shapes, whichever files
-    they are in.
+    The result depends on names, dtypes and shapes alone, not on the files that hold the tensors.
     """
     ordered = sorted(tensors, key=lambda tensor: tensor.name)
     counts: list[int] = []
@@ -111,7 +110,7 @@ def plain_tiling(tensors: Iterable[StoredTensor]) -> Tiling:
 
 
 def plain_layout(tensors: Iterable[StoredTensor]) -> str:
-    """Return the name of the cut that `plain_tiling` makes; nothing is cut, whatever the shapes."""
+    """Return the layout id of `plain_tiling`, without cutting anything."""
     layout = hashlib.sha256(_LAYOUT)
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         for text in (tensor.name.encode(), tensor.dtype.encode()):
@@ -121,17 +120,19 @@ def plain_layout(tensors: Iterable[StoredTensor]) -> str:
 
 
 def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:
-    """Cut a checkpoint as a plan says, whose tensors it has under their canonical names.
+    """Return the tiles of a plan; the checkpoint uses the plan's canonical tensor names.
 
     Raises:
-        InvalidArgument: it lacks one, or has it with another shape or width.
+        InvalidArgument: a tensor is missing, or has another shape or width.
     """
     stored = {tensor.name: tensor for tensor in tensors}
     specs = plan.sources.shards.tensors
     for name in {tile.tensor for tile in plan.tiles}:
         one, spec = stored.get(name), specs[name]
         if one is None or one.shape != spec.shape:
-            raise InvalidArgument(f"the plan has {name} of shape {spec.shape}, the checkpoint not")
+            raise InvalidArgument(
+                f"the checkpoint lacks {name} of shape {spec.shape}, which the plan has"
+            )
     for tile in plan.tiles:
         if 8 * stored[tile.tensor].stored.unit_bytes != tile.width:
             raise InvalidArgument(

@@ -1,6 +1,6 @@
-"""How delta blocks are coded: the fewest words for each, and where its sections lie.
+"""The encoding of delta blocks: the fewest words for each, and the places of its sections.
 
-All blocks at once, as vectors of torch. The format is in `docs/protocol.md`, "Deltas".
+All blocks are computed at once, as torch vectors. The format is in `docs/protocol.md`, "Deltas".
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 EMPTY, GAP, RAW, BITMAP = range(4)
-# Elements that are worked on at a time, whole blocks of either size: some 100 MB are needed beside
-# the tensors, however large they are.
+# Elements per pass, whole blocks of either size: some 100 MB beside the tensors, however large they
+# are.
 GROUP_ELEMENTS: Final = 1 << 22
 _WIDTHS: Final = 32  # m is below the width of an element, which is at most this
 _BINS: Final = 2 * _WIDTHS
@@ -18,15 +18,15 @@ _BINS: Final = 2 * _WIDTHS
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """What the kernels that code and decode read of each block.
+    """Input of the encode and decode kernels, for each block.
 
     Args:
         entries: (blocks,) int64, the u64 of the delta's table.
-        sizes: (blocks,) int64, words of each block's payload.
-        table: (blocks, 24) int32: kind, elements, changed, listed; m, large magnitudes, where
-            signs and shape begin; where magnitudes and large ones begin, the least size that is
-            listed, 1; then of positions, ranks and large ranks, four numbers each, as
-            `gap_code.set_positions` takes them. Sections begin at words of the block's payload.
+        sizes: (blocks,) int64, payload words of each block.
+        table: (blocks, 24) int32: kind, elements, changed, listed; m, large magnitudes, start of
+            signs, start of shape; start of magnitudes, start of large ones, least listed size, 1;
+            then four numbers each for positions, ranks and large ranks, see
+            `gap_code.set_positions`. Starts are words of the block's payload.
     """
 
     entries: Any
@@ -39,27 +39,27 @@ def _words(bits: Any) -> Any:
 
 
 def _bit_width(number: Any) -> Any:
-    """Return how many bits numbers below 2^53 have without their leading zeros.
+    """Return the bit length of numbers below 2^53.
 
-    The exponent of fp64 says it; ROCm has no `torch.frexp`.
+    It is read from the exponent of fp64, since ROCm has no `torch.frexp`.
     """
     return ((number.double().view(torch.int64) >> 52) - 1022).clamp(min=0)
 
 
 def _low_bits(universe: Any, count: Any) -> Any:
-    """floor(log2(floor(universe / count))); 0 where that cannot be."""
+    """Return floor(log2(floor(universe / count))); 0 where undefined."""
     return _bit_width((universe // count.clamp(min=1)).clamp(min=1)) - 1
 
 
 def _elias_fano(universe: Any, count: Any) -> tuple[Any, Any]:
-    """Return the words of the high and of the low section; none where `count` is 0."""
+    """Return the words of the high and of the low section; 0 where `count` is 0."""
     low = _low_bits(universe, count)
     high = count + ((universe - 1) >> low)
     return _words(high) * (count > 0), _words(count * low)
 
 
 def elements_of(count: int, block_elements: int, device: Any) -> Any:
-    """Return how many of `count` elements each block has."""
+    """Return the number of elements of each block."""
     starts = torch.arange(0, count, block_elements, device=device)
     return (count - starts).clamp(max=block_elements)
 
@@ -95,28 +95,28 @@ def _table(
 
 
 def _best_m(count: Any, larger: Any, width: int) -> tuple[Any, Any, Any]:
-    """Return m, how many magnitudes are large with it, and the words that all of them take.
+    """Return the best m, the number of large magnitudes for it, and the words of all magnitudes.
 
     Args:
-        count: (blocks,) magnitudes.
-        larger: (blocks, widths), how many of them are 2^m or more.
+        count: (blocks,) number of magnitudes.
+        larger: (blocks, widths) number of magnitudes that are 2^m or more.
         width: bits of an element.
     """
     m = torch.arange(width, device=larger.device)
     larger = larger[:, :width]
     highs, lows = _elias_fano(count[:, None], larger)
     sizes = _words(count[:, None] * m) + highs + lows + _words(width * larger)
-    # The least m of equals, because it is the lower part of the number.
+    # Of equal sizes the least m, which is the lower part of the number.
     best = (sizes * _WIDTHS + m).amin(1)
     chosen = best % _WIDTHS
     return chosen, larger.gather(1, chosen[:, None])[:, 0], best // _WIDTHS
 
 
 def _histogram(differences: Any, block_elements: int, blocks: int) -> Any:
-    """Count the sizes of each block's changes by what the best m needs to know of them.
+    """Count the sizes of each block's changes, as needed to choose m.
 
-    A bin is twice the bits of size - 1, and one less where that is a power of two: then the bits of
-    size - 2 are one fewer. So one histogram is of the magnitudes of either way to list them.
+    A bin is twice the bit length of size - 1, and one less if that is a power of two: then size - 2
+    has one bit fewer. So one histogram serves both ways to list magnitudes.
     """
     places = differences.nonzero()[:, 0]
     difference = differences[places].long()
@@ -127,20 +127,20 @@ def _histogram(differences: Any, block_elements: int, blocks: int) -> Any:
 
 
 def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
-    """Choose how each block of a row of differences, (count,) int8, int16 or int32, is coded."""
+    """Choose the encoding of each block of a row of differences, (count,) int8, int16 or int32."""
     width = 8 * differences.element_size()
     elements = elements_of(len(differences), block_elements, differences.device)
     histogram = _histogram(differences, block_elements, len(elements))
     pairs = histogram.view(-1, _WIDTHS, 2)
     changed = histogram.sum(1)
     few_larger = changed[:, None] - pairs.sum(2).cumsum(1)
-    # A size - 1 that is 2^m is large, and the size - 2 below it is not.
+    # If size - 1 is 2^m it is large, but size - 2 is not.
     every_larger = few_larger + pairs[:, :, 1]
     few = changed - histogram[:, 0]
     every_m, every_large, every_words = _best_m(changed, every_larger, width)
     few_m, few_large, few_words = _best_m(few, few_larger, width)
     few_words = (few_words + sum(_elias_fano(changed, few)) + 1) * (few > 0)
-    # Changes of which each one is listed have the magnitude size - 1, however that came to be.
+    # If all changes are listed, the magnitude is size - 1, for whichever reason.
     is_all = (few == changed) | (every_words + 1 < few_words)
     body = _words(changed) + torch.where(is_all, every_words + 1, few_words)
 
@@ -157,13 +157,13 @@ def plan_to_write(differences: Any, block_elements: int) -> BlockPlan:
 
 
 def plan_to_read(entries: Any, offsets: Any, payload: Any, elements: Any, width: int) -> BlockPlan:
-    """Find the sections of sound blocks, whose payload starts at `offsets`; waits for nothing."""
+    """Find the sections of sound blocks, whose payload starts at `offsets`; does not wait."""
     kind, changed = entries & 15, (entries >> 4) & 0xFFFFF
     listed, sizes = (entries >> 24) & 0xFFFFF, (entries >> 44) & 0xFFFFF
     none = torch.zeros_like(entries)
     shape_at = _table(kind, elements, changed, listed, none, none, width)[:, 7]
     has_shape = listed > 0
-    # Word 0 where there is no shape: to choose the blocks that have one would wait for the device.
+    # Without a shape read word 0: selecting the blocks that have one would wait for the device.
     shape = payload[(offsets + shape_at) * has_shape].long() * has_shape if len(payload) else none
     m, large = shape & 0xFF, (shape >> 8) & 0xFFFFFF
     return BlockPlan(entries, sizes, _table(kind, elements, changed, listed, m, large, width))

@@ -1,8 +1,8 @@
-"""Tensors that are no row: a view of a larger one is read and written where it lies.
+"""Strided tensors: views of larger ones, read and written in place.
 
-A kernel gets a box as seven numbers, of the four dimensions that are left once neighbours that lie
-like one are made one: the sizes of the inner three, and the strides of all four, in elements. Its
-elements are numbered in row-major order. None stands for a row.
+A kernel gets a box as seven numbers, for the up to four dimensions that remain after merging
+neighbours with a common stride: the sizes of the inner three, and the strides of all four, in
+elements. Elements are numbered in row-major order. None stands for a contiguous row.
 """
 
 from typing import Any, Final
@@ -14,10 +14,10 @@ Box = tuple[int, int, int, int, int, int, int]
 
 
 def box_of(name: str, tensor: Any) -> Box | None:
-    """Describe how the elements of a tensor lie.
+    """Return the box of a tensor; None if it is contiguous.
 
     Raises:
-        InvalidArgument: more than four dimensions are left.
+        InvalidArgument: more than four dimensions remain.
     """
     if tensor.is_contiguous():
         return None
@@ -42,7 +42,7 @@ def box_of(name: str, tensor: Any) -> Box | None:
 
 
 def boxes_of(**tensors: Any) -> tuple[Box | None, ...]:
-    """Describe several tensors: all as rows, or none, so that kernels have one variant of each."""
+    """Return the boxes of tensors: all None, or none, so kernels have only two variants."""
     boxes = tuple(box_of(name, tensor) for name, tensor in tensors.items())
     if all(box is None for box in boxes):
         return boxes

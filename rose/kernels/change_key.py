@@ -1,4 +1,4 @@
-"""How large changes of bf16 are, as the numbers from 0 to 32,767 that top-k compares."""
+"""Sizes of bf16 changes, as keys from 0 to 32,767 for top-k."""
 
 from typing import Any, Final
 
@@ -8,14 +8,14 @@ import triton.language as tl
 
 from rose.kernels.tile import LAUNCH, TILE, load_bits
 
-# Above every key: the key of a change that is due. As a threshold it sends only those.
+# Above every key: the key of a due change. As a threshold it sends only due changes.
 DUE: Final = 1 << 15
 _DUE = tl.constexpr(DUE)
 
 
 @triton.jit
 def widened(bits: tl.tensor) -> tl.tensor:
-    """Return bf16 bits as fp32, subnormals as zeros, so no flush mode can make a difference."""
+    """Return bf16 bits as fp32, with subnormals as zeros, so flush modes make no difference."""
     is_subnormal = (bits & 0x7F80) == 0
     return (tl.where(is_subnormal, bits & 0x8000, bits) << 16).to(tl.float32, bitcast=True)
 
@@ -31,8 +31,8 @@ def change_keys_kernel(
 ) -> None:
     """One program per tile writes its keys: the upper halves of |new - shadow| in fp32.
 
-    Subnormals and NaN are recognised by their bits, before and after the subtraction: it is the one
-    step that is done in floats.
+    Subnormals and NaN are recognised by their bits, before and after the subtraction, the only
+    operation on floats.
     """
     lane = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_inside = lane < count
@@ -48,16 +48,16 @@ def change_keys_kernel(
 
 
 def change_keys(new: Any, shadow: Any, ages: Any, age_limit: int) -> Any:
-    """Return the key of each element of a row; nothing waits for the device.
+    """Return the key of each element of a row, without waiting for the device.
 
     Args:
         new: (count,) int16, bits of bf16.
-        shadow: (count,) int16, the version before.
+        shadow: (count,) int16, bits of the previous version.
         ages: (count,) uint8, or None.
-        age_limit: age from which on a change is due.
+        age_limit: age at which a change is due.
 
     Returns:
-        (count,) int32: -1 where nothing changed, and `DUE` where a change is due.
+        (count,) int32: -1 for no change, and `DUE` for a due change.
     """
     keys = torch.empty(new.shape, dtype=torch.int32, device=new.device)
     if count := new.numel():

@@ -1,4 +1,4 @@
-"""Turn delta blocks into differences. The host found the delta sound: nothing is checked here."""
+"""Decode delta blocks into differences. The host has checked the delta; nothing is checked here."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -13,7 +13,7 @@ from rose.kernels.tile import LAUNCH, TILE, store_bits
 from rose.units import ceil_div
 
 _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
-# What a launch of `resize_kernel` is for, as the group of the table that has the positions.
+# Purposes of a `resize_kernel` launch, as the table group with its positions.
 LISTED: Final = 4
 LARGE: Final = 5
 _LISTED = tl.constexpr(LISTED)
@@ -31,7 +31,8 @@ def steps_kernel(
 ) -> None:
     """One program per delta block writes 1 or -1 for each change into `differences`, which is zero.
 
-    Where in the block each change lies goes to `lanes`. A RAW block gets its final differences.
+    The place of each change in the block is written to `lanes`. A RAW block gets its final
+    differences.
     """
     block = tl.program_id(0).to(tl.int64)
     kind, elements, _, _ = four(table, block, 0)
@@ -65,10 +66,10 @@ def resize_kernel(
     block_elements: tl.constexpr,
     which: tl.constexpr,
 ) -> None:
-    """One program per delta block gives listed or large changes their sizes; signs stay.
+    """One program per delta block sets the sizes of listed or large changes; signs stay.
 
-    `lanes` says where each change lies in the block, or, for large ones, each listed change. Where
-    each of these lies goes to `listed_lanes`.
+    `lanes` has the place in the block of each change, or, for large ones, of each listed change.
+    The places of the resized ones are written to `listed_lanes`.
     """
     block = tl.program_id(0).to(tl.int64)
     _, _, changed, listed = four(table, block, 0)
@@ -81,7 +82,7 @@ def resize_kernel(
     fields = section + large_at
     bits = width
     if which == _LISTED:
-        all_of = tl.where(listed == changed, listed, 0)  # then no section says which
+        all_of = tl.where(listed == changed, listed, 0)  # then there is no section of ranks
         fields = section + magnitudes_at
         bits = m
     found = 0
@@ -101,20 +102,20 @@ def resize_kernel(
 def decoded(
     entries: Any, offsets: Any, payload: Any, *, like: Any, block_elements: int
 ) -> Iterator[tuple[slice, Any]]:
-    """Yield what sound blocks add to the elements of a row, part by part.
+    """Yield the differences that sound blocks make in a row, part by part.
 
-    All memory is taken before the first part is there, so a caller that changes something by it is
-    not left with half of it changed.
+    All memory is allocated before the first part, so a caller that applies the parts is not
+    interrupted halfway.
 
     Args:
         entries: (blocks,) int64, the u64 of the delta's table.
-        offsets: (blocks,) int64, where each block's payload starts, in words; in any order.
-        payload: int32 that holds u32 words.
+        offsets: (blocks,) int64, start of each block's payload, in words; in any order.
+        payload: (words,) int32 with the bits of u32 words.
         like: (count,) int8, int16 or int32, the row; its values are not read.
-        block_elements: elements of a block.
+        block_elements: elements per block.
 
     Yields:
-        Where the part lies in the row, and its differences, which the next part overwrites.
+        The place of the part in the row, and its differences, which the next part overwrites.
     """
     count, width = len(like), 8 * like.element_size()
     elements = elements_of(count, block_elements, like.device)
@@ -128,7 +129,7 @@ def decoded(
         blocks = slice(at // block_elements, ceil_div(part.stop, block_elements))
         operands = plan.table[blocks], offsets[blocks], payload, differences.zero_()
         programs = (blocks.stop - blocks.start,)
-        # Three launches: what threads of one wrote, those of the next read.
+        # Three launches: each reads what other threads wrote in the one before.
         with torch.cuda.device_of(like):
             steps_kernel[programs](*operands, lanes, **sizes)
             resize_kernel[programs](*operands, lanes, listed_lanes, which=LISTED, **sizes)

@@ -1,4 +1,4 @@
-"""Digest elements: two sums modulo 2^64 that do not depend on how a tensor is split."""
+"""Digests: two sums modulo 2^64 that do not depend on how a tensor is split."""
 
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ _MASK64: Final = (1 << 64) - 1
 
 @triton.jit
 def mix(x: tl.tensor) -> tl.tensor:
-    """Spread each bit of 64 over all of them; x is uint64."""
+    """Mix 64 bits, so that each affects all; x is uint64."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -30,7 +30,7 @@ def digest_kernel(
     seed: tl.int64,
     width: tl.constexpr,
 ) -> None:
-    """One program per tile adds its words to both sums, which come out the same in any order."""
+    """One program per tile adds its words to both sums, whose result is the same in any order."""
     in_word: tl.constexpr = 64 // width
     at = tl.program_id(0).to(tl.int64) * TILE
     lane = tl.arange(0, TILE)
@@ -49,7 +49,7 @@ def digest_kernel(
 
 
 def digest(row: Any, *, first_index: int = 0, seed: int = 0) -> Any:
-    """Digest a row; nothing waits for the device.
+    """Digest a row, without waiting for the device.
 
     Args:
         row: (count,) int8, int16 or int32.
@@ -58,7 +58,7 @@ def digest(row: Any, *, first_index: int = 0, seed: int = 0) -> Any:
         seed: seed of the tensor, modulo 2^64.
 
     Returns:
-        (2,) int64 that holds the bits of two u64.
+        (2,) int64 with the bits of two u64.
     """
     width = 8 * row.element_size()
     sums = torch.zeros(2, dtype=torch.int64, device=row.device)

@@ -1,8 +1,8 @@
-"""The delta codec by the CUDA kernels that are embedded in the core, on tensors of torch.
+"""The delta codec with the CUDA kernels embedded in the core, on torch tensors.
 
-They launch on torch's current stream, and nothing waits for the device unless it says so. Tensors
-are those that `rose.transfer.codec.operations` has looked at: elements of int8, int16 or int32, a
-box as `rose.kernels.box` describes it; tables flat, of the types below.
+Kernels run on torch's current stream, and calls do not wait for the device unless stated. Tensors
+are as checked by `rose.transfer.codec.operations`: elements of int8, int16 or int32, contiguous or
+a box of `rose.kernels.box`; tables are flat, with the types below.
 """
 
 from typing import Any, Final
@@ -15,13 +15,13 @@ from rose.kernels.blocks import AGE_MAX, PackedBlocks
 from rose.kernels.box import box_of
 from rose.units import ceil_div
 
-# Of the histogram of top-k: a key each, and what is due.
+# Bins of the top-k histogram: one per key, and one for due changes.
 _BINS: Final = (1 << 15) + 1
 _MASK64: Final = (1 << 64) - 1
 
 
 class EmbeddedCodec:
-    """The kernels of one GPU, loaded; any thread."""
+    """The loaded kernels of one GPU; any thread may call."""
 
     def __init__(self, ordinal: int) -> None:
         """Load the kernels on GPU `ordinal`.
@@ -42,21 +42,21 @@ class EmbeddedCodec:
         age_limit: int = AGE_MAX,
         arena_words: int | None = None,
     ) -> PackedBlocks:
-        """Pack what changed from `shadow` to `new`, and move `shadow` to what is sent.
+        """Pack the changes from `shadow` to `new`, and apply the sent ones to `shadow`.
 
         Args:
             new: the fresh elements.
-            shadow: as many of the same, changed in place; None for zeros.
+            shadow: as many elements of the same type, changed in place; None for zeros.
             block_elements: 65,536 or 16,384.
-            threshold: () int32 on the device: only changes whose key reaches it are sent, see
+            threshold: () int32 on the device: only changes with at least this key are sent, see
                 `topk_threshold`. None sends all.
-            ages: None, or one byte for each element, contiguous, changed in place: how many packs
-                in a row left it unsent. Elements of a block that was deferred are unsent.
-            age_limit: the age at which a change is sent whatever its key.
-            arena_words: room for the payload; None is enough for any change.
+            ages: one byte per element, contiguous, updated in place: consecutive packs that left it
+                unsent, including those that deferred its block. None to ignore ages.
+            age_limit: age at which a change is sent whatever its key.
+            arena_words: words for the payload; None for enough in any case.
 
         Raises:
-            InvalidArgument: a tensor lies in more than four dimensions, or the ages are not
+            InvalidArgument: a tensor has more than four separate dimensions, or the ages are not
                 contiguous.
         """
         packed = _room_for(new, block_elements, arena_words)
@@ -91,18 +91,18 @@ class EmbeddedCodec:
         block_elements: int,
         undo: bool = False,
     ) -> Any:
-        """Change the weights by each sound block of a delta, or change them back.
+        """Apply or undo each sound block of a delta.
 
-        Which blocks are sound depends on the delta only, so `undo` takes back what was applied,
-        also of a delta with bad blocks.
+        The soundness of a block depends on the delta only, so `undo` exactly reverses an apply,
+        even of a delta with bad blocks.
 
         Args:
-            weights: the elements, changed in place.
+            weights: elements, changed in place.
             entries: (blocks,) int64, the u64 of the table.
-            offsets: (blocks,) int64, where each block's payload starts, in words; in any order.
-            payload: int32 that holds u32 words.
-            block_elements: 65,536 or 16,384, as it was packed.
-            undo: take the changes back.
+            offsets: (blocks,) int64, start of each block's payload, in words; in any order.
+            payload: (words,) int32 with the bits of u32 words.
+            block_elements: 65,536 or 16,384, as packed.
+            undo: whether to undo the changes.
 
         Returns:
             () int64, the lowest bad block, or -1.
@@ -128,12 +128,12 @@ class EmbeddedCodec:
     def topk_threshold(
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX
     ) -> Any:
-        """Find the smallest threshold >= 1 that at most `budget` changed elements of bf16 reach.
+        """Find the smallest threshold >= 1 that at most `budget` changed bf16 elements reach.
 
-        Those that are due count, and are sent even so; the ages stay as they are.
+        Due changes count, and are sent in any case; the ages are not updated.
 
         Returns:
-            () int32 on the device; 32,768 when even the largest key has too many.
+            () int32 on the device; 32,768 if even the largest key has too many changes.
         """
         histogram = torch.zeros(_BINS, dtype=torch.int64, device=new.device)
         threshold = torch.empty((), dtype=torch.int32, device=new.device)
@@ -160,10 +160,10 @@ class EmbeddedCodec:
     def topk_unpack(
         self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
     ) -> tuple[Any, Any]:
-        """List what a sound delta changes; waits for the stream.
+        """List the changes of a sound delta; waits for the stream.
 
         Returns:
-            (changed,) int64 positions, ascending, and the bits that the elements there become.
+            (changed,) int64 positions, ascending, and the new bits of these elements.
         """
         _check_table(base, block_elements, entries, offsets)
         changed = (entries >> 4) & 0xFFFFF
@@ -194,7 +194,7 @@ class EmbeddedCodec:
         return positions, values
 
     def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
-        """Return the two sums of a digest as (2,) int64 that holds the bits of two u64."""
+        """Return the two sums of a digest, (2,) int64 with the bits of two u64."""
         sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
         self._codec.digest(
             bits=bits.data_ptr(),
@@ -214,7 +214,7 @@ def _width_of(bits: Any) -> int:
 
 
 def _room_for(bits: Any, block_elements: int, arena_words: int | None) -> PackedBlocks:
-    """Make room for the delta of `bits`, by default enough for any; words and digest are 0."""
+    """Allocate the delta of `bits`, by default enough in any case; words and digest are 0."""
     full, rest = divmod(bits.numel(), block_elements)
     if arena_words is None:
         width = _width_of(bits)
@@ -231,7 +231,7 @@ def _room_for(bits: Any, block_elements: int, arena_words: int | None) -> Packed
 
 
 def _check_table(like: Any, block_elements: int, entries: Any, offsets: Any) -> None:
-    """Make sure that the kernels find a table as long as they read."""
+    """Check that the table has the length that the kernels read."""
     blocks = ceil_div(like.numel(), block_elements)
     check(
         entries.numel() == offsets.numel() == blocks,
@@ -246,7 +246,7 @@ def _ages_at(ages: Any) -> int:
 
 
 def _address(tensor: Any) -> int:
-    """Return where a tensor lies; 0 for None."""
+    """Return the address of a tensor; 0 for None."""
     return 0 if tensor is None else int(tensor.data_ptr())
 
 

@@ -1,4 +1,4 @@
-"""Code differences as delta blocks."""
+"""Encode differences as delta blocks."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _EMPTY, _RAW = tl.constexpr(EMPTY), tl.constexpr(RAW)
 
 @triton.jit
 def ranked(is_one: tl.tensor, found: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Number the lanes that are one from `found` on; returns their ranks and the next number."""
+    """Number the set lanes from `found` on; returns their ranks and the next number."""
     ones = is_one.to(tl.int32)
     return found + tl.cumsum(ones, 0) - ones, found + tl.sum(ones, 0)
 
@@ -53,7 +53,7 @@ def encode_kernel(
             set_positions(section, four(table, block, 3), rank, lane, is_sent)
             is_down = is_sent & (difference < 0)
             set_field(section + signs_at, rank, 1, is_down.to(tl.int32), is_down)
-            # Its size without an overflow: the largest one has no positive number.
+            # Size without overflow: the most negative difference has no positive counterpart.
             magnitude = tl.where(difference < 0, ~difference, difference - 1) + 1 - least
             is_listed = is_sent & (magnitude >= 0)
             listed_rank, listed_base = ranked(is_listed, listed_base)
@@ -68,12 +68,12 @@ def encode_kernel(
 
 
 def encode(differences: Any, plan: BlockPlan, *, block_elements: int) -> Any:
-    """Return the payload of a row of differences, coded as planned; waits for the stream.
+    """Return the payload of a row of differences, by its plan; waits for the stream.
 
     Args:
         differences: (count,) int8, int16 or int32.
-        plan: the result of `plan_to_write` for them.
-        block_elements: elements of a block, as the plan was made for.
+        plan: result of `plan_to_write` for the differences.
+        block_elements: elements per block, as in the plan.
     """
     words = int(plan.sizes.sum())
     payload = torch.zeros(words, dtype=torch.int32, device=differences.device)

@@ -1,7 +1,7 @@
-"""Bit fields and sets of positions inside a Triton program: the writer and the reader.
+"""Bit fields and sets of positions inside a Triton program: writer and reader.
 
-Words are int32 tensors that hold u32 bits, so every right shift goes through uint32. Positions,
-ranks and bits of one block are below 2^30 and fit int32.
+Words are int32 tensors with u32 bits, so every right shift goes through uint32. Positions, ranks
+and bits of one block are below 2^30 and fit int32.
 """
 
 import triton
@@ -16,21 +16,21 @@ def set_field(
 ) -> None:
     """Write fields of `width` <= 32 bits into zeroed words.
 
-    Several lanes may own bits of one word, so they are OR-ed in by atomics.
+    Several lanes may own bits of one word, so they are OR-ed atomically.
     """
     bit = index * width
     shift = (bit & 31).to(tl.uint32)
     bits = value.to(tl.uint32)
     word = words + (bit >> 5)
     tl.atomic_or(word, (bits << shift).to(tl.int32), mask=mask & (width > 0), sem="relaxed")
-    # In two shifts, because a shift by 32 is undefined.
+    # Two shifts, because a shift by 32 is undefined.
     rest = ((bits >> 1) >> (31 - shift)).to(tl.int32)
     tl.atomic_or(word + 1, rest, mask=mask & ((bit & 31) + width > 32), sem="relaxed")
 
 
 @triton.jit
 def field(words: tl.tensor, index: tl.tensor, width: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Read fields of `width` <= 32 bits; 0 without the mask."""
+    """Read fields of `width` <= 32 bits; 0 where the mask is off."""
     bit = index * width
     shift = (bit & 31).to(tl.uint32)
     word = words + (bit >> 5)
@@ -49,10 +49,10 @@ def set_positions(
     position: tl.tensor,
     mask: tl.tensor,
 ) -> None:
-    """Write positions by their ranks.
+    """Write positions by rank.
 
-    `place` is, of an Elias-Fano set, where the high and the low section begin in words, how many
-    bits the low part has, and 1. In a bitmap the low part has no bits, and its fourth number is 0.
+    `place` describes an Elias-Fano set: the start of the high and the low section in words, the
+    bits of the low part, and 1. For a bitmap the last two are 0.
     """
     highs_at, lows_at, low, step = place
     set_field(section + highs_at, (position >> low) + rank * step, 1, mask.to(tl.int32), mask)
@@ -69,10 +69,10 @@ def bits_of_set(place: tl.tuple) -> tl.tensor:
 def positions(
     section: tl.tensor, place: tl.tuple, at: tl.tensor, found: tl.tensor
 ) -> tuple[tl.tensor, ...]:
-    """Read the positions whose bits are among the TILE bits from `at` on; `found` lie before.
+    """Read the positions of the TILE bits from `at` on, after `found` earlier ones.
 
-    Returns, lane by lane, whether there is a position, its rank, and the position; and how many
-    were found by now.
+    Returns for each lane whether there is a position, its rank, and the position; and the number
+    found so far.
     """
     highs_at, lows_at, low, step = place
     bit = at + tl.arange(0, TILE)

@@ -1,4 +1,4 @@
-"""Which code computes on a GPU: the embedded CUDA kernels, or their Triton twins."""
+"""The codec for a GPU: the embedded CUDA kernels, or their Triton twins."""
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,15 @@ if TYPE_CHECKING:  # Triton is an optional package.
     from rose.kernels.triton_codec import TritonCodec
 
 
-# Kernels are loaded once and stay: to load them at a launch could wait for a stream that a closed
-# gate holds.
+# Kernels are loaded once and kept: loading at a launch could wait for a stream held by a closed
+# gate.
 @functools.cache
 def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
     """Return the codec for GPU `ordinal` of torch.
 
     Raises:
         Unavailable: the driver or the device refuses the embedded kernels.
-        ImportError: there are none, and no Triton either.
+        ImportError: there are no embedded kernels, and Triton is not installed.
     """
     if embedded_kernels() and torch.version.hip is None:
         return EmbeddedCodec(ordinal)
@@ -31,9 +31,10 @@ def codec_of(ordinal: int) -> "EmbeddedCodec | TritonCodec":
 
 
 def on_gpu_of(array: Any, like: Any, dtype: Any) -> Any:
-    """Copy an array of NumPy to the GPU of `like`, as signed numbers of `dtype`'s size.
+    """Copy a NumPy array to the GPU of `like`, as signed numbers of `dtype`'s size.
 
-    Queued on the current stream: from pinned memory nothing waits, and the array may go.
+    The copy is queued on the current stream from pinned memory: nothing waits, and the array may be
+    freed.
     """
     signed = array.view(dtype)
     pinned = torch.empty(

@@ -1,4 +1,4 @@
-"""The embedded CUDA kernel that quantises on a GPU, on tensors of torch."""
+"""The embedded CUDA kernel that quantises on a GPU, on torch tensors."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ from rose.kernels.scale_blocks import scale_blocks
 
 
 class EmbeddedQuantiser:
-    """The kernel of one GPU, loaded; any thread."""
+    """The loaded kernel of one GPU; any thread may call."""
 
     def __init__(self, ordinal: int) -> None:
         """Load the kernel on GPU `ordinal`.
@@ -21,7 +21,7 @@ class EmbeddedQuantiser:
         self._quantiser = DeviceQuantiser.create(CudaDevice.open(ordinal))
 
     def quantise(self, weights: Any, *, to: str, block: tuple[int, int]) -> tuple[Any, Any]:
-        """Return codes and scales, which nothing waited for; on torch's current stream."""
+        """Queue the work on torch's current stream, and return codes and scales without waiting."""
         cut = scale_blocks(weights, to=to, block=block)
         rows, cols = weights.shape
         self._quantiser.quantise(
@@ -39,11 +39,11 @@ class EmbeddedQuantiser:
         return cut.codes, cut.scales
 
 
-# Kernels are loaded once and stay: to load them at a launch could wait for a stream that a closed
-# gate holds.
+# Kernels are loaded once and kept: loading at a launch could wait for a stream held by a closed
+# gate.
 @functools.cache
 def quantiser_of(ordinal: int) -> EmbeddedQuantiser:
-    """Return what quantises on GPU `ordinal` of torch.
+    """Return the quantiser of GPU `ordinal` of torch.
 
     Raises:
         Unavailable: no driver, or a build without device code.

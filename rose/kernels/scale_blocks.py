@@ -1,4 +1,4 @@
-"""What the functions that quantise ask of a matrix, and the tensors that they fill."""
+"""Checks of a matrix to quantise, and the tensors for the result."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,14 +13,14 @@ _BITS_DTYPES: Final = (torch.bfloat16, torch.int16, torch.uint16)
 
 @dataclass(frozen=True, slots=True)
 class ScaleBlocks:
-    """A matrix of weights, cut into blocks that have one scale each.
+    """A matrix of weights, divided into blocks with one scale each.
 
     Args:
         bits: (rows, cols) int16, a view of the weights; rows may be apart.
         codes: (rows, cols) uint8, to be filled.
         scales: (blocks down, blocks across) float32, to be filled.
-        block_rows: of a block, not more than the matrix has.
-        block_cols: of a block, not more than the matrix has.
+        block_rows: rows per block, at most those of the matrix.
+        block_cols: columns per block, at most those of the matrix.
     """
 
     bits: Any
@@ -31,17 +31,17 @@ class ScaleBlocks:
 
     @property
     def row_stride(self) -> int:
-        """Return how many elements the rows are apart; what one row says of it means nothing."""
+        """Return the distance of rows in elements; a single row's own stride is ignored."""
         rows, cols = self.bits.shape
         return int(self.bits.stride(0)) if rows > 1 else int(cols)
 
 
 def scale_blocks(weights: Any, *, to: str, block: tuple[int, int]) -> ScaleBlocks:
-    """Cut `weights` into blocks, and make room for their codes and scales on the same device.
+    """Divide `weights` into blocks, and allocate codes and scales on the same device.
 
     Raises:
-        InvalidArgument: the weights are no matrix of bf16 whose rows are contiguous and do not
-            overlap, or `to` or `block` is none.
+        InvalidArgument: the weights are not a bf16 matrix with contiguous rows that do not overlap,
+            or `to` or `block` is invalid.
     """
     if to not in KINDS:
         raise InvalidArgument(f"to '{to}': choose fp8 or int8")
@@ -56,7 +56,7 @@ def scale_blocks(weights: Any, *, to: str, block: tuple[int, int]) -> ScaleBlock
         raise InvalidArgument(
             f"weights have strides {weights.stride()}; each row must be contiguous, none overlap"
         )
-    # A block of more than the matrix is one of all of it: so no sum of two sizes overflows.
+    # A larger block covers the whole matrix: limiting it avoids overflow in sums of sizes.
     height, width = min(block[0], max(rows, 1)), min(block[1], max(cols, 1))
     shape = -(-rows // height), -(-cols // width)
     return ScaleBlocks(

@@ -1,4 +1,4 @@
-"""The stream that a caller wants work on, as torch has it. The device is never waited for."""
+"""Resolution of a caller's stream to a torch stream, without waiting for the device."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -7,20 +7,20 @@ import torch
 
 from rose.errors import InvalidArgument
 
-# The driver has two names for the legacy default stream; torch takes 1 for a stream of its own.
+# The driver has two handles for the legacy default stream; torch takes 1 for another stream.
 _DEFAULT_HANDLES: Final = (0, 1)
 
 
 def stream_on(stream: Any, device: Any) -> Any:
-    """Return the torch stream that is meant.
+    """Return the torch stream for a handle or stream.
 
     Args:
-        stream: the handle of a CUDA stream as a number (of CuPy, of the driver, of rose), or a
-            stream of torch; None for torch's current one.
-        device: of torch; a handle does not say whose it is.
+        stream: a CUDA stream handle as a number (of CuPy, the driver or rose), or a torch stream;
+            None for torch's current one.
+        device: torch device, since a handle does not tell it.
 
     Raises:
-        InvalidArgument: it is neither, or of another GPU.
+        InvalidArgument: `stream` is neither, or of another GPU.
     """
     if stream is None:
         return torch.cuda.current_stream(device)
@@ -38,7 +38,7 @@ def stream_on(stream: Any, device: Any) -> Any:
 
 
 def on_stream(stream: Any, device: Any) -> AbstractContextManager[Any]:
-    """Make the stream torch's current one for a while; nothing for None."""
+    """Return a context in which `stream` is torch's current one; a null context for None."""
     if stream is None:
         return nullcontext()
     context: AbstractContextManager[Any] = torch.cuda.stream(stream_on(stream, device))

@@ -1,4 +1,4 @@
-"""How much of an array one program holds at a time, how it loads that, and how it is launched."""
+"""The part of an array that one program holds, its loads and stores, and launch options."""
 
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ LAUNCH: Final[dict[str, Any]] = {"num_warps": NUM_WARPS}
 
 @triton.jit
 def load_bits(places: tl.tensor, mask: tl.tensor, width: tl.constexpr) -> tl.tensor:
-    """Load elements as int32 that holds their bits and zeros above; 0 where the mask is off."""
+    """Load elements as int32 with zeros above their bits; 0 where the mask is off."""
     bits = tl.load(places, mask=mask, other=0).to(tl.int32)
     if width < 32:
         bits = bits & ((1 << width) - 1)

@@ -1,6 +1,6 @@
-"""The delta codec in Triton and torch, for GPUs that no fat binary is embedded for.
+"""The delta codec in Triton and torch, for GPUs without an embedded fat binary.
 
-Plain rather than fast. Work goes into torch's current stream.
+Plain rather than fast. Work is queued on torch's current stream.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from rose.kernels.encode import encode
 
 
 class TritonCodec:
-    """What `rose.kernels.embedded.EmbeddedCodec` does, on any GPU that Triton compiles for.
+    """The operations of `rose.kernels.embedded.EmbeddedCodec`, on any GPU that Triton supports.
 
-    Elements are int8, int16 or int32, of which those that lie apart are copied. A delta is one that
-    `delta_check` found sound.
+    Elements are int8, int16 or int32; strided ones are copied. Deltas must have passed
+    `delta_check`.
     """
 
     def delta_pack(
@@ -33,9 +33,9 @@ class TritonCodec:
         ages: Any = None,
         age_limit: int = AGE_MAX,
     ) -> PackedBlocks:
-        """Pack what changed and move the shadow; waits for the stream.
+        """Pack the changes and move the shadow; waits for the stream.
 
-        Takes as much memory as the weights have. On an error nothing is changed.
+        Takes as much memory as the weights. On an error nothing is changed.
         """
         moved = torch.empty(new.numel(), dtype=new.dtype, device=new.device)
         aged = None if ages is None else _row(ages).view(torch.uint8)
@@ -59,7 +59,7 @@ class TritonCodec:
             words=sizes.sum(),
             digest=digest(moved),
         )
-        # Last, because it takes no memory and so cannot fail halfway.
+        # Last, because it allocates nothing and so cannot fail halfway.
         shadow.copy_(moved.view(shadow.shape))
         if older is not None:
             ages.view(torch.uint8).copy_(older.view(ages.shape))
@@ -75,7 +75,7 @@ class TritonCodec:
         block_elements: int,
         undo: bool = False,
     ) -> None:
-        """Change the weights, or change them back; nothing waits for the device."""
+        """Apply or undo a delta, without waiting for the device."""
         row = _row(weights)
         for part, change in decoded(
             entries, offsets, payload, like=row, block_elements=block_elements
@@ -88,19 +88,19 @@ class TritonCodec:
         self, new: Any, shadow: Any, *, budget: int, ages: Any = None, age_limit: int = AGE_MAX
     ) -> Any:
         """Return the smallest threshold >= 1 that at most `budget` changes reach; bf16 only."""
-        # A bin for each key, in front of them one for what did not change.
+        # A bin per key, after one for unchanged elements.
         bins = torch.zeros(DUE + 2, dtype=torch.int64, device=new.device)
         for _, keys in _keys(new, shadow, ages, age_limit):
             bins += torch.bincount(keys + 1, minlength=len(bins))
-        # From the largest key to key 1: how many changes reach it. It never falls on that way, so
-        # the keys that too many reach are those below the threshold.
+        # Changes that reach each key, from the largest down to 1. The number grows on the way, so
+        # the keys with too many are those below the threshold.
         reach = bins[2:].flip(0).cumsum(0)[1:]
         return 1 + (reach > budget).sum()
 
     def topk_unpack(
         self, base: Any, entries: Any, offsets: Any, payload: Any, *, block_elements: int
     ) -> tuple[Any, Any]:
-        """Return what a delta changes in `base` and what that becomes; waits for the stream."""
+        """Return the positions of a delta's changes and their new bits; waits for the stream."""
         row = _row(base)
         positions, values = [row[:0].long()], [row[:0]]
         for part, change in decoded(
@@ -117,7 +117,7 @@ class TritonCodec:
 
 
 def _row(tensor: Any) -> Any:
-    """Return the elements as a row: the same memory, or a copy where they lie apart."""
+    """Return the elements as a row: the same memory, or a copy of strided ones."""
     return tensor.contiguous().view(-1)
 
 
@@ -134,7 +134,7 @@ def _keys(new: Any, shadow: Any, ages: Any, age_limit: int) -> Iterator[tuple[sl
 def _changes(
     new: Any, shadow: Any, threshold: Any, ages: Any, age_limit: int
 ) -> Iterator[tuple[slice, Any, Any]]:
-    """Yield, part by part, the differences, and those whose keys reach the threshold, if any."""
+    """Yield, part by part, the differences, and those that reach the threshold, if any."""
     fresh, held = _row(new), _row(shadow)
     keys = _keys(new, shadow, ages, age_limit)
     for at in range(0, len(fresh), GROUP_ELEMENTS):

@@ -1,4 +1,4 @@
-"""The pool, its slabs and the KV space of each tenant."""
+"""The memory pool, its slabs and the KV space of each tenant."""
 
 from rose.memory.array import DeviceArray
 from rose.memory.attention import AttentionGroup, Reach

@@ -1,4 +1,4 @@
-"""Bytes of a pool on a GPU, which numpy cannot touch."""
+"""Pool memory on a GPU as an array, which numpy cannot access."""
 
 import math
 from dataclasses import dataclass
@@ -10,13 +10,11 @@ from rose._core import Arbiter, Attachment, MappedWindow, Pool
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """A contiguous array in a pool; torch and CuPy take it without a copy.
+    """A contiguous array in a pool; torch and CuPy use it without a copy.
 
     Args:
-        owner: keeps the mapping alive.
-        address: of the first element, on the device.
-        shape: of the array.
-        dtype: of its elements.
+        owner: object that keeps the memory mapped.
+        address: device address of the first element.
     """
 
     owner: Arbiter | Attachment | MappedWindow | Pool
@@ -36,7 +34,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """Describe the array, version 3 of the protocol; the user orders its streams."""
+        """Describe the array, protocol version 3; the user synchronises its streams."""
         return {
             "version": 3,
             "shape": self.shape,

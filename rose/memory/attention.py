@@ -1,4 +1,4 @@
-"""The attention groups of a model: layers that keep the same tokens, and blocks of their own."""
+"""The attention groups of a model: layers that keep the same tokens, in blocks of their own."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from rose.units import ceil_div
 
 
 class Reach(Enum):
-    """Which earlier tokens a layer looks at.
+    """The earlier tokens that a layer attends to.
 
     FULL: all of them.
-    SLIDING: the last `window_tokens`, its own included.
+    SLIDING: the last `window_tokens`, including the token itself.
     CHUNKED: those since the last multiple of `window_tokens`.
     """
 
@@ -25,17 +25,17 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Layers of one model that need the KV of the same tokens.
+    """Layers of one model that keep KV of the same tokens.
 
-    A model is a tuple of groups. They share one pool: each group is a `KVSpace` of its own, with
-    its partition and its header slab, so a slab belongs to one group at a time and is laid out for
-    its layers alone; what a window has left behind goes back block by block, and slab by slab to
-    any other group of either tenant.
+    A model is a tuple of groups. They share one pool: each group is a `KVSpace` of its own in the
+    tenant's partition. A slab belongs to one group at a time and is laid out for its layers alone.
+    Blocks that a window has passed are freed one by one; whole slabs then move to any other group
+    of either tenant.
 
     Args:
-        reach: of its layers.
-        geometry: of its layers alone.
-        window_tokens: None for `FULL`, otherwise at least 1.
+        reach: attention of its layers.
+        geometry: KV layout of its layers alone.
+        window_tokens: size of the window, >= 1; None for `FULL`.
     """
 
     reach: Reach
@@ -58,12 +58,12 @@ class AttentionGroup:
     def blocks_for(self, tokens: int, *, step_tokens: int = 1) -> int:
         """Return the most blocks that a request of up to `tokens` tokens holds at any time.
 
-        Behind a window blocks are given back, so a long request holds the window, what one step
-        adds to it, and one block more because the window need not begin where a block does.
+        Blocks that a window has passed are freed, so a long request holds the window, the tokens of
+        one step, and one more block because the window need not begin at a block.
 
         Args:
-            tokens: of the request, prompt and answer.
-            step_tokens: the most that one step adds; more than 1 while a prompt is prefilled.
+            tokens: length of the request, prompt and answer.
+            step_tokens: most tokens that one step adds; above 1 in prefill.
         """
         blocks = self.geometry.blocks_for(tokens)
         if self.window_tokens is None:
@@ -75,7 +75,7 @@ class AttentionGroup:
 def slabs_for(
     groups: Sequence[AttentionGroup], *, requests: int, tokens: int, slab_bytes: int
 ) -> int:
-    """Return the slabs in which so many decoding requests of so many tokens each find room."""
+    """Return the slabs that `requests` decoding requests of `tokens` tokens each need."""
     return sum(
         ceil_div(requests * group.blocks_for(tokens), group.geometry.blocks_per_slab(slab_bytes))
         for group in groups
@@ -85,7 +85,7 @@ def slabs_for(
 def requests_within(
     groups: Sequence[AttentionGroup], *, slabs: int, tokens: int, slab_bytes: int
 ) -> int:
-    """Return how many decoding requests of so many tokens (at least 1) find room in the slabs."""
+    """Return the number of decoding requests of `tokens` tokens (>= 1) that fit in the slabs."""
     at_most = min(
         slabs * group.geometry.blocks_per_slab(slab_bytes) // group.blocks_for(tokens)
         for group in groups

@@ -1,7 +1,7 @@
-"""How the tensors of a model lie in slabs: bins of neighbouring slabs, filled tensor by tensor.
+"""Packing of a model's tensors into slabs: bins of neighbouring slabs, filled tensor by tensor.
 
-Slabs are neighbours in the address space only when their ids are, and a tensor is one piece. So a
-tensor that is larger than a slab needs a run of neighbouring ones.
+A tensor is contiguous, and slabs are adjacent in the address space only if their ids are. So a
+tensor larger than a slab needs a run of neighbouring ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,16 +10,16 @@ from typing import Final
 
 from rose.units import ceil_div
 
-ALIGN_BYTES: Final = 256  # what a GPU's own allocator promises, which its kernels rely on
+ALIGN_BYTES: Final = 256  # alignment of CUDA's allocator, which kernels rely on
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one tensor lies.
+    """Place of one tensor.
 
     Args:
-        tensor: its index in the list that was packed.
-        offset: of its first byte in the bin, a multiple of `ALIGN_BYTES`.
+        tensor: index in the packed list.
+        offset: offset of its first byte in the bin, a multiple of `ALIGN_BYTES`.
     """
 
     tensor: int
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Tensors that lie side by side in `slabs` neighbouring slabs."""
+    """Tensors side by side in `slabs` neighbouring slabs."""
 
     slabs: int
     places: tuple[Place, ...]
@@ -37,14 +37,13 @@ class Bin:
 def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
     """Put tensors of `sizes` bytes into bins of whole slabs, the largest first.
 
-    Small ones fill what large ones leave of their last slab. A tensor larger than a slab opens a
-    bin of its own, so a bin is never longer than its largest tensor needs: short runs are easier to
-    find than long ones.
+    Small tensors fill the last slab of large ones. A tensor larger than a slab opens its own bin,
+    so a bin is never longer than its largest tensor: short runs are easier to find.
 
     Returns:
-        Bins in which each tensor has one place; bins with the most slabs first.
+        Bins with one place for each tensor; those with the most slabs first.
     """
-    room: list[int] = []  # what is left of each bin
+    room: list[int] = []  # free bytes of each bin
     slabs: list[int] = []
     places: list[list[Place]] = []
     for tensor in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
@@ -60,13 +59,14 @@ def pack_bins(sizes: Sequence[int], slab_bytes: int) -> tuple[Bin, ...]:
 
 
 def find_runs(lengths: Sequence[int], slabs: Iterable[int]) -> list[range] | None:
-    """Choose for each of `lengths` a run of that many neighbouring slabs out of `slabs`.
+    """Choose for each of `lengths` a run of that many neighbouring slabs of `slabs`.
 
-    The longest are placed first, each into the shortest run that is long enough. It always succeeds
+    The longest is placed first, each in the shortest free run that fits. It always succeeds if the
+    slabs form one run of the total length, or if all lengths are 1.
     in one run that is as long as all together, and when all lengths are 1.
 
     Returns:
-        Disjoint runs in the order of `lengths`; None when they are not found.
+        Disjoint runs in the order of `lengths`; None if some do not fit.
     """
     free = _runs_of(slabs)
     found: dict[int, range] = {}
@@ -83,7 +83,7 @@ def find_runs(lengths: Sequence[int], slabs: Iterable[int]) -> list[range] | Non
 
 
 def _runs_of(slabs: Iterable[int]) -> list[range]:
-    """Return the longest runs of neighbours that `slabs` consist of."""
+    """Return the maximal runs of neighbouring slabs."""
     runs: list[range] = []
     for slab in sorted(slabs):
         if runs and runs[-1].stop == slab:

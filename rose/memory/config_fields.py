@@ -1,19 +1,19 @@
-"""Fields of somebody's JSON, checked as they are read."""
+"""Checked access to the fields of foreign JSON."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 from rose.errors import InvalidArgument
 
-_COUNT_MAX: Final = 1 << 31  # more than any model has of anything
+_COUNT_MAX: Final = 1 << 31  # larger than any number in a model
 
 
 class ConfigFields:
     """The fields of one JSON object; null counts as absent.
 
     Args:
-        fields: the object.
-        source: whose it is, for sentences.
+        fields: the JSON object.
+        source: name of the object, for messages.
     """
 
     def __init__(self, fields: Mapping[str, Any], source: str) -> None:
@@ -21,15 +21,15 @@ class ConfigFields:
         self._source = source
 
     def error(self, what: str) -> InvalidArgument:
-        """Return the exception that says `what` is wrong with this object."""
+        """Return an exception with a message about this object."""
         return InvalidArgument(f"{self._source}: {what}")
 
     def has(self, name: str) -> bool:
-        """Return whether the field is there."""
+        """Return whether the field is present."""
         return self._fields.get(name) is not None
 
     def within(self, name: str) -> "ConfigFields":
-        """Return the fields of an object in a field."""
+        """Return the fields of a nested object."""
         inner = self._fields.get(name)
         if not isinstance(inner, Mapping):
             raise self.error(f"{name} is {inner!r}, not an object")
@@ -43,7 +43,7 @@ class ConfigFields:
         at_least: int = 1,
         at_most: int = _COUNT_MAX,
     ) -> int:
-        """Return a whole number."""
+        """Return a whole number from `at_least` to `at_most`."""
         value = self._fields.get(name)
         value = default if value is None else value
         if value is None:
@@ -59,25 +59,25 @@ class ConfigFields:
         return value
 
     def truth(self, name: str) -> bool:
-        """Return true or false; false when it is absent."""
+        """Return true or false; false if absent."""
         value = self._fields.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.error(f"{name} is {value!r}, neither true nor false")
         return bool(value)
 
     def name(self, name: str, *, among: tuple[str, ...]) -> str:
-        """Return one of some words."""
+        """Return a word of `among`."""
         return self._one_of(name, self._fields.get(name), among)
 
     def names(self, name: str, *, among: tuple[str, ...], length: int) -> list[str]:
-        """Return a list of so many words."""
+        """Return a list of `length` words of `among`."""
         words = self._list(name)
         if len(words) != length:
             raise self.error(f"{name} has {len(words)} entries instead of {length}")
         return [self._one_of(name, word, among) for word in words]
 
     def integers(self, name: str) -> list[int]:
-        """Return a list of whole numbers; an empty one when it is absent."""
+        """Return a list of whole numbers; an empty one if absent."""
         numbers = self._list(name) if self.has(name) else []
         if not all(isinstance(one, int) for one in numbers):
             raise self.error(f"{name} is {numbers!r}, not a list of whole numbers")

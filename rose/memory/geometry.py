@@ -1,4 +1,4 @@
-"""How the KV blocks of one model lie in slabs, and which slab size suits several models."""
+"""The layout of a model's KV blocks in slabs, and a slab size for several models."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from rose.units import MIB, ceil_div
 PAGE_BYTES: Final = 2 * MIB  # the driver's unit of physical memory
 SLAB_BYTES_MAX: Final = 128 * MIB
 WASTE_MAX: Final = 0.0625
-# The most that a model may have; products of them stay far below 2**63.
+# Upper limits; products of them stay far below 2**63.
 _SIZES_MAX: Final = {"layers": 1 << 16, "block_tokens": 1 << 20, "bytes_per_token": 1 << 40}
-NULL_BLOCKS_MIN: Final = 2  # one that reads as zeros, one that padding may be written to
+NULL_BLOCKS_MIN: Final = 2  # one to read zeros from, one to write padding to
 
 
 class Layout(Enum):
-    """What a block id names.
+    """The meaning of a block id.
 
-    LAYER_MAJOR: inside a slab, one region per layer; an id names one block of every layer, at a
-        constant distance from layer to layer. Stock paged-attention kernels take it as it is.
-    BLOCK_MAJOR: whole blocks, all layers of a block side by side, as transformers stores them.
+    LAYER_MAJOR: a slab has one region per layer; an id names one block in every layer, at a
+        constant distance between layers. Stock paged-attention kernels accept it unchanged.
+    BLOCK_MAJOR: a block's layers are side by side, as transformers stores them.
     """
 
     LAYER_MAJOR = "layer_major"
@@ -31,13 +31,13 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """The sizes of one model's KV cache.
+    """Sizes of one model's KV cache.
 
     Args:
         layers: attention layers that keep KV.
-        block_tokens: tokens in one block.
-        bytes_per_token: of K and V over all layers, with the scales that lie beside them.
-        layout: how blocks lie in a slab.
+        block_tokens: tokens per block.
+        bytes_per_token: bytes of K and V over all layers, with scales beside them.
+        layout: layout of blocks in a slab.
     """
 
     layers: int
@@ -69,19 +69,20 @@ class KVGeometry:
         scale_bytes: int = 0,
         layout: Layout = Layout.LAYER_MAJOR,
     ) -> "KVGeometry":
-        """Return the geometry of attention whose layers keep K and V of each head.
+        """Return the geometry of attention with K and V per head.
 
         Args:
-            layers: that keep KV.
-            kv_heads: of the whole model; fewer than query heads in grouped-query attention.
-            head_dim: elements of one head.
-            dtype_bytes: of an element: 2 for bf16, 1 for FP8.
-            block_tokens: tokens in one block.
-            tp: devices that share the model; this is the geometry of each of them.
-            scale_bytes: per token, per head, K and V apart, of scales inside the block. 4 for the
-                `fp8_per_token_head` of vLLM; 0 for its `fp8` and SGLang's, which keep one scale
+            layers: number of layers that keep KV.
+            kv_heads: KV heads of the whole model; fewer than query heads in grouped-query
+                attention.
+            head_dim: elements per head.
+            dtype_bytes: bytes per element: 2 for bf16, 1 for FP8.
+            block_tokens: tokens per block.
+            tp: devices that share the model; the result is for each of them.
+            scale_bytes: bytes of scales inside the block, per token and head, for K and V each. 4
+                for vLLM's `fp8_per_token_head`; 0 for its `fp8` and SGLang's, which keep one scale
                 per layer outside the pool.
-            layout: how blocks lie in a slab.
+            layout: layout of blocks in a slab.
 
         Raises:
             InvalidArgument: the heads can be neither divided by `tp` nor repeated.
@@ -103,20 +104,20 @@ class KVGeometry:
         scale_bytes: int = 0,
         layout: Layout = Layout.LAYER_MAJOR,
     ) -> "KVGeometry":
-        """Return the geometry of latent attention (MLA): one vector a token, for K and V together.
+        """Return the geometry of latent attention (MLA): one vector per token for both K and V.
 
-        Every head reads all of it, so each device of a tensor parallel group keeps the same bytes.
+        Every head reads the whole vector, so each tensor-parallel device keeps the same bytes.
 
         Args:
-            layers: that keep KV.
-            latent_dim: elements of the latent, `kv_lora_rank`.
-            rope_dim: elements of the key that carries positions, `qk_rope_head_dim`.
-            dtype_bytes: of an element of the latent.
-            block_tokens: tokens in one block.
-            rope_dtype_bytes: of an element of that key; None if as the latent.
-            scale_bytes: per token, of scales inside the block: 16 for the `fp8_ds_mla` of vLLM,
-                whose keys stay bf16; 0 for its `fp8`.
-            layout: how blocks lie in a slab.
+            layers: number of layers that keep KV.
+            latent_dim: elements of the latent vector, `kv_lora_rank`.
+            rope_dim: elements of the position key, `qk_rope_head_dim`.
+            dtype_bytes: bytes per element of the latent vector.
+            block_tokens: tokens per block.
+            rope_dtype_bytes: bytes per element of the position key; None for `dtype_bytes`.
+            scale_bytes: bytes of scales inside the block, per token: 16 for vLLM's `fp8_ds_mla`,
+                whose position keys stay bf16; 0 for its `fp8`.
+            layout: layout of blocks in a slab.
         """
         key_bytes = rope_dim * (dtype_bytes if rope_dtype_bytes is None else rope_dtype_bytes)
         bytes_per_token = layers * (latent_dim * dtype_bytes + key_bytes + scale_bytes)
@@ -134,14 +135,14 @@ class KVGeometry:
 
     @property
     def id_bytes(self) -> int:
-        """Return the distance between the addresses of neighbouring block ids."""
+        """Return the address distance of consecutive block ids."""
         return self.layer_block_bytes if self.layout is Layout.LAYER_MAJOR else self.block_bytes
 
     def blocks_per_slab(self, slab_bytes: int) -> int:
-        """Return how many blocks every slab holds, wherever it lies.
+        """Return the number of blocks in every slab, wherever it is.
 
-        When ids do not divide the slab, the first id of a slab starts up to this much behind it:
-        a slab may hold one block more in `BLOCK_MAJOR`, but never fewer.
+        If the slab is not a multiple of the id distance, its first id starts up to `skew` bytes
+        late: a slab may hold one more block in `BLOCK_MAJOR`, but never fewer.
         """
         skew = self.id_bytes - math.gcd(self.id_bytes, slab_bytes)
         return max(0, slab_bytes - skew) // self.block_bytes
@@ -156,9 +157,10 @@ class KVGeometry:
 
 
 def shard_heads(kv_heads: int, tp: int) -> int:
-    """Return the KV heads that each of `tp` devices keeps.
+    """Return the KV heads on each of `tp` devices.
 
-    They are divided; where there are more devices than heads, several devices keep the same one.
+    Heads are divided among devices; with more devices than heads, several devices keep the same
+    head.
 
     Raises:
         InvalidArgument: neither number divides the other.
@@ -175,13 +177,13 @@ def choose_slab_bytes(
 ) -> int:
     """Return the smallest multiple of `page_bytes` that wastes little in every geometry.
 
-    Small slabs make fine loans; the largest block sets how small they can be. A model with several
-    attention groups has one geometry for each, and any slab may come to any group of either tenant,
-    so all of them are named. Each keeps its null blocks in a header slab, where they must fit.
+    Small slabs make fine-grained loans; the largest block limits how small they can be. Pass one
+    geometry per attention group of all models, since any slab may move to any group of either
+    tenant. Each header slab must hold the null blocks.
 
     Raises:
-        InvalidArgument: no size up to `at_most` suits all; the sentence names the geometry that
-            is worst off, and what it would waste at its best.
+        InvalidArgument: no size up to `at_most` suits all; the message names the worst geometry and
+            its least waste.
     """
     sizes = range(page_bytes, at_most + 1, page_bytes)
     for slab_bytes in sizes:
@@ -207,6 +209,6 @@ def _why_not(geometries: Sequence[KVGeometry], sizes: range) -> str:
 
 
 def _loss(geometry: KVGeometry, slab_bytes: int) -> float:
-    """Return the waste; all of a slab when the null blocks do not fit it."""
+    """Return the wasted share; 1 if the null blocks do not fit."""
     fits = geometry.blocks_per_slab(slab_bytes) >= NULL_BLOCKS_MIN
     return geometry.waste(slab_bytes) if fits else 1.0

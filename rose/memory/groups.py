@@ -1,4 +1,4 @@
-"""Several attention groups of one model over the slabs of one tenant."""
+"""Several attention groups of one model in the slabs of one tenant."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,30 +10,30 @@ from rose.units import ceil_div
 
 
 def groups_of(geometry: KVGeometry | Sequence[KVGeometry]) -> tuple[KVGeometry, ...]:
-    """Return the geometries of a lane: one, or one for each attention group.
+    """Return the geometries of a lane, one for each attention group.
 
     Raises:
-        InvalidArgument: there is none.
+        InvalidArgument: the sequence is empty.
     """
     groups = (geometry,) if isinstance(geometry, KVGeometry) else tuple(geometry)
     if not groups:
-        raise InvalidArgument("a lane needs the geometry of one group of layers at least")
+        raise InvalidArgument("a lane needs the geometry of at least one group of layers")
     return groups
 
 
 class KVGroups:
-    """One `KVSpace` for each group of layers; they share the partition, its slabs and its header.
+    """One `KVSpace` per group of layers; they share the partition, its slabs and its header.
 
-    A slab is of one group at a time, and changes group when nobody uses it: what a sliding window
-    left behind becomes room for the layers that keep everything, and the other way round. Each
-    group has ids of its own, and an allocator with all of its contract.
+    A slab belongs to one group at a time, and changes group when it is empty: memory freed by a
+    sliding window becomes room for full-attention layers, and vice versa. Each group has its own
+    ids and allocator.
 
     Args:
-        arbiter: of the pool, or what attached to it in another process.
-        partition: the tenant's.
-        geometries: of the layers of each group alone; several must be block-major.
-        header_index: which header slab is the tenant's own.
-        window: the tenant's own mapping, if it sees the pool through one.
+        arbiter: arbiter of the pool, or an attachment to it in another process.
+        partition: partition of the tenant.
+        geometries: KV layout of each group's layers; several must be block-major.
+        header_index: index of the tenant's header slab.
+        window: the tenant's own mapping of the pool, if it has one.
 
     Raises:
         InvalidArgument: a geometry does not fit, or null blocks do not fit the header.
@@ -72,13 +72,15 @@ class KVGroups:
         )
 
     def missing_slabs(self, blocks: Sequence[int]) -> int:
-        """Return how many slabs more it takes to have `blocks[i]` free blocks of every group i.
+        """Return the further slabs needed for `blocks[i]` free blocks in every group i.
 
         Raises:
-            InvalidArgument: not one number for each group.
+            InvalidArgument: `blocks` has not one number per group.
         """
         if len(blocks) != len(self.spaces):
-            raise InvalidArgument(f"{len(blocks)} numbers of blocks for {len(self.spaces)} groups")
+            raise InvalidArgument(
+                f"blocks needs {len(self.spaces)} numbers, one per group, got {len(blocks)}"
+            )
         if len(self.spaces) > 1:
             return int(self._arbiter.missing_slabs(self._partition, list(blocks)))
         (space,) = self.spaces
@@ -86,7 +88,7 @@ class KVGroups:
         return ceil_div(max(0, missing), space.blocks_per_slab)
 
     def pin(self, blocks: Sequence[Iterable[int]]) -> tuple[int, ...]:
-        """Hold the slabs of `blocks[i]` of every group i, as `BlockAllocator.pin`; all or none."""
+        """Pin the slabs of `blocks[i]` of every group i, like `BlockAllocator.pin`; all or none."""
         pins: list[int] = []
         try:
             for space, ids in zip(self.spaces, blocks, strict=True):
@@ -97,15 +99,15 @@ class KVGroups:
         return tuple(pins)
 
     def unpin(self, pins: Iterable[int]) -> None:
-        """Let go; slabs on revocation that are empty leave inside this call."""
+        """Drop pins; empty slabs under revocation leave inside this call."""
         for space, pin in zip(self.spaces, pins, strict=False):
             space.allocator.unpin(pin)
 
 
 def _null_offsets(geometries: Sequence[KVGeometry], *, header_bytes: int) -> list[int]:
-    """Return where each group's ids begin in the header, so that no two share a null block.
+    """Return the start of each group's ids in the header, so that no two share a null block.
 
-    Each begins at a multiple of its own block, so that it fills slabs as it would alone.
+    Each starts at a multiple of its block size, so that slabs are filled as without other groups.
     """
     offsets: list[int] = []
     end = 0

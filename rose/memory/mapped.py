@@ -1,11 +1,11 @@
 """Loans that a borrower maps one by one: `isolation="mapped"`.
 
-Serving maps the whole pool for good, as ever; a borrower maps a slab when it is lent one, finds
-zeros in it, and unmaps it when it is back, at leisure. So a stray access of the borrower faults,
-where it would have met another tenant's bytes, and taking back costs serving nothing more.
+Serving maps the whole pool permanently. A borrower maps a slab when it is lent, finds zeros in it,
+and unmaps it lazily after its return. So a stray access of the borrower faults instead of reaching
+another tenant's data, and a revocation costs serving nothing more.
 
-The mapping is taken away by the borrower's own process. What a borrower was never lent it cannot
-reach, whatever code it runs; what it was lent once, only code that plays by the rules lets go of.
+The borrower's own process removes the mapping. It cannot reach slabs that it was never lent,
+whatever code it runs; but only well-behaved code gives up slabs that were lent once.
 """
 
 import os
@@ -26,31 +26,31 @@ class LentSlabs(Closing):
     """Descriptors of single slabs, closed when the `with` block ends.
 
     Args:
-        fds: one for each slab, on this side of the socket; they are this object's from now on.
+        fds: descriptor by slab, on this side of the socket; owned by this object.
     """
 
     def __init__(self, fds: Mapping[int, int]) -> None:
         self.fds = dict(fds)
 
     def close(self) -> None:
-        """Close all descriptors; what they were mapped through stays mapped."""
+        """Close all descriptors; existing mappings stay."""
         while self.fds:
             os.close(self.fds.popitem()[1])
 
 
 class MappedLoans:
-    """Serving's side: what it lends is zeros, and only then can it be mapped.
+    """Serving's side: a lent slab is zeroed before it can be mapped.
 
-    A slab that is being made zeros has not left serving's hands: serving that wants it back in the
-    middle waits for one scrub, and never finds its new bytes overwritten. After a scrub that did
-    not end in time that stays so, because the device may still write: the slab ends in quarantine.
+    A slab being zeroed has not left serving: if serving reclaims it, it waits for one scrub, and
+    never finds its new data overwritten. After a scrub that timed out the slab is quarantined,
+    because the device may still write.
 
     Args:
-        arbiter: of a pool with memory objects of one slab each (`object_bytes_max=slab_bytes`).
-        partition: the borrower's.
+        arbiter: arbiter of a pool with one slab per memory object (`object_bytes_max=slab_bytes`).
+        partition: partition of the borrower.
 
     Raises:
-        InvalidArgument: the pool cannot share one slab alone.
+        InvalidArgument: the pool cannot share single slabs.
     """
 
     def __init__(self, arbiter: Arbiter, partition: int) -> None:
@@ -59,14 +59,13 @@ class MappedLoans:
         self._partition = partition
 
     def lend(self, slabs: Iterable[int]) -> LentSlabs:
-        """Scrub slabs that were granted, before the borrower uses any block of them.
+        """Zero granted slabs, before the borrower uses any block of them.
 
         Returns:
-            The slabs that were still the borrower's; one that was taken back meanwhile is left
-            out.
+            The slabs that are still the borrower's, without those revoked meanwhile.
 
         Raises:
-            InvalidArgument: there is no such slab, or the borrower may be using it.
+            InvalidArgument: an unknown slab, or one that the borrower may be using.
             DeadlineExceeded: the device did not write the zeros in time.
         """
         lent = LentSlabs({})
@@ -81,21 +80,21 @@ class MappedLoans:
 
 
 class SlabWindow:
-    """The borrower's side: its own mapping of the slabs it is lent, at the pool's distances.
+    """The borrower's side: its own mapping of lent slabs, at the pool's distances.
 
-    Thread rule: the borrower's stepping thread, and only while none of its kernels runs.
+    Thread rule: only the borrower's stepping thread, while none of its kernels runs.
 
     Args:
-        slab_bytes: as the pool's, like the two after it.
-        slab_count: of the lendable slabs.
-        header_slabs: of the pool.
-        header_index: the borrower's own header slab.
-        header_fd: a descriptor of it, which stays the caller's to close.
-        device: whose memory the pool is; None for memory of the host.
+        slab_bytes: slab size of the pool.
+        slab_count: number of lendable slabs of the pool.
+        header_slabs: number of header slabs of the pool.
+        header_index: index of the borrower's own header slab.
+        header_fd: descriptor of that slab, owned by the caller.
+        device: device of the pool's memory; None for host memory.
 
     Raises:
-        InvalidArgument: the shape is none, or the descriptor is of something else.
-        OutOfMemory: there are not so many addresses.
+        InvalidArgument: the sizes are invalid, or the descriptor is of something else.
+        OutOfMemory: the address range is too large.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class SlabWindow:
 
     @classmethod
     def of(cls, arbiter: Arbiter, *, header_index: int, device: CudaDevice | None = None) -> Self:
-        """Return a window on a pool of this process, for a borrower that lives here too."""
+        """Return a window on a pool of this process, for a borrower in it."""
         fd = arbiter.share_header(header_index)
         try:
             return cls(
@@ -133,10 +132,10 @@ class SlabWindow:
             os.close(fd)
 
     def take(self, lent: LentSlabs) -> None:
-        """Map what was lent, before any block of it is used.
+        """Map lent slabs, before any block of them is used.
 
         Raises:
-            RoseError: a slab could not be mapped; those before it are.
+            RoseError: a slab could not be mapped; earlier ones are mapped.
         """
         for slab, fd in lent.fds.items():
             self.mapping.take(slab, fd=fd)
@@ -144,19 +143,19 @@ class SlabWindow:
     def keep(self, held: Collection[int]) -> None:
         """Give up every slab that is not in `held`; a later `sweep` unmaps it.
 
-        A slab on its way back is held until it is back: it may have a block in use.
+        A slab being returned counts as held until it is back: it may have a block in use.
         """
         self.give(slab for slab in self.mapping.held if slab not in held)
 
     def give(self, slabs: Iterable[int]) -> None:
-        """Give these slabs up, which are not the borrower's any more; a later `sweep` unmaps them.
+        """Give up slabs that are no longer the borrower's; a later `sweep` unmaps them.
 
         Raises:
-            InvalidArgument: one of them is not mapped.
+            InvalidArgument: a slab is not mapped.
         """
         for slab in slabs:
             self.mapping.give(slab)
 
     def sweep(self, at_most: int) -> int:
-        """Unmap up to `at_most` slabs that were given up; returns how many."""
+        """Unmap up to `at_most` slabs that were given up; returns their number."""
         return self.mapping.sweep(at_most)

@@ -1,4 +1,4 @@
-"""Reads the `config.json` of a model, by the rules of its family's own config class."""
+"""Reads a model's `config.json`, by the rules of its family's config class."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,7 +8,7 @@ from rose.memory.attention import Reach
 from rose.memory.config_fields import ConfigFields
 from rose.memory.model_shape import Experts, Family, Latent, ModelShape
 
-# What a family leaves out of its config.json, because transformers fills it in.
+# Defaults of transformers that a family's config.json leaves out.
 _DEFAULTS: Final[Mapping[Family, Mapping[str, Any]]] = {
     Family.QWEN3: {"head_dim": 128},
     Family.MISTRAL: {"sliding_window": 4096},
@@ -23,22 +23,22 @@ _DEFAULTS: Final[Mapping[Family, Mapping[str, Any]]] = {
     },
     Family.DEEPSEEK_V3: {"first_k_dense_replace": 3, "n_shared_experts": 1},
 }
-_LAYERS_MAX: Final = 10_000  # each gets an entry of its own
+_LAYERS_MAX: Final = 10_000  # each gets its own entry
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 _REACHES: Final = {
     "full_attention": Reach.FULL,
     "sliding_attention": Reach.SLIDING,
     "chunked_attention": Reach.CHUNKED,
 }
-# Written beside `text_config` by models that also see or hear, and true of their text as well.
+# Fields that multimodal models write beside `text_config`, though they apply to their text too.
 _OF_THE_WHOLE: Final = ("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config")
 
 
 def read_shape(config: Mapping[str, Any], *, name: str) -> ModelShape:
-    """Return the shape that the fields of a `config.json`, as Hugging Face names them, describe.
+    """Return the shape described by the fields of a Hugging Face `config.json`.
 
     Raises:
-        InvalidArgument: a field is missing or impossible, or the family is not known.
+        InvalidArgument: a field is missing or invalid, or the family is unknown.
     """
     text = config.get("text_config")
     is_part = isinstance(text, Mapping)
@@ -119,7 +119,7 @@ def _experts(fields: ConfigFields, family: Family, layers: int) -> Experts | Non
         return None
     if not routed:
         return None
-    # Eight is what both families' config classes fill in.
+    # Both families' config classes default to eight.
     per_token = min(fields.count("num_experts_per_tok", default=8), count)
     return Experts(count, fields.count("moe_intermediate_size"), shared, len(routed), per_token)
 
@@ -127,7 +127,7 @@ def _experts(fields: ConfigFields, family: Family, layers: int) -> Experts | Non
 def _windows(
     fields: ConfigFields, family: Family, layers: int
 ) -> tuple[tuple[Reach, int | None], ...]:
-    """Return (reach, window) of each layer, by the rules of the family's own config class."""
+    """Return (reach, window) of each layer, by the rules of the family's config class."""
     window = fields.count("sliding_window") if fields.has("sliding_window") else None
     if family in {Family.QWEN2, Family.QWEN3, Family.QWEN3_MOE}:
         window = window if fields.truth("use_sliding_window") else None
@@ -168,7 +168,7 @@ def _dtype_bytes(fields: ConfigFields) -> int:
 
 
 def _is_fp8(fields: ConfigFields) -> bool:
-    """Return whether the checkpoint is FP8; other ways to quantise are refused, not guessed."""
+    """Return whether the checkpoint is FP8; other quantisation is refused."""
     if not fields.has("quantization_config"):
         return False
     fields.within("quantization_config").name("quant_method", among=("fp8",))

@@ -1,4 +1,4 @@
-"""The sizes of a model that decide about its weights and its KV."""
+"""The sizes of a model that determine its weights and its KV."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rose.memory.geometry import KVGeometry, Layout
 
 
 class Family(Enum):
-    """Models whose weights rose can count; the value is their `model_type`."""
+    """Model families whose weights rose can count; the value is their `model_type`."""
 
     LLAMA = "llama"
     MISTRAL = "mistral"
@@ -25,11 +25,11 @@ class Experts:
     """The mixture of experts.
 
     Args:
-        count: routed experts in a layer.
-        intermediate: width of one.
-        shared: experts in a layer that every token uses.
-        layers: that have experts; the others are dense.
-        per_token: routed experts that one token uses.
+        count: routed experts per layer.
+        intermediate: width of one expert.
+        shared: experts per layer that every token uses.
+        layers: number of layers with experts; the others are dense.
+        per_token: routed experts per token.
     """
 
     count: int
@@ -41,14 +41,14 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The ranks and widths of latent attention (MLA).
+    """Ranks and widths of latent attention (MLA).
 
     Args:
-        query_rank: None where queries are not compressed.
-        kv_rank: elements kept for a token, besides `rope_dim`.
-        nope_dim: of a head's query and key, without position.
-        rope_dim: of them, with position.
-        value_dim: of a head's value.
+        query_rank: rank of compressed queries; None if not compressed.
+        kv_rank: elements kept per token, besides `rope_dim`.
+        nope_dim: elements of a head's query and key without position.
+        rope_dim: elements of a head's query and key with position.
+        value_dim: elements of a head's value.
     """
 
     query_rank: int | None
@@ -60,11 +60,11 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class KVDtype:
-    """How KV is stored.
+    """Storage of KV.
 
     Args:
-        element_bytes: of K, V and latents.
-        head_scale_bytes: per token and head, K and V apart, beside them in the block.
+        element_bytes: bytes per element of K, V and latents.
+        head_scale_bytes: bytes of scales in the block, per token and head, for K and V each.
     """
 
     element_bytes: int
@@ -73,27 +73,27 @@ class KVDtype:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a text model, or of the text part of a larger one.
+    """Sizes of a text model, or of the text part of a larger one.
 
     Args:
-        name: for sentences.
-        family: which weights there are.
-        layers: of the decoder, without layers for multi-token prediction.
+        name: name for messages.
+        family: family, which determines the weights.
+        layers: decoder layers, without those for multi-token prediction.
         hidden: width between layers.
         heads: query heads.
-        kv_heads: fewer in grouped-query attention.
-        head_dim: elements of one head; of its value in latent attention.
+        kv_heads: KV heads; fewer than `heads` in grouped-query attention.
+        head_dim: elements per head; in latent attention, of its value.
         intermediate: width of a dense feed-forward network.
         vocab: rows of the embedding.
-        is_tied: the embedding is the output matrix too.
-        has_attention_bias: where the family leaves it to the config.
-        has_mlp_bias: likewise.
+        is_tied: whether the embedding is also the output matrix.
+        has_attention_bias: whether attention has biases, if the family leaves it to the config.
+        has_mlp_bias: whether MLPs have biases; likewise.
         windows: (reach, window) of each layer.
-        experts: None for a dense model.
-        latent: None for plain attention.
-        dtype_bytes: of a weight that is not quantised.
-        is_fp8: the weights were published in FP8, with a scale for each block.
-        is_part: the config describes more than text, which is left out here.
+        experts: mixture of experts; None for a dense model.
+        latent: latent attention; None for plain attention.
+        dtype_bytes: bytes per weight that is not quantised.
+        is_fp8: whether the weights were published in FP8, with a scale per block.
+        is_part: whether the config describes more than the text part.
     """
 
     name: str
@@ -123,10 +123,10 @@ class ModelShape:
         tp: int = 1,
         layout: Layout = Layout.LAYER_MAJOR,
     ) -> tuple[AttentionGroup, ...]:
-        """Return the attention groups of one of `tp` devices, the one with most layers first.
+        """Return the attention groups on one of `tp` devices, the one with most layers first.
 
         Raises:
-            InvalidArgument: the KV heads cannot be shared out to `tp` devices.
+            InvalidArgument: the KV heads cannot be divided among `tp` devices.
         """
         return tuple(
             AttentionGroup(

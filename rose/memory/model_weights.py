@@ -10,7 +10,7 @@ from rose.memory.geometry import shard_heads
 from rose.memory.model_shape import Experts, Family, Latent, ModelShape
 from rose.units import ceil_div
 
-# FP8 weights carry a float32 scale for each block of so many rows and columns (DeepSeek-V3).
+# FP8 weights have a float32 scale per block of this many rows and columns (DeepSeek-V3).
 _SCALE_BLOCK: Final = 128
 _SCALE_BYTES: Final = 4
 _FP8_BYTES: Final = 1
@@ -19,7 +19,7 @@ _NORMS_OF_LAYER: Final = 2  # before attention and before the feed-forward netwo
 
 
 class Split(Enum):
-    """What of a matrix one device of a tensor parallel group keeps."""
+    """The part of a matrix on one device of a tensor-parallel group."""
 
     ALL = auto()
     ROWS = auto()
@@ -27,7 +27,7 @@ class Split(Enum):
 
 
 class WeightDtype(Enum):
-    """How weights are stored. FP8 is for matrices inside layers; the rest keeps its dtype."""
+    """Storage of weights. FP8 applies to matrices inside layers; the others keep their dtype."""
 
     BF16 = "bf16"
     FP8 = "fp8"
@@ -40,10 +40,10 @@ class Matrix:
     Args:
         rows: outputs.
         columns: inputs.
-        copies: how many there are.
-        split: what one device keeps.
-        ways: into how many parts it can be divided at most; None if into any number.
-        can_be_fp8: FP8 checkpoints store it so.
+        copies: number of such matrices.
+        split: part on one device.
+        ways: most parts that it can be divided into; None for any number.
+        can_be_fp8: whether FP8 checkpoints store it as FP8.
     """
 
     rows: int
@@ -59,7 +59,7 @@ class Matrix:
         return self.rows * self.columns * self.copies
 
     def bytes_of_shard(self, *, tp: int, dtype_bytes: int, is_fp8: bool) -> int:
-        """Return the bytes that one of `tp` devices keeps, scales included."""
+        """Return the bytes on one of `tp` devices, scales included."""
         parts = tp if self.ways is None else min(tp, self.ways)
         rows = ceil_div(self.rows, parts) if self.split is Split.ROWS else self.rows
         columns = ceil_div(self.columns, parts) if self.split is Split.COLUMNS else self.columns
@@ -70,7 +70,7 @@ class Matrix:
 
 
 def matrices(shape: ModelShape) -> Iterator[Matrix]:
-    """Yield all weights of the model, in the order of its layers' parts."""
+    """Yield all weights of the model."""
     yield Matrix(shape.vocab, shape.hidden, 1 if shape.is_tied else 2, Split.ROWS)
     norms = shape.layers * _norms_of_layer(shape.family) + 1
     yield Matrix(shape.hidden, 1, norms)
@@ -85,7 +85,7 @@ def matrices(shape: ModelShape) -> Iterator[Matrix]:
 
 
 def parameters(shape: ModelShape) -> int:
-    """Return how many parameters the model has; layers for multi-token prediction do not count."""
+    """Return the number of parameters, without layers for multi-token prediction."""
     return sum(matrix.parameters for matrix in matrices(shape))
 
 
@@ -93,12 +93,12 @@ def weight_bytes(shape: ModelShape, *, dtype: WeightDtype | None = None, tp: int
     """Return the bytes of weights on one of `tp` devices.
 
     Args:
-        shape: of the model.
-        dtype: None for the one it was published in.
-        tp: devices that share the model. Engines may pad the vocabulary to some more rows.
+        shape: sizes of the model.
+        dtype: storage of the weights; None for the published one.
+        tp: devices that share the model. Engines may pad the vocabulary by some rows.
 
     Raises:
-        InvalidArgument: the model cannot be divided so.
+        InvalidArgument: the model cannot be divided among `tp` devices.
     """
     _check_divides(shape, tp)
     is_fp8 = shape.is_fp8 if dtype is None else dtype is WeightDtype.FP8
@@ -125,7 +125,7 @@ def _check_divides(shape: ModelShape, tp: int) -> None:
 
 
 def _norms_of_layer(family: Family) -> int:
-    # Gemma 3 has one more behind each of the two.
+    # Gemma 3 has one more after each of the two.
     return 2 * _NORMS_OF_LAYER if family is Family.GEMMA3 else _NORMS_OF_LAYER
 
 
@@ -179,4 +179,4 @@ def _experts(shape: ModelShape, experts: Experts) -> Iterator[Matrix]:
         yield from _feed_forward(shape, experts.intermediate * experts.shared, experts.layers)
     yield Matrix(experts.count, shape.hidden, experts.layers)  # the router
     if shape.family is Family.DEEPSEEK_V3:
-        yield Matrix(experts.count, 1, experts.layers)  # what balances the load of experts
+        yield Matrix(experts.count, 1, experts.layers)  # load-balancing biases

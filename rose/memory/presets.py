@@ -1,4 +1,4 @@
-"""Models by name, and by the path of their `config.json`."""
+"""Models by name, or by the path of their `config.json`."""
 
 import json
 from importlib import resources
@@ -15,7 +15,7 @@ _FILE_BYTES_MAX: Final = 1 << 20
 
 
 def preset_names() -> tuple[str, ...]:
-    """Return the models that need no file."""
+    """Return the names of the built-in models."""
     return tuple(_presets())
 
 
@@ -23,10 +23,10 @@ def find_model(named: str) -> ModelShape:
     """Return the shape of a model.
 
     Args:
-        named: a preset, in any case, or the path of a `config.json` or of the folder it is in.
+        named: name of a built-in model, in any case, or the path of a `config.json` or its folder.
 
     Raises:
-        InvalidArgument: there is no such model, or its file is not one.
+        InvalidArgument: there is no such model, or its file is invalid.
     """
     for name, config in _presets().items():
         if name.lower() == named.lower():

@@ -1,4 +1,4 @@
-"""The KV space of one tenant: its block ids, its allocator and its views of the shared pool."""
+"""The KV space of one tenant: its block ids, allocator and views of the shared pool."""
 
 import math
 from collections.abc import Sequence
@@ -12,29 +12,29 @@ from rose.errors import InvalidArgument
 from rose.memory.array import DeviceArray
 from rose.memory.geometry import NULL_BLOCKS_MIN, KVGeometry, Layout
 
-# On a CPU numpy's, which speaks DLPack; on a GPU rose's, which speaks the CUDA array interface.
+# numpy's on a CPU, with DLPack; rose's on a GPU, with the CUDA array interface.
 KVArray: TypeAlias = "npt.NDArray[Any] | DeviceArray"
 
 
 class KVSpace:
     """One tenant's window on the pool.
 
-    Block ids count from the tenant's own header slab, so the first ids are its private null
-    blocks: they are never lent, and no other tenant's ids reach them. All views share the bytes of
-    the pool and keep it alive.
+    Block ids count from the tenant's own header slab, so the first ids are its private null blocks:
+    they are never lent, and no other tenant's ids reach them. All views share the memory of the
+    pool and keep it alive.
 
     Args:
-        arbiter: of the pool, or what attached to it in another process.
-        partition: the tenant's.
-        geometry: of its model.
-        header_index: which header slab is the tenant's own; each tenant needs another.
-        window: the tenant's own mapping, if it sees the pool through one: its views are of that.
-        group: which attention group of the tenant's model, if there are several; they are made in
-            order and share the slabs.
-        offset_bytes: where in the header slab the ids of that group begin.
+        arbiter: arbiter of the pool, or an attachment to it in another process.
+        partition: partition of the tenant.
+        geometry: KV layout of the tenant's model.
+        header_index: index of the tenant's header slab; each tenant needs its own.
+        window: the tenant's own mapping of the pool, if it has one, for its views.
+        group: index of the attention group, if there are several; they are created in order and
+            share the slabs.
+        offset_bytes: start of the group's ids in the header slab.
 
     Raises:
-        InvalidArgument: the geometry does not fit the slabs, or there is no such header slab.
+        InvalidArgument: the geometry does not fit the slabs, or the header slab does not exist.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class KVSpace:
         self.geometry = geometry
         self.origin_bytes = header_index * slab_bytes + offset_bytes
         self.blocks_per_slab = blocks_per_slab
-        # Behind them come those of the next group.
+        # The null blocks of the next group follow.
         self.null_blocks = range(blocks_per_slab if group is None else NULL_BLOCKS_MIN)
         make = arbiter.add_group if group else arbiter.allocator
         self.allocator = make(
@@ -78,16 +78,16 @@ class KVSpace:
 
     @property
     def null_block(self) -> int:
-        """Return the id of the block that is read where there is nothing."""
+        """Return the id of the null block to read."""
         return self.null_blocks[0]
 
     @property
     def lendable_bytes(self) -> int:
-        """Return the bytes of all slabs a tenant could ever hold."""
+        """Return the size of all lendable slabs."""
         return self._arbiter.slab_count * self._arbiter.slab_bytes
 
     def _window(self, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> KVArray:
-        """Return the bytes from the tenant's byte `start` on as an array of `shape`."""
+        """Return an array of `shape` that starts at the tenant's byte `start`."""
         start += self.origin_bytes
         dtype = np.dtype(dtype)
         if not self._mapping.is_on_host:
@@ -100,12 +100,12 @@ class KVSpace:
         return self._arbiter.pool_bytes - self.origin_bytes
 
     def flat(self) -> KVArray:
-        """Return all bytes from id 0 on, cut to whole ids."""
+        """Return all bytes from id 0 on, up to the last whole id."""
         ids = self._window_bytes // self.geometry.id_bytes
         return self._window(0, (ids * self.geometry.id_bytes,), np.uint8)
 
     def slab_window(self, slabs: range) -> KVArray:
-        """Return all bytes of neighbouring slabs; for a tenant that holds every block of them."""
+        """Return all bytes of neighbouring slabs, for a tenant that holds every block of them."""
         header_bytes = self._arbiter.header_slabs * self._arbiter.slab_bytes
         start = header_bytes + slabs.start * self._arbiter.slab_bytes - self.origin_bytes
         return self._window(start, (len(slabs) * self._arbiter.slab_bytes,), np.uint8)
@@ -118,15 +118,15 @@ class KVSpace:
     def views(self, dtype: npt.DTypeLike = np.uint8) -> list[KVArray]:
         """Return one array per layer; row `id` of each is block `id` in that layer.
 
-        The rows overlap with those of other layers for ids that this tenant never gets; ids from
-        its allocator, and its null blocks, never leave their slab.
+        Rows of different layers overlap only at ids that this tenant never gets; ids of its
+        allocator and its null blocks stay inside their slab.
 
         Args:
-            dtype: of the elements; its size divides a layer's block.
+            dtype: dtype of the elements; its size must divide a layer's block.
 
         Returns:
-            `layers` arrays of shape (ids, elements in a layer's block), all of one shape: numpy's
-            on a CPU, `DeviceArray` on a GPU.
+            `layers` arrays of shape (ids, elements in a layer's block): numpy's on a CPU,
+            `DeviceArray` on a GPU.
 
         Raises:
             InvalidArgument: the layout has no layer views, or the dtype does not divide a block.
@@ -151,11 +151,11 @@ class KVSpace:
     def copy_blocks(self, from_ids: Sequence[int], to_ids: Sequence[int]) -> None:
         """Copy block `from_ids[i]` to `to_ids[i]` in every layer.
 
-        All sources are read as they were before the call. On a GPU the copy is the engine's, on
+        All sources are read before any target is written. On a GPU the engine copies instead, on
         its own stream and with its own kernels.
 
         Raises:
-            InvalidArgument: the ids do not pair up, or the pool is in device memory.
+            InvalidArgument: the lists differ in length, or the pool is in device memory.
         """
         if len(from_ids) != len(to_ids):
             raise InvalidArgument(f"{len(from_ids)} blocks cannot be copied to {len(to_ids)}")
@@ -166,7 +166,7 @@ class KVSpace:
             rows[targets] = rows[sources]
 
     def _block_rows(self) -> "list[npt.NDArray[np.uint8]]":
-        """Return arrays in which row `id` is all or one layer of block `id`; together all of it."""
+        """Return arrays in which row `id` is block `id`, or one layer of it; together all of it."""
         if self.geometry.layout is Layout.LAYER_MAJOR:
             return [np.asarray(view) for view in self.views()]
         return [np.asarray(self.flat()).reshape(-1, self.geometry.block_bytes)]
@@ -174,24 +174,24 @@ class KVSpace:
     def evacuate(
         self, slabs: Sequence[int] | None = None, *, limit: int | None = None
     ) -> dict[int, int]:
-        """Move blocks together on a CPU, so that whole slabs come empty.
+        """Compact blocks on a CPU, so that whole slabs become empty.
 
-        A leaving slab that comes empty goes home inside the call. Nobody may write a block of this
-        tenant during the call, and no step may be prepared or running on blocks of `slabs` that it
-        did not pin: pinned slabs stay as they are. On a GPU an engine does the same in three steps,
-        with its own copy between `allocator.plan_evacuation` and `finish_evacuation`.
+        A slab under revocation that becomes empty leaves inside the call. During it nobody may
+        write blocks of this tenant, and no step may be prepared or running on blocks of `slabs`
+        that it did not pin: pinned slabs are not moved. On a GPU an engine does the same in three
+        steps, with its own copy between `allocator.plan_evacuation` and `finish_evacuation`.
 
         Args:
-            slabs: those to empty, in this order; None: the sparsest, as far as the others have
-                room.
-            limit: the most blocks to move; None: no limit.
+            slabs: slabs to empty, in this order; None for the sparsest ones, as far as the others
+                have room.
+            limit: most blocks to move; None for no limit.
 
         Returns:
-            The new id of each block that moved: the caller rewrites its block tables before its
-            next step.
+            The new id of each moved block: the caller updates its block tables before its next
+            step.
 
         Raises:
-            InvalidArgument: the pool is in device memory; nothing has moved.
+            InvalidArgument: the pool is in device memory; nothing was moved.
         """
         from_ids, to_ids = self.allocator.plan_evacuation(slabs, limit)
         try:

@@ -23,10 +23,10 @@ __all__ = [
     "Worker",
 ]
 
-if not TYPE_CHECKING:  # Or type checkers would believe in every name.
+if not TYPE_CHECKING:  # Otherwise type checkers would accept any name.
 
     def __getattr__(name: str) -> object:
-        """Load `FileStore` when it is used first: it needs the extra `wire`."""
+        """Load `FileStore` on first use: it needs the extra `wire`."""
         if name != "FileStore":
             raise AttributeError(f"module 'rose.scheduler' has no attribute '{name}'")
         from rose.scheduler.store_file import FileStore  # noqa: PLC0415 (an extra)

@@ -1,8 +1,8 @@
-"""Values of others as what they stand for: a numpy integer is a count, 1.5 and "1" are none.
+"""Checks of foreign values: a numpy integer is a count, 1.5 and "1" are not.
 
-What callers and workers say is written down and given to a core that takes nothing but numbers, so
-each is looked at once, where it comes in, and whoever said it hears of it alone. The type of a
-field says what it may hold: `Count`, `Real` and the others here, or a class.
+Input of callers and workers is journaled and passed to a core that takes numbers only, so each
+value is checked once, on entry, and an error reaches its sender alone. The type of a field names
+its check: `Count`, `Real` and the others here, or a class.
 """
 
 import math
@@ -16,19 +16,19 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar, Union, get_args, g
 
 from rose.errors import InvalidArgument
 
-# What csrc/scheduler takes for a count; beyond it a number is a mistake or an attack.
+# Largest count of csrc/scheduler; a larger number is a mistake or an attack.
 COUNT_MAX: Final = 1 << 40
-# What a foreign object may raise when it is taken for a number; torch has RuntimeError.
+# Exceptions of foreign objects on conversion to a number; torch raises RuntimeError.
 _NO_NUMBER: Final = (TypeError, ValueError, OverflowError, RuntimeError)
 _TEXT_MAX: Final = 1000
 
 T = TypeVar("T")
-# Returns the value of a name as what it stands for, or raises InvalidArgument.
+# Returns the converted value of the named field, or raises InvalidArgument.
 Check: TypeAlias = Callable[[str, Any], Any]
 
 
 def whole(low: int, high: int) -> Check:
-    """Return the check of a whole number, which becomes an `int`."""
+    """Return the check for a whole number, which converts it to `int`."""
 
     def check(name: str, value: Any) -> int:
         (number,) = _wholes(name, (value,))
@@ -40,7 +40,7 @@ def whole(low: int, high: int) -> Check:
 
 
 def real(low: float, high: float) -> Check:
-    """Return the check of a number, which becomes a `float`; a text that spells one is none."""
+    """Return the check for a number, which converts it to `float`; it refuses texts."""
 
     def check(name: str, value: Any) -> float:
         (number,) = reals(name, (value,))
@@ -59,15 +59,15 @@ def _wholes(name: str, values: Iterable[Any]) -> tuple[int, ...]:
 
 
 def counts(name: str, values: Iterable[Any]) -> tuple[int, ...]:
-    """Return numbers from 0 to `COUNT_MAX`, such as ids of tokens."""
+    """Return whole numbers from 0 to `COUNT_MAX`, such as token ids."""
     found = _wholes(name, values)
     if found and not (min(found) >= 0 and max(found) <= COUNT_MAX):
-        raise InvalidArgument(f"{name} must be from 0 to {COUNT_MAX}, each of them")
+        raise InvalidArgument(f"{name} must each be from 0 to {COUNT_MAX}")
     return found
 
 
 def reals(name: str, values: Iterable[Any]) -> tuple[float, ...]:
-    """Return numbers as `real` does one, within no bounds."""
+    """Convert numbers as `real` does, without bounds."""
     try:
         return tuple(array("d", tuple(values)))
     except _NO_NUMBER as error:
@@ -75,16 +75,16 @@ def reals(name: str, values: Iterable[Any]) -> tuple[float, ...]:
 
 
 def printable(_name: str, text: object) -> str:
-    """Return what was said, fit for a journal and a page, whatever it was."""
+    """Return a text that is safe for journals and pages, from any object."""
     said = text if isinstance(text, str) else f"a {type(text).__name__} that is no text"
     return said[:_TEXT_MAX].encode(errors="replace").decode()
 
 
 def one_of(name: str, value: Any, kind: type[T]) -> T:
-    """Return a value that is of a kind.
+    """Return `value` if it is an instance of `kind`.
 
     Raises:
-        InvalidArgument: it is of another.
+        InvalidArgument: it is not.
     """
     if not isinstance(value, kind):
         raise InvalidArgument(f"{name} must be of {kind.__name__}, not {_shown(value)}")
@@ -102,22 +102,22 @@ Text: TypeAlias = Annotated[str, printable]
 
 
 def checked(value: T) -> T:
-    """Return a dataclass whose fields hold what their types say.
+    """Return a copy of a dataclass with its fields checked and converted.
 
     Raises:
-        InvalidArgument: one holds something else.
+        InvalidArgument: a field fails the check of its type.
     """
     kind = type(value)
     return kind(*(check(name, getattr(value, name)) for name, check in _checks(kind)))
 
 
 class Checked:
-    """A frozen dataclass that can only be made of what the types of its fields say."""
+    """A frozen dataclass that checks and converts its fields by their types."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Make each field what it stands for; InvalidArgument if it cannot be."""
+        """Check and convert each field; InvalidArgument if one fails."""
         for name, check in _checks(type(self)):
             object.__setattr__(self, name, check(name, getattr(self, name)))
 
@@ -141,7 +141,7 @@ def _check_of(hint: Any) -> Check:
 
 
 def _shown(value: object) -> str:
-    """Return what a value is, and never more of it than one line."""
+    """Return a short description of a value, at most one line."""
     if isinstance(value, tuple) and len(value) == 1:
         (value,) = value
     if value is None or isinstance(value, int | float | str):

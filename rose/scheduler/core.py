@@ -1,4 +1,4 @@
-"""The scheduler's core for Python: dataclasses on this side, rows of numbers on the other."""
+"""The scheduler's core for Python: dataclasses here, rows of numbers in C++."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -13,7 +13,7 @@ from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, Worke
 
 _Row = tuple[Any, ...]
 
-# The places of their members are the values of the enumerations in csrc/scheduler.
+# Positions in these are the enumeration values of csrc/scheduler.
 _POLICIES: Final = tuple(PlacementPolicy)
 _DROP_REASONS: Final = tuple(events.DropReason)
 _KINDS: Final = {kind: code for code, kind in enumerate(WorkerKind)}
@@ -22,7 +22,7 @@ _TOKENS_UNKNOWN: Final = -1
 _OWN_DEVICE: Final = -1
 _time: Final = whole(-(1 << 63), (1 << 63) - 1)
 
-# The code of an event is the place of its type in `Event` of csrc/scheduler/events.h.
+# The code of an event is the position of its type in `Event` of csrc/scheduler/events.h.
 _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
     events.WorkerJoined: lambda e: (
         *(0, e.worker, _KINDS[e.kind], e.seats, e.prefill_tokens_per_s),
@@ -60,7 +60,7 @@ _ACTIONS: Final[tuple[Callable[..., Action], ...]] = (
 
 
 class SchedulerCore:
-    """Decides which worker runs which turn: the same events at the same times, the same actions.
+    """Decides which worker runs which turn: equal events at equal times give equal actions.
 
     It has no thread, clock or randomness of its own. One thread at a time.
     """
@@ -70,28 +70,28 @@ class SchedulerCore:
 
     @classmethod
     def restored(cls, image: bytes) -> "SchedulerCore":
-        """Return a core that goes on where the one that made `image` was: the same actions.
+        """Return a core that continues from `image` with the same actions.
 
         Raises:
-            CorruptData: the bytes are no image, or one of another version of rose.
+            CorruptData: the bytes are not an image, or of another version of rose.
         """
         core = cls.__new__(cls)
         core._core = _core.SchedulerCore.restored(image)
         return core
 
     def snapshot(self) -> bytes:
-        """Return all that decides what the core does next: equal cores give equal bytes."""
+        """Return the complete state: equal cores give equal bytes."""
         return self._core.snapshot()
 
     def step(self, news: Sequence[Event], now_ns: int) -> list[Action]:
-        """Apply events in their order and return what is to be done, in its order.
+        """Apply events in order and return the actions, in order.
 
-        Call it when something happened, and now and then when nothing did: leases, grace periods
-        and stalls run out only in a step.
+        Call it after every event, and regularly without events: capacity grants, grace periods and
+        stalls expire only in a step.
 
         Raises:
-            InvalidArgument: the front contradicts itself, a number is out of range, or time went
-                backwards. Nothing has changed.
+            InvalidArgument: the events contradict themselves, a number is out of range, or time
+                went backwards. Nothing has changed.
             InternalError: a bug in the scheduler.
         """
         rows = [_row_of(event) for event in news]
@@ -99,16 +99,16 @@ class SchedulerCore:
         return [action_of(row) for row in actions]
 
     def keep_leases(self, until_ns: int) -> None:
-        """Let no lease run out before then: for a time in which nobody heard those who renewed."""
+        """Let no capacity grant expire before `until_ns`, after a time without hearing renewals."""
         self._core.keep_leases(_time("until_ns", until_ns))
 
     @property
     def native(self) -> _core.SchedulerCore:
-        """The core itself, for a simulator in C++ that steps it without Python."""
+        """The core itself, for a C++ simulator that steps it without Python."""
         return self._core
 
     def stats(self) -> events.SchedulerStats:
-        """Return what is now, and what was counted."""
+        """Return the current state and all counters."""
         counted = self._core.stats()
         take, fates = counted.pop, events.TrajectoryFate
         return events.SchedulerStats(
@@ -121,7 +121,7 @@ class SchedulerCore:
 
 
 def action_of(row: Sequence[Any]) -> Action:
-    """Return the action of a row from the core: its code, then its fields."""
+    """Return the action of a row of the core: its code, then its fields."""
     code, *fields = row
     action: Action = _ACTIONS[code](*fields)
     return action
@@ -130,8 +130,8 @@ def action_of(row: Sequence[Any]) -> Action:
 def _row_of(event: Event) -> _Row:
     row_of = _ROW_OF.get(type(event))
     if row_of is None:
-        raise InvalidArgument(f"the scheduler knows no event {event!r}")
+        raise InvalidArgument(f"unknown event {event!r}")
     try:
         return row_of(event)
     except (KeyError, TypeError) as error:
-        raise InvalidArgument(f"{event!r} has a kind or an end that there is not") from error
+        raise InvalidArgument(f"{event!r} has an unknown kind or end") from error

@@ -1,4 +1,4 @@
-"""A trajectory as the asyncio front keeps it: what was read and said, turn by turn."""
+"""The trajectory state of the asyncio driver: input and output, turn by turn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,14 +11,14 @@ from rose.scheduler.front_events import Asked
 from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.worker import TurnRequest
 
-# A slice ends with the trajectory that brings it to so many tokens, or to so many trajectories:
-# each is about a third of a millisecond, which no caller notices.
+# A slice of a copy ends with the trajectory that reaches either limit. A slice takes about a third
+# of a millisecond, which no caller notices.
 SLICE_TOKENS: Final = 1 << 16
 SLICE_COURSES: Final = 128
 
 
 class Phase(Enum):
-    """Who has a trajectory."""
+    """Phase of a trajectory."""
 
     WAITING = "admission has not let it start"
     THINKING = "its environment has it"
@@ -31,21 +31,21 @@ class Course:
     """A trajectory that is not over.
 
     Args:
-        number: of it.
-        group: those that share a task.
-        job: whose it is.
-        seed: of what it says.
-        traceparent: the span that it is part of, or empty.
-        phase: who has it.
-        context: the prompt of the present turn; between turns, all that was read and said.
-        turns: those that are done.
-        sampling: of the present turn, as is all that follows.
-        tokens: so far.
-        logprobs: of each.
-        versions: of each.
-        workers: that ran a part of it.
-        lease_epoch: under which the last of them was asked.
-        error: of the last one that failed.
+        number: number of the trajectory.
+        group: number shared by the trajectories of one task.
+        job: number of its job.
+        seed: seed of its sampling.
+        traceparent: the caller's span, or empty.
+        phase: current phase.
+        context: prompt of the current turn; between turns, all input and output so far.
+        turns: finished turns.
+        sampling: sampling of the current turn, as are all fields below.
+        tokens: output so far.
+        logprobs: log probability of each token.
+        versions: version of the weights for each token.
+        workers: workers that ran a part of it, in order.
+        lease_epoch: grant epoch of the last request.
+        error: error of the last failed attempt.
     """
 
     number: int
@@ -65,20 +65,20 @@ class Course:
     error: str | None = None
 
     def copy(self) -> "Course":
-        """Return one that stays as it is now."""
+        """Return a deep copy."""
         rows = ("context", "turns", "tokens", "logprobs", "versions", "workers")
         copies: dict[str, Any] = {name: list(getattr(self, name)) for name in rows}
         return replace(self, **copies)
 
     def token_count(self) -> int:
-        """Return how many numbers a copy of it takes, more or less."""
+        """Return the approximate number of values in a copy."""
         return len(self.context) + 3 * len(self.tokens)
 
     def asked(self, turn: int, prompt: tuple[int, ...], sampling: Sampling) -> Asked | None:
-        """Return what to note down for a turn that is wanted; None if it was asked for before.
+        """Return the journal entry for a requested turn; None if it was requested before.
 
         Raises:
-            InvalidArgument: it is not its turn, or the same turn was asked for in other words.
+            InvalidArgument: it is not the next turn, or the same turn was requested differently.
         """
         if turn < len(self.turns):
             return None
@@ -86,8 +86,8 @@ class Course:
             if (self.context, self.sampling) == (list(prompt), sampling):
                 return None
             raise InvalidArgument(
-                f"trajectory {self.number}: turn {turn} was asked for with another prompt or "
-                "another sampling"
+                f"trajectory {self.number}: turn {turn} was requested before with another prompt "
+                "or sampling"
             )
         pairs = enumerate(zip(self.context, prompt, strict=False))
         same = min(len(self.context), len(prompt))
@@ -95,10 +95,10 @@ class Course:
         return Asked(self.number, turn, kept, prompt[kept:], sampling)
 
     def ask(self, asked: Asked) -> None:
-        """Want the next turn.
+        """Request the next turn.
 
         Raises:
-            InvalidArgument: it is not its turn; nothing has changed.
+            InvalidArgument: it is not the next turn; nothing has changed.
         """
         where = f"trajectory {self.number}, turn {asked.turn}"
         if self.phase is not Phase.THINKING:
@@ -115,7 +115,7 @@ class Course:
             row.clear()
 
     def record(self) -> TrajectoryRecord:
-        """Return what others may know."""
+        """Return the public state."""
         return TrajectoryRecord(
             trajectory=self.number,
             group=self.group,
@@ -128,20 +128,20 @@ class Course:
 
     @property
     def worker(self) -> int | None:
-        """Who was the last to be asked for its present turn."""
+        """Worker that was last asked for the current turn; None without one."""
         return self.workers[-1] if self.phase is Phase.SPEAKING and self.workers else None
 
     def say(
         self, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]
     ) -> None:
-        """Add tokens to the present turn."""
+        """Append tokens to the current turn."""
         check(len(tokens) == len(logprobs) == len(versions), "a token lacks logprob or version")
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += versions
 
     def request(self, start: Start) -> TurnRequest:
-        """Return the turn as its worker is asked to run it, and note who that is."""
+        """Return the request for a worker, and record the worker."""
         sampling = self._wanted()
         self.workers.append(start.worker)
         self.lease_epoch = start.lease_epoch
@@ -158,15 +158,15 @@ class Course:
         )
 
     def has_ended(self) -> bool:
-        """Whether the present turn has its last token."""
+        """Whether the current turn has its last token."""
         return bool(self.tokens) and self.tokens[-1] in self._wanted().stop_tokens
 
     def conclude(self) -> TurnResult:
-        """Take the present turn as whole."""
+        """Finish the current turn."""
         sampling = self._wanted()
         stops = sampling.stop_tokens
         ends = [place for place, token in enumerate(self.tokens) if token in stops]
-        # A worker that goes on behind its own end has said nothing that was asked for.
+        # Tokens after a stop token were not requested.
         count = ends[0] + 1 if ends else len(self.tokens)
         result = TurnResult(
             trajectory=self.number,
@@ -192,28 +192,28 @@ class Course:
 
 
 class SlowCopy:
-    """Copies trajectories slice by slice, each as it was when the copy began.
+    """Copies trajectories slice by slice, each in its state at the start of the copy.
 
-    Whoever is about to change one says `keep` before: so a step copies at most those that it
-    changes. One thread at a time.
+    Call `keep` before each change of a trajectory: so a step copies at most those that it changes.
+    One thread at a time.
 
     Args:
-        courses: by number; those that come later are no part of it.
+        courses: trajectories by number; later ones are not copied.
     """
 
     def __init__(self, courses: Mapping[int, Course]) -> None:
         self._left = dict(courses)
         self._copies: dict[int, Course] = {}
         self._order = tuple(courses.values())
-        self._at = 0  # before it all are copied
+        self._at = 0  # all before it are copied
 
     def keep(self, course: Course) -> None:
-        """Copy a trajectory now, if it has not been copied."""
+        """Copy a trajectory now, if it is not copied yet."""
         if self._left.pop(course.number, None) is not None:
             self._copies[course.number] = course.copy()
 
     def advance(self) -> bool:
-        """Copy one slice more, and return whether all are copied."""
+        """Copy one more slice, and return whether all are copied."""
         tokens = 0
         for course in self._order[self._at : self._at + SLICE_COURSES]:
             self._at += 1
@@ -225,5 +225,5 @@ class SlowCopy:
         return not self._left
 
     def whole(self) -> tuple[Course, ...]:
-        """Return all copies, in the order of the trajectories; they are all there."""
+        """Return all copies, in order, once all are made."""
         return tuple(self._copies[course.number] for course in self._order)

@@ -1,4 +1,4 @@
-"""Rollouts that are written down as they happen, and go on where they were."""
+"""Rollouts with a journal, which continue after a restart."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,28 +20,28 @@ from rose.units import NS_PER_S
 if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
 
-# How often a checkpoint is written, in seconds; a restart reads as much journal.
+# Seconds between checkpoints; a restart reads at most as much journal.
 CHECKPOINT_S: Final = 30.0
-# A worker of an earlier life that is not back so long after a restart is lost; its turns, and those
-# placed there until then, wait so long.
+# Seconds for workers to rejoin after a restart before they are lost; their turns, and turns placed
+# on them until then, wait as long.
 REJOIN_S: Final = 5.0
-# Leases run out while every turn is with its environment, too. A longer time without a step is
-# taken for one in which the process stood still.
+# Step interval while every turn is in its environment, for grants that expire. A longer gap means
+# that the process was suspended.
 _IDLE_NS: Final = NS_PER_S // 2
-# Far from the end of 64 bits, so that every deadline behind it fits them.
+# Far below 2^63, so that deadlines after it do not overflow.
 _NOW_MAX: Final = 1 << 60
 
 
 class CoreTime:
-    """A clock's time, never before what was said already, by this object or by an earlier life.
+    """A monotonic clock that also continues from the time of an earlier process.
 
-    A machine that was started anew counts from 0, a checkpoint may come from another machine, and
-    a clock that goes back must neither stop a scheduler (a core refuses to go back in time) nor
-    hold it up until the clock is where it was: time goes on from there at once.
+    A rebooted machine counts from 0, a checkpoint may come from another machine, and clocks may go
+    back. None of this may stop a scheduler (the core refuses to go back in time) or hold it until
+    the clock catches up: time continues at once from its last value.
 
     Args:
-        clock: where time comes from.
-        not_before_ns: the last time of an earlier life.
+        clock: source of times.
+        not_before_ns: last time of the earlier process.
     """
 
     def __init__(self, clock: Clock, *, not_before_ns: int = 0) -> None:
@@ -50,7 +50,7 @@ class CoreTime:
         self._ahead_ns = max(0, not_before_ns - self._seen_ns)
 
     def now_ns(self) -> int:
-        """Return the time."""
+        """Return the current time."""
         seen_ns = self._clock.now_ns()
         self._ahead_ns += max(0, self._seen_ns - seen_ns)
         self._seen_ns = seen_ns
@@ -58,9 +58,9 @@ class CoreTime:
 
 
 class Durable:
-    """Steps rollouts; each step is in the store, if there is one, before anything is done about it.
+    """Steps rollouts; with a store, each step is journaled before its effects happen.
 
-    One thread at a time, but for `save`. Whatever writes raises Unavailable where the disk fails.
+    One thread at a time, except for `save`. Methods that write raise Unavailable if the disk fails.
     """
 
     def __init__(
@@ -79,28 +79,28 @@ class Durable:
         self._time = CoreTime(clock)
         self._core = SchedulerCore(settings, policy)
         self._early = EarlyNews()
-        self.nonsense = 0  # events of workers that no count fits; they change nothing
-        self._entries: list[Entry] = []  # taken in since the last step
+        self.nonsense = 0  # invalid worker events; they change nothing
+        self._entries: list[Entry] = []  # received since the last step
         self._rejoin_ns = 0
         self._checkpoint_ns = 0
         self.rollouts = Rollouts(self._core, RolloutsState(), self._watches)
 
-    # ---- beginning ------------------------------------------------------------------------------
+    # ---- start ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Go on where the store says; then a new journal begins.
+        """Continue from the store, and begin a new journal.
 
         Raises:
-            CorruptData: the store does not hold what was written.
-            InvalidArgument: it holds the state of a scheduler with other settings.
-            Unavailable: it cannot be read or written.
+            CorruptData: the store is damaged.
+            InvalidArgument: the store was written with other settings.
+            Unavailable: the store cannot be read or written.
         """
         if self._store is not None and (found := self._store.load()) is not None:
             self._restore(*found)
         self._time = CoreTime(self._clock, not_before_ns=self.rollouts.state.now_ns)
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)
-        # Workers renewed while nobody heard it; they know of no lease that ran out meanwhile.
+        # Workers renewed their grants unheard; they know of no expiry.
         self._core.keep_leases(self._rejoin_ns)
         self.save_now()
         self._watches.show(lambda watch: watch.opened(self.rollouts.state))
@@ -119,29 +119,29 @@ class Durable:
         except (InvalidArgument, InternalError):
             if taken + 1 < len(steps):
                 raise
-            # What ended the life before must not end this one: nothing was done about it.
+            # The step that ended the last process must not end this one: it had no effects yet.
             self._restore(checkpoint, steps[:-1])
-        self.rollouts.refusals = []  # Workers that are not there refuse nothing.
+        self.rollouts.refusals = []  # Absent workers refuse nothing.
         self.rollouts.watches = self._watches
 
     def _check_settings(self, checkpoint: Checkpoint) -> None:
         if checkpoint.policy is not self._policy:
             raise InvalidArgument(
                 f"the checkpoint was written with the policy {checkpoint.policy.name}, not "
-                f"{self._policy.name}: give the same, or another store"
+                f"{self._policy.name}: pass the same, or another store"
             )
         before, now = checkpoint.settings.values(), self._settings.values()
         for name in now:
             if before[name] != now[name]:
                 raise InvalidArgument(
                     f"the checkpoint was written with {name}={before[name]}, not {now[name]}: "
-                    "give the same settings, or another store"
+                    "pass the same settings, or another store"
                 )
 
     # ---- steps ----------------------------------------------------------------------------------
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take in what a worker says; what it says of its lease waits until it is registered."""
+        """Accept an event of a worker; events on its grant wait until it is registered."""
         heard = believable(event)
         if heard is None:
             self.nonsense += 1
@@ -154,14 +154,14 @@ class Durable:
         self._note(heard)
 
     def take(self, entry: Entry, worker: Worker | None = None) -> None:
-        """Take in what a caller says.
+        """Accept an entry of a caller.
 
         Args:
-            entry: what it says.
-            worker: the one that registers.
+            entry: the entry.
+            worker: the worker, if the entry registers one.
 
         Raises:
-            InvalidArgument: it contradicts what was said before; nothing has changed.
+            InvalidArgument: the entry contradicts earlier ones; nothing has changed.
         """
         if isinstance(entry, WorkerLost):
             self.hear(entry)
@@ -181,11 +181,11 @@ class Durable:
         self._watches.show(lambda watch: watch.heard(entry))
 
     def step(self) -> list[Outcome]:
-        """Write down what was taken in, and step the core with it.
+        """Journal the received entries, and step the core with them.
 
         Raises:
-            Unavailable: it cannot be written down; nothing was done.
-            InvalidArgument: what was taken in contradicts itself.
+            Unavailable: the journal cannot be written; nothing was done.
+            InvalidArgument: the entries contradict themselves.
             InternalError: a bug in the scheduler.
         """
         now_ns = self._time.now_ns()
@@ -203,7 +203,7 @@ class Durable:
         return outcomes
 
     def needs_step(self) -> bool:
-        """Whether something was taken in, or may come of time alone."""
+        """Whether there is work, or time alone may cause some."""
         return (
             bool(self._entries)
             or bool(self.rollouts.refusals)
@@ -214,23 +214,23 @@ class Durable:
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def want_checkpoint(self) -> None:
-        """Make the next one due."""
+        """Make the next checkpoint due."""
         if self._store is None:
             raise InvalidArgument("a scheduler without a store writes no checkpoint")
         self._checkpoint_ns = 0
 
     def is_checkpoint_due(self) -> bool:
-        """Whether it is time for the next one."""
+        """Whether the next checkpoint is due."""
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
     def begin_checkpoint(self) -> tuple[Checkpoint, SlowCopy]:
-        """Begin what is to be saved, and the journal behind it. Nothing waits for a step.
+        """Start a checkpoint, and its journal. No step waits for it.
 
         Returns:
-            All but the trajectories, and their copy, which is not made yet.
+            The checkpoint without trajectories, and their copy, still to be made.
         """
         if self._store is None or self._entries:
-            raise InternalError("a checkpoint is of the state between two steps, in a store")
+            raise InternalError("a checkpoint needs a store, and must begin between two steps")
         now_ns = self._time.now_ns()
         self._checkpoint_ns = now_ns + round(CHECKPOINT_S * NS_PER_S)
         head = Checkpoint(
@@ -244,7 +244,7 @@ class Durable:
         return head, self.rollouts.begin_copy()
 
     def save(self, head: Checkpoint, copy: SlowCopy) -> None:
-        """Write a checkpoint to the disk; any thread. The copy is whole."""
+        """Write a checkpoint to disk, from any thread; the copy must be complete."""
         if self._store is not None:
             self._store.save(replace(head, trajectories=copy.whole()))
 
@@ -254,11 +254,11 @@ class Durable:
             return
         head, copy = self.begin_checkpoint()
         while not copy.advance():
-            pass  # Nothing else is to be done in this thread.
+            pass  # This thread has nothing else to do.
         self.save(head, copy)
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Stop writing."""
         self._watches.show(lambda watch: watch.close())
         if self._store is not None:
             self._store.close()

@@ -1,9 +1,8 @@
-"""The scheduler as an RL framework uses it: coroutines ask for turns, and get all of each.
+"""The scheduler for RL frameworks: coroutines request turns, and get each one whole.
 
-One task steps the core. Callers of the event loop note down what they want, workers' threads leave
-their events in an inbox, and nothing that serves traffic ever waits. Whatever a step does is done
-after it was written to the store: a scheduler that was killed, at whatever point, goes on where it
-was.
+One task steps the core. Callers on the event loop queue entries, worker threads leave events in an
+inbox, and nothing that serves traffic ever waits. The effects of a step follow its journal entry,
+so a scheduler that is killed at any point continues where it was.
 """
 
 import asyncio
@@ -33,19 +32,19 @@ if TYPE_CHECKING:
     from rose.scheduler.store_file import FileStore
 
 _SETTINGS: Final = SchedulerSettings()
-# Events of workers that may wait for the scheduler's task; with one more, the worker that sends it
-# is taken as lost. Some seconds of a thousand workers.
+# Worker events that may wait for the scheduler's task; beyond it, a worker that sends one counts as
+# lost. Some seconds of a thousand workers.
 EVENTS_MAX: Final = 65_536
-# Trajectories that are begun and not over; `start` of one more waits for one to end.
+# Unfinished trajectories; `start` of one more waits for one to end.
 TRAJECTORIES_MAX: Final = 100_000
-# How often the core steps when nothing happens, in seconds: leases run out and stalls are seen that
-# late. While every turn is with its environment, half a second.
+# Seconds between steps without events: the delay in which expired grants and stalls are noticed.
+# Half a second while every turn is in its environment.
 TICK_S: Final = 0.05
 _count: Final = whole(0, COUNT_MAX)
 
 
 class ElasticRolloutScheduler:
-    """Decides which worker runs which turn of which trajectory, and brings every turn home whole.
+    """Decides which worker runs which turn of which trajectory, and returns every turn whole.
 
         async with ElasticRolloutScheduler(store=FileStore(path)) as scheduler:
             await scheduler.register(worker, Capabilities(seats=8, ...))
@@ -53,22 +52,21 @@ class ElasticRolloutScheduler:
             said = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
             await scheduler.finish(7)
 
-    Everything but `consumed` may be said again, after a restart or because the first answer was not
-    awaited: a turn that is done is returned, one that is on its way is waited for, and neither runs
-    twice. A caller that is cancelled leaves alone; its turn goes on until somebody asks for it, or
-    `abort`.
+    Every call but `consumed` may be repeated, after a restart or a lost answer: a finished turn is
+    returned, a running one is waited for, and neither runs twice. Cancelling a caller does not
+    cancel its turn; the result is kept until someone asks for it, or until `abort`.
 
-    A call raises InvalidArgument for what has no meaning or contradicts what was said before, of
-    which nothing is taken in, and Unavailable once the scheduler is closed.
+    A call raises InvalidArgument for invalid or contradictory input, which has no effect, and
+    Unavailable once the scheduler is closed.
 
-    Threads: `hear` may be called by any thread; all else by that of the event loop.
+    Threads: any thread may call `hear`; everything else belongs to the event loop's thread.
 
     Args:
-        settings: knobs of the core.
-        policy: who decides where a turn runs.
-        clock: where time comes from.
-        store: what is written down; None forgets everything with the process.
-        watches: see everything.
+        settings: settings of the core.
+        policy: placement policy.
+        clock: source of times.
+        store: journal and checkpoints; None loses all state with the process.
+        watches: observers of all events.
     """
 
     def __init__(
@@ -89,10 +87,10 @@ class ElasticRolloutScheduler:
         self._error: RoseError | None = None
         self.checkpoint_error: str | None = None
 
-    # ---- its life -------------------------------------------------------------------------------
+    # ---- lifecycle ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Go on where the store says that it was, and start the task; raises as `Durable.open`."""
+        """Continue from the store, and start the task; raises as `Durable.open`."""
         loop = asyncio.get_running_loop()
         try:
             self._durable.open()
@@ -110,11 +108,11 @@ class ElasticRolloutScheduler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Take every turn back, write a last checkpoint, and tell whoever still waits.
+        """Recall every turn, write a last checkpoint, and wake all waiting callers.
 
         Raises:
-            RoseError: what ended the scheduler before, or kept its last checkpoint from the disk;
-                not when something else is raised already.
+            RoseError: the error that ended the scheduler, or prevented its last checkpoint; unless
+                another exception is being raised.
         """
         self._is_closing = True
         cancelled = None
@@ -134,7 +132,7 @@ class ElasticRolloutScheduler:
             raise self._error
 
     async def _end_tasks(self) -> asyncio.CancelledError | None:
-        """Wait until nothing writes to the store any more, and return who would not wait."""
+        """Wait until nothing writes to the store; return a cancellation received meanwhile."""
         inbox, task = self._inbox, self._task
         if inbox is None or task is None:
             return None
@@ -145,7 +143,7 @@ class ElasticRolloutScheduler:
         return cancelled
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        """Let nobody wait for a task that is no more."""
+        """Wake all callers when the task ends early."""
         failure = None if task.cancelled() else task.exception()
         if failure is None and self._is_closing:
             return
@@ -159,28 +157,28 @@ class ElasticRolloutScheduler:
     # ---- workers --------------------------------------------------------------------------------
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take what a worker says; never waits. From any thread, also before it is registered."""
+        """Accept a worker's event, even an early one; never waits. Any thread may call."""
         inbox = self._inbox
         if inbox is not None:
             inbox.hear(event)
 
     async def register(self, worker: Worker, capabilities: Capabilities) -> None:
-        """Let a worker take part; it gets turns once it reports a lease.
+        """Add a worker; it gets turns once it reports a capacity grant.
 
-        One that was here in an earlier life of the scheduler may come back under its number, when
-        it has stopped its turns: they begin again at their last tokens. Its leases must go on where
-        they were: an old epoch that was revoked stays dead.
+        A worker of an earlier scheduler process may return under its number after it has stopped
+        its turns: they resume at their last tokens. Its grant epochs must continue: a revoked epoch
+        stays dead.
 
         Args:
-            worker: whose events go to `hear`.
-            capabilities: of it.
+            worker: worker whose events go to `hear`.
+            capabilities: capabilities of the worker.
         """
         entry = Registered(worker.number, worker.kind, capabilities)
         self._hear_workers().let_in(entry.worker)
         await self._tell(entry, worker)
 
     async def lose(self, worker: int, reason: str) -> None:
-        """Take a worker as gone, as if it had said so itself."""
+        """Treat a worker as gone, as if it had reported so."""
         await self._tell(checked(WorkerLost(worker, one_of("reason", reason, str))))
 
     # ---- trajectories ---------------------------------------------------------------------------
@@ -197,15 +195,15 @@ class ElasticRolloutScheduler:
         """Begin a trajectory, and return when staleness admission lets it start.
 
         Args:
-            trajectory: a number that no other has or had, best counted up from 0.
-            group: those that share a task.
-            job: whose it is.
-            seed: of what it says; its number if None.
-            traceparent: of the W3C: the caller's span, that its spans become part of.
+            trajectory: number that was never used, best counted up from 0.
+            group: number shared by the trajectories of one task.
+            job: number of its job.
+            seed: seed of its sampling; its number if None.
+            traceparent: W3C trace context of the caller's span, parent of its spans.
 
         Raises:
-            InvalidArgument: the number was used before, or stands for another trajectory.
-            TrajectoryDropped: it was given up.
+            InvalidArgument: the number was used for another trajectory.
+            TrajectoryDropped: the trajectory was given up.
         """
         begun = Begun(trajectory, group, job, trajectory if seed is None else seed, traceparent)
         number = begun.trajectory
@@ -224,16 +222,16 @@ class ElasticRolloutScheduler:
     async def generate(
         self, trajectory: int, *, turn: int, prompt: Sequence[int], sampling: Sampling
     ) -> TurnResult:
-        """Return all of a turn, wherever and in how many parts it runs.
+        """Return all of a turn, on whichever workers and in however many parts it runs.
 
         Args:
-            trajectory: that was admitted.
-            turn: counts from 0; the next one, the one on its way, or one that is done.
-            prompt: token ids of the whole context, earlier turns included.
-            sampling: how it is generated.
+            trajectory: number of an admitted trajectory.
+            turn: index from 0: the next turn, the running one, or a finished one.
+            prompt: token ids of the whole context, including earlier turns.
+            sampling: sampling of the turn.
 
         Raises:
-            InvalidArgument: it is not its turn, or it was asked for in other words.
+            InvalidArgument: it is not the next turn, or it was requested differently before.
             TrajectoryDropped: the trajectory was dropped or given up.
         """
         number, place = _count("trajectory", trajectory), _count("turn", turn)
@@ -251,20 +249,20 @@ class ElasticRolloutScheduler:
         return result
 
     async def finish(self, trajectory: int) -> None:
-        """Hand a trajectory on to the trainer, which says `consumed`; its environment is over.
+        """End a trajectory and count it as finished, for the trainer's `consumed`.
 
         Raises:
-            InvalidArgument: a turn of it is on its way, or it was never started.
+            InvalidArgument: a turn is running, or the trajectory was never started.
         """
         await self._end(Ended(trajectory, is_wanted=True))
 
     async def abort(self, trajectory: int) -> None:
-        """Give a trajectory up, wherever it is; whoever waits for it is told so."""
+        """Give a trajectory up in any phase; waiting callers get TrajectoryDropped."""
         await self._end(Ended(trajectory, is_wanted=False))
 
     async def _end(self, ended: Ended) -> None:
         self._open_inbox()
-        if ended.trajectory not in self._rollouts.state.used:  # Else it was said before.
+        if ended.trajectory not in self._rollouts.state.used:  # Otherwise this is a repetition.
             await self._tell(ended)
 
     # ---- the trainer ----------------------------------------------------------------------------
@@ -272,67 +270,67 @@ class ElasticRolloutScheduler:
     async def add_job(
         self, job: int, *, batch_trajectories: int, max_staleness: int, weight: float = 1.0
     ) -> None:
-        """Bring a job, or change its values; one without has those of the settings.
+        """Add a job, or change its values; other jobs use those of the settings.
 
         Args:
-            job: its number, >= 0.
-            batch_trajectories: what its trainer takes for one version, > 0.
+            job: number of the job, >= 0.
+            batch_trajectories: trajectories that its trainer uses per version, > 0.
             max_staleness: versions between the start of a trajectory and its use, >= 0.
-            weight: of its fair share of devices that several jobs share, > 0.
+            weight: relative share of devices that several jobs share, > 0.
         """
         joined = JobJoined(job, batch_trajectories, max_staleness, weight)
         await self._tell(checked(joined))
 
     async def publish(self, version: int, *, job: int = 0) -> None:
-        """Say that a job's trainer has published a version; one that is not newer says nothing."""
+        """Report a version of a job's trainer; one that is not newer is ignored."""
         await self._tell(checked(VersionPublished(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
-        """Say that a job's trainer has used, or thrown away, so many more that were finished.
+        """Report that a job's trainer has used or discarded `trajectories` more finished ones.
 
-        Said twice it counts twice: `counts().jobs[job].consumed` tells whether it was heard.
+        A repetition counts twice: check `counts().jobs[job].consumed` after a lost answer.
 
         Raises:
-            InvalidArgument: not so many were finished.
+            InvalidArgument: fewer are finished.
         """
         await self._tell(checked(Consumed(trajectories, job)))
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint now, and return when it is on the disk.
+        """Write a checkpoint now, and return when it is on disk.
 
         Raises:
             InvalidArgument: the scheduler has no store.
-            Unavailable: the disk does not take it; the one before or this one, and all steps since,
-                are there.
+            Unavailable: the disk fails; the old or the new checkpoint, and all steps since, are
+                there.
         """
         inbox = self._open_inbox()
         self._durable.want_checkpoint()
-        while self._durable.is_checkpoint_due():  # It is begun between two steps.
+        while self._durable.is_checkpoint_due():  # It begins between two steps.
             inbox.wake()
             await self._wait(STEP)
         if self._saving is None:
             raise Unavailable(self.checkpoint_error or "no checkpoint was begun")
         await asyncio.shield(self._saving)
 
-    # ---- what is --------------------------------------------------------------------------------
+    # ---- state ----------------------------------------------------------------------------------
 
     def trajectories(self) -> tuple[TrajectoryRecord, ...]:
-        """Return all that are not over, also those begun in an earlier life."""
+        """Return all unfinished trajectories, including those of an earlier process."""
         return tuple(one.record() for one in self._rollouts.state.trajectories.values())
 
     def counts(self) -> FrontCounts:
-        """Return what became of trajectories."""
+        """Return the counts of trajectories."""
         return self._rollouts.state.counts.copy()
 
     def stats(self) -> SchedulerStats:
-        """Return the core's own books."""
+        """Return the statistics of the core."""
         return self._rollouts.stats()
 
     @property
     def _rollouts(self) -> Rollouts:
         return self._durable.rollouts
 
-    # ---- what callers say -----------------------------------------------------------------------
+    # ---- input of callers -----------------------------------------------------------------------
 
     def _open_inbox(self) -> Inbox:
         if self._error is not None:
@@ -342,7 +340,7 @@ class ElasticRolloutScheduler:
         return self._inbox
 
     def _hear_workers(self) -> Inbox:
-        """Take in what workers have said before a caller says something."""
+        """Process pending worker events before a caller's entry."""
         inbox = self._open_inbox()
         events, heard = inbox.take(), 0
         inbox.wake()
@@ -352,7 +350,7 @@ class ElasticRolloutScheduler:
                 heard += 1
         finally:
             if heard < len(events) and self._task is not None:
-                self._task.cancel()  # A bug: what the others said is lost, so nothing goes on.
+                self._task.cancel()  # A bug: the remaining events are lost, so nothing may go on.
         return inbox
 
     def _take(self, entry: Entry, worker: Worker | None = None) -> None:
@@ -360,7 +358,7 @@ class ElasticRolloutScheduler:
         self._durable.take(entry, worker)
 
     async def _tell(self, entry: Entry, worker: Worker | None = None) -> None:
-        """Take in an entry, and return when it was written down and the core has stepped."""
+        """Accept an entry, and return when it is journaled and the core has stepped."""
         self._take(entry, worker)
         await self._wait(STEP)
 
@@ -381,10 +379,10 @@ class ElasticRolloutScheduler:
             await inbox.wait(TICK_S)
             is_last = self._is_closing
             self._advance(inbox.take())
-            await asyncio.sleep(0)  # Workers that never pause must not starve callers.
+            await asyncio.sleep(0)  # Busy workers must not starve callers.
 
     def _advance(self, events: Sequence[WorkerEvent]) -> None:
-        """Take in what workers said, step the core, and tell whoever waited for what came of it."""
+        """Process worker events, step the core, and wake callers with the outcomes."""
         for event in events:
             self._durable.hear(event)
         if self._durable.needs_step():
@@ -394,7 +392,7 @@ class ElasticRolloutScheduler:
             try:
                 self._begin_saving()
             except Unavailable as error:
-                self.checkpoint_error = str(error)  # All steps are in the journal before.
+                self.checkpoint_error = str(error)  # The current journal has all steps.
         self._waiters.tell_stepped()
 
     def _begin_saving(self) -> None:
@@ -407,7 +405,7 @@ class ElasticRolloutScheduler:
 
     async def _save(self, head: Checkpoint, copy: SlowCopy) -> None:
         while not copy.advance():
-            await asyncio.sleep(0)  # Steps and callers go on between two slices.
+            await asyncio.sleep(0)  # Steps and callers run between two slices.
         await asyncio.to_thread(self._durable.save, head, copy)
 
     def _has_saved(self, saving: asyncio.Task[None]) -> None:
@@ -417,7 +415,7 @@ class ElasticRolloutScheduler:
 
 
 async def _outlast(task: asyncio.Task[None]) -> asyncio.CancelledError | None:
-    """Wait for a task, also when that is cancelled; return the cancellation, to be raised later."""
+    """Wait for a task even if cancelled; return the cancellation, to raise it later."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError as error:

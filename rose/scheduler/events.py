@@ -1,8 +1,8 @@
-"""What the scheduler is told, and what it wants done.
+"""Events and actions of the scheduler's core.
 
-Three more events come from `rose.scheduler.worker` as they are: LeaseChanged, WorkerLost and
-VersionCommitted. A TurnOutput becomes a TurnProgress and, with an `end`, a TurnEnded behind it, in
-one step: the core counts tokens, whoever drives it keeps them.
+Three more events come unchanged from `rose.scheduler.worker`: LeaseChanged, WorkerLost and
+VersionCommitted. A TurnOutput becomes a TurnProgress and, with an `end`, a TurnEnded after it in
+the same step: the core counts tokens, its driver keeps them.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,15 @@ from typing import Annotated, TypeAlias
 from rose.scheduler.coerce import COUNT_MAX, Count, real, whole
 from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 
-# ---- events of the front: who drives the scheduler. They must not contradict each other.
+# ---- events of the driver. They must not contradict each other.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker is there; it may run turns once it reports a lease.
+    """A worker joined; it may run turns once it reports a capacity grant.
 
-    One that was lost may join again under its number, but its leases must go on where they were:
-    old epochs stay dead. The fields are those of `Capabilities`, and what each token of all
-    contexts adds to a step.
+    A lost worker may join again under its number, but its grant epochs must continue: old ones stay
+    dead. The fields are those of `Capabilities`, plus the step time per token of all contexts.
     """
 
     worker: int
@@ -40,7 +39,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class VersionPublished:
-    """A job's trainer has published a version; one not higher than before says nothing."""
+    """A job's trainer has published a version; one not higher than before is ignored."""
 
     version: Count
     job: Count = 0
@@ -48,7 +47,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCreated:
-    """A trajectory wants to start; Admit lets it. Its number was never used before."""
+    """A trajectory asks to start; Admit lets it. Its number was never used before."""
 
     trajectory: int
     group: int
@@ -57,7 +56,7 @@ class TrajectoryCreated:
 
 @dataclass(frozen=True, slots=True)
 class TurnReady:
-    """The next turn of an admitted trajectory may run: the first, or one after a tool."""
+    """The next turn of an admitted trajectory may run: the first, or one after a tool call."""
 
     trajectory: int
     turn: int
@@ -67,14 +66,14 @@ class TurnReady:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryEnded:
-    """The environment is over. In the middle of a turn it gives the trajectory up: Drop follows."""
+    """The environment has ended. During a turn this gives the trajectory up: Drop follows."""
 
     trajectory: int
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """A job's trainer has used, or thrown away, so many trajectories more that had ended."""
+    """A job's trainer has used or discarded `trajectories` more ended trajectories."""
 
     trajectories: Count
     job: Count = 0
@@ -82,13 +81,13 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class JobJoined:
-    """A job is there, or has new values. One that was never told of has those of the settings.
+    """A job joined or has new values. Jobs without this event use those of the settings.
 
     Args:
-        job: its number.
-        batch_trajectories: what its trainer takes for one version.
+        job: number of the job.
+        batch_trajectories: trajectories that its trainer uses per version.
         max_staleness: versions between the start of a trajectory and its use.
-        weight: of its fair share of devices that several jobs share; 1 if never told.
+        weight: relative share of devices that several jobs share; 1 by default.
     """
 
     job: Count
@@ -97,12 +96,12 @@ class JobJoined:
     weight: Annotated[float, real(1e-6, 1e6)]
 
 
-# ---- events of workers. They may be late, doubled, or about something long gone.
+# ---- events of workers. They may be late, repeated, or obsolete.
 
 
 @dataclass(frozen=True, slots=True)
 class TurnProgress:
-    """Tokens of a `TurnOutput`: how many, and the oldest weights that gave one of them."""
+    """Tokens of a `TurnOutput`: their number, and the oldest version among them."""
 
     trajectory: int
     turn: int
@@ -117,8 +116,8 @@ class TurnProgress:
 class TurnEnded:
     """A turn left its worker.
 
-    `tokens` is how many the turn had by then, those generated elsewhere included: what overtook the
-    last tokens on the way is found out. None when no event can overtake another.
+    `tokens` is the turn's length then, including tokens from other workers: so an end that
+    overtakes the last tokens is detected. None if events cannot overtake each other.
     """
 
     trajectory: int
@@ -144,11 +143,11 @@ Event: TypeAlias = (
     | JobJoined
 )
 
-# ---- actions, to be carried out in their order.
+# ---- actions, to be carried out in order.
 
 
 class DropReason(Enum):
-    """Why nobody will have a trajectory."""
+    """Why a trajectory was dropped."""
 
     FAILED = "a turn of it failed on every attempt"
     GIVEN_UP = "it was ended in the middle of a turn, or before it was admitted"
@@ -156,17 +155,17 @@ class DropReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A trajectory may start: its first TurnReady is welcome."""
+    """A trajectory may start: its first TurnReady is accepted."""
 
     trajectory: int
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a turn, or the rest of one, of which `first_token` tokens are in the prompt already.
+    """Run a turn, or the rest of one; `first_token` of its tokens are in the prompt already.
 
-    Whoever has seen the turn's last token already (a stop token was delivered, and the report of
-    the end was lost) answers with TurnEnded(FINISHED) instead of running anything.
+    If the turn's last token is there already (a stop token was delivered, but the report of the end
+    was lost), answer TurnEnded(FINISHED) instead of running anything.
     """
 
     trajectory: int
@@ -179,7 +178,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Take a turn back from a worker; one that does not have it ignores that."""
+    """Recall a turn from a worker; a worker without it ignores this."""
 
     trajectory: int
     worker: int
@@ -188,14 +187,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Take tokens of a TurnProgress: they are the turn's next ones.
+    """Append tokens of a TurnProgress to a turn.
 
     Args:
-        trajectory: whose turn.
-        turn: of the trajectory.
-        event: place of the TurnProgress among the events of this step.
-        skip: how many of its tokens to pass over: they were delivered before.
-        tokens: how many to take then, > 0. Those behind them are beyond the turn's limit.
+        trajectory: number of the trajectory.
+        turn: index of the turn.
+        event: index of the TurnProgress among the events of this step.
+        skip: number of its first tokens to skip, because they were delivered before.
+        tokens: number of tokens to take after those, > 0. Later ones exceed the turn's limit.
     """
 
     trajectory: int
@@ -207,7 +206,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class TurnDone:
-    """All of a turn was delivered."""
+    """All tokens of a turn were delivered."""
 
     trajectory: int
     turn: int
@@ -215,7 +214,7 @@ class TurnDone:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget a trajectory; nothing more may be said of it."""
+    """Forget a trajectory; no event may name it any more."""
 
     trajectory: int
     reason: DropReason
@@ -225,7 +224,7 @@ Action: TypeAlias = Admit | Start | Stop | Deliver | TurnDone | Drop
 
 
 class TrajectoryFate(Enum):
-    """What became of a trajectory that had been admitted."""
+    """Fate of an admitted trajectory."""
 
     DONE = "done"
     STALE = "stale"
@@ -234,7 +233,7 @@ class TrajectoryFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """What is and was of one job; as in SchedulerStats."""
+    """Statistics of one job; see SchedulerStats."""
 
     published: int
     admitted: int
@@ -247,39 +246,39 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """What is now, and what was counted since the beginning.
+    """Current state, and counters since the beginning.
 
     Args:
-        waiting: trajectories, now, that are not admitted.
-        environment: now in their environment.
-        queued: now waiting for a worker.
-        running: now on a worker.
-        recalled: now leaving one.
-        admitted: so far.
-        consumed: by the trainer.
-        done: ended by their environment.
-        dropped: for whatever reason.
-        stale: of those that are done, how many were consumed when they were more than
-            max_staleness versions old, if they were consumed in the order in which they ended.
-        recalls: turns taken away from a worker by the scheduler.
-        outgrown: of them, those that made room for a turn that became longer than expected.
+        waiting: trajectories waiting for admission, now.
+        environment: trajectories in their environment, now.
+        queued: turns waiting for a worker, now.
+        running: turns on a worker, now.
+        recalled: turns being recalled, now.
+        admitted: trajectories admitted.
+        consumed: trajectories consumed by the trainer.
+        done: trajectories ended by their environment.
+        dropped: trajectories dropped, for any reason.
+        stale: done trajectories that were more than max_staleness versions old when consumed, if
+            consumed in the order in which they ended.
+        recalls: turns recalled from a worker by the scheduler.
+        outgrown: recalls that made room for a turn that became longer than expected.
         resumed: starts in the middle of a turn.
-        stale_events: of workers, that changed nothing: late, doubled, or without a meaning.
-        tokens_delivered: in order, each once.
-        tokens_ignored: reported and not delivered.
-        reprefill_tokens: of prompts that a worker had to compute though one had done so before.
-        turns_by_kind: finished turns, by the kind of the worker that finished them.
-        used_kv_tokens: promised of its lease, by worker, now.
-        lengths_by_fate: how many trajectories said no token, 1, 2 to 3, 4 to 7 and so on. Stale
-            ones are among those that are done, too.
-        length_bias: mean tokens of those that were dropped or stale, over that of all others that
-            are done. 1 when none was lost.
-        jobs: by number.
-        hazards_per_s: revocations to expect, by worker; 0 for dedicated ones.
-        exposure_s: what one failure domain holds of one job, as the time for which the workers in
-            all others would compute it again: the most of all, now.
-        recovery_bound_s: if all borrowed workers were taken back now, each of their turns would run
-            again within this. Infinite where a job has no dedicated worker.
+        stale_events: worker events without effect: late, repeated, or invalid.
+        tokens_delivered: tokens delivered, each once.
+        tokens_ignored: tokens reported but not delivered.
+        reprefill_tokens: prompt tokens that a worker computed again.
+        turns_by_kind: finished turns, by kind of the worker that finished them.
+        used_kv_tokens: tokens promised of the capacity grant, by worker, now.
+        lengths_by_fate: number of trajectories with 0, 1, 2 to 3, 4 to 7 ... tokens. Stale ones
+            also count as done.
+        length_bias: mean tokens of dropped and stale trajectories, relative to that of all other
+            done ones. 1 if none was lost.
+        jobs: statistics by job.
+        hazards_per_s: expected revocations, by worker; 0 for dedicated ones.
+        exposure_s: largest loss of one failure domain and job, as the time in which the workers of
+            all other domains would compute it again; now.
+        recovery_bound_s: time within which each turn of a borrowed worker would run again if all
+            were revoked now. Infinite if a job has no dedicated worker.
     """
 
     waiting: int

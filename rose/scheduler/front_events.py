@@ -1,6 +1,6 @@
-"""What the asyncio front is told, as it is noted down: the same again gives the same state.
+"""Input of the asyncio driver, as it is journaled: replaying it gives the same state.
 
-Beside these it hears what workers say, `JobJoined`, `VersionPublished` and `Consumed`, as they are.
+The driver also accepts worker events, `JobJoined`, `VersionPublished` and `Consumed`, unchanged.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ def _ascii(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Begun(Checked):
-    """A trajectory wants to start.
+    """A trajectory asks to start.
 
     Args:
-        trajectory: a number that no other ever had.
-        group: those that share a task.
-        job: whose it is.
-        seed: of what it says; a turn that moves says the same.
-        traceparent: of the W3C, the span that it is part of; empty if it begins a trace.
+        trajectory: number that was never used.
+        group: number shared by the trajectories of one task.
+        job: number of its job.
+        seed: seed of its sampling; a turn that moves continues identically.
+        traceparent: W3C trace context of its parent span; empty to begin a trace.
     """
 
     trajectory: Count
@@ -40,14 +40,14 @@ class Begun(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The next turn of a trajectory is wanted.
+    """The next turn of a trajectory is requested.
 
     Args:
-        trajectory: whose.
-        turn: which.
-        kept: how many tokens of what it has read and said so far the prompt begins with.
-        tail: the tokens of the prompt behind them.
-        sampling: how it is generated.
+        trajectory: number of the trajectory.
+        turn: index of the turn.
+        kept: number of leading tokens of its context that the prompt repeats.
+        tail: tokens of the prompt after those.
+        sampling: sampling of the turn.
     """
 
     trajectory: int
@@ -59,7 +59,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Ended(Checked):
-    """A trajectory is over; the trainer will have it, or it is given up, wherever it is."""
+    """A trajectory has ended: the trainer wants it, or it is given up in any phase."""
 
     trajectory: Count
     is_wanted: bool
@@ -67,7 +67,7 @@ class Ended(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Registered(Checked):
-    """A worker is there, for the first time or again. It runs nothing."""
+    """A worker joined, for the first time or again. It runs nothing."""
 
     worker: Count
     kind: WorkerKind
@@ -81,7 +81,7 @@ Entry: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was heard before one step of the core, and when that was, on the clock of the core."""
+    """The entries of one step of the core, and its time on the core's clock."""
 
     now_ns: int
     entries: tuple[Entry, ...]

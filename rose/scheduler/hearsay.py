@@ -1,4 +1,4 @@
-"""What workers say, made fit to be believed: they may be of another make, or broken."""
+"""Validation of worker events: workers may be foreign or broken."""
 
 import math
 from dataclasses import replace
@@ -15,17 +15,17 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
-# Logprobs of certain tokens are rounded, and may come out a little above 0.
+# Logprobs of near-certain tokens are rounded, and may be slightly above 0.
 _LOGPROB_MAX: Final = 1e-6
-# Whoever invents numbers of workers must not fill our memory.
+# Limits memory for invented worker numbers.
 _WORKERS_MAX: Final = 4096
 
 
 def believable(event: object) -> WorkerEvent | None:
-    """Return an event that every other part may take as it is; None for one without a meaning.
+    """Return an event with checked fields; None if it is invalid.
 
-    Its numbers are those of Python, whatever the worker counts with. An output that nobody could
-    learn from becomes one that failed: the worker could not run the turn, whatever it believes.
+    Numbers become Python's. An output with unusable tokens becomes a failed one: the worker could
+    not run the turn, whatever it reports.
     """
     try:
         if isinstance(event, TurnOutput):
@@ -47,7 +47,7 @@ def _output(event: TurnOutput) -> TurnOutput:
 
 
 def _row(event: TurnOutput) -> dict[str, Any] | None:
-    """Return the tokens, each with a logprob and a version; None if they are none."""
+    """Return tokens, logprobs and versions; None if they are invalid or differ in number."""
     try:
         tokens, versions = counts("tokens", event.tokens), counts("versions", event.versions)
         logprobs = reals("logprobs", event.logprobs)
@@ -61,18 +61,18 @@ def _row(event: TurnOutput) -> dict[str, Any] | None:
 
 
 class EarlyNews:
-    """What workers say before they are registered: a stream may speak before its owner can.
+    """Pre-registration buffer: a worker's event stream may start before its registration.
 
-    Keeps of each its newest lease and what it said last of its version.
+    Keeps of each worker the newest capacity grant and the last version event.
 
-    The lease with the highest epoch is the newest, and of those of one epoch the last.
+    The grant with the highest epoch is the newest, and within an epoch the last.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[type, WorkerEvent]] = {}
 
     def keep(self, event: WorkerEvent) -> bool:
-        """Keep an event of a worker that is not registered; False for one that cannot wait."""
+        """Keep an event of an unregistered worker; False for one that cannot wait."""
         if isinstance(event, WorkerLost):
             self._kept.pop(event.worker, None)
             return False
@@ -81,7 +81,7 @@ class EarlyNews:
         if event.worker in self._kept or len(self._kept) < _WORKERS_MAX:
             kept = self._kept.setdefault(event.worker, {})
             before = kept.get(type(event))
-            # A stream that breaks may say an old lease again, behind the new one.
+            # A broken stream may repeat an old grant after the new one.
             if not (
                 isinstance(event, LeaseChanged)
                 and isinstance(before, LeaseChanged)
@@ -91,5 +91,5 @@ class EarlyNews:
         return True
 
     def take(self, worker: int) -> list[WorkerEvent]:
-        """Return what was kept of a worker, and keep it no longer."""
+        """Remove and return the kept events of a worker."""
         return list(self._kept.pop(worker, {}).values())

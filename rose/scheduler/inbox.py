@@ -1,4 +1,4 @@
-"""What threads of workers say to the one task that steps the core."""
+"""Worker threads' events for the task that steps the core."""
 
 import asyncio
 import threading
@@ -7,15 +7,15 @@ from rose.scheduler.worker import WorkerEvent, WorkerLost
 
 
 class Inbox:
-    """Keeps events of workers in order. Nobody who says something ever waits.
+    """Keeps worker events in order. Senders never wait.
 
-    When more events wait than may, a worker of which one comes is taken as lost: what it says from
-    then on is dropped, until it is let in again. Nothing is lost by that but time, as its turns go
-    on elsewhere at the last token that was heard; and an engine's thread never waits for us.
+    When too many events wait, a worker that sends one counts as lost: its events are dropped until
+    it registers again. That costs only time, as its turns resume elsewhere at the last known token;
+    and an engine's thread never waits for us.
 
     Args:
-        loop: of the task that takes.
-        events_max: events that may wait.
+        loop: event loop of the consuming task.
+        events_max: largest number of waiting events.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, events_max: int) -> None:
@@ -29,7 +29,7 @@ class Inbox:
         self._is_closed = False
 
     def hear(self, event: WorkerEvent) -> None:
-        """Keep what a worker says, from any thread; after `close` it is dropped."""
+        """Keep a worker's event, from any thread; dropped after `close`."""
         with self._lock:
             if self._is_closed or event.worker in self._shut_out:
                 return
@@ -41,17 +41,17 @@ class Inbox:
                 try:
                     self._loop.call_soon_threadsafe(self._woken.set)
                 except RuntimeError:
-                    self._is_closed = True  # The loop has ended without a word.
+                    self._is_closed = True  # The loop has ended without a close.
 
     # ---- the loop's thread ----------------------------------------------------------------------
 
     def let_in(self, worker: int) -> None:
-        """Take what a worker says again: it joins anew."""
+        """Accept a worker's events again: it registers anew."""
         with self._lock:
             self._shut_out.discard(worker)
 
     async def wait(self, seconds: float) -> None:
-        """Wait until something is there, or so long."""
+        """Wait for an event, at most this long."""
         alarm = self._loop.call_later(seconds, self._woken.set)
         try:
             await self._woken.wait()
@@ -59,7 +59,7 @@ class Inbox:
             alarm.cancel()
 
     def take(self) -> list[WorkerEvent]:
-        """Take all that is there."""
+        """Remove and return all events."""
         with self._lock:
             events, self._events = self._events, []
             self._woken.clear()
@@ -70,7 +70,7 @@ class Inbox:
         self._woken.set()
 
     def close(self) -> None:
-        """End a wait, and drop what is said from now on."""
+        """End a wait, and drop later events."""
         with self._lock:
             self._is_closed = True
         self.wake()

@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 class Nothing(Enum):
-    """Why a mailbox gave nothing."""
+    """Why `take` returned no item."""
 
     YET = "nothing came in time"
     MORE = "it is closed, and all was taken"
 
 
 class Mailbox(Generic[T]):
-    """Keeps what one thread puts until another takes it, in order."""
+    """Keeps one thread's items in order until another takes them."""
 
     def __init__(self, *, items_max: int) -> None:
-        """Start open and empty; it holds `items_max` items at most."""
+        """Start open and empty, for at most `items_max` items."""
         self._items_max = items_max
         self._items: deque[T] = deque()
         self._is_closed = False
@@ -36,7 +36,7 @@ class Mailbox(Generic[T]):
             return True
 
     def take(self, *, wait_s: float) -> T | Nothing:
-        """Take the first item; wait for one for `wait_s` at most."""
+        """Remove the first item; wait at most `wait_s` for one."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_closed, timeout=wait_s)
             if self._items:
@@ -45,12 +45,12 @@ class Mailbox(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes nothing more in."""
+        """Whether it accepts no more items."""
         with self._changed:
             return self._is_closed
 
     def close(self, *, is_emptied: bool = False) -> None:
-        """Take nothing more in; what is there can still be taken, unless `is_emptied`."""
+        """Accept no more items; present ones can still be taken, unless `is_emptied`."""
         with self._changed:
             self._is_closed = True
             if is_emptied:

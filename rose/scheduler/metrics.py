@@ -1,4 +1,4 @@
-"""What the scheduler counts, for Prometheus. It needs the extra `metrics`."""
+"""Prometheus metrics of the scheduler. It needs the extra `metrics`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -13,37 +13,37 @@ _STATES: Final = ("waiting", "environment", "queued", "running", "recalled")
 _FATES: Final = ("finished", "given_up", "dropped")
 # By the fields of `SchedulerStats`.
 _COUNTERS: Final[Mapping[str, str]] = {
-    "recalls": "Turns that were taken away from a worker.",
+    "recalls": "Turns recalled from a worker.",
     "resumed": "Starts in the middle of a turn.",
-    "reprefill_tokens": "Tokens of prompts that were computed again.",
+    "reprefill_tokens": "Prompt tokens that were computed again.",
     "tokens_delivered": "Generated tokens, each once.",
-    "tokens_ignored": "Tokens that were reported and were not the next ones.",
-    "stale_events": "News of workers that changed nothing: late, doubled or without a meaning.",
-    "stale": "Trajectories that were consumed when they were too old.",
+    "tokens_ignored": "Tokens reported but not next in order.",
+    "stale_events": "Worker events without effect: late, repeated or invalid.",
+    "stale": "Trajectories that were too old when consumed.",
 }
 _GAUGES: Final[Mapping[str, str]] = {
-    "length_bias": "Mean tokens of trajectories that were lost, over that of all others.",
+    "length_bias": "Mean tokens of lost trajectories, relative to that of all others.",
     "exposure_s": "Seconds of computing that the loss of one failure domain would cost a job.",
-    "recovery_bound_s": "Seconds within which all turns run again if nothing were lent any more.",
+    "recovery_bound_s": "Seconds within which all turns would run again without borrowed workers.",
 }
 
 
 class SchedulerMetrics(Collector):
-    """Shows a registry of Prometheus what one scheduler does.
+    """Exports the state of one scheduler to Prometheus.
 
-    Scrapes come from the thread of the scheduler's event loop: `generate_latest` in a handler of a
-    server that runs there.
+    Scrapes must run in the thread of the scheduler's event loop: `generate_latest` in a handler of
+    a server there.
     """
 
     def __init__(self, scheduler: ElasticRolloutScheduler) -> None:
         self._scheduler = scheduler
 
     def describe(self) -> list[Metric]:
-        """Return nothing: what is here is known when it is asked for."""
+        """Return nothing: the figures are known only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Return what the core and the front count."""
+        """Yield the figures of the core and the driver."""
         stats, counts = self._scheduler.stats(), self._scheduler.counts()
         yield _gauge(
             "num_trajectories",
@@ -53,7 +53,7 @@ class SchedulerMetrics(Collector):
         )
         yield _gauge(
             "used_kv_tokens",
-            "Promised of a worker's lease.",
+            "Tokens promised of a worker's capacity grant.",
             {(str(worker),): tokens for worker, tokens in stats.used_kv_tokens.items()},
             "instance",
         )

@@ -1,4 +1,4 @@
-"""A worker in another process of this machine, as the scheduler sees it."""
+"""A worker in another process of this machine, for the scheduler."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -25,23 +25,22 @@ from rose.scheduler.wire import (
 from rose.scheduler.worker import TurnRequest, WorkerEvent, WorkerKind, WorkerLost
 from rose.thread import Thread
 
-# Without any sign of life for so long, the worker is lost; it shows one every second.
+# A worker silent for longer is lost; it sends a heartbeat every second.
 SILENCE_MAX_S: Final = 5.0
-# How often the scheduler shows that it lives; well under the server's limit.
+# Interval of the scheduler's pings, well under the server's limit.
 PING_S: Final = 1.0
-# Commands that may wait to be sent; one more, and the worker is lost.
+# Commands that may wait to be sent; with one more the worker is lost.
 COMMANDS_MAX: Final = 4096
-# How long `close` waits for the threads.
+# Longest wait of `close` for the threads, in seconds.
 CLOSE_S: Final = 10.0
 
 
 class RemoteWorker:
     """Runs turns in the process that `rose.node.server` serves.
 
-    Connects in the background. Events come from one thread, in order. When the stream breaks, or
-    nothing is heard for too long, the last event is a `WorkerLost`; none follows it, and what is
-    asked of the worker from then on is dropped. It never connects again: a worker that was started
-    again is another one.
+    Connects in the background. Events come from one thread, in order. When the stream breaks or is
+    silent for too long, the last event is a `WorkerLost`; no event follows, and later requests are
+    dropped. It never reconnects: a restarted worker is another one.
     """
 
     def __init__(
@@ -56,14 +55,14 @@ class RemoteWorker:
 
         Args:
             address: HOST:PORT of this machine.
-            token: what its process told whoever started it.
-            number: what it must call itself.
-            kind: what it must be.
-            on_event: is called from a thread of this object; must not raise. While it does not
-                return, nothing more is read, and the worker's side ends the stream.
+            token: token of the worker's process, which it gave to its parent.
+            number: number that the worker must report.
+            kind: kind that the worker must report.
+            on_event: called from a thread of this object; must not raise. Until it returns nothing
+                more is read, and the worker's side ends the stream.
 
         Raises:
-            InvalidArgument: the address is not of this machine.
+            InvalidArgument: the address is not on this machine.
         """
         loopback(address)
         self.number = number
@@ -73,7 +72,7 @@ class RemoteWorker:
         self._is_closing = False
         self._is_lost = False
         self._is_delivering = False
-        self._reason: str | None = None  # the first one counts
+        self._reason: str | None = None  # the first one
         self._heard = threading.Event()
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         stream = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -92,19 +91,19 @@ class RemoteWorker:
         """Queue a turn; does not wait.
 
         Raises:
-            InvalidArgument: it cannot be sent.
+            InvalidArgument: the request cannot be encoded.
         """
         self._send(request)
 
     def stop_turn(self, trajectory: int) -> None:
-        """Ask for a turn back; does not wait."""
+        """Recall a turn; does not wait."""
         self._send(StopTurn(trajectory))
 
     def close(self) -> None:
-        """Leave the worker, which stops the turns it had from here; no event follows.
+        """Leave the worker, which stops this scheduler's turns; no event follows.
 
         Raises:
-            DeadlineExceeded: the callback holds the receiving thread up.
+            DeadlineExceeded: the callback blocks the receiving thread.
         """
         self._is_closing = True
         self._end()
@@ -120,11 +119,11 @@ class RemoteWorker:
 
     def _send(self, command: Command) -> None:
         if not self._outbox.put(encode(command)):
-            # Full, or lost already; then this says nothing new.
+            # The mailbox is full, or the worker is lost already and this changes nothing.
             self._give_up(f"it left {COMMANDS_MAX} commands untaken")
 
     def _give_up(self, reason: str) -> None:
-        """End the stream for `reason`; the receiving thread says so."""
+        """End the stream; the receiving thread reports `reason`."""
         self._reason = self._reason or reason
         self._call.cancel()
 
@@ -160,7 +159,7 @@ class RemoteWorker:
         self._lose(self._reason or reason)
 
     def _deliver(self, frame: bytes) -> str | None:
-        """Deliver what is in `frame`; return why this was the last, if it was."""
+        """Deliver the event of a frame; return the reason if it was the last."""
         match decode_news(frame):
             case Heartbeat():
                 return None

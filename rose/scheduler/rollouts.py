@@ -1,8 +1,8 @@
 """All trajectories of a scheduler, its workers, and the core that places turns on them.
 
-The core counts tokens; here they are kept, and here is the one place where they change hands. What
-happens follows from what is told and when alone: told the same again, it is in the same state. A
-journal depends on it.
+The core counts tokens; they are kept here, the only place that moves them. The state depends on
+input and its times alone: a replay of the same input gives the same state. The journal relies on
+it.
 """
 
 from collections.abc import Iterable
@@ -46,43 +46,43 @@ from rose.scheduler.worker import (
 )
 from rose.units import NS_PER_S
 
-# The process stood still: workers renewed their leases, and nobody has heard it yet. They have so
-# much time to be heard, as a lease that runs out is over for ever.
+# After a longer gap the process was suspended: workers renewed their grants unheard. They get this
+# much time to be heard, because an expired grant is over for good.
 _DEAF_NS: Final = NS_PER_S
 _HEAR_NS: Final = 2 * NS_PER_S
 
 
 class Rollouts:
-    """Takes entries, steps the core with them, and keeps what comes of it. One thread at a time.
+    """Accepts entries, steps the core with them, and keeps the results. One thread at a time.
 
     Args:
-        core: decides.
-        state: where it was, as the core was then.
-        watches: see the parts of turns.
+        core: decides on actions.
+        state: the state that matches the core's.
+        watches: observers of turns.
     """
 
     def __init__(self, core: SchedulerCore, state: RolloutsState, watches: Watches) -> None:
         self.state = state
         self.watches = watches
         self._core = core
-        # Those that orders are carried to, when all that was taken in has come to the core. Others
-        # of the state joined in an earlier life of the scheduler, and are not back yet.
+        # Workers that receive orders. Others of the state joined in an earlier process and are not
+        # back yet.
         self._workers: dict[int, Worker] = {}
         self._events: list[Event] = []
-        self._outputs: dict[int, TurnOutput] = {}  # by the place of the event that tells of it
+        self._outputs: dict[int, TurnOutput] = {}  # by index of their TurnProgress in the events
         self._outcomes: list[Outcome] = []
         self.refusals: list[
             TurnOutput | WorkerLost
-        ] = []  # to be taken in as if workers had said so
+        ] = []  # to be processed as events of their workers
         self._copy = SlowCopy({})
 
-    # ---- in and out -----------------------------------------------------------------------------
+    # ---- input and output -----------------------------------------------------------------------
 
     def take(self, entry: Entry) -> None:
-        """Take in something for the next step.
+        """Accept an entry for the next step.
 
         Raises:
-            InvalidArgument: whoever said it contradicts what was said before; nothing has changed.
+            InvalidArgument: the entry contradicts earlier ones; nothing has changed.
         """
         match entry:
             case Begun():
@@ -106,10 +106,10 @@ class Rollouts:
                 self._hear(entry)
 
     def step(self, now_ns: int) -> list[Outcome]:
-        """Step the core with all that was taken in, and return what came of it, in order.
+        """Step the core with the accepted entries, and return the outcomes, in order.
 
         Raises:
-            InvalidArgument: what was taken in contradicts itself.
+            InvalidArgument: the entries contradict themselves.
             InternalError: a bug in the scheduler.
         """
         events, self._events = self._events, []
@@ -124,26 +124,26 @@ class Rollouts:
         return outcomes
 
     def stats(self) -> SchedulerStats:
-        """Return the core's own books."""
+        """Return the statistics of the core."""
         return self._core.stats()
 
     def is_idle(self) -> bool:
-        """Whether every trajectory is in its environment: time alone changes only leases."""
+        """Whether every trajectory is in its environment: then time changes only grants."""
         return all(one.phase is Phase.THINKING for one in self.state.trajectories.values())
 
     def begin_copy(self) -> SlowCopy:
-        """Return a copy of all trajectories as they are now, which is not made yet.
+        """Return a copy of all trajectories in their present state, still to be made.
 
-        One that was begun before gets no further.
+        An earlier copy in progress stops.
         """
         self._copy = SlowCopy(self.state.trajectories)
         return self._copy
 
     def course(self, trajectory: int) -> Course:
-        """Return a trajectory that is not over, and that may change.
+        """Return an unfinished trajectory, which the caller may change.
 
         Raises:
-            InvalidArgument: there is none of that number.
+            InvalidArgument: there is no such trajectory.
         """
         course = self.state.trajectories.get(trajectory)
         if course is None:
@@ -153,10 +153,10 @@ class Rollouts:
         return course
 
     def register(self, registered: Registered, worker: Worker) -> None:
-        """Take in that `worker` is there, and carry orders to it from the next step on.
+        """Add a worker, which gets orders from the next step on.
 
         Raises:
-            InvalidArgument: another has its number; nothing has changed.
+            InvalidArgument: the number is taken; nothing has changed.
         """
         if self.is_here(registered.worker):
             raise InvalidArgument(f"worker {registered.worker} is there already")
@@ -164,15 +164,15 @@ class Rollouts:
         self._workers[registered.worker] = worker
 
     def is_here(self, worker: int) -> bool:
-        """Whether a worker has registered and is not lost, the next step's news included."""
+        """Whether a worker is registered and not lost, including accepted entries."""
         return worker in self._workers
 
     def absent(self) -> list[int]:
-        """Return the numbers of those that joined in an earlier life and are not back."""
+        """Return the numbers of workers of an earlier process that are not back."""
         return [number for number in self.state.workers if number not in self._workers]
 
     def stop_turns(self, number: int | None = None) -> None:
-        """Take every turn back from a worker, or from all; one that is broken is let go anyway."""
+        """Recall every turn of a worker, or of all; errors of workers are ignored."""
         for course in self.state.trajectories.values():
             on = course.worker
             if on in self._workers and number in (None, on):
@@ -202,7 +202,7 @@ class Rollouts:
             return
         self._events.append(TrajectoryEnded(trajectory=course.number))
         if not is_thinking:
-            course.phase = Phase.ENDING  # The core will say Drop.
+            course.phase = Phase.ENDING  # The core will drop it.
             return
         self._forget(course)
         if ended.is_wanted:
@@ -240,7 +240,7 @@ class Rollouts:
         self.state.workers[number] = registered
 
     def _is_back(self, registered: Registered) -> bool:
-        """Whether the core knows this worker from an earlier life of the scheduler."""
+        """Whether the core knows this worker from an earlier process of the scheduler."""
         before = self.state.workers.get(registered.worker)
         if before is None:
             return False
@@ -249,7 +249,7 @@ class Rollouts:
         return (before.kind, was) == (registered.kind, now)
 
     def _resume(self, registered: Registered) -> None:
-        """Let the worker go on; the turns it had begin again, each at its last token."""
+        """Let the worker go on; its turns resume at their last tokens."""
         version = registered.capabilities.version
         self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
         for course in self.state.trajectories.values():
@@ -293,10 +293,10 @@ class Rollouts:
         del self.state.trajectories[course.number]
         self.state.used.add(course.number)
 
-    # ---- what the core decided ------------------------------------------------------------------
+    # ---- actions of the core --------------------------------------------------------------------
 
     def _act(self, action: Action, outputs: dict[int, TurnOutput]) -> Iterable[Event]:
-        """Do what the core decided; return what it must hear of that in its next step."""
+        """Carry out an action; return the events it causes, for the core's next step."""
         match action:
             case Admit():
                 self._known(action.trajectory).phase = Phase.THINKING
@@ -330,16 +330,16 @@ class Rollouts:
             f"trajectory {start.trajectory}: a turn would go on at the wrong token",
         )
         if course.has_ended():
-            # Its last token was delivered, and the news of its end was lost with its worker.
+            # Its last token was delivered, but its worker was lost before reporting the end.
             where = start.trajectory, start.turn, start.worker, start.lease_epoch
             return (TurnEnded(*where, TurnEnd.FINISHED, start.first_token),)
-        # Whoever is lost is so in the core before it places anything.
+        # The core learns of a loss before it places turns.
         check(start.worker in self.state.workers, "a turn would start on a worker that is lost")
         request, kind = course.request(start), self.state.workers[start.worker].kind
         self.watches.show(lambda watch: watch.begin(request, start.worker, kind))
         worker = self._workers.get(start.worker)
         if worker is None:
-            return ()  # Not back yet: when it is, it says that it does not run this.
+            return ()  # Not back yet: when it is, it reports that it does not run this turn.
         order = Order()
         with order:
             worker.start_turn(request)
@@ -351,7 +351,7 @@ class Rollouts:
         return ()
 
     def _stop(self, trajectory: int, number: int) -> None:
-        """Tell a worker to stop a turn; one that cannot is lost, and that is news."""
+        """Tell a worker to stop a turn; if that raises, the worker is lost."""
         if worker := self._workers.get(number):
             order = Order()
             with order:
@@ -362,7 +362,7 @@ class Rollouts:
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
         course = self._known(trajectory)
         if course.phase is Phase.ENDING:
-            # It was given up in the step in which its turn ended: to the core it is done.
+            # It was given up in the step in which its turn ended: for the core it is done.
             self._forget(course)
             self.state.counts.given_up += 1
             self._outcomes.append(Gone(trajectory, DropReason.GIVEN_UP))

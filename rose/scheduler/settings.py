@@ -1,6 +1,6 @@
-"""What the scheduler goes by: its policy, and the three numbers that depend on the RL loop.
+"""Settings of the scheduler: its policy, and three numbers that depend on the RL loop.
 
-All else is constant: csrc/scheduler/standard.h has each value with its reason.
+All other values are constants: csrc/scheduler/standard.h gives each with its reason.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from rose.errors import InvalidArgument
 
 
 class PlacementPolicy(Enum):
-    """Who decides where a turn runs, and which first; the baselines share everything else.
+    """Placement of turns, and their order; the baselines share everything else.
 
-    MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), which is known here at second hand only;
-    the widths of the levels and where a turn runs are ours. LEAST_LOADED_STICKY leaves a home that
-    has over half as many turns again, and two more, as the least loaded worker: two alone, which
-    won in pull request 7435 of verl, lose more caches than they spread where engines are full.
+    MLFQ follows the C-MLFQ of Libra (arXiv 2606.03077), known here only second-hand; level widths
+    and placement are ours. LEAST_LOADED_STICKY leaves a home with more than half as many turns
+    again plus two as the least loaded worker: the margin of two alone, which won in pull request
+    7435 of verl, loses more caches than it spreads on full engines.
     """
 
     JOINT = "own time, cost to others, revocation risk and staleness, weighted by urgency"
@@ -28,16 +28,15 @@ class PlacementPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """What the scheduler may do.
+    """Limits of the scheduler.
 
     Args:
-        max_staleness: versions between the start of a trajectory and its use. One is where most
-            off-policy corrections stop hurting.
-        batch_trajectories: what the trainer takes for one version.
-        worker_lag_max: a worker that is more versions behind the newest gets no turns. One lets it
-            work while a new version is on its way.
-        tuning: constants of csrc/scheduler/standard.h with another value, by name, for trials in
-            simulated clusters and for tests.
+        max_staleness: versions between the start of a trajectory and its use. Most off-policy
+            corrections stop hurting at one.
+        batch_trajectories: trajectories that the trainer uses per version.
+        worker_lag_max: versions that a worker may be behind the newest and still get turns. One
+            lets it work while a new version is on its way.
+        tuning: changed constants of csrc/scheduler/standard.h, by name, for simulations and tests.
     """
 
     max_staleness: int = 1
@@ -46,19 +45,19 @@ class SchedulerSettings:
     tuning: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning.
+        """Check the values.
 
         Raises:
-            InvalidArgument: a value is out of its range, or there is no such constant.
+            InvalidArgument: a value is out of range, or a constant is unknown.
         """
         self.values()
 
     def values(self) -> dict[str, float]:
-        """Return what a core goes by: these, and all that is constant, by name."""
+        """Return all settings and constants of a core, by name."""
         return _core.scheduler_knobs(self.knobs())
 
     def knobs(self) -> dict[str, float]:
-        """Return what differs from the constants, by name."""
+        """Return the settings and changed constants, by name."""
         own = {
             "max_staleness": self.max_staleness,
             "batch_trajectories": self.batch_trajectories,

@@ -1,6 +1,6 @@
 """Spans of OpenTelemetry: a trace per trajectory, a span per turn. It needs the extra `tracing`.
 
-Names are those of its conventions for generative models where there is one, and `rose.*` elsewhere.
+Names follow its conventions for generative models where there is one; others begin with `rose.`.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
 class Spans(FrontWatch):
-    """Makes spans of what it sees.
+    """Makes spans of what it observes.
 
     Args:
-        provider: of tracers; None for the process's own.
+        provider: provider of tracers; None for the process's own.
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
@@ -31,7 +31,7 @@ class Spans(FrontWatch):
 
     @override
     def opened(self, state: RolloutsState) -> None:
-        """Begin spans of what an earlier life of the scheduler left; its own were never ended."""
+        """Begin spans of an earlier process's trajectories, whose spans never ended."""
         for course in state.trajectories.values():
             self._begin(course.number, course.group, course.job, course.traceparent, restarted=True)
             if course.phase is Phase.SPEAKING:
@@ -51,7 +51,7 @@ class Spans(FrontWatch):
 
     @override
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
-        """Note who has a turn now."""
+        """Record the worker of a turn."""
         if span := self._turns.get(request.trajectory):
             attributes: dict[str, Any] = {
                 "rose.worker": worker,
@@ -63,7 +63,7 @@ class Spans(FrontWatch):
 
     @override
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        """End spans of turns, and of trajectories that nobody will have."""
+        """End spans of turns, and of dropped trajectories."""
         for outcome in outcomes:
             match outcome:
                 case TurnResult():
@@ -73,7 +73,7 @@ class Spans(FrontWatch):
 
     @override
     def close(self) -> None:
-        """End all: what is not over goes on in spans of the next life."""
+        """End all spans: unfinished trajectories continue in spans of the next process."""
         for trajectory in list(self._trajectories):
             self._end(trajectory, "under way")
 

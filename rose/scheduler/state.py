@@ -1,4 +1,4 @@
-"""What a scheduler keeps of trajectories and workers, but for its core."""
+"""The scheduler's state of trajectories and workers, without its core."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from rose.scheduler.turns import TurnResult
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Nobody will have a trajectory. `error` is what the last worker that failed on it said."""
+    """A trajectory was dropped. `error` is that of its last failed attempt."""
 
     trajectory: int
     reason: DropReason
@@ -25,7 +25,7 @@ Outcome: TypeAlias = Admit | TurnResult | Gone
 
 @dataclass(slots=True)
 class JobCounts:
-    """What was handed to the trainer of one job, used by it, and its newest version."""
+    """Trajectories finished for and consumed by one job's trainer, and its newest version."""
 
     finished: int = 0
     consumed: int = 0
@@ -34,16 +34,16 @@ class JobCounts:
 
 @dataclass(slots=True)
 class FrontCounts:
-    """What became of trajectories; `begun = finished + given_up + dropped + those under way`.
+    """Counts of trajectories; `begun = finished + given_up + dropped + unfinished`.
 
     Args:
-        begun: so far.
-        finished: handed on to the trainer.
-        given_up: by whoever began them.
-        dropped: by the scheduler, which says so.
-        turns: that are done.
-        resumed: of them, those that went on elsewhere or later after they had begun.
-        jobs: by number.
+        begun: trajectories started.
+        finished: trajectories finished for the trainer.
+        given_up: trajectories given up by their owner.
+        dropped: trajectories dropped by the scheduler.
+        turns: finished turns.
+        resumed: finished turns that were interrupted and resumed.
+        jobs: counts by job.
     """
 
     begun: int = 0
@@ -55,21 +55,21 @@ class FrontCounts:
     jobs: dict[int, JobCounts] = field(default_factory=dict)
 
     def job(self, number: int) -> JobCounts:
-        """Return those of one job, which begin when it is first asked for."""
+        """Return the counts of one job, zero at first."""
         return self.jobs.setdefault(number, JobCounts())
 
     def copy(self) -> "FrontCounts":
-        """Return some that stay as they are now."""
+        """Return a deep copy."""
         return replace(self, jobs={number: replace(job) for number, job in self.jobs.items()})
 
 
 @dataclass(slots=True)
 class UsedNumbers:
-    """A set of numbers >= 0 that only grows; it costs memory for those behind a gap only.
+    """A growing set of numbers >= 0; only numbers after a gap cost memory.
 
     Args:
-        below: all numbers below it were used, as trajectories count up.
-        others: used numbers from there on.
+        below: all numbers below this are in the set, since trajectories count up.
+        others: further numbers in the set.
     """
 
     below: int = 0
@@ -80,7 +80,7 @@ class UsedNumbers:
         return 0 <= number < self.below or number in self.others
 
     def add(self, number: int) -> None:
-        """Take a number as used."""
+        """Add a number."""
         if number >= self.below:
             self.others.add(number)
         while self.below in self.others:
@@ -90,14 +90,14 @@ class UsedNumbers:
 
 @dataclass(slots=True)
 class RolloutsState:
-    """All but the core.
+    """The state without the core.
 
     Args:
-        now_ns: of the last step, on the core's clock.
-        trajectories: that are not over.
-        workers: that joined and were not lost, as they registered.
-        used: numbers of trajectories that are over.
-        counts: of what became of trajectories.
+        now_ns: time of the last step, on the core's clock.
+        trajectories: unfinished trajectories, by number.
+        workers: registrations of workers that are not lost, by number.
+        used: numbers of ended trajectories.
+        counts: counts of trajectories.
     """
 
     now_ns: int = 0
@@ -107,7 +107,7 @@ class RolloutsState:
     counts: FrontCounts = field(default_factory=FrontCounts)
 
     def copy(self) -> "RolloutsState":
-        """Return one without trajectories that stays as it is now."""
+        """Return a copy without trajectories."""
         return RolloutsState(
             now_ns=self.now_ns,
             workers=dict(self.workers),
@@ -118,15 +118,15 @@ class RolloutsState:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A scheduler between two steps.
+    """A scheduler's state between two steps.
 
     Args:
-        sequence: number of the journal that begins here.
-        policy: of the core.
-        settings: of the core.
-        core: its image.
-        trajectories: that are not over.
-        rest: of the state, without trajectories.
+        sequence: number of the journal that follows.
+        policy: policy of the core.
+        settings: settings of the core.
+        core: image of the core.
+        trajectories: unfinished trajectories.
+        rest: the state without trajectories.
     """
 
     sequence: int
@@ -137,6 +137,6 @@ class Checkpoint:
     rest: RolloutsState
 
     def state(self) -> RolloutsState:
-        """Return what a front starts from; it shares nothing with this."""
+        """Return the state of a driver; it shares nothing with this."""
         copies = {one.number: one.copy() for one in self.trajectories}
         return replace(self.rest.copy(), trajectories=copies)

@@ -1,17 +1,17 @@
-"""Where a scheduler writes down what it must not forget: a checkpoint in a file, and a journal.
+"""The scheduler's store: a checkpoint in a file, and journals.
 
-A checkpoint is the whole state, and is whole or not there; a journal beside it holds each step
-since then. Whatever a step does is done after it was written, so whoever restores the checkpoint
-and takes the journal's steps again knows at least what anybody outside knows.
+A checkpoint is the whole state and replaces its predecessor atomically; a journal beside it holds
+each step since. The effects of a step follow its journal entry, so a restored checkpoint plus the
+journal's steps knows at least as much as anybody outside.
 
-docs/protocol.md has the layout. Nothing in the files is executed when they are read. `NAME.lock` is
-held by the one scheduler that writes them.
+docs/protocol.md has the layout. Reading executes nothing from the files. The one scheduler that
+writes them holds `NAME.lock`.
 
-What a crash can leave at the end of the last journal was never acted on, and is left out: a record
-that is cut off, one of full length whose body is not as it was written, and zeros where one should
-begin, as a file may have its length before its bytes. A last body that was changed later looks the
-same, and its step is left out too. A journal at the end without a step is begun again; anything
-else that is not as it was written, or is gone, is refused.
+A crash can leave an incomplete step at the end of the last journal, which had no effects and is
+ignored: a truncated record, one of full length with a damaged body, or zeros where a record should
+begin, since a file's length may reach the disk before its content. A last body that is damaged
+later looks the same, and is ignored too. A last journal without a step is started anew; any other
+damage or missing file is an error.
 """
 
 import errno
@@ -38,7 +38,7 @@ from rose.scheduler.state import Checkpoint
 from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
-# The layout of a body may only change together with this.
+# The layout of a body may change only together with this number.
 FORMAT: Final = 4
 _CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
 _JOURNAL: Final = b"rose-scheduler-journal\n"
@@ -68,21 +68,21 @@ class _Step(msgspec.Struct, array_like=True):
 class _Head(msgspec.Struct, array_like=True):
     format: int
     body: msgspec.Raw  # a Checkpoint without trajectories
-    sizes: list[int] = []  # of the trajectories behind it, in bytes
+    sizes: list[int] = []  # bytes of each trajectory after it
 
 
 class FileStore:
-    """Keeps the state of one scheduler in `path` and files beside it.
+    """Stores the state of one scheduler in `path` and files beside it.
 
-    Whatever reads or writes raises Unavailable where the disk does not do it.
+    Methods that read or write raise Unavailable if the disk fails.
 
     Args:
-        path: of the checkpoint; its folder exists.
-        is_synced: steps outlive a power cut too, and not only this process: each waits for the
-            disk. Checkpoints always do.
+        path: checkpoint file; its folder must exist.
+        is_synced: whether each step waits for the disk, to survive a power cut and not only this
+            process. Checkpoints always do.
 
     Raises:
-        InvalidArgument: another scheduler writes there.
+        InvalidArgument: another scheduler uses the files.
         Unavailable: the folder cannot be written.
     """
 
@@ -92,8 +92,8 @@ class FileStore:
         self._sequence = 0
         self._journal: BinaryIO | None = None
         self._encoder = msgspec.msgpack.Encoder()
-        # Held by whoever writes a checkpoint. Guards what follows; and `close` waits for it, as
-        # a thread that still writes must not meet the scheduler that comes next.
+        # Held while writing a checkpoint; guards the fields below. `close` waits for it, so that a
+        # writing thread does not meet the next scheduler.
         self._saving = threading.Lock()
         self._saved = 0  # number of the newest checkpoint
         self._is_closed = False
@@ -114,12 +114,12 @@ class FileStore:
     # ---- reading --------------------------------------------------------------------------------
 
     def load(self) -> tuple[Checkpoint, list[Step]] | None:
-        """Return the checkpoint and the steps since then; None if nothing was ever written here.
+        """Return the checkpoint and the steps since; None if nothing was ever written.
 
-        Journals before it are removed: a life that was killed may have left some.
+        Older journals, left by a killed process, are removed.
 
         Raises:
-            CorruptData: a file is not what was written, or is gone.
+            CorruptData: a file is damaged or missing.
         """
         with _disk(self._path, "read"):
             if not self._path.exists():
@@ -131,32 +131,32 @@ class FileStore:
             steps = self._steps_of_all(journals)
         self._sequence = checkpoint.sequence + len(journals) - 1
         with suppress(OSError):  # The next checkpoint tries again.
-            sync_folder(self._path.parent)  # Who saved it may not have come to that.
+            sync_folder(self._path.parent)  # Its writer may have been killed before this.
             self._forget_journals()
         return checkpoint, steps
 
     def _check_never_saved(self) -> None:
-        """Raise when a journal shows that there was a checkpoint.
+        """Raise if a journal proves that a checkpoint existed.
 
-        The first one without a step does not: it is written before the first checkpoint.
+        A first journal without a step does not: it is written before the first checkpoint.
         """
         for number, journal in sorted(self._journals_there().items()):
             if number > 1 or not _JOURNAL.startswith(journal.read_bytes().rstrip(b"\0")):
                 raise CorruptData(
-                    f"the checkpoint '{self._path}' is gone, and its journal '{journal}' is there: "
-                    f"bring the checkpoint back, or remove the journals to begin anew"
+                    f"the checkpoint '{self._path}' is gone, but its journal '{journal}' is there: "
+                    f"restore the checkpoint, or remove the journals to start anew"
                 )
 
     def _journals_there(self) -> dict[int, Path]:
-        """Return all journals by their numbers."""
+        """Return all journals by number."""
         pattern = re.compile(rf"{re.escape(self._path.name)}\.journal-([1-9][0-9]*)")
         found = ((pattern.fullmatch(one.name), one) for one in self._path.parent.iterdir())
         return {int(name[1]): one for name, one in found if name}
 
     def _journals_from(self, sequence: int) -> list[tuple[Path, bytes]]:
-        """Return what the journals hold; those at the end that hold no step are begun again.
+        """Return the journals' content, without those at the end that hold no step.
 
-        The first one was there before its checkpoint was, so it must be, and begin as it should.
+        The first must exist and be valid, since it was written before its checkpoint.
         """
         journals: list[tuple[Path, bytes]] = []
         while (journal := self._journal_path(sequence + len(journals))).exists():
@@ -174,7 +174,7 @@ class FileStore:
             if whole < len(data):
                 if journal != journals[-1][0]:
                     raise CorruptData(f"the journal '{journal}' is damaged at byte {whole}")
-                os.truncate(journal, whole)  # It will not be the last one.
+                os.truncate(journal, whole)  # Further journals follow it.
             steps += found
         return steps
 
@@ -204,7 +204,7 @@ class FileStore:
     # ---- writing --------------------------------------------------------------------------------
 
     def append(self, step: Step) -> None:
-        """Write a step down."""
+        """Write a step to the journal."""
         entries = [
             (_WORD_OF[type(entry)], msgspec.Raw(self._encoder.encode(entry)))
             for entry in step.entries
@@ -224,7 +224,7 @@ class FileStore:
             raise Unavailable(f"the disk of '{self._path}' is full")
 
     def rotate(self) -> int:
-        """Begin another journal, and return its number; the one before goes on if that fails."""
+        """Start the next journal, and return its number; on failure the current one continues."""
         sequence = self._sequence + 1
         path = self._journal_path(sequence)
         with _disk(self._path, "written"):
@@ -233,7 +233,7 @@ class FileStore:
                 self._begin(journal)
             except OSError:
                 journal.close()
-                with suppress(OSError):  # One without steps says nothing, if it must stay.
+                with suppress(OSError):  # Without steps it has no meaning, if it must stay.
                     path.unlink()
                 raise
         if self._journal is not None:
@@ -246,19 +246,19 @@ class FileStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._is_synced:
             os.fsync(journal.fileno())
-            # Or the journal's steps outlive a power cut, and its name does not.
+            # Otherwise the journal's steps would survive a power cut, but not its name.
             sync_folder(self._path.parent)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint, and forget the journals before it; any thread.
+        """Write a checkpoint, and remove the journals before it; any thread may call.
 
-        It outlives a power cut when this returns.
+        It survives a power cut once this returns.
 
         Raises:
-            InvalidArgument: a newer one is kept, or the store is closed.
-            Unavailable: the disk does not take it. The checkpoint before is as it was; or, where
-                only the last sync failed, this one is there, and a power cut may bring the one
-                before back. All journals are there for either.
+            InvalidArgument: a newer one is stored, or the store is closed.
+            Unavailable: the disk failed. The old checkpoint is unchanged; or, if only the last sync
+                failed, the new one is there, and a power cut may restore the old one. The journals
+                of both are kept.
         """
         with self._saving:
             if self._is_closed or checkpoint.sequence < self._saved:
@@ -275,24 +275,24 @@ class FileStore:
             sha.update(piece)
         start = _CHECKPOINT + _LENGTH.pack(len(pieces[0]))
         with _disk(self._path, "written"):
-            # A checkpoint without its journal is refused: the journal is on the disk before it.
+            # A checkpoint without its journal is an error: the journal must reach the disk first.
             sync_file(self._journal_path(checkpoint.sequence))
             sync_folder(self._path.parent)
             write_whole(self._path, start, *pieces, sha.digest())
-            sync_folder(self._path.parent)  # The journals before go when it is sure to stay.
+            sync_folder(self._path.parent)  # Older journals may go only after this.
         self._saved = checkpoint.sequence
         with suppress(OSError):
             self._forget_journals()
 
     def _forget_journals(self) -> None:
-        """Remove the journals before the newest checkpoint; one that stays is tried next time."""
+        """Remove journals before the newest checkpoint; on failure, the next call retries."""
         for number, journal in self._journals_there().items():
             if number < self._saved:
                 with suppress(OSError):
                     journal.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Write nothing more, and let others write; a checkpoint on its way is waited for."""
+        """Stop writing, and release the lock; waits for a checkpoint in progress."""
         with self._saving:
             self._is_closed = True
         if self._journal is not None:
@@ -305,9 +305,9 @@ class FileStore:
 
 
 def _pieces_of(checkpoint: Checkpoint) -> list[bytes]:
-    """Return the head and the trajectories.
+    """Return the head and the trajectories, encoded one by one.
 
-    Each is encoded by itself: an encoder lets no other thread run until it is done.
+    An encoder lets no other thread run until it is done.
     """
     encode = msgspec.msgpack.encode
     courses = [encode(one) for one in checkpoint.trajectories]
@@ -316,10 +316,10 @@ def _pieces_of(checkpoint: Checkpoint) -> list[bytes]:
 
 
 def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
-    """Return the steps in a journal, and how many of its bytes are whole.
+    """Return the steps of a journal, and the number of its valid bytes.
 
     Raises:
-        CorruptData: what was written was changed; what was cut off at the end was not.
+        CorruptData: the journal is damaged, other than truncated at its end.
     """
     if not data.startswith(_JOURNAL):
         raise CorruptData(f"'{journal}' is not a journal of a scheduler")
@@ -329,13 +329,13 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
         length, length_crc, crc = _RECORD.unpack_from(data, at)
         if zlib.crc32(data[at : at + _SIZE.size]) != length_crc:
             if len(data[at:].rstrip(b"\0")) < _RECORD.size:
-                break  # Its length came to the disk, and its bytes did not.
+                break  # Its length reached the disk, but not its bytes.
             raise CorruptData(f"the journal '{journal}' is damaged at byte {at}")
         end = at + _RECORD.size + length
         body = data[at + _RECORD.size : end]
         if zlib.crc32(body) != crc:
             if end >= len(data):
-                break  # Cut off.
+                break  # Truncated.
             raise CorruptData(f"the journal '{journal}' is damaged at byte {at}")
         steps.append(_step_of(body, journal, at))
         at = end
@@ -362,7 +362,7 @@ def _step_of(body: bytes, journal: Path, at: int) -> Step:
 
 @contextmanager
 def _disk(path: Path, what: str) -> Iterator[None]:
-    """Say in one sentence which file could not be read or written; a lock that is held passes."""
+    """Turn an OSError into a sentence that names the file; a held lock passes through."""
     try:
         yield
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What frameworks ask for and get: turns, and the trajectories they belong to."""
+"""The interface for frameworks: turns, and their trajectories."""
 
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
@@ -8,7 +8,7 @@ from rose.scheduler.coerce import COUNT_MAX, Checked, Cost, Count, Counts, Some,
 from rose.scheduler.events import WorkerJoined
 from rose.scheduler.worker import WorkerKind
 
-# As in csrc/scheduler/batch_check.cpp: what is worked out of rates above it is finite.
+# As in csrc/scheduler/batch_check.cpp: results computed from larger rates are finite.
 Rate: TypeAlias = Annotated[float, real(1e-6, COUNT_MAX)]
 
 
@@ -18,12 +18,12 @@ class TrajectoryDropped(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Checked):
-    """How a turn is generated.
+    """Sampling parameters of a turn.
 
     Args:
-        max_new_tokens: a turn is cut there, > 0.
-        temperature: 0 for the likeliest token.
-        stop_tokens: ids that end the turn; the one that does is part of it.
+        max_new_tokens: limit of the turn, > 0.
+        temperature: 0 for the most likely token.
+        stop_tokens: ids that end the turn, and are part of it.
     """
 
     max_new_tokens: Some
@@ -33,17 +33,17 @@ class Sampling(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities(Checked):
-    """What a worker can do, as it registers.
+    """Capabilities that a worker registers with.
 
     Args:
-        seats: turns it runs at once, > 0.
-        prefill_tokens_per_s: how fast it computes prompts, > 0.
-        decode_step_ms: of a step without sequences, > 0.
-        decode_ms_per_sequence: what each sequence adds, >= 0.
-        version: of its weights, >= 0.
-        domain: what fails, or is taken back, together with it.
-        job: whose trajectories it runs.
-        device: the device that it shares with workers of other jobs; None for one of its own.
+        seats: turns that it runs at once, > 0.
+        prefill_tokens_per_s: prompt throughput, > 0.
+        decode_step_ms: time of a step without sequences, > 0.
+        decode_ms_per_sequence: time that each sequence adds, >= 0.
+        version: version of its weights, >= 0.
+        domain: failure domain, whose workers fail or are revoked together.
+        job: job whose trajectories it runs.
+        device: device that it shares with workers of other jobs; None for its own.
     """
 
     seats: Some
@@ -56,7 +56,7 @@ class Capabilities(Checked):
     device: Count | None = None
 
     def joined(self, number: int, kind: WorkerKind) -> WorkerJoined:
-        """Return what the core hears of a worker."""
+        """Return the event for the core."""
         rates = self.prefill_tokens_per_s, self.decode_step_ms, self.decode_ms_per_sequence
         of = self.domain, self.seats, *rates, self.version, self.job, self.device
         return WorkerJoined(number, kind, *of)
@@ -67,13 +67,13 @@ class TurnResult:
     """All of one turn.
 
     Args:
-        trajectory: whose.
-        turn: counts from 0.
-        tokens: ids; at the most as many as asked for.
-        logprobs: of each, natural, at the temperature asked for.
-        versions: of the weights that gave each.
-        workers: numbers of those that ran a part of it, in order.
-        is_cut: whether it ended for its length, and not because it had said all.
+        trajectory: number of the trajectory.
+        turn: index from 0.
+        tokens: token ids, at most as many as requested.
+        logprobs: natural log probability of each token, at the requested temperature.
+        versions: version of the weights for each token.
+        workers: numbers of the workers that ran a part of it, in order.
+        is_cut: whether it reached its limit without a stop token.
     """
 
     trajectory: int
@@ -86,22 +86,22 @@ class TurnResult:
 
     @property
     def resumed(self) -> int:
-        """How often it was taken up again after it had begun."""
+        """Number of times that it resumed after an interruption."""
         return max(0, len(self.workers) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
-    """What a scheduler knows of a trajectory that is not over.
+    """An unfinished trajectory.
 
     Args:
-        trajectory: its number.
-        group: those that share a task.
-        job: whose it is.
-        seed: of what it says.
-        is_admitted: whether its first turn may be asked for.
-        turns: those that are done.
-        has_turn: whether another is wanted, and on its way.
+        trajectory: number of the trajectory.
+        group: number shared by the trajectories of one task.
+        job: number of its job.
+        seed: seed of its sampling.
+        is_admitted: whether its first turn may be requested.
+        turns: finished turns.
+        has_turn: whether a turn is requested and unfinished.
     """
 
     trajectory: int

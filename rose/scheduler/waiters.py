@@ -1,4 +1,4 @@
-"""Who waits for what becomes of a trajectory."""
+"""Callers that wait for outcomes of trajectories."""
 
 import asyncio
 from collections import defaultdict
@@ -10,30 +10,30 @@ from rose.scheduler.events import Admit
 from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TrajectoryDropped, TurnResult
 
-# Stands for the turn of those who wait for a trajectory to be admitted.
+# Turn number of those who wait for admission.
 ADMISSION: Final = -1
-# Stands for the trajectory of those who wait for the next step.
+# Trajectory number of those who wait for the next step.
 STEP: Final = -1
 
 
 class Waiters:
-    """Futures by trajectory and turn; each caller has its own, so one may leave alone."""
+    """Futures by trajectory and turn; each caller has its own, so it can leave alone."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[tuple[int, asyncio.Future[Any]]]] = defaultdict(list)
 
     def add(self, trajectory: int, turn: int, future: asyncio.Future[Any]) -> None:
-        """Let a future wait; it leaves by itself when its caller does."""
+        """Add a future; its caller removes it."""
         self._waiting[trajectory].append((turn, future))
 
     def leave(self, trajectory: int, turn: int, future: asyncio.Future[Any]) -> None:
-        """Forget a future, if it is still there."""
+        """Remove a future, if it is still there."""
         left = [one for one in self._waiting.pop(trajectory, ()) if one != (turn, future)]
         if left:
             self._waiting[trajectory] = left
 
     def tell(self, outcome: Outcome) -> None:
-        """Tell those who waited for it."""
+        """Resolve the futures of an outcome."""
         match outcome:
             case Admit():
                 self._resolve(outcome.trajectory, ADMISSION, None)
@@ -46,11 +46,11 @@ class Waiters:
                 _refuse(self._waiting.pop(outcome.trajectory, ()), said)
 
     def tell_stepped(self) -> None:
-        """Tell those who waited for a step."""
+        """Resolve the futures that wait for a step."""
         self._resolve(STEP, 0, None)
 
     def fail_all(self, error: RoseError) -> None:
-        """Tell everybody that there will be no answer."""
+        """Fail all futures."""
         for waiting in self._waiting.values():
             _refuse(waiting, error)
         self._waiting.clear()
@@ -58,11 +58,11 @@ class Waiters:
     def _resolve(self, trajectory: int, turn: int, value: TurnResult | None) -> None:
         for asked, future in self._waiting.get(trajectory, ()):
             if asked == turn and not future.done():
-                future.set_result(value)  # Its caller wakes, and leaves.
+                future.set_result(value)  # Its caller wakes, and removes it.
 
 
 def _refuse(waiting: Iterable[tuple[int, asyncio.Future[Any]]], error: RoseError) -> None:
     for _, future in waiting:
         if not future.done():
-            # One exception each: raising it changes it.
+            # A separate exception for each, since raising changes it.
             future.set_exception(type(error)(*error.args))

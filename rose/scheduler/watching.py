@@ -1,4 +1,4 @@
-"""Who sees what the asyncio front does: reports, spans, tests. Nothing depends on them."""
+"""Observers of the asyncio driver: reports, spans, tests. Nothing depends on them."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Order:
-    """Keeps what somebody else's code raised, whatever it is: workers and watches are of any make.
+    """Keeps any exception of foreign code: of workers and observers.
 
-    One broken worker is lost; without this it would take the scheduler of all others with it. An
+    A worker that raises is lost; without this it would end the scheduler of all others. An
     interrupt is not an error, and passes.
     """
 
@@ -31,48 +31,48 @@ class Order:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Keep an error; whoever gave the order looks at it."""
+        """Keep an error, for the caller to check."""
         if isinstance(error, Exception):
             self.error = error
         return self.error is not None
 
 
 class FrontWatch:
-    """Sees everything and does nothing; subclasses do. One thread: that of the front's task."""
+    """Observes everything and does nothing; subclasses override. Called by the driver's task."""
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
         """A worker was asked for a turn, or for the rest of one."""
 
     def add(self, trajectory: int, tokens: int) -> None:
-        """Tokens of a turn were taken; they may come after the end of its part."""
+        """Tokens of a turn were accepted; possibly after the end of its part."""
 
     def end(self, trajectory: int, worker: int) -> None:
-        """A worker says that a turn ended there; it may have none of it."""
+        """A worker reported the end of a turn; it may not have had it."""
 
     def end_all(self, worker: int) -> None:
         """A worker is gone."""
 
     def opened(self, state: RolloutsState) -> None:
-        """A life of the scheduler begins with this."""
+        """A scheduler process starts with this state."""
 
     def heard(self, entry: Entry) -> None:
-        """Something was taken in; the core steps next."""
+        """An entry was accepted, for the next step of the core."""
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        """The core has stepped, and this came of it."""
+        """The core has stepped, with these outcomes."""
 
     def close(self) -> None:
-        """Nothing more will be seen."""
+        """No more calls follow."""
 
 
 class Watches:
-    """Shows everything to several. One that fails sees nothing more, and the log says why."""
+    """Calls several observers. One that fails is dropped, and the failure is logged."""
 
     def __init__(self, watches: Sequence[FrontWatch] = ()) -> None:
         self._watches = list(watches)
 
     def show(self, it: Callable[[FrontWatch], None]) -> None:
-        """Call each with what there is to see."""
+        """Call each observer."""
         for watch in tuple(self._watches):
             order = Order()
             with order:

@@ -1,8 +1,8 @@
-"""What a scheduler and a worker in another process say to each other, as bytes.
+"""Messages between a scheduler and a worker in another process, and their bytes.
 
-A message is a msgpack array `[format, word, body]`: the format's number, the word that names the
-body's type, and a dataclass of `rose.scheduler.worker` or of this file as a map. Enums travel as
-their values. The layout of a body may only change together with `FORMAT`.
+A message is a msgpack array `[format, word, body]`: the format number, the word that names the
+body's type, and a dataclass of `rose.scheduler.worker` or of this file as a map. Enums are encoded
+as their values. The layout of a body may change only together with `FORMAT`.
 """
 
 from collections.abc import Mapping
@@ -23,41 +23,41 @@ from rose.scheduler.worker import (
 )
 
 FORMAT: Final = 1
-# A context of half a million tokens; whatever is longer is a mistake or an attack.
+# A context of half a million tokens; a longer one is a mistake or an attack.
 MESSAGE_BYTES_MAX: Final = 4 << 20
 
-# Of the stream.
+# gRPC names of the stream.
 SERVICE: Final = "rose.scheduler.Worker"
 METHOD: Final = "Turns"
-# Whoever connects shows the token that the worker's process told its parent.
+# Metadata key of the token that the worker's process gave to its parent.
 TOKEN_KEY: Final = "rose-token"
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    # A proxy named by the environment has no business between two processes of one machine.
+    # No proxy from the environment between two processes of one machine.
     ("grpc.enable_http_proxy", 0),
-    # Another process must not be able to listen on the same port and take schedulers away.
+    # Another process must not listen on the same port and intercept schedulers.
     ("grpc.so_reuseport", 0),
-    # Two channels to one address are two connections: one that is slow holds up no other.
+    # Separate connections per channel, so that a slow one does not delay another.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StopTurn:
-    """Take the turn of a trajectory back."""
+    """Recall the turn of a trajectory."""
 
     trajectory: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """The scheduler lives."""
+    """Sign of life of the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The first word of a worker: which one it is."""
+    """First message of a worker: its identity."""
 
     number: int
     kind: WorkerKind
@@ -65,7 +65,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The worker's process lives, and has nothing else to say."""
+    """Sign of life of the worker's process."""
 
 
 Command: TypeAlias = TurnRequest | StopTurn | Ping
@@ -90,10 +90,10 @@ _WORD_OF: Final = {kind: word for word, kind in (*_COMMANDS.items(), *_NEWS.item
 
 
 def encode(message: Command | News) -> bytes:
-    """Return the bytes of a message.
+    """Encode a message.
 
     Raises:
-        InvalidArgument: it cannot be sent: too long, or a value that the format has no room for.
+        InvalidArgument: the message is too long, or has a value that the format cannot hold.
     """
     kind = type(message)
     try:
@@ -110,17 +110,17 @@ def encode(message: Command | News) -> bytes:
 
 
 def decode_command(frame: bytes) -> Command:
-    """Return the command that `frame` holds.
+    """Decode a command.
 
     Raises:
-        CorruptData: it holds none, or one of another format.
+        CorruptData: the frame is not a command, or of another format.
     """
     command: Command = _decode(_COMMANDS, frame)
     return command
 
 
 def decode_news(frame: bytes) -> News:
-    """Return what a worker says in `frame`; as `decode_command`."""
+    """Decode a message of a worker; as `decode_command`."""
     news: News = _decode(_NEWS, frame)
     return news
 

@@ -1,7 +1,7 @@
-"""What a worker is to the scheduler: turns go in, tokens and news of its lease come out.
+"""The scheduler's interface to workers: turns in, tokens and grant changes out.
 
-A worker never waits for the scheduler. Whoever takes a turn away from it does so first and reports
-after, with every token there was: revocation is local.
+A worker never waits for the scheduler. Whoever revokes a turn does so first and reports afterwards,
+with all tokens so far: revocation is local.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rose.scheduler.coerce import Count, Counts, Real, Reals, Text, Truth
 
 
 class WorkerKind(Enum):
-    """What the scheduler may expect of a worker."""
+    """Kind of a worker."""
 
     DEDICATED = "dedicated"
     BORROWED = "borrowed"
@@ -31,16 +31,16 @@ class TurnRequest:
     """One turn, or the rest of one, for a worker.
 
     Args:
-        trajectory: whose turn it is.
-        turn: counts from 0 within the trajectory.
-        lease_epoch: of the worker's lease this runs under; every output repeats it.
-        prompt: token ids: the whole context, and what of this turn was generated elsewhere before.
-        first_token: how many tokens of this turn `prompt` holds already.
-        max_new_tokens: what may still be generated, > 0.
-        stop_tokens: ids that end the turn; the one that does is part of the output.
-        temperature: 0 for the likeliest token.
-        seed: of the trajectory. The token at one position of one context depends on nothing else,
-            so a turn that moves says the same.
+        trajectory: number of the trajectory.
+        turn: index from 0 within the trajectory.
+        lease_epoch: epoch of the worker's capacity grant; every output repeats it.
+        prompt: token ids: the whole context, and tokens of this turn from other workers.
+        first_token: number of tokens of this turn in `prompt`.
+        max_new_tokens: tokens that may still be generated, > 0.
+        stop_tokens: ids that end the turn, and are part of the output.
+        temperature: 0 for the most likely token.
+        seed: seed of the trajectory. A token depends on nothing but seed, context and position, so
+            a turn that moves continues identically.
     """
 
     trajectory: int
@@ -59,15 +59,15 @@ class TurnOutput:
     """The next tokens of a turn, and its end.
 
     Args:
-        worker: who generated them.
-        trajectory: whose turn.
-        turn: of the trajectory.
-        lease_epoch: of the request.
-        first_token: place of `tokens[0]` within the turn.
-        tokens: ids; empty only together with an `end`.
-        logprobs: of each token, natural, at the request's temperature.
-        versions: of the weights that gave each token.
-        end: None while more may follow.
+        worker: number of the worker.
+        trajectory: number of the trajectory.
+        turn: index of the turn.
+        lease_epoch: grant epoch of the request.
+        first_token: index of `tokens[0]` within the turn.
+        tokens: token ids; empty only together with an `end`.
+        logprobs: natural log probability of each token, at the request's temperature.
+        versions: version of the weights for each token.
+        end: reason of the end; None while more may follow.
         error: why it failed.
     """
 
@@ -84,20 +84,20 @@ class TurnOutput:
 
 
 def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
-    """Return what a worker says of a turn that it could not run."""
+    """Return the output for a turn that a worker could not run."""
     where = request.trajectory, request.turn, request.lease_epoch, request.first_token
     return TurnOutput(worker, *where, (), (), (), TurnEnd.FAILED, error)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseChanged:
-    """A worker's lease was granted, resized, renewed or revoked.
+    """A worker's capacity grant was made, resized, renewed or revoked.
 
     Args:
-        worker: whose.
-        lease_epoch: a higher one than before is a new grant; a lower one is stale and says nothing.
-        kv_tokens: how many tokens of context it can hold now; 0 revokes the lease.
-        ttl_ms: it is over this long after the report was made; 0 means it does not run out.
+        worker: number of the worker.
+        lease_epoch: a higher epoch is a new grant; a lower one than before is ignored.
+        kv_tokens: tokens of context that it can hold now; 0 revokes the grant.
+        ttl_ms: life from the time of the report; 0 for unlimited.
     """
 
     worker: Count
@@ -108,14 +108,14 @@ class LeaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class VersionCommitted:
-    """A worker changed its weights, or tried to and went back.
+    """A worker committed new weights, or rolled back.
 
     Args:
-        worker: whose weights.
-        version: what it runs now.
-        is_match: whether the digest was the trainer's. If not, `version` is the one before, or the
-            worker is quarantined and revokes its lease.
-        pause_ms: how long no step could run for it.
+        worker: number of the worker.
+        version: its current version.
+        is_match: whether the digest was the trainer's. If not, `version` is the old one, or the
+            worker is quarantined and revokes its grant.
+        pause_ms: time for which no step could run.
     """
 
     worker: Count
@@ -126,7 +126,7 @@ class VersionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker is gone, and with it what it had not reported."""
+    """A worker is gone, with everything that it had not reported."""
 
     worker: Count
     reason: Text
@@ -136,11 +136,11 @@ WorkerEvent: TypeAlias = TurnOutput | LeaseChanged | VersionCommitted | WorkerLo
 
 
 class Worker(Protocol):
-    """Runs turns. Its events go to a callback it was made with, from a thread of its own."""
+    """Runs turns. It sends events to its callback from a thread of its own."""
 
     @property
     def number(self) -> int:
-        """What events and actions call it."""
+        """Number of the worker in events and actions."""
         ...
 
     @property
@@ -149,16 +149,16 @@ class Worker(Protocol):
         ...
 
     def start_turn(self, request: TurnRequest) -> None:
-        """Queue a turn; one that cannot run comes back as an output that failed.
+        """Queue a turn; if it cannot run, a failed output follows.
 
         Raises:
-            RoseError: the turn failed; anything else loses the worker.
+            RoseError: the turn failed; any other exception loses the worker.
         """
         ...
 
     def stop_turn(self, trajectory: int) -> None:
-        """Take a turn back: its last output is INTERRUPTED. Unknown ones are ignored.
+        """Recall a turn: its last output is INTERRUPTED. Unknown ones are ignored.
 
-        Whatever it raises loses the worker.
+        Any exception loses the worker.
         """
         ...

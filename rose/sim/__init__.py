@@ -1,7 +1,7 @@
-"""Virtual time: the real decisions of rose, and other people's rules, on a device that is a model.
+"""Virtual time: rose's real decisions, and other schemes, on a modelled device.
 
-No GPU, no engine and no clock: equal inputs give equal outcomes. What it says about a scheme is
-only as good as `DeviceModel`, so it compares schemes and tests rules; it measures no hardware.
+No GPU, no engine and no clock: equal inputs give equal outcomes. Results are only as good as
+`DeviceModel`: it compares schemes and tests rules, and measures no hardware.
 """
 
 from rose.sim.device import DeviceModel

@@ -1,4 +1,4 @@
-"""What could be harvested by someone who knew the future: the mark to hold schemes against."""
+"""The harvest of a scheme that knows the future: the reference for other schemes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,17 +11,17 @@ from rose.sim.request import Request
 from rose.slo import SLO
 from rose.units import ceil_div
 
-# How far a delay is followed before it counts as harmless, in targets of the first token: it ends
-# before where the engine falls idle, and what comes later can still be mended by lending less.
+# Time over which a delay is followed before it counts as harmless, in TTFT targets: it ends earlier
+# when the engine becomes idle, and later effects can still be avoided by lending less.
 _HORIZON_TTFTS: Final = 3
 
 
 class Clairvoyant(Governor):
-    """Greedy: lets a segment run whenever nothing is missed for it that serving alone would meet.
+    """Greedy: runs a segment if serving misses nothing by it that it would meet alone.
 
-    It knows all arrivals, all lengths and the true time of every step, and follows each delay
-    through the steps to come, as if rollouts were to stop after it. Greedy is not optimal: it is a
-    mark that can be computed, not a bound that nobody could pass.
+    It knows all arrivals, lengths and true step times, and follows each delay through the coming
+    steps, as if rollouts stopped after it. Greedy is not optimal: it is a computable reference, not
+    an upper bound.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Clairvoyant(Governor):
         rollout_noise: Noise,
         missed_alone: frozenset[int],
     ) -> None:
-        """Know everything.
+        """Store all knowledge.
 
         Args:
-            requests: all that will come.
-            device: what things cost.
-            slo: the targets.
-            step_noise: the factors of serving's steps, as the machine has them.
-            rollout_noise: those of rollout steps.
-            missed_alone: requests that nobody could save.
+            requests: all requests of the trace.
+            device: cost model.
+            slo: latency targets.
+            step_noise: factors of serving's steps, the same as the machine's.
+            rollout_noise: factors of rollout steps.
+            missed_alone: requests that serving alone would miss.
         """
         self._requests = requests
         self._device = device
@@ -53,14 +53,14 @@ class Clairvoyant(Governor):
         self._ready_ns = [ns + ns_of(device.host_lead_ms) for ns in self._arrivals_ns]
         self._engine = ServingEngine(requests, device)
         self._admitted = 0
-        self._last_ns: dict[int, int] = {}  # of the requests that decode
+        self._last_ns: dict[int, int] = {}  # last token of each decoding request
         self._steps = 0
         self._rollout_steps = 0
-        self._segment = 0  # of the rollout step
-        self._allowed = 0  # segments that may go first, decided already
+        self._segment = 0  # within the rollout step
+        self._allowed = 0  # segments already allowed to go first
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Let as many segments go first as do no harm."""
+        """Let the most harmless segments go first."""
         if self._allowed == 0:
             self._allowed = self._harmless_segments(ns_of(now_ms), work)
             return math.inf if self._allowed else now_ms
@@ -68,7 +68,7 @@ class Clairvoyant(Governor):
         return math.inf if self._allowed else now_ms
 
     def may_start(self, now_ms: float) -> bool:
-        """Say yes to what was decided, and in idle time to a segment that does no harm."""
+        """Allow segments decided on, and in idle time any harmless one."""
         if self._allowed:
             return True
         now_ns = ns_of(now_ms)
@@ -76,14 +76,14 @@ class Clairvoyant(Governor):
         return not self._engine.has_work() and self._is_harmless(now_ns, 1)
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
-        """See the requests that the engine sees."""
+        """Admit the requests that the engine sees."""
         del work
         self._admit(self._engine, ns_of(now_ms))
 
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
     ) -> None:
-        """Follow the engine."""
+        """Follow the engine's state."""
         del took_ms, blocked_ms, lent_ms
         self._steps += 1
         emitted = self._engine.complete(work)
@@ -92,7 +92,7 @@ class Clairvoyant(Governor):
             del self._last_ns[number]
 
     def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
-        """Know the time of the next."""
+        """Advance to the next segment."""
         del now_ms
         self._segment = 0 if is_last else self._segment + 1
         self._rollout_steps += is_last
@@ -107,7 +107,7 @@ class Clairvoyant(Governor):
         return admitted
 
     def _segments_ns(self, count: int) -> int:
-        """Return how long the next `count` segments take, with the last of a step at full size."""
+        """Return the time of the next `count` segments, each counted at full size."""
         device, took_ms = self._device, 0.0
         per_step = ceil_div(device.layers, device.layers_per_segment)
         for segment in range(self._segment, self._segment + count):
@@ -119,7 +119,7 @@ class Clairvoyant(Governor):
         return max(1, ns_of(self._device.step_ms(work) * self._step_noise.factor(step)))
 
     def _harmless_segments(self, now_ns: int, work: StepWork) -> int:
-        """Return the most segments that harm nobody: the next step bounds them, later ones may."""
+        """Return the largest harmless number of segments; the next step bounds it."""
         self._admit(self._engine, now_ns)
         saved = [ns for number, ns in self._last_ns.items() if number not in self._given_up]
         room_ns = self._ttft_ns
@@ -134,7 +134,7 @@ class Clairvoyant(Governor):
         )
 
     def _is_harmless(self, now_ns: int, segments: int) -> bool:
-        """Whether serving meets what it would meet alone if it starts after these segments."""
+        """Whether serving, started after these segments, meets all it would meet alone."""
         start_ns = now_ns + self._segments_ns(segments) + 2 * ns_of(self._device.signal_ms)
         if not self._engine.has_work() and (
             self._admitted == len(self._ready_ns) or self._ready_ns[self._admitted] >= start_ns
@@ -169,9 +169,9 @@ class Clairvoyant(Governor):
 
 
 def _largest(*, most: int, is_right: Callable[[int], bool]) -> int:
-    """Return the largest number up to about `most` that is right, 0 if none is.
+    """Return the largest n up to about `most` with `is_right(n)`; 0 if there is none.
 
-    What is right for a number is so for all below it.
+    `is_right` must be monotone: true for all numbers below a right one.
     """
     if is_right(most):
         return most

@@ -1,4 +1,4 @@
-"""rose itself in virtual time: the real core's decisions, on a clock that the simulator moves."""
+"""rose in virtual time: the real core's decisions, on a simulated clock."""
 
 import math
 from collections.abc import Sequence
@@ -28,19 +28,19 @@ from rose.slo.evidence import SHAPE_NAMES, Shape, collect_evidence
 from rose.slo.latency_file import new_latency_model
 from rose.units import NS_PER_MS
 
-# Without any noise at start-up a bound would be the prediction, and each rounding error a miss.
+# Without noise at start-up a bound would equal the prediction, and each rounding error be a miss.
 _NOISE_MIN: Final = 0.01
-# What the log's header says about memory, of which there is none here.
+# The log header's values for memory, which is not simulated.
 NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
-# How often serving's engine asks for a probe while it is idle.
+# Interval at which serving's idle engine asks for a probe.
 _PROBE_LOOK_MS: Final = 20.0
 
 
 class Prober:
-    """The steps that serving's engine runs only to measure them, at start-up and in idle time."""
+    """Serving steps that run only to be measured, at start-up and in idle time."""
 
     def __init__(self, model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
-        """Let `model` learn from the steps that run before the first request."""
+        """Let `model` learn from the start-up steps."""
         self._creditor, self._device = creditor, device
         self._random = np.random.default_rng(0)
         self._shapes: dict[ShapeName, Shape] = {
@@ -61,7 +61,7 @@ class Prober:
         self.ration = ProbeRation(wanted=read_evidence(model, "step", self._shapes["step"]).wanted)
 
     def due(self, now_ns: int) -> Probe | None:
-        """Return the probe that an idle device runs now, or None."""
+        """Return the probe to run now on an idle device, or None."""
         name = self.ration.due(now_ns, read_seen(self._creditor, self._shapes, is_idle=True))
         return None if name is None else self._probe(self._shapes[name])
 
@@ -73,11 +73,10 @@ class Prober:
 
 
 class CoreGovernor(Governor):
-    """Drives a gate, serving's state, a latency model and a creditor as the executor does.
+    """Drives gate, serving state, latency model and creditor like the executor.
 
-    Nothing is decided here. What runs on threads of its own there (the creditor's looks, the
-    host's sign of life) happens here at the same moments, in one thread, so that equal inputs give
-    equal logs.
+    Nothing is decided here. Work of the executor's own threads (the creditor's checks, the host's
+    heartbeat) happens at the same moments in one thread, so that equal inputs give equal logs.
     """
 
     def __init__(
@@ -92,11 +91,11 @@ class CoreGovernor(Governor):
         """Start at time 0 with a closed gate and a borrower that always has a step to run.
 
         Args:
-            slo: the targets.
-            policy: rose's knobs, the mode and what is switched off among them.
-            device: how wide the engine's batches are, and whether it commits them.
-            log_path: where certificates go; "" keeps none.
-            first_segment: the number that segments are counted from.
+            slo: latency targets.
+            policy: rose's parameters, including mode and switched-off mechanisms.
+            device: cost model, whose batch settings are used.
+            log_path: certificate log; "" for none.
+            first_segment: number of the first segment.
 
         Raises:
             Unavailable: the log cannot be written.
@@ -132,12 +131,12 @@ class CoreGovernor(Governor):
         self._commits_batch = device.commits_batch
         self.grain = Grain.SEGMENT if policy.has_gates else Grain.STEP
         self._slots: dict[int, int] = {}
-        self._is_probe = False  # the step that runs
+        self._is_probe = False  # whether the current step is a probe
         self._offer: Offer | None = None
-        self._passed = 0  # segments, when the step began
-        self._looked_at = self.gate.demand  # the rings that the last look has heard
+        self._passed = 0  # segments passed when the step began
+        self._looked_at = self.gate.demand  # demand seen by the last check
         self._look_ns = 0
-        # As the creditor's thread would: it is played here.
+        # As the creditor's thread sets it, which is simulated here.
         self.gate.set_low_water(policy.max_segments // 2)
         self.gate.begin_step()
 
@@ -147,14 +146,14 @@ class CoreGovernor(Governor):
         self._slots[request] = self.state.arrived(tokens=prompt_tokens)
 
     def probe_due(self, now_ms: float) -> Probe | None:
-        """Ask the ration of probes, as serving's lane does."""
+        """Ask the probe ration, like serving's lane."""
         self._move_to(now_ms)
         if self._prober is None or self._slots:
             return None
         return self._prober.due(self.clock.now_ns())
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Do what lending slack does before a step: offer, see it used up, and offer again."""
+        """Lend slack before a step: offer, wait until it is used up, and offer again."""
         self._move_to(now_ms)
         if not self._lends_slack:
             return now_ms
@@ -169,7 +168,7 @@ class CoreGovernor(Governor):
         return now_ms if self._offer is None else self._ms_of(self._offer.until_ns)
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
-        """Close what is still open, unless rollouts stay beside the step."""
+        """Close an open offer, unless rollouts may run beside the step."""
         del work
         self._move_to(now_ms)
         self._offer = None
@@ -201,13 +200,13 @@ class CoreGovernor(Governor):
     def _learn(
         self, took_ms: float, features: dict[str, float], *, is_after_loan: bool
     ) -> Forecast:
-        """Return what was forecast; nothing is learned from a step beside a segment."""
+        """Return the forecast; learn only from a step without a segment beside it."""
         if self.gate.passed == self._passed and not self.gate.is_running():
             return self.model.observe(took_ms, **features, is_after_loan=is_after_loan)
         return self.model.forecast(**features)
 
     def tokens(self, now_ms: float, requests: Sequence[int]) -> None:
-        """Give each its next deadline."""
+        """Start each request's next deadline."""
         self._move_to(now_ms)
         self.state.emitted([self._slots[request] for request in requests])
 
@@ -217,7 +216,7 @@ class CoreGovernor(Governor):
         self.state.finished(self._slots.pop(request))
 
     def tick(self, now_ms: float) -> None:
-        """Let the creditor look, if it is time to."""
+        """Run the creditor's check if it is due."""
         self._move_to(now_ms)
         self._look()
 
@@ -225,11 +224,11 @@ class CoreGovernor(Governor):
         """Ask the gate."""
         self._move_to(now_ms)
         has_passed = self.gate.try_pass() is Verdict.PASSED
-        self._look()  # Starting a segment may have rung for more credit.
+        self._look()  # Starting a segment may have requested more credit.
         return has_passed
 
     def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
-        """Leave the segment; the next step is asked for at once."""
+        """Leave the segment; after a step the next one begins at once."""
         self._move_to(now_ms)
         self.gate.leave()
         if is_last:
@@ -244,18 +243,18 @@ class CoreGovernor(Governor):
 
     @property
     def grants(self) -> int:
-        """Quanta that were certified."""
+        """Number of certified quanta."""
         return sum(self.creditor.granted(mode) for mode in HarvestMode)
 
     @property
     def refusals(self) -> int:
-        """Quanta that were asked for and not certified."""
+        """Number of refused quanta."""
         return sum(
             self.creditor.refused(why) for why in QuantumRefusal if why is not QuantumRefusal.NONE
         )
 
     def beat(self) -> None:
-        """Say that serving's host is alive, as its keeper does all the time."""
+        """Send a heartbeat, as the executor does continuously."""
         self.state.beat()
 
     def _move_to(self, now_ms: float) -> None:
@@ -266,7 +265,7 @@ class CoreGovernor(Governor):
         return (clock_ns - self._start_ns) / NS_PER_MS
 
     def _look(self) -> None:
-        """Look where the creditor's thread would: when it was rung for, or has slept enough."""
+        """Check when the creditor's thread would: on demand, or after its sleep."""
         now_ns = self.clock.now_ns()
         while self._looked_at != self.gate.demand or now_ns >= self._look_ns:
             self._looked_at = self.gate.demand
@@ -279,7 +278,7 @@ class CoreGovernor(Governor):
         return not is_ours or is_over
 
     def _is_spent(self, offer: Offer) -> bool:
-        """Whether the whole quantum ran, in its time, so that another may be asked for."""
+        """Whether the whole quantum ran in time, so that another may be requested."""
         is_ours = self.gate.is_open() and self.gate.close_epoch == offer.close_epoch
         is_in_time = self.clock.now_ns() <= offer.until_ns
         return is_ours and is_in_time and self.gate.credit_left == 0

@@ -1,4 +1,4 @@
-"""What the device and its two engines cost, in milliseconds; and the noise on top."""
+"""Costs of the device and its two engines in milliseconds, and noise on top."""
 
 import math
 from dataclasses import dataclass, fields
@@ -19,7 +19,7 @@ _MAY_BE_ZERO: Final = frozenset(
 
 
 class Sharing(Enum):
-    """How the two engines use the device."""
+    """How the two engines share the device."""
 
     TURNS = "one of them at a time"
     TOGETHER = "both at once, as the hardware mixes them"
@@ -28,13 +28,13 @@ class Sharing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one serving step does.
+    """The work of one serving step.
 
     Args:
         decode_sequences: sequences that get their next token.
-        context_tokens: KV tokens that are read, over all sequences.
-        prefill_tokens: prompt tokens that are processed.
-        prefill_context_tokens: those of `context_tokens` that the chunk's own prompt has.
+        context_tokens: KV tokens read, over all sequences.
+        prefill_tokens: prompt tokens processed.
+        prefill_context_tokens: the part of `context_tokens` in the chunk's own prompt.
     """
 
     decode_sequences: int
@@ -48,32 +48,32 @@ class DeviceModel:
     """A roofline of two 8B models (32 layers of 4096, 8 KV heads of 128, bf16) on an NVIDIA H200.
 
     A serving step takes base + sequence n_dec + context ctx + prefill pf + pair pf ctx_pf. The
-    defaults come from the data sheet (4.8 TB/s, 989 dense bf16 TFLOP/s) and two shares that are
-    assumed, not measured: 80 % of the bandwidth, 70 % of the arithmetic.
+    defaults follow from the data sheet (4.8 TB/s, 989 dense bf16 TFLOP/s) and two assumed shares:
+    80 % of the bandwidth, 70 % of the arithmetic.
 
     Args:
-        base_ms: 16 GB of weights, read once: 4.2, rounded to the 4 of the research note.
+        base_ms: reading 16 GB of weights once: 4.2, rounded to the 4 of the research note.
         sequence_ms: sampling and launches per decoding sequence: assumed.
-        context_ms: 128 KiB of KV per token of context.
+        context_ms: reading 128 KiB of KV per token of context.
         prefill_ms: 16 GFLOP per prompt token.
-        pair_ms: 4 x 4096 x 32 FLOP for each pair of a prompt token and one it attends to.
-        noise: standard deviation of the logarithm of a step's time; 0 for none, at most 3.
-        layers: of a rollout step.
-        layer_ms: 512 prefill tokens through an 8B model take 12 ms; 36 layers share them.
+        pair_ms: 4 x 4096 x 32 FLOP per pair of a prompt token and a token it attends to.
+        noise: standard deviation of the logarithm of a step's time, 0 to 3.
+        layers: layers of a rollout step.
+        layer_ms: 12 ms for 512 prefill tokens through an 8B model, shared by 36 layers.
         layers_per_segment: layers between two gates.
-        gate_ms: one gate; 2 to 10 us are reported for a stream memory operation.
-        signal_ms: from a word on the host to the device's seeing it, either way.
-        host_lead_ms: from a request's arrival until serving could begin a step for it: tokenising
-            and scheduling.
-        batch_max: sequences that serving runs at once.
+        gate_ms: time of one gate; 2 to 10 us are reported for a stream memory operation.
+        signal_ms: delay of a host write until the device sees it, and vice versa.
+        host_lead_ms: time from a request's arrival to its earliest step, for tokenising and
+            scheduling.
+        batch_max: largest number of running sequences of serving.
         chunk_tokens: tokens of one step: one per decoding sequence, the rest for one prompt.
-        commits_batch: the engine schedules a step before it asks for the device, so that a request
-            which arrives while rollouts go first is not in it, but in the next. Both vLLM and
+        commits_batch: whether the engine schedules a step before it asks for the device, so that a
+            request that arrives while rollouts go first joins only the next step. Both vLLM and
             transformers do.
-        together_serving: how many times longer a serving step takes beside rollouts that use the
-            whole device. Two engines that both want all of it get half each, less what overlaps.
-        together_rollout: the same for rollouts beside a serving step.
-        split_share: the part of the device that `Sharing.SPLIT` gives to rollouts for good.
+        together_serving: slowdown of a serving step beside rollouts that use the whole device. Two
+            engines that both want all of it get half each, less what overlaps.
+        together_rollout: slowdown of rollouts beside a serving step.
+        split_share: constant share of the device for rollouts under `Sharing.SPLIT`.
     """
 
     base_ms: float = 4.0
@@ -96,15 +96,15 @@ class DeviceModel:
     split_share: float = 0.25
 
     def __post_init__(self) -> None:
-        """Refuse a device that could not be.
+        """Check the ranges.
 
         Raises:
-            InvalidArgument: a value is out of its range; the sentence names it.
+            InvalidArgument: a value is out of range; the message names it.
         """
         if self.noise > _NOISE_MAX:
             raise InvalidArgument(
-                f"a noise of {self.noise:g} is no device's: at most {_NOISE_MAX:g}, which makes "
-                f"one step in forty 400 times as long as another"
+                f"noise {self.noise:g} must be at most {_NOISE_MAX:g}, where one step in forty is "
+                f"400 times as long as another"
             )
         for field in fields(self):
             value = getattr(self, field.name)
@@ -119,7 +119,7 @@ class DeviceModel:
             raise InvalidArgument("DeviceModel(chunk_tokens) must leave room beside batch_max")
 
     def step_ms(self, work: StepWork) -> float:
-        """Return how long a serving step takes that is alone, without noise."""
+        """Return the time of a serving step alone, without noise."""
         return (
             self.base_ms
             + self.sequence_ms * work.decode_sequences
@@ -129,7 +129,7 @@ class DeviceModel:
         )
 
     def serving_slowdown(self, sharing: Sharing, *, is_beside: bool) -> float:
-        """Return how many times longer a serving step takes now; `is_beside` a rollout segment."""
+        """Return the current slowdown of a serving step; `is_beside` a rollout segment."""
         if sharing is Sharing.SPLIT:
             return 1 / (1 - self.split_share)
         if not is_beside:
@@ -137,21 +137,21 @@ class DeviceModel:
         return self.together_serving
 
     def rollout_slowdown(self, sharing: Sharing, *, is_beside: bool) -> float:
-        """Return how many times longer a rollout segment takes now; `is_beside` a serving step."""
+        """Return the current slowdown of a rollout segment; `is_beside` a serving step."""
         if sharing is Sharing.SPLIT:
             return 1 / self.split_share
         return self.together_rollout if is_beside else 1.0
 
 
 class Noise:
-    """Factors on step times, the same for the same index whoever asks, and in whatever order.
+    """Factors of step times; an index always has the same factor, in any order of calls.
 
-    Serving's steps and rollouts' have their own streams, so what one engine does leaves the other's
-    factors as they are: arms that are compared see the same noise.
+    Serving's and rollouts' steps have separate streams, so one engine's actions leave the other's
+    factors unchanged: compared arms see the same noise.
     """
 
     def __init__(self, random: np.random.Generator, *, sigma: float) -> None:
-        """Start with no factor drawn; the generator is used by nobody else from now on."""
+        """Start without factors; from now on nobody else may use the generator."""
         self._random = random
         self._sigma = sigma
         self._factors: list[float] = []

@@ -1,4 +1,4 @@
-"""The serving engine: continuous batching with one prompt's chunk beside the decoding sequences."""
+"""The serving engine: continuous batching with a chunk of one prompt beside decoding sequences."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What a step gave out.
+    """Output of a step.
 
     Args:
         tokens: requests that got a token.
-        finished: those of them whose last it was.
+        finished: those that got their last token.
     """
 
     tokens: list[int]
@@ -31,10 +31,10 @@ class Emitted:
 
 
 class ServingEngine:
-    """Which step comes next, and what it gives. It knows no time.
+    """Plans steps and their output, without times.
 
-    Prompts are served first come, first served, in chunks that leave each decoding sequence its
-    token. A prompt starts while fewer than `batch_max` sequences decode.
+    Prompts are served first come, first served, in chunks that leave room for one token per
+    decoding sequence. A prompt starts while fewer than `batch_max` sequences decode.
     """
 
     def __init__(self, requests: Sequence[Request], device: DeviceModel) -> None:
@@ -43,21 +43,21 @@ class ServingEngine:
         self._device = device
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
-        self._context_tokens = 0  # of those that run
+        self._context_tokens = 0  # of running sequences
 
     @property
     def running(self) -> int:
-        """How many sequences decode."""
+        """Number of decoding sequences."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """How many requests have no token yet."""
+        """Number of requests without a token."""
         return len(self._waiting)
 
     @property
     def context_tokens(self) -> int:
-        """How many tokens have KV: those of all that run, and of the prompt that has begun."""
+        """Number of tokens with KV: of running sequences, and of a prompt in progress."""
         begun = self._waiting[0].context_tokens if self._waiting else 0
         return self._context_tokens + begun
 
@@ -71,7 +71,7 @@ class ServingEngine:
         self._waiting.append(_Sequence(number, context_tokens=0, tokens_left=output_tokens))
 
     def copy(self) -> "ServingEngine":
-        """Return an engine in the same state, for looking ahead."""
+        """Return a copy, for looking ahead."""
         other = ServingEngine(self._requests, self._device)
         other._waiting = deque(replace(one) for one in self._waiting)
         other._running = [replace(one) for one in self._running]
@@ -79,7 +79,7 @@ class ServingEngine:
         return other
 
     def plan(self) -> StepWork:
-        """Return what the next step does; it must have work."""
+        """Return the work of the next step; there must be some."""
         running = len(self._running)
         chunk, done = 0, 0
         if self._waiting and running < self._device.batch_max:
@@ -95,7 +95,7 @@ class ServingEngine:
         )
 
     def complete(self, work: StepWork) -> Emitted:
-        """End the step that was planned last; what was admitted since is not in it."""
+        """End the planned step; requests admitted since are not in it."""
         tokens = [one.number for one in self._running]
         finished = []
         for one in self._running:
@@ -111,7 +111,7 @@ class ServingEngine:
         return Emitted(tokens=tokens, finished=finished)
 
     def _prefilled(self, chunk: int, tokens: list[int]) -> None:
-        """Move the first prompt on; with its last chunk it has its first token, and decodes."""
+        """Advance the first prompt; its last chunk gives its first token, and it decodes."""
         first = self._waiting[0]
         first.context_tokens += chunk
         if first.context_tokens < self._requests[first.number].prompt_tokens:

@@ -1,8 +1,7 @@
-"""Who decides when rollouts run: the seam between a scheme and what it governs.
+"""The interface of a scheme that decides when rollouts run.
 
-What is governed may be the simulated machine or a real engine behind a `HostGate`: a governor is
-told what happens, in milliseconds of one clock, and is asked. It keeps no clock and acts on
-nothing.
+It governs the simulated machine, or a real engine behind a `HostGate`: a governor is informed of
+events, in milliseconds of one clock, and asked for decisions. It has no clock and takes no actions.
 """
 
 import math
@@ -14,87 +13,87 @@ from rose.sim.device import Sharing, StepWork
 
 
 class Grain(Enum):
-    """What starts with one yes, and cannot be stopped inside."""
+    """Unit of rollout work that one permission starts, and that cannot be stopped."""
 
     SEGMENT = "layers between two gates"
     STEP = "a whole rollout step"
 
 
 class Probe(NamedTuple):
-    """A step that serving runs while it is idle, only to measure how long it takes."""
+    """A step that idle serving runs only to measure its time."""
 
     work: StepWork
     took_ms: float
 
 
 class Governor:
-    """Tells nobody to wait and lets nothing run; schemes say what they do otherwise.
+    """Base class: serving never waits and rollouts never run; schemes override.
 
-    The calls come from one thread, in the order of time. Requests are known by number.
+    Calls come from one thread, in order of time. Requests are identified by number.
     """
 
     sharing: Sharing = Sharing.TURNS
     grain: Grain = Grain.SEGMENT
-    # Pieces that may be on their way to the device; once they are, nobody calls them back.
+    # Units of work that may be queued on the device; they can no longer be recalled.
     window: int = 1
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:
-        """Note a request, before the engine can see it."""
+        """Record a request, before the engine can see it."""
 
     def probe_due(self, now_ms: float) -> Probe | None:
-        """Return the probe to run now, or None. Asked while the device is idle."""
+        """Return the probe to run now, or None. Called while the device is idle."""
         del now_ms
         return None
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Say until when serving, which is ready for a step, lets rollouts go first.
+        """Return until when serving, ready for a step, lets rollouts go first.
 
-        Asked when serving is ready, and again whenever a rollout segment has ended since. An answer
-        that is not in the future begins the step.
+        Called when serving is ready, and again after each rollout segment. A time not in the future
+        begins the step.
         """
         del work
         return now_ms
 
     def step_begins(self, now_ms: float, work: StepWork) -> None:
-        """Note that serving asks for the device now; a segment that runs may still be in front."""
+        """Record that serving asks for the device; a running segment may still be in front."""
 
     def step_ended(
         self, now_ms: float, work: StepWork, *, took_ms: float, blocked_ms: float, lent_ms: float
     ) -> None:
-        """Note that a step of serving ended, before its tokens are told.
+        """Record the end of a serving step, before its tokens.
 
         Args:
-            now_ms: now.
-            work: what it did.
-            took_ms: from its start on the device.
-            blocked_ms: that it waited for a segment before, beyond what was lent.
-            lent_ms: that rollouts went first.
+            now_ms: current time.
+            work: work of the step.
+            took_ms: time from its start on the device.
+            blocked_ms: wait for a running segment, beyond the lent time.
+            lent_ms: time for which rollouts went first.
         """
 
     def tokens(self, now_ms: float, requests: Sequence[int]) -> None:
-        """Note that each of these requests got one token."""
+        """Record a token for each of these requests."""
 
     def finished(self, now_ms: float, request: int) -> None:
-        """Note that a request is over."""
+        """Record the end of a request."""
 
     def tick(self, now_ms: float) -> None:
-        """Do what is due at this time, before anything starts.
+        """Do what is due, before anything starts.
 
-        Called whenever something has happened, and at the time of `look_again`.
+        Called after every event, and at the time of `look_again`.
         """
 
     def may_start(self, now_ms: float) -> bool:
-        """Say whether a piece of rollout work may start now; a yes starts it.
+        """Return whether a unit of rollout work may start now; True starts it.
 
-        Asked when the device could take one.
+        Called when the device could take one.
         """
         del now_ms
         return False
 
     def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
-        """Note that a piece of rollout work ended; `is_last` of its rollout step."""
+        """Record the end of a unit of rollout work; `is_last` of its rollout step."""
 
     def look_again(self, now_ms: float) -> float:
-        """Say when to look again, should nothing else happen before."""
+        """Return the time of the next `tick`, if nothing happens before."""
         del now_ms
         return math.inf

@@ -1,4 +1,4 @@
-"""Bring requests to a load: how much of the device serving alone would be busy with them."""
+"""Scaling of requests to a load: the share of time in which serving alone is busy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,23 +23,23 @@ def at_load(
     seed: int,
     rate: float = 1.0,
 ) -> list[Request]:
-    """Find the rate at which serving alone keeps the device so busy, by bisection.
+    """Find the rate at which serving alone keeps the device busy for a share, by bisection.
 
-    Busy time is not proportional to the rate: requests that come together share steps.
+    Busy time is not proportional to the rate: concurrent requests share steps.
 
     Args:
-        requests_at: returns requests at a rate; `stretched` those of a trace.
-        device: what things cost.
-        busy: the share of the time in which a serving step runs, in (0, 1); met within 0.004
-            where the requests allow it: one that is alone cannot be made denser.
-        seed: of the noise.
-        rate: where the search begins, > 0.
+        requests_at: returns requests at a rate; `stretched` makes it from a trace.
+        device: cost model.
+        busy: share of the time with a serving step, in (0, 1); met within 0.004 if possible: a
+            single request cannot be made denser.
+        seed: seed of the noise.
+        rate: start of the search, > 0.
 
     Returns:
-        The requests that came closest.
+        The closest requests.
 
     Raises:
-        InvalidArgument: no requests, or a share out of range.
+        InvalidArgument: there are no requests, or the share is out of range.
     """
     if not 0 < busy < 1:
         raise InvalidArgument(f"a load is a share in (0, 1), not {busy}")
@@ -64,5 +64,5 @@ def at_load(
 
 
 def stretched(requests: Sequence[Request]) -> Callable[[float], list[Request]]:
-    """Return what makes requests denser by a rate: bursts keep their shape, requests lengths."""
+    """Return a function that makes requests denser by a rate: bursts and lengths stay."""
     return lambda rate: [replace(one, arrival_ms=one.arrival_ms / rate) for one in requests]

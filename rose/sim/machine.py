@@ -1,4 +1,4 @@
-"""One device in virtual time: serving's steps, rollouts' segments, and a governor between them."""
+"""One device in virtual time: serving's steps, rollout segments, and their governor."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ _NEVER: Final = 1 << 62
 _PERMILLE: Final = 1000
 _PS_PER_NS: Final = 1000
 
-# Told the time in ns, what happened, and the request, step or segment it happened to; for "layers"
-# how many the segment that ends had, for "context" the tokens in serving's KV after a step.
+# Called with the time in ns, the event, and its request, step or segment; for "layers" the layers
+# of the ending segment, for "context" the tokens in serving's KV after a step.
 Observer = Callable[[int, str, int], None]
 
 
 @dataclass(slots=True)
 class _Task:
-    """Work that is on the device; `left_ps` is what it would still take alone."""
+    """Work on the device; `left_ps` is its remaining time if alone."""
 
     left_ps: int
     began_ns: int
@@ -32,17 +32,17 @@ class _Task:
     slowdown: int = _PERMILLE  # in thousandths
 
     def ends_in_ns(self) -> int:
-        """Return in how many ns it ends if nothing changes, rounded up."""
+        """Return the ns to its end if nothing changes, rounded up."""
         return -(-self.left_ps * self.slowdown // (_PERMILLE * _PS_PER_NS))
 
     def run(self, ns: int) -> None:
-        """Let it have the device for some time."""
+        """Let it run for some time."""
         self.left_ps -= ns * _PS_PER_NS * _PERMILLE // self.slowdown
 
 
 @dataclass(slots=True)
 class Served:
-    """When a request got its tokens."""
+    """Times of a request's tokens."""
 
     arrived_ns: int
     first_ns: int = -1
@@ -52,7 +52,7 @@ class Served:
     tokens: int = 0
 
     def token(self, now_ns: int, *, tpot_ns: int) -> None:
-        """Note one, which should have come within `tpot_ns` of the one before."""
+        """Record a token, which should come within `tpot_ns` of the last one."""
         if self.tokens == 0:
             self.first_ns = now_ns
         else:
@@ -65,7 +65,7 @@ class Served:
 
 @dataclass(slots=True)
 class Tally:
-    """What a run adds up to; times in ns."""
+    """Sums of a run; times in ns."""
 
     served: list[Served]
     ended_ns: int = 0
@@ -79,19 +79,19 @@ class Tally:
 
 @dataclass(slots=True)
 class _Turn:
-    """Serving is ready for a step; what happens until it has the device."""
+    """A step of serving that is ready, until it has the device."""
 
     asked_ns: int
     work: StepWork  # the batch that was scheduled before
-    lend_end_ns: int  # rollouts went first willingly until here
-    lend_until_ns: int = -1  # while a segment runs that was let go first
+    lend_end_ns: int  # end of the time that serving lent
+    lend_until_ns: int = -1  # while a lent segment runs
 
 
 class Machine:
     """The event loop, in whole nanoseconds.
 
-    1. Equal inputs give equal outcomes, bit for bit.
-    2. At one time, ends come before arrivals, and both before what starts.
+    1. Equal inputs give bit-identical outcomes.
+    2. At one time, ends come before arrivals, and both before starts.
     3. While engines take turns, a segment never runs beside a step.
     """
 
@@ -110,14 +110,14 @@ class Machine:
         """Start at time 0 with nothing on the device.
 
         Args:
-            requests: sound ones, see `check_requests`.
-            device: what things cost.
+            requests: requests that pass `check_requests`.
+            device: cost model.
             governor: decides when rollouts run; used by nobody else.
-            slo: says which gaps are late; nothing else follows from it here.
-            step_noise: of serving's steps.
-            rollout_noise: of rollouts' steps; one factor for all segments of a step.
-            observer: told about everything that begins and ends.
-            until_ms: rollouts go on at least until then, also when every request is served.
+            slo: targets that determine late gaps; no other effect.
+            step_noise: factors of serving's steps.
+            rollout_noise: factors of rollout steps; all segments of a step share one.
+            observer: called at every start and end.
+            until_ms: earliest end of rollouts, even if every request is served.
         """
         self._until_ns = ns_of(until_ms)
         self._requests = requests
@@ -130,7 +130,7 @@ class Machine:
         self._rollout_noise = rollout_noise
         self._observer = observer
         self._engine = ServingEngine(requests, device)
-        # Engines that never wait for each other hand nothing over.
+        # Without turns there is no hand-over.
         hands_over = governor.sharing is Sharing.TURNS
         self._signal_ns = ns_of(device.signal_ms) if hands_over else 0
         self._has_pauses = hands_over
@@ -146,8 +146,8 @@ class Machine:
         self._work = StepWork(0, 0, 0)
         self._turn: _Turn | None = None
         self._segment: _Task | None = None
-        self._launched = 0  # pieces of rollout work on their way, the running one included
-        self._layer = 0  # of the rollout step, where the next segment begins
+        self._launched = 0  # queued units of rollout work, including the running one
+        self._layer = 0  # first layer of the next segment
         self._rollout_steps = 0
         self._segment_ended_ns = -_NEVER
         self._pause_from_ns = -1
@@ -155,12 +155,12 @@ class Machine:
 
     @property
     def now_ms(self) -> float:
-        """The time, in the unit of governors."""
+        """Current time in ms."""
         return self._now_ns / NS_PER_MS
 
     def run(self) -> Tally:
-        """Serve every request, go on until the end, and return what came of it."""
-        self._settle()  # Somebody may arrive at the very start.
+        """Serve every request, run until the end, and return the sums."""
+        self._settle()  # Requests may arrive at time 0.
         while self._live or self._now_ns < self._until_ns:
             self._dispatch()
             self._advance(self._next_ns())
@@ -192,7 +192,7 @@ class Machine:
         self._now_ns = to_ns
 
     def _settle(self) -> None:
-        """Let happen what is due."""
+        """Process all due events."""
         if self._segment is not None and self._segment.left_ps <= 0:
             self._end_segment(self._segment)
         if self._step is not None and self._step.left_ps <= 0:
@@ -208,7 +208,7 @@ class Machine:
             self._admitted += 1
 
     def _dispatch(self) -> None:
-        """Start what may start."""
+        """Start all work that may start."""
         self._governor.tick(self.now_ms)
         if self._step is None and self._engine.has_work():
             self._take_turn()
@@ -289,7 +289,7 @@ class Machine:
         )
 
     def _handover_ns(self) -> int:
-        """Return how long serving waits for the word that the last segment has ended."""
+        """Return serving's wait for the signal that the last segment has ended."""
         return max(0, self._segment_ended_ns + self._signal_ns - self._now_ns)
 
     def _begin_step(self, work: StepWork, *, wait_ns: int, blocked_ns: int, lent_ns: int) -> None:
@@ -335,7 +335,7 @@ class Machine:
     # ---- rollouts
 
     def _feed(self) -> None:
-        """Launch what the governor lets go, and run it in order."""
+        """Launch work that the governor permits, and run it in order."""
         while self._launched < self._governor.window:
             if not self._may_start():
                 break
@@ -350,7 +350,7 @@ class Machine:
         layers = left if is_whole else min(left, device.layers_per_segment)
         factor = self._rollout_noise.factor(self._rollout_steps)
         took_ns = ns_of(layers * device.layer_ms * factor + (0 if is_whole else device.gate_ms))
-        # Work that follows work finds the device prepared; anything else waits for a word.
+        # Work directly after work starts at once; other work waits for a signal.
         wait_ns = 0 if self._segment_ended_ns == self._now_ns else self._signal_ns
         self._segment = _Task(
             (wait_ns + took_ns) * _PS_PER_NS,
@@ -380,11 +380,11 @@ class Machine:
         self._governor.segment_ended(self.now_ms, is_last=self._layer == 0)
 
     def _ns_from_now(self, ms: float) -> int:
-        """Return when a governor wants to look again: what rounds to now is the next moment."""
+        """Convert a governor's wake-up time; a time that rounds to now is the next ns."""
         return _NEVER if math.isinf(ms) else max(self._now_ns + 1, math.ceil(ms * NS_PER_MS))
 
     def _end_pause(self) -> None:
-        """The last segment that an arrival had to suffer has ended."""
+        """Record the end of the last segment that delayed an arrival."""
         if self._pause_from_ns >= 0:
             self._tally.pauses_ns.append(self._segment_ended_ns - self._pause_from_ns)
             self._pause_from_ns = -1

@@ -1,4 +1,4 @@
-"""What an arm of a comparison did, and which of its misses are its own."""
+"""Results of an arm, and the misses that it causes itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from rose.slo import SLO
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """How one request was served.
+    """Latencies of one request.
 
     Args:
-        ttft_ms: from its arrival to its first token.
-        longest_gap_ms: between two of its tokens; 0 when it has one.
-        mean_tpot_ms: mean of these gaps; 0 when it has one token.
-        output_tokens: that it got.
-        late_gaps: how many of its gaps were over the target of the run.
+        ttft_ms: time from its arrival to its first token.
+        longest_gap_ms: longest time between two of its tokens; 0 with one token.
+        mean_tpot_ms: mean time between its tokens; 0 with one token.
+        output_tokens: number of its tokens.
+        late_gaps: number of gaps over the run's target.
     """
 
     ttft_ms: float
@@ -29,7 +29,7 @@ class RequestOutcome:
     late_gaps: int = 0
 
     def late_tokens(self, slo: SLO) -> int:
-        """Return how many of its tokens came too late; `slo` is that of the run."""
+        """Return the number of late tokens; `slo` must be that of the run."""
         return self.late_gaps + (self.ttft_ms > slo.ttft_ms)
 
     def meets(self, slo: SLO) -> bool:
@@ -39,24 +39,23 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ArmOutcome:
-    """One scheme on one trace.
+    """Result of one scheme on one trace.
 
     Args:
-        scheme: its name.
-        requests: in the order of arrival.
-        wall_ms: until the last request was served.
-        serving_busy_ms: the device worked on serving steps.
-        harvest_ms: rollout work that was done, in ms of an undisturbed device.
-        segments: pieces of rollout work that started.
-        pauses_ms: from an arrival that found rollouts on the device to their end, each.
-        blocked_ms: how long each serving step waited for a running segment, beyond what serving
-            had lent.
-        lent_ms: how long serving let rollouts go first, over all steps.
+        scheme: name of the scheme.
+        requests: results in order of arrival.
+        wall_ms: time until the last request was served.
+        serving_busy_ms: device time of serving steps.
+        harvest_ms: rollout work done, in ms of an undisturbed device.
+        segments: started units of rollout work.
+        pauses_ms: for each arrival during rollouts, the time until they ended.
+        blocked_ms: wait of each serving step for a running segment, beyond the lent time.
+        lent_ms: time for which serving let rollouts go first, over all steps.
         grants: decisions for rollouts.
-        refusals: decisions against.
-        certificates_verified: certificates that the independent verifier accepts; None when no
-            log was asked for.
-        violations: what the verifier objects to; None when no log was asked for.
+        refusals: decisions against rollouts.
+        certificates_verified: certificates that the independent verifier accepts; None without a
+            log.
+        violations: violations that the verifier reports; None without a log.
     """
 
     scheme: str
@@ -75,11 +74,11 @@ class ArmOutcome:
 
     @property
     def harvest(self) -> float:
-        """The share of the device that rollouts got."""
+        """Return rollouts' share of the device."""
         return self.harvest_ms / self.wall_ms if self.wall_ms else 0.0
 
     def quantile(self, column: str, share: float) -> float:
-        """Return a quantile of "ttft_ms", or of "tpot_ms", which is a request's mean; or NaN."""
+        """Return a quantile of "ttft_ms" or of the requests' mean "tpot_ms"; NaN without any."""
         if column == "ttft_ms":
             values = [one.ttft_ms for one in self.requests]
         else:
@@ -88,41 +87,41 @@ class ArmOutcome:
 
     @property
     def busy(self) -> float:
-        """The share of the time in which the device worked on serving steps."""
+        """Return the share of time with serving steps."""
         return self.serving_busy_ms / self.wall_ms if self.wall_ms else 0.0
 
 
 PRICES: Final = tuple(
     f"{what}_{at}_times_alone" for what in ("ttft", "tpot") for at in ("p50", "p99")
 )
-"""What lending costs serving: quantiles of its latencies over those of serving alone."""
+"""Cost of lending to serving: latency quantiles relative to serving alone."""
 
 # Returns a quantile of "ttft_ms" or of "tpot_ms".
 Quantile = Callable[[str, float], float]
 
 
 def price(arm: Quantile, alone: Quantile) -> dict[str, float]:
-    """Return each of `PRICES`; NaN where nobody has such a latency."""
+    """Return each of `PRICES`; NaN without such latencies."""
     at = [(column, share) for column in ("ttft_ms", "tpot_ms") for share in (0.5, 0.99)]
     return {name: arm(*one) / alone(*one) for name, one in zip(PRICES, at, strict=True)}
 
 
 def missed(arm: ArmOutcome, *, slo: SLO) -> frozenset[int]:
-    """Return the requests whose first token or longest gap was over its target."""
+    """Return the requests whose first token or longest gap missed its target."""
     return frozenset(n for n, request in enumerate(arm.requests) if not request.meets(slo))
 
 
 def excess_misses(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> frozenset[int]:
-    """Return the requests that serving alone would have served in time, and this arm did not."""
+    """Return the requests that serving alone would meet, but this arm missed."""
     check(len(arm.requests) == len(alone.requests), "the arms served different traces")
     return missed(arm, slo=slo) - missed(alone, slo=slo)
 
 
 def excess_late_share(arm: ArmOutcome, alone: ArmOutcome, *, slo: SLO) -> float:
-    """Return the share of all tokens that are late beyond those that are late alone.
+    """Return the share of tokens that are late beyond those late in serving alone.
 
-    What a certificate's error rate is about: the share of steps that may take longer than foreseen.
-    A request of many tokens is missed for a single one of them, so more requests are.
+    It corresponds to a certificate's error rate, the share of steps that may exceed their forecast.
+    A request of many tokens is missed for a single one, so the share of missed requests is higher.
     """
     tokens = sum(request.output_tokens for request in arm.requests)
     late, late_alone = (

@@ -1,4 +1,4 @@
-"""A request of the traffic, as the simulator is given it."""
+"""A request of the simulated traffic."""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from rose.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; its number is its place in the sequence of arrivals.
+    """One request; its number is its index in order of arrival.
 
     Args:
-        arrival_ms: since the start of the trace, >= 0.
-        prompt_tokens: at least 1.
-        output_tokens: at least 1; the first of them ends the prefill.
+        arrival_ms: time since the start of the trace, >= 0.
+        prompt_tokens: prompt length, at least 1.
+        output_tokens: output length, at least 1; the first token ends the prefill.
     """
 
     arrival_ms: float
@@ -23,11 +23,11 @@ class Request:
 
 
 def check_requests(requests: Sequence[Request]) -> None:
-    """Refuse what is not a trace.
+    """Check the order of arrivals and the lengths.
 
     Raises:
-        InvalidArgument: an arrival is not finite, or lies before the one in front of it; or a
-            request has no tokens.
+        InvalidArgument: an arrival is not finite or before the previous one, or a request has no
+            tokens.
     """
     latest_ms = 0.0
     for number, request in enumerate(requests):

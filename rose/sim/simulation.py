@@ -30,23 +30,23 @@ _SIMPLE: Final[dict[str, type[Governor]]] = {
     "static_split": StaticSplit,
 }
 SLOWDOWNS: Final = {"rose_idle": 0.0, "rose": 0.05, "rose_slack": math.inf}
-"""The slowdown that each scheme of rose stands for."""
+"""The slowdown of each scheme of rose."""
 
 SCHEMES: Final = (*_SIMPLE, "rose_paper", *SLOWDOWNS, "clairvoyant")
-"""What can be simulated, in the order in which reports show it."""
+"""All schemes, in the order of reports."""
 
 
 def default_policy(device: DeviceModel) -> Policy:
-    """Return rose's knobs for a GPU whose roofline is known, as an operator would set them.
+    """Return rose's parameters for a GPU with a known roofline, as an operator would set them.
 
     Args:
-        device: what it costs; the coefficients without noise are where the latency model starts.
+        device: cost model, whose coefficients without noise initialise the latency model.
     """
     segment_ms = device.layers_per_segment * device.layer_ms + device.gate_ms
     return Policy(
-        # A quantum may be as long as the slack under a target of 50 ms.
+        # A quantum may be as long as the slack of a 50 ms target.
         max_segments=max(1, round(40 / segment_ms)),
-        # A word of the host, and its way back: no thread loses its core here.
+        # A round trip of a host signal: no thread is descheduled here.
         signal_ms=max(2 * device.signal_ms, 1e-3),
         segment_prior_ms=1.1 * segment_ms,
         latency_prior_ms=(
@@ -75,24 +75,23 @@ def simulate(
     """Serve a trace under a scheme, with endless rollout work behind it.
 
     Equal arguments give equal outcomes. Arms of one seed see the same noise: step i of serving has
-    the same factor in each of them, and so has step j of rollouts.
+    the same factor in each, and so has step j of rollouts.
 
     Args:
-        requests: by arrival.
-        device: what things cost.
+        requests: requests by arrival.
+        device: cost model.
         scheme: one of `SCHEMES`.
-        slo: what serving was promised.
-        policy: rose's knobs, but for the mode, which the scheme says; `default_policy` without it.
-            Other schemes do not look at it.
-        slowdown: at which a scheme of rose lends; None for the one that its name stands for.
-        seed: of the noise, >= 0.
-        log_path: where a scheme of rose writes its certificates, which are then verified.
-        observer: told about everything that begins and ends.
-        until_ms: rollouts go on at least until then, also when every request is served.
+        slo: serving's targets.
+        policy: rose's parameters, except the mode, which the scheme determines; `default_policy` if
+            None. Other schemes ignore it.
+        slowdown: slowdown of a scheme of rose; None for the scheme's own.
+        seed: seed of the noise, >= 0.
+        log_path: certificate log of a scheme of rose, which is then verified.
+        observer: called at every start and end.
+        until_ms: earliest end of rollouts, even if every request is served.
 
     Raises:
-        InvalidArgument: an unknown scheme, a log for a scheme that has none, or requests that are
-            not a trace.
+        InvalidArgument: the scheme is unknown or writes no log, or the requests are invalid.
         Unavailable: the log cannot be written.
     """
     check_requests(requests)
@@ -158,7 +157,7 @@ def _governor(
 
 
 def _certified(outcome: ArmOutcome, governor: CoreGovernor, log_path: str) -> ArmOutcome:
-    """Add what the core counted and, where there is a log, what its verifier says."""
+    """Add the core's counts and, if there is a log, the verifier's result."""
     governor.log.close()
     outcome = replace(outcome, grants=governor.grants, refusals=governor.refusals)
     if not log_path:

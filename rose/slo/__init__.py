@@ -1,4 +1,4 @@
-"""What serving was promised, and the certificates that show it was kept."""
+"""Serving's latency targets, and certificates that show they were kept."""
 
 from rose.slo.policy import Policy
 from rose.slo.targets import SLO

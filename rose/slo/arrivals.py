@@ -1,4 +1,4 @@
-"""How requests arrive: the most that came within a horizon, and how long their prompts are."""
+"""Arrivals of requests: the most within a horizon, and the lengths of their prompts."""
 
 from collections import deque
 
@@ -6,52 +6,52 @@ from rose.slo.rates import UpperBound
 
 
 class ArrivalEnvelope:
-    """The most requests that came within any span as long as the horizon, of those remembered.
+    """The most remembered requests that arrived within any span of one horizon.
 
-    Of all token buckets that the remembered arrivals have kept to within one horizon, this is the
-    tightest: any other allows as many in the horizon as came, at least. Certificates count the
-    largest request besides, so there is always one more than was ever seen. The caller's lock; an
-    arrival costs the same however many are remembered, on average.
+    It is the tightest token bucket that fits the remembered arrivals within one horizon: any other
+    allows at least as many. Certificates also count the largest request, so they always expect one
+    more than was ever seen. The caller holds its lock; the amortised cost of an arrival is
+    constant.
     """
 
     def __init__(self, *, horizon_ns: int, remember_ns: int, epsilon: float, window: int) -> None:
         """Start without arrivals.
 
         Args:
-            horizon_ns: the length of the span, > 0.
-            remember_ns: for how long a span counts; a storm must not be waited for for ever.
-            epsilon: the share of prompts that may be longer than `prompt_tokens`, in (0, 1).
-            window: prompts remembered.
+            horizon_ns: length of the span, > 0.
+            remember_ns: time for which a span counts, so that the effect of a storm ends.
+            epsilon: share of prompts that may be longer than `prompt_tokens`, in (0, 1).
+            window: number of prompts to remember.
         """
         self._horizon_ns = horizon_ns
         self._remember_ns = remember_ns
         self._recent_ns: deque[int] = deque()  # arrivals within the last horizon
-        # Spans by their last arrival, with their counts, which descend: a span that is older and
-        # not larger than another can never be the largest again.
+        # Spans by their last arrival, with descending counts: an older span that is not larger than
+        # a newer one can never be the largest again.
         self._spans: deque[tuple[int, int]] = deque()
         self._prompts = UpperBound(epsilon=epsilon, window=window)
 
     @property
     def most_requests(self) -> int:
-        """How many came within one horizon, at most."""
+        """Largest number of arrivals within one horizon."""
         return self._spans[0][1] if self._spans else 0
 
     @property
     def prompt_tokens(self) -> float | None:
-        """What the next prompt is not longer than; None while too few were seen to tell."""
+        """Upper bound for the next prompt; None while too few were seen."""
         return self._prompts.bound
 
     @property
     def longest_prompt_tokens(self) -> float:
-        """The longest prompt that is remembered; 0 without any."""
+        """Longest remembered prompt; 0 without any."""
         return self._prompts.largest
 
     def arrived(self, now_ns: int, *, prompt_tokens: int) -> None:
-        """Note an arrival.
+        """Record an arrival.
 
         Args:
-            now_ns: never less than for the arrival before.
-            prompt_tokens: of the request.
+            now_ns: time of the arrival, not before the last one.
+            prompt_tokens: length of the prompt.
         """
         self._prompts.add(prompt_tokens)
         self._recent_ns.append(now_ns)
@@ -64,6 +64,6 @@ class ArrivalEnvelope:
         self.forget(now_ns)
 
     def forget(self, now_ns: int) -> None:
-        """Forget the spans that ended too long ago."""
+        """Forget the spans that ended longer than `remember_ns` ago."""
         while self._spans and self._spans[0][0] < now_ns - self._remember_ns:
             self._spans.popleft()

@@ -1,4 +1,4 @@
-"""Whose fault a missed token was: the rules of `docs/certificates.md`, applied to a log."""
+"""The cause of each missed token: the rules of `docs/certificates.md`, applied to a log."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -13,7 +13,7 @@ from rose.units import NS_PER_MS
 
 
 class Part(Enum):
-    """A part of the time that a missed token took."""
+    """A part of the time of a missed token."""
 
     ESTIMATOR = "estimator"
     BLOCKING = "blocking"
@@ -32,12 +32,12 @@ class Miss:
     """A token that came later than its target.
 
     Args:
-        request: arrival number, from 0, over the requests with a prompt.
+        request: arrival number, from 0, among the requests with a prompt.
         token: number of the token within its request; 1 is the first.
-        began_ns: the request's last token, or its arrival.
-        came_ns: the token.
-        target_ms: TTFT or TPOT, whichever it missed.
-        parts_ns: what the time went to; sums to `came_ns` - `began_ns`.
+        began_ns: time of the request's last token, or its arrival.
+        came_ns: time of the token.
+        target_ms: the missed target, TTFT or TPOT.
+        parts_ns: time by part; sums to `came_ns` - `began_ns`.
         cause: one of `CAUSES`.
     """
 
@@ -51,7 +51,7 @@ class Miss:
 
     @property
     def took_ms(self) -> float:
-        """How long it took."""
+        """Return the time that the token took."""
         return (self.came_ns - self.began_ns) / NS_PER_MS
 
 
@@ -79,16 +79,16 @@ def audit(log: str | Path, *, met_alone: Collection[int] | None = None) -> list[
     """Find every missed token of a log, and its one cause.
 
     Args:
-        log: the file; it may have been cut off between two records.
-        met_alone: arrival numbers of the requests that meet their targets without rollouts: only
-            their misses are excess. None: all misses.
+        log: log file, possibly truncated between two records.
+        met_alone: arrival numbers of the requests that meet their targets without rollouts; only
+            their misses are excess. None for all misses.
 
     Returns:
-        In the order in which the tokens came.
+        Misses in the order of their tokens.
 
     Raises:
-        InvalidArgument: there is no such file, or it is not a log of this version.
-        CorruptData: the bytes are not those that were written.
+        InvalidArgument: the file does not exist, or is not a log of this version.
+        CorruptData: the file is damaged.
     """
     header, records = read_log(Path(log))
     line = StepLine(records, signal_ms=header["signal_ms"])
@@ -122,7 +122,7 @@ def _gaps(records: Sequence[LogRecord]) -> Iterator[_Gap]:
 
 
 def _slots(fields: dict[str, Any]) -> Iterator[int]:
-    """Yield the slots of a TOKENS, ascending."""
+    """Yield the slots of a TOKENS record, ascending."""
     bits = int.from_bytes(fields["bitmap"], "little")
     while bits:
         lowest = bits & -bits
@@ -138,7 +138,7 @@ def _take_token(request: _Request, came_ns: int) -> _Gap:
 
 
 def _miss(gap: _Gap, target_ms: float, line: StepLine) -> Miss:
-    """Cut the time of a miss into its parts."""
+    """Divide the time of a miss into its parts."""
     took_ns = gap.came_ns - gap.began_ns
     stretches = list(line.between(gap.began_ns, gap.came_ns))
     own = _own_steps(gap, line, [stretch for stretch, _ in stretches])
@@ -169,7 +169,7 @@ def _miss(gap: _Gap, target_ms: float, line: StepLine) -> Miss:
 
 
 def _own_steps(gap: _Gap, line: StepLine, stretches: Sequence[Stretch]) -> frozenset[int]:
-    """Return the steps that a token needs by itself, as far as the log can tell."""
+    """Return the steps that a token needs itself, as far as the log shows."""
     ran = sorted({one.step for one in stretches if one.use in (Use.STEP, Use.OVERRUN)})
     if not gap.is_first:
         return frozenset(ran[-1:])

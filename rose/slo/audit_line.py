@@ -1,4 +1,4 @@
-"""Serving's time on one line: what each nanosecond of it was, as the STEPs of a log tell it."""
+"""Serving's time line: the use of each nanosecond, by the STEP records of a log."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,15 @@ from typing import Any, Final
 from rose.slo.log_file import LogRecord
 from rose.units import NS_PER_MS
 
-# Centuries: longer than the times of a log can be apart.
+# Centuries: more than the times of any log span.
 _LONGEST_MS: Final = 1e13
 
 
 class Use(Enum):
-    """What a stretch of serving's time went to. Time of no stretch is the host's."""
+    """Use of a stretch of serving's time. Time outside all stretches is the host's."""
 
     LENT = "lent"  # before a step
-    WAITED = "waited"  # for a segment that was as long as was promised
+    WAITED = "waited"  # for a segment, within its promised length
     BLOCKED = "blocked"  # by a segment beyond that
     STEP = "step"  # within its upper estimate
     OVERRUN = "overrun"  # above what was promised of it
@@ -25,13 +25,13 @@ class Use(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of one step's time, the waits before it included; no two stretches overlap.
+    """A part of one step's time, including the waits before it; stretches do not overlap.
 
     Args:
         begin_ns: first nanosecond.
-        end_ns: the one after the last, > `begin_ns`.
-        use: what it went to.
-        step: index of the step into the line's steps.
+        end_ns: end, > `begin_ns`, exclusive.
+        use: use of the time.
+        step: index of the step in the line's steps.
     """
 
     begin_ns: int
@@ -42,12 +42,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an audit needs of a STEP.
+    """The fields of a STEP record for an audit.
 
     Args:
-        began_ns: its own beginning, after the waits.
-        upper_ns: its upper estimate.
-        prefill_tokens: prompt tokens it processed.
+        began_ns: start of the step itself, after the waits.
+        upper_ns: upper estimate.
+        prefill_tokens: prompt tokens processed.
     """
 
     began_ns: int
@@ -56,19 +56,19 @@ class Step:
 
 
 def nanoseconds(duration_ms: float) -> int:
-    """Return a duration of a log; what is not above 0 counts as none, what is endless as long."""
+    """Convert a duration of a log; values not above 0 become 0, infinity a very long time."""
     return round(min(duration_ms, _LONGEST_MS) * NS_PER_MS) if duration_ms > 0 else 0
 
 
 class StepLine:
-    """All steps of a log as stretches, in the order of time."""
+    """All steps of a log as stretches, in order of time."""
 
     def __init__(self, records: Sequence[LogRecord], *, signal_ms: float) -> None:
-        """Lay out the STEPs of `records`.
+        """Lay out the STEP records of `records`.
 
         Args:
-            records: of the whole log, for a STEP is written when it has ended.
-            signal_ms: from a close to its being seen, a part of every promise.
+            records: records of the whole log, since a STEP is written when it has ended.
+            signal_ms: delay until the borrower sees a close, part of every promise.
         """
         steps = [record.fields for record in records if record.kind == "STEP"]
         steps.sort(key=lambda fields: fields["began_ns"])
@@ -88,7 +88,7 @@ class StepLine:
         self._begins = [stretch.begin_ns for stretch in self._stretches]
 
     def between(self, begin_ns: int, end_ns: int) -> Iterator[tuple[Stretch, int]]:
-        """Yield each stretch that has a part within a time, and the nanoseconds of that part."""
+        """Yield each stretch that overlaps a period, and the nanoseconds of the overlap."""
         first = max(bisect_right(self._begins, begin_ns) - 1, 0)
         for stretch in self._stretches[first : bisect_right(self._begins, end_ns)]:
             part_ns = min(stretch.end_ns, end_ns) - max(stretch.begin_ns, begin_ns)
@@ -97,7 +97,7 @@ class StepLine:
 
 
 class _Promises:
-    """How long the steps after each QUANTUM of a log may wait for a segment."""
+    """The longest wait for a segment that each QUANTUM of a log allows."""
 
     def __init__(self, records: Sequence[LogRecord], *, signal_ms: float) -> None:
         quanta = [record for record in records if record.kind == "QUANTUM"]
@@ -107,7 +107,7 @@ class _Promises:
         ]
 
     def before(self, time_ns: int) -> int:
-        """Return the wait of the last quantum that was granted by then; without any, 0."""
+        """Return the wait allowed by the last quantum granted by then; 0 without one."""
         count = bisect_right(self._granted_ns, time_ns)
         return self._waits_ns[count - 1] if count else 0
 

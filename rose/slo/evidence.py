@@ -1,4 +1,4 @@
-"""Evidence for bounds before the first promise: step shapes are run until there is enough of it."""
+"""Evidence for bounds before the first promise: step shapes are run until there is enough."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
@@ -11,12 +11,12 @@ Shape: TypeAlias = tuple[float, float, float]
 
 SHAPE_NAMES: Final = ("decode_sequences", "context_tokens", "prefill_tokens")
 
-# A stationary engine needs one round; four leave room for a few misses, which cost scores.
+# A stationary engine needs one round; four allow for a few misses, which cost evidence.
 _ROUNDS_MAX: Final = 4
 
 
 def missing_runs(model: LatencyModel, shape: Shape) -> int:
-    """Return how many further runs of `shape` give it a bound; 0 where it has one."""
+    """Return the number of further runs of `shape` until it has a bound; 0 if it has one."""
     return int(model.evidence(**dict(zip(SHAPE_NAMES, shape, strict=True))).missing)
 
 
@@ -26,9 +26,9 @@ def collect_evidence(
     """Call `run` with each shape until `model` has a bound for it.
 
     Args:
-        model: the model that learns from the runs.
+        model: model that learns from the runs.
         shapes: step shapes.
-        run: runs one step of a shape and has `model` observe its time.
+        run: runs one step of a shape and lets `model` observe its time.
 
     Raises:
         DeadlineExceeded: four rounds of runs gave no bound.

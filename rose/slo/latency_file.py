@@ -1,4 +1,4 @@
-"""A latency model between two runs: saved whole, loaded with the same forecasts to the last bit."""
+"""Saved latency models: loading one gives bit-identical forecasts."""
 
 import json
 import zlib
@@ -31,11 +31,11 @@ def new_latency_model(
     step_tokens: int,
     prior_ms: tuple[float, float, float, float, float] | None = None,
 ) -> LatencyModel:
-    """Return a model that has seen no step.
+    """Return a model without observations.
 
     Args:
-        policy: the knobs.
-        step_tokens: the most tokens of one engine step, which tells a full chunk from a part.
+        policy: source of the parameters.
+        step_tokens: most tokens of one engine step, which distinguishes full chunks.
         prior_ms: the five coefficients of `rose.slo.prior`; None for those of `policy`.
     """
     return LatencyModel(
@@ -49,11 +49,11 @@ def new_latency_model(
 
 
 def save_text(model: LatencyModel, *, identity: str) -> str:
-    """Return everything that `model` has learned, as JSON.
+    """Return all that `model` has learned, as JSON.
 
     Args:
-        model: the model to save.
-        identity: names the device, the model and the step size that the steps were measured on.
+        model: model to save.
+        identity: name of the device, model and step size of the measured steps.
     """
     state = model.state()
     learned = {name: getattr(state, name) for name in _FIELDS}
@@ -70,17 +70,17 @@ def save_text(model: LatencyModel, *, identity: str) -> str:
 def load_text(text: str, policy: Policy, *, identity: str | None = None) -> LatencyModel | None:
     """Return the model that `text` was saved from, or None if it has another identity.
 
-    Its predictions are those that were saved; its bounds count once fresh steps confirm them.
-    Another window keeps the newest residuals that fit, another ε starts the level of each bound
-    anew.
+    Its predictions are those of the saved model; its bounds count once fresh steps confirm them.
+    With another window the newest residuals that fit are kept; with another epsilon the level of
+    each bound starts anew.
 
     Args:
-        text: the output of `save_text`.
-        policy: the knobs.
-        identity: the identity that the model must have; None accepts any.
+        text: output of `save_text`.
+        policy: source of the parameters.
+        identity: required identity; None accepts any.
 
     Raises:
-        CorruptData: the text is damaged, or is no saved model.
+        CorruptData: the text is damaged, or not a saved model.
     """
     try:
         document = json.loads(text)
@@ -131,7 +131,7 @@ def load_latency_model(
 
     Raises:
         InvalidArgument: the file cannot be read.
-        CorruptData: it is damaged, or holds no saved model; the sentence says what helps.
+        CorruptData: the file is damaged, or not a saved model; the message says how to go on.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -148,5 +148,5 @@ def load_latency_model(
 
 
 def _canonical(learned: Any) -> bytes:
-    """Return one spelling of what was learned: JSON keeps every bit of a float."""
+    """Return a canonical text: JSON keeps every bit of a float."""
     return json.dumps(learned, sort_keys=True, separators=(",", ":")).encode()

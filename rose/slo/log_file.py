@@ -1,6 +1,6 @@
-"""Reading a certificate log, and the checks that find damage.
+"""Reading a certificate log, with checks for damage.
 
-The layout as tables: `docs/protocol.md`; what certificates mean: `docs/certificates.md`.
+Layout: `docs/protocol.md`; meaning of certificates: `docs/certificates.md`.
 """
 
 import zlib
@@ -32,8 +32,8 @@ class LogRecord:
 
     Args:
         kind: START, ARRIVED, ... as in the table of the protocol.
-        time_ns: CLOCK_BOOTTIME.
-        fields: the payload, by name.
+        time_ns: time on CLOCK_BOOTTIME.
+        fields: payload, by name.
     """
 
     kind: str
@@ -48,12 +48,12 @@ def read_log(path: Path) -> tuple[dict[str, Any], list[LogRecord]]:
 
 
 def stream_log(path: Path) -> tuple[dict[str, Any], Iterator[LogRecord]]:
-    """Return the header's fields, and the records one at a time: a log may be larger than memory.
+    """Return the header's fields, and an iterator of records, as a log may exceed memory.
 
     Raises:
-        InvalidArgument: there is no such file, or it is not a log of this version.
-        CorruptData: the bytes are not those that were written; the sentence names the record. Here
-            for the header, and for each record when its turn comes.
+        InvalidArgument: the file does not exist, or is not a log of this version.
+        CorruptData: the file is damaged; the message names the record. Raised here for the header,
+            and by the iterator for records.
     """
     try:
         with open_input(path) as file:
@@ -65,7 +65,7 @@ def stream_log(path: Path) -> tuple[dict[str, Any], Iterator[LogRecord]]:
 
 
 def _header(path: Path, content: bytes) -> dict[str, Any]:
-    """Return the fields of a header, once that is known to be one."""
+    """Check a header, and return its fields."""
     if not content.startswith(_MAGIC):
         raise InvalidArgument(f"{path} is not a certificate log of rose")
     if len(content) < RECORD_BYTES:
@@ -94,7 +94,7 @@ def _rows(path: Path) -> Iterator[bytes]:
 
 
 def _records(path: Path, header: bytes) -> Iterator[LogRecord]:
-    """Yield every record, after the checks that find damage."""
+    """Yield every record, after checks for damage."""
     chain = int.from_bytes(header[CRC_AT:], "little")
     time_ns = 0
     for number, row in enumerate(_rows(path), start=1):
@@ -124,5 +124,5 @@ def _unreadable(path: Path, error: OSError) -> InvalidArgument:
 
 
 def _damage(path: Path, start: int, what: str) -> CorruptData:
-    """Return what is raised for the record that begins at byte `start`."""
+    """Return the exception for the record at byte `start`."""
     return CorruptData(f"{path}: record {start // RECORD_BYTES} at byte {start} {what}")

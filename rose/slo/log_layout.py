@@ -1,6 +1,6 @@
-"""Where the fields of a certificate log are: the tables of `docs/protocol.md`, restated.
+"""The layout of a certificate log: the tables of `docs/protocol.md`, restated.
 
-Written a second time on purpose: nothing here is shared with the C++ code that writes logs.
+Written twice on purpose: nothing here is shared with the C++ code that writes logs.
 """
 
 import struct
@@ -15,23 +15,23 @@ CRC_AT: Final = 124
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Fields that follow each other without gaps.
+    """Consecutive fields without gaps.
 
     Args:
-        names: in the order of the bytes.
-        form: how their bytes are read.
+        names: names in the order of the bytes.
+        form: struct format of the bytes.
     """
 
     names: tuple[str, ...]
     form: struct.Struct
 
     def read(self, content: bytes, offset: int) -> dict[str, Any]:
-        """Return the fields that begin at `offset`."""
+        """Return the fields at `offset`."""
         return dict(zip(self.names, self.form.unpack_from(content, offset), strict=True))
 
 
 def _layout(*runs: str) -> Layout:
-    """Make a layout of runs of one type: a code of `struct`, then the names of the run's fields."""
+    """Make a layout from runs of one type: a code of `struct`, then field names."""
     codes: list[str] = []
     names: list[str] = []
     for run in runs:
@@ -43,7 +43,7 @@ def _layout(*runs: str) -> Layout:
 
 PREFIX: Final = _layout("8s magic", "I version record_bytes")
 
-# What follows the prefix.
+# Fields after the prefix.
 HEADER: Final = _layout(
     "d ttft_ms tpot_ms epsilon signal_ms blocking_ms",
     "q heartbeat_ttl_ns started_ns",
@@ -55,7 +55,7 @@ HEADER: Final = _layout(
 
 RECORD: Final = _layout("I kind zero", "Q sequence", "q time_ns")
 
-# The payloads, as (name, layout): kind k is the one at k - 1.
+# The payloads, as (name, layout): kind k is at index k - 1.
 KINDS: Final = (
     ("START", _layout("q wall_time_ns")),
     ("ARRIVED", _layout("Q tokens", "I slot prefilled")),

@@ -1,4 +1,4 @@
-"""Every knob of rose's promises, with its unit and the reason for its default."""
+"""The parameters of rose's promises, with units and reasons for their defaults."""
 
 import math
 from dataclasses import dataclass, fields
@@ -6,35 +6,34 @@ from typing import Any, Final
 
 from rose.errors import InvalidArgument
 
-# Segments that may wait in a GPU's stream. One would leave the GPU idle between two segments; each
-# more is one more to let run when a step is aborted.
+# Segments that may wait in a GPU's stream. One would leave the GPU idle between segments; each more
+# is one more to run to its end when a step is aborted.
 GATE_WINDOW: Final = 2
-# Slabs taken back beyond what is missing, so that the next request does not start another
-# revocation.
+# Slabs revoked beyond the missing ones, so that the next request does not start another revocation.
 REVOKE_AHEAD_SLABS: Final = 1
-# The estimate of a segment's time is what this share of recent segments did not exceed.
+# The time estimate of a segment is this quantile of recent segments.
 SEGMENT_SHARE: Final = 0.99
-# The creditor looks this often when no event wakes it. A missed event costs this much.
+# Longest time between two checks of the creditor without an event. A missed event costs this.
 POLL_MS: Final = 5.0
-# How soon the creditor asks again after a refusal; it is woken at once when serving becomes idle.
+# Retry interval of the creditor after a refusal; when serving becomes idle it is woken at once.
 RETRY_MS: Final = 2.0
-# How long a parked step and a serving call declared as blocking may wait for each other before one
-# segment is let through. Longer than such a call takes by itself.
+# Longest mutual wait of a parked step and a serving call declared as blocking, before one segment
+# is let through. Longer than such a call takes by itself.
 WATCHDOG_MS: Final = 50.0
 # Weight of a measured step after one more: a memory of 500 steps, seconds of serving.
 FORGETTING: Final = 0.998
-# How far one miss moves the level of an upper estimate, as a share of epsilon. With a half, 3 to 5
-# of 100 steps of a steady machine have no bound; with a fifth, less than one. Both keep epsilon.
-# With a tenth, lending may not come back within a minute of a neighbour's burst.
+# Shift of an upper estimate's level by one miss, as a share of epsilon. With a half, 3 to 5 of 100
+# steps of a steady machine have no bound; with a fifth, less than one. Both keep epsilon. With a
+# tenth, lending may take over a minute to return after a neighbour's burst.
 ADAPTATION_SHARE: Final = 0.2
-# Residuals, speeds and prompts kept. Quantiles need at least 1 / epsilon of them.
+# Residuals, speeds and prompts to keep. Quantiles need at least 1 / epsilon of them.
 RESIDUAL_WINDOW: Final = 512
 
-# Zero means "none of it" for these; every other knob must be above 0.
+# Zero means "none" for these; every other parameter must be above 0.
 _MAY_BE_ZERO: Final = frozenset({"burst_requests", "regrow_after_ms"})
 
 MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
-"""What can be switched off by name, to see what it is worth, in the order of the log's bits."""
+"""Mechanisms that can be switched off to measure their value, in the order of the log's bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +41,37 @@ class Policy:
     """What the executor may do, and when it must refuse.
 
     Args:
-        without: names of `MECHANISMS` that are switched off. For measurements: what such a device
-            certifies is no proof.
-        max_segments: the quantum: segments the borrower may be ahead of serving's word. Two would
-            do; eight let the creditor be late by several segments on a busy machine.
-        heartbeat_ttl_ms: a serving host silent for longer counts as frozen. Longer than its longest
-            step and than a pause of Python's garbage collector.
-        signal_ms: from a close to the borrower's seeing it. On a CPU one store; the default covers
-            a thread that lost its core for a moment.
-        blocking_ms: the most a whole quantum may delay serving, should a close go unseen.
-        segment_prior_ms: what a segment takes before any was measured.
-        park_wait_ms: the longest a serving step waits for the running segment. Serving goes on
-            after it, whatever the borrower does.
-        epsilon: share of serving steps that may exceed the upper estimate of their time, or of
-            their speed, and of prompts that may be longer than certificates reckon with.
-        latency_prior_ms: milliseconds per step, per decoding sequence, per context token, per
-            prefill token, and per prefill token times context token, before any was measured.
-        revoke_ms: T, the longest a revocation may take: an abort at the next gate, with room for a
-            thread that lost its core.
-        regrow_after_ms: no new loan for so long after a revocation: slabs that come and go abort
-            step after step.
-        aborts_per_s: steps that may be aborted for their slabs, on average; as many in a second
-            cost nothing. Each one more holds new loans off until it is made up for: what is taken
-            back never waits. Five leave a step of 100 ms half of its time.
-        lease_ttl_ms: a loan that is not renewed for so long is taken back; a borrower in serving's
-            process that is late for so long is taken out.
-        burst_requests: requests that are taken to arrive within T besides the largest one, at
-            least; as many as have come within T are, when that is more.
-        arrival_memory_ms: the most requests that came within T count for so long. Shorter lends
+        without: names of `MECHANISMS` to switch off. For measurements only: certificates of such a
+            device prove nothing.
+        max_segments: the quantum: segments that the borrower may run ahead of serving's permission.
+            Two suffice; eight tolerate a creditor that is late by several segments on a busy
+            machine.
+        heartbeat_ttl_ms: silence after which a serving host counts as frozen. Longer than its
+            longest step and than a garbage collection of Python.
+        signal_ms: delay until the borrower sees a close. On a CPU it is one store; the default
+            covers a thread that was briefly descheduled.
+        blocking_ms: longest delay of serving by a whole quantum, if a close goes unseen.
+        segment_prior_ms: estimated time of a segment before any measurement.
+        park_wait_ms: longest wait of a serving step for the running segment. After it serving goes
+            on, whatever the borrower does.
+        epsilon: share of serving steps that may exceed the upper estimate of their time or speed,
+            and of prompts that may be longer than certificates assume.
+        latency_prior_ms: milliseconds per step, decoding sequence, context token, prefill token,
+            and prefill token times context token, before any measurement.
+        revoke_ms: T, the longest duration of a revocation: an abort at the next gate, with room for
+            a thread that was briefly descheduled.
+        regrow_after_ms: pause after a revocation before new loans; slabs that come and go would
+            abort step after step.
+        aborts_per_s: average rate of steps that may be aborted for their slabs; bursts of one
+            second's worth are free. Each further abort delays new loans until the rate is met
+            again; revocations never wait. Five leave a 100 ms step half of its time.
+        lease_ttl_ms: time after which a loan that is not renewed is revoked, and a borrower in
+            serving's process that is late is removed.
+        burst_requests: least number of requests assumed to arrive within T besides the largest one;
+            the number seen within T counts if larger.
+        arrival_memory_ms: time for which the most arrivals within T count. A shorter time lends
             again sooner after a storm, and is surprised by the next one.
-        tend_every_ms: how often deadlines are looked after; well under lease and heartbeat TTL.
+        tend_every_ms: interval of deadline checks; well below lease and heartbeat TTL.
     """
 
     without: frozenset[str] = frozenset()
@@ -95,10 +95,10 @@ class Policy:
     tend_every_ms: float = 20.0
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning.
+        """Check the ranges of the parameters.
 
         Raises:
-            InvalidArgument: a knob is out of its range; the sentence names it.
+            InvalidArgument: a parameter is out of range; the message names it.
         """
         for field in fields(self):
             if not _is_in_range(field.name, getattr(self, field.name)):
@@ -113,12 +113,12 @@ class Policy:
 
     @property
     def without_bits(self) -> int:
-        """The mechanisms that are switched off, as bits of the log's header."""
+        """The switched-off mechanisms, as bits of the log's header."""
         return sum(1 << MECHANISMS.index(name) for name in self.without)
 
 
 def _is_in_range(name: str, value: Any) -> bool:
-    """Return whether `value` means something as the knob `name`."""
+    """Return whether `value` is valid for the parameter `name`."""
     if name == "without":
         return isinstance(value, frozenset) and value <= set(MECHANISMS)
     if name == "latency_prior_ms":

@@ -1,4 +1,4 @@
-"""What a step should take before any was measured: a roofline of the device under the model."""
+"""Estimated step times before any measurement: a roofline of device and model."""
 
 import json
 import math
@@ -13,19 +13,19 @@ from rose.units import MS_PER_S
 
 PriorMs = tuple[float, float, float, float, float]
 
-# A slice of a GPU calls itself by the name of the whole.
+# A slice of a GPU (MIG) has the name of the whole GPU.
 _SLICE: Final = "mig"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What one device has to do for a model; a share of it where several devices share the model.
+    """The work of one device for a model; with several devices, its share.
 
     Args:
-        weight_bytes: read once per step.
-        token_flops: of the matrices, per token.
-        context_token_bytes: of KV, read per context token.
-        pair_flops: of attention, per prefill token and context token.
+        weight_bytes: bytes of weights read per step.
+        token_flops: FLOPs of the matrices, per token.
+        context_token_bytes: bytes of KV read per context token.
+        pair_flops: FLOPs of attention, per prefill token and context token.
     """
 
     weight_bytes: float
@@ -34,10 +34,10 @@ class ModelCost:
     pair_flops: float
 
     def __post_init__(self) -> None:
-        """Refuse costs without a meaning.
+        """Check the values.
 
         Raises:
-            InvalidArgument: a cost is not a finite number >= 0; the sentence names it.
+            InvalidArgument: a cost is not a finite number >= 0; the message names it.
         """
         for field in fields(self):
             value = getattr(self, field.name)
@@ -47,15 +47,15 @@ class ModelCost:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What a device reaches.
+    """Attainable performance of a device.
 
     Args:
-        device: of the table.
-        flops_per_s: that matrices reach, not the peak.
-        bytes_per_s: of memory, likewise.
-        launch_ms: of a step that does nothing.
-        notice: one sentence for the user where the device is not in the table, else None.
-        memory_bytes: of the device; 0 where nobody says.
+        device: name in the table.
+        flops_per_s: attainable rate of matrix products, below the peak.
+        bytes_per_s: attainable memory bandwidth.
+        launch_ms: time of an empty step.
+        notice: message for the user if the device is not in the table, else None.
+        memory_bytes: memory size; 0 if unknown.
     """
 
     device: str
@@ -66,10 +66,11 @@ class Roofline:
     memory_bytes: float = 0.0
 
     def prior_ms(self, model: ModelCost) -> PriorMs:
-        """Return the five coefficients that `LatencyModel` starts from.
+        """Return the five initial coefficients of `LatencyModel`.
 
-        A step's sum is at least the roofline, the larger of its compute and its memory, and at most
-        twice that, launch aside: a prior too high costs a few loans, one too low a promise.
+        The estimate of a step is at least the roofline, the larger of compute and memory time, and
+        at most twice that, launch aside: a high prior costs a few loans, a low one a broken
+        promise.
         """
         ms_per_flop = MS_PER_S / self.flops_per_s
         ms_per_byte = MS_PER_S / self.bytes_per_s
@@ -87,19 +88,19 @@ def prior_ms(device_name: str, model: ModelCost) -> PriorMs:
     """Return milliseconds per step, decoding sequence, context token, prefill token and pair.
 
     Args:
-        device_name: as the driver says it ("NVIDIA A100-SXM4-80GB"); "cpu" or a CPU's own name.
-        model: what one step of it costs.
+        device_name: the driver's name ("NVIDIA A100-SXM4-80GB"); "cpu" or a CPU's own name.
+        model: cost of one step.
 
-    A device that is not in the table is taken to be as slow as the slowest GPU that is.
+    A device that is not in the table is taken to be as slow as the slowest GPU in it.
     """
     return find_roofline(device_name).prior_ms(model)
 
 
 def find_roofline(device_name: str) -> Roofline:
-    """Return the roofline of a device by its name, the most exact entry that fits.
+    """Return the roofline of the table's most specific entry for a device name.
 
-    A slice of a GPU (MIG) and a device that is not in the table get the slowest of all GPUs in
-    each respect, and a `notice`: the first measured steps replace the guess.
+    MIG slices and unknown devices get the slowest value of all GPUs in each respect, and a
+    `notice`: the first measured steps replace the guess.
     """
     words, table = _words(device_name), _table()
     fitting = [
@@ -115,7 +116,7 @@ def find_roofline(device_name: str) -> Roofline:
 
 
 def known_devices() -> tuple[str, ...]:
-    """Return the devices of the table."""
+    """Return the names of the devices in the table."""
     return tuple(entry["device"] for entry in _table())
 
 

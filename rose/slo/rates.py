@@ -1,4 +1,4 @@
-"""What serving can do at most, measured: upper bounds for its speed, learned step by step."""
+"""Upper bounds of serving's speed, learned from its steps."""
 
 import math
 from bisect import bisect_left, insort
@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-# A certificate with a faster engine than that is a mistake; the core refuses its terms.
+# A certificate with a faster engine is a mistake; the core refuses its terms.
 RATE_MAX: Final = 1e8
 _MS_PER_S: Final = 1e3
 
@@ -14,17 +14,17 @@ _MS_PER_S: Final = 1e3
 class UpperBound:
     """A bound that the next sample exceeds with a probability of at most `epsilon`.
 
-    The split-conformal quantile of the last `window` samples (arXiv 2107.07511): of n samples and
-    one to come, all orders are equally likely, so the k-th smallest is not exceeded with a
-    probability of k / (n + 1). With fewer than 1 / epsilon - 1 samples there is no such bound.
+    The split-conformal quantile of the last `window` samples (arXiv 2107.07511): with n samples and
+    the next one in any order equally likely, the k-th smallest bounds the next with probability k /
+    (n + 1). Fewer than 1 / epsilon - 1 samples give no bound.
     """
 
     def __init__(self, *, epsilon: float, window: int) -> None:
         """Start without samples.
 
         Args:
-            epsilon: in (0, 1).
-            window: samples kept, at least 1 / epsilon, or there never is a bound.
+            epsilon: probability of exceeding the bound, in (0, 1).
+            window: number of samples to keep; at least 1 / epsilon, or there is never a bound.
         """
         self._epsilon = epsilon
         self._recent: deque[float] = deque()
@@ -32,7 +32,7 @@ class UpperBound:
         self._window = window
 
     def add(self, sample: float) -> None:
-        """Learn a sample; the oldest is forgotten when the window is full."""
+        """Add a sample; the oldest is dropped when the window is full."""
         if len(self._recent) == self._window:
             del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
         self._recent.append(sample)
@@ -40,26 +40,26 @@ class UpperBound:
 
     @property
     def bound(self) -> float | None:
-        """The bound, or None while there are too few samples."""
+        """The bound; None while there are too few samples."""
         count = len(self._ordered)
-        # 0.99 * 100 is more than 99 in doubles: a hair less keeps the rank that was meant.
+        # 0.99 * 100 exceeds 99 in floating point: the tiny subtrahend keeps the intended rank.
         rank = math.ceil((count + 1) * (1 - self._epsilon) - 1e-9)
         return self._ordered[rank - 1] if 1 <= rank <= count else None
 
     @property
     def largest(self) -> float:
-        """The largest sample that is remembered; 0 without any."""
+        """The largest kept sample; 0 without any."""
         return self._ordered[-1] if self._ordered else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens per second, at most.
+    """Upper bounds, in tokens per second.
 
     Args:
-        decode_tokens_per_s: of one request.
-        prefill_tokens_per_s: of the engine.
-        is_measured: whether steps said so; otherwise the prior and its margin did.
+        decode_tokens_per_s: decode speed of one request.
+        prefill_tokens_per_s: prefill speed of the engine.
+        is_measured: whether steps were measured; otherwise the bounds are prior times margin.
     """
 
     decode_tokens_per_s: float
@@ -68,21 +68,21 @@ class Rates:
 
 
 class ServingRates:
-    """How fast serving decodes and prefills at most. The caller's lock.
+    """Upper bounds of serving's decode and prefill speed. The caller holds its lock.
 
-    Two bounds, and the higher one counts. Measured tokens per second of past steps say nothing of a
-    load that has not been seen, a full chunk after a day of short prompts: for that, the latency
-    model's mean is divided by how much faster than it said steps have been. Until enough steps have
-    ended, that margin is `cold_margin`.
+    The higher of two bounds counts. Measured tokens per second say nothing about an unseen load,
+    such as a full chunk after a day of short prompts: for that, the latency model's mean is divided
+    by a bound of measured speed-up over that mean, or by `cold_margin` until enough steps were
+    measured.
     """
 
     def __init__(self, *, epsilon: float, window: int, cold_margin: float) -> None:
-        """Start with nothing measured.
+        """Start without measurements.
 
         Args:
-            epsilon: the share of steps that may be faster than the bound, in (0, 1).
-            window: steps remembered.
-            cold_margin: how much faster than the prior a step may be, >= 1.
+            epsilon: share of steps that may be faster than the bound, in (0, 1).
+            window: number of steps to keep.
+            cold_margin: assumed speed-up over the prior before measurements, >= 1.
         """
         self._decode = UpperBound(epsilon=epsilon, window=window)
         self._prefill = UpperBound(epsilon=epsilon, window=window)
@@ -100,10 +100,10 @@ class ServingRates:
         """Learn from a step.
 
         Args:
-            actual_ms: what it took; a step of no length says nothing.
-            predicted_ms: the model's mean for it, before it was learned.
+            actual_ms: duration; a step of duration 0 is ignored.
+            predicted_ms: the model's mean for it, before learning from it.
             decode_sequences: requests that got one token each.
-            prefill_tokens: prompt tokens that were processed.
+            prefill_tokens: prompt tokens processed.
         """
         if not actual_ms > 0:
             return
@@ -122,7 +122,7 @@ class ServingRates:
             chunk_tokens: tokens of that chunk.
         """
         speed_up = self._speed_up.bound
-        # A step may always be as fast as the mean: a model that is pessimistic for now is no bound.
+        # A step may always be as fast as the mean: a pessimistic model must not lower the bound.
         margin = self._cold_margin if speed_up is None else max(1.0, speed_up)
         decode = max(margin * _MS_PER_S / step_ms, self._decode.bound or 0.0)
         prefill = max(margin * chunk_tokens * _MS_PER_S / chunk_ms, self._prefill.bound or 0.0)

@@ -1,24 +1,24 @@
-"""The user's targets."""
+"""The user's latency targets."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from rose.errors import InvalidArgument
 
-# Its nanoseconds must fit 64 bits.
+# In nanoseconds it must fit 64 bits.
 _TARGET_MAX_MS: Final = 9e12
 
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """What serving's requests were promised.
+    """Latency targets of serving's requests.
 
     Args:
-        ttft_ms: from a request's arrival to its first token.
-        tpot_ms: from a token to the next.
-        slowdown: the share by which rollouts may stretch the time between a running request's
-            tokens, compared with serving alone. 0: rollouts run only while serving has no request.
-            Infinite: they may take all that the two targets leave.
+        ttft_ms: time from a request's arrival to its first token.
+        tpot_ms: time from a token to the next.
+        slowdown: share by which rollouts may lengthen the time between a running request's tokens,
+            compared with serving alone. 0: rollouts run only while serving has no request.
+            Infinite: they may use all slack of the two targets.
     """
 
     ttft_ms: float
@@ -26,7 +26,7 @@ class SLO:
     slowdown: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no request could meet.
+        """Check the targets.
 
         Raises:
             InvalidArgument: a target is not a finite number above 0, or `slowdown` is negative.

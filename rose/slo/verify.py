@@ -1,7 +1,7 @@
-"""An independent second opinion on a certificate log.
+"""An independent verification of a certificate log.
 
-Nothing here is shared with the code that writes logs: the sums are done again from the terms, and
-what the state was is replayed from the records alone. Each check is one of `docs/certificates.md`.
+Nothing here is shared with the code that writes logs: sums are recomputed from their terms, and the
+state is replayed from the records alone. Each check is a rule of `docs/certificates.md`.
 """
 
 import math
@@ -20,25 +20,25 @@ from rose.slo.verify_requests import Requests
 
 _CERTIFICATES: Final = frozenset({"QUANTUM", "ADMISSION"})
 _MARKS: Final = frozenset({"START", "END"})
-# Of the header; what tpot_ms may be is a rule of its own.
+# Header fields; tpot_ms has its own rule.
 _TIMES: Final = ("ttft_ms", "signal_ms", "blocking_ms", "heartbeat_ttl_ns", "revoke_ms")
 _Rules: TypeAlias = dict[str, Callable[[LogRecord], list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a log says when nobody's word is taken for it.
+    """Result of verifying a log.
 
     Args:
-        records: records in the log, the header not counted.
-        granted: certificates: quanta and admissions.
-        verified: those of them in which nothing is wrong.
-        violations: one sentence for each thing that is wrong, in the order of the log.
-        kinds: records by kind.
-        coverage: share of serving steps that took at most their upper estimate; None without any.
-        epsilon: the share of steps that was allowed to take longer.
-        is_complete: the log ends with END.
-        without: mechanisms that were switched off, by name; a log made without any is no proof.
+        records: number of records, without the header.
+        granted: number of certificates: quanta and admissions.
+        verified: number of certificates without a violation.
+        violations: one sentence per violation, in log order.
+        kinds: number of records by kind.
+        coverage: share of serving steps within their upper estimate; None without steps.
+        epsilon: share of steps that may exceed it.
+        is_complete: whether the log ends with END.
+        without: names of switched-off mechanisms; such a log is no proof.
     """
 
     records: int
@@ -53,7 +53,7 @@ class Verification:
 
 
 def _rules(memory: MemoryReplay, compute: ComputeReplay) -> _Rules:
-    """Say who looks at which kind of record."""
+    """Return the check for each kind of record."""
     return {
         "ARRIVED": compute.arrived,
         "FINISHED": compute.finished,
@@ -68,7 +68,7 @@ def _rules(memory: MemoryReplay, compute: ComputeReplay) -> _Rules:
 
 
 def _header(header: dict[str, Any], first: LogRecord | None) -> list[str]:
-    """Refuse times and a share that no user can have asked for."""
+    """Check the ranges of the header's times and of epsilon."""
     began_ns = header["started_ns"] if first is None else first.time_ns
     return [
         *(
@@ -87,12 +87,12 @@ def _header(header: dict[str, Any], first: LogRecord | None) -> list[str]:
 
 
 def _frame(first: LogRecord | None, marks: list[tuple[int, str]], count: int) -> list[str]:
-    """Return what is wrong with where START and END are.
+    """Check the positions of START and END.
 
     Args:
-        first: the first record; None in a log without any.
-        marks: number and kind of each START and END.
-        count: of all records.
+        first: first record; None in an empty log.
+        marks: (record number, kind) of each START and END.
+        count: number of records.
     """
     wrong = []
     if first is None or first.kind != "START":
@@ -106,7 +106,7 @@ def _frame(first: LogRecord | None, marks: list[tuple[int, str]], count: int) ->
 
 
 def _counts(end: LogRecord, kinds: Counter[str], number: int) -> list[str]:
-    """Compare what END counts with what there is: a record that is missing shows here."""
+    """Compare END's counts with the records, which reveals missing records."""
     return [
         f"record {number}: END: counts {count} {kind}, the log has {kinds[kind]}"
         for kind, count in end.fields.items()
@@ -115,15 +115,15 @@ def _counts(end: LogRecord, kinds: Counter[str], number: int) -> list[str]:
 
 
 def verify_log(path: str | Path, *, allow_open: bool = False) -> Verification:
-    """Check every certificate of a log again.
+    """Verify every certificate of a log.
 
     Args:
-        path: the file.
-        allow_open: accept a log without END, as a process that was killed leaves it.
+        path: log file.
+        allow_open: accept a log without END, left by a killed process.
 
     Raises:
-        InvalidArgument: there is no such file, or it is not a log of this version.
-        CorruptData: the bytes are not those that were written; the sentence names the record.
+        InvalidArgument: the file does not exist, or is not a log of this version.
+        CorruptData: the file is damaged; the message names the record.
     """
     path = Path(path)
     header, records = stream_log(path)

@@ -1,4 +1,4 @@
-"""Replaying requests and credit: rules 10, 11, 13 and 15 of `docs/certificates.md`."""
+"""Replay of requests and credit: rules 10, 11, 13 and 15 of `docs/certificates.md`."""
 
 import math
 from typing import Any, Final
@@ -9,10 +9,10 @@ from rose.slo.verify_quantum import ROUNDING_NS, TPOT_MS_MAX, QuantumRules
 from rose.slo.verify_requests import Requests
 from rose.units import NS_PER_MS
 
-# By their bits in the header's `without`.
+# In the order of their bits in the header's `without`.
 _MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
 _WRAP: Final = 1 << 32
-# What a STEP says of times and of its batch; its upper estimate may be infinite: there was none.
+# Finite fields of a STEP; its upper estimate may be infinite, which means none.
 _MEASURED: Final = (
     "predicted_ms",
     "actual_ms",
@@ -25,27 +25,27 @@ _MEASURED: Final = (
 
 
 def switched_off(header: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the mechanisms that this log was made without."""
+    """Return the names of the mechanisms that were switched off for this log."""
     return tuple(name for bit, name in enumerate(_MECHANISMS) if header["without"] >> bit & 1)
 
 
 class ComputeReplay:
-    """What serving had to do, and what rollouts were credited, as the records tell it."""
+    """Replays serving's work and the rollouts' credit from the records."""
 
     def __init__(self, header: dict[str, Any], requests: Requests) -> None:
-        """Begin with a closed gate; this replay keeps `requests` up to date."""
+        """Begin with a closed gate; this replay updates `requests`."""
         self.steps = 0
         self.steps_within = 0
         self._header = header
         self._requests = requests
         self._without = frozenset(switched_off(header))
         self._rules = QuantumRules(header, requests, self._without)
-        # Segments that may start from a value of `passed` on; None before the first word of them.
+        # (passed, segments that may start from then on); None before the first record of them.
         self._credited: tuple[int, int] | None = None
-        self._epoch: int | None = None  # the newest in which a quantum was decided
+        self._epoch: int | None = None  # close epoch of the newest quantum
 
     def header(self) -> list[str]:
-        """Refuse a target without a meaning, and modes and mechanisms that have no rules."""
+        """Check the header's target, slowdown and mechanisms."""
         slowdown, without = self._header["slowdown"], self._header["without"]
         tpot_ms = self._header["tpot_ms"]
         return broken(
@@ -58,37 +58,37 @@ class ComputeReplay:
         )
 
     def arrived(self, record: LogRecord) -> list[str]:
-        """Take a request in."""
+        """Add a request."""
         fields = record.fields
         return self._requests.arrived(
             fields["slot"], prefilled=fields["prefilled"], time_ns=record.time_ns
         )
 
     def finished(self, record: LogRecord) -> list[str]:
-        """Let a request go."""
+        """Remove a request."""
         return self._requests.finished(record.fields["slot"])
 
     def tokens(self, record: LogRecord) -> list[str]:
-        """Give each request of a batch its token."""
+        """Record a token for each request of a batch."""
         fields = record.fields
         return self._requests.got_tokens(
             fields["first_slot"], fields["count"], fields["bitmap"], time_ns=record.time_ns
         )
 
     def quantum(self, record: LogRecord) -> list[str]:
-        """Check one grant of credit against the targets, the heartbeat and the replayed state."""
+        """Check a grant of credit against targets, heartbeat and replayed state."""
         terms = record.fields
         return self._credit(terms) + self._rules.broken_by(terms, record.time_ns)
 
     def forced(self, record: LogRecord) -> list[str]:
-        """Let one segment more than the credit through."""
+        """Allow one segment beyond the credit."""
         passed = record.fields["passed"]
         wrong, left = self._started(passed)
         self._credited = (passed, left + 1)
         return wrong
 
     def step(self, record: LogRecord) -> list[str]:
-        """Count the steps within their bounds."""
+        """Check a step, and count those within their bounds."""
         fields = record.fields
         predicted_ms, upper_ms = fields["predicted_ms"], fields["upper_ms"]
         self.steps += 1
@@ -99,7 +99,7 @@ class ComputeReplay:
         if wrong:
             return wrong
         actual_ms, lent_ms = fields["actual_ms"], fields["lent_ms"]
-        # After a loan a step is slower: that is paid for, too.
+        # After a loan a step is slower, which also counts as a cost of rollouts.
         own_ms = min(predicted_ms, actual_ms) if lent_ms > 0 else actual_ms
         self._requests.stepped(
             earned_ms=self._header["slowdown"] * own_ms,
@@ -118,7 +118,7 @@ class ComputeReplay:
         )
 
     def _started(self, passed: int) -> tuple[list[str], int]:
-        """Compare what started with what was credited; returns also what is left of it."""
+        """Compare started segments with the credit; also returns the credit left."""
         before, credit = self._credited or (passed, 0)
         started = (passed - before) % _WRAP
         if started <= credit or "credit" in self._without:
@@ -126,7 +126,7 @@ class ComputeReplay:
         return [f"{started} segments started on a credit of {credit}"], 0
 
     def _goes_back(self, close_epoch: int) -> bool:
-        """Whether an epoch is before one that was decided in: one decides at a time."""
+        """Whether an epoch is before that of an earlier quantum: there is one decider at a time."""
         before, self._epoch = self._epoch, close_epoch
         return before is not None and (close_epoch - before) % _WRAP > _WRAP // 2
 

@@ -1,4 +1,4 @@
-"""Replaying loans of slabs: rules 1 to 8 of `docs/certificates.md`."""
+"""Replay of slab loans: rules 1 to 8 of `docs/certificates.md`."""
 
 from collections import Counter
 from typing import Any, Final
@@ -16,14 +16,14 @@ _ADMISSION_RANGES: Final = (
     ("decode_tokens_per_s", 1e8),
     ("prefill_tokens_per_s", 1e8),
 )
-# Fields of an ADMISSION and of the header that say the same.
+# Fields of an ADMISSION, and the header fields that they must equal.
 _SAID_TWICE: Final = (
     ("block_tokens", "block_tokens"),
     ("max_request_tokens", "max_request_tokens"),
     ("max_batch_tokens", "max_batch_tokens"),
     ("horizon_ms", "revoke_ms"),
 )
-# The moves there are, by move_kind: from whom, to whom, and whether a lease is concerned.
+# Valid moves as (move_kind, from, to), and whether they concern a lease.
 _MOVES: Final = {
     (0, "nobody", "serving"): False,
     (1, "serving", "nobody"): False,
@@ -39,21 +39,21 @@ _BEFORE_ALL_MOVES: Final = 1  # the arbiter's epoch
 
 
 class MemoryReplay:
-    """Who holds which slabs, as the records tell it."""
+    """Replays the holders of slabs from the records."""
 
     def __init__(self, header: dict[str, Any], requests: Requests) -> None:
-        """Begin with all slabs unowned; `requests` is what another replay keeps up to date."""
+        """Begin with all slabs unowned; another replay updates `requests`."""
         self._header = header
         self._requests = requests
         self._held = Counter({_NOBODY: header["slabs"]})
         self._move_epoch = _BEFORE_ALL_MOVES
-        self._leases = 0  # granted so far; the number of the last one
+        self._leases = 0  # number of the last granted lease
         self._lent: Counter[tuple[int, int]] = Counter()  # by lease and borrower
-        self._asked = 0  # slabs that serving wants back and has not got
+        self._asked = 0  # slabs that serving has asked back and not received
         self._admissions: list[dict[str, Any]] = []  # since the last move
 
     def admission(self, record: LogRecord) -> list[str]:
-        """Do the sum again from its terms."""
+        """Recompute an admission from its terms."""
         terms, header = record.fields, self._header
         self._admissions.append(terms)
         if terms["block_tokens"] == 0:
@@ -110,7 +110,7 @@ class MemoryReplay:
         )
 
     def move(self, record: LogRecord) -> list[str]:
-        """Follow the slabs; a loan needs the admission it was decided by."""
+        """Follow the slabs; a loan needs its admission."""
         move, held, before = record.fields, self._held, self._move_epoch
         source, target, slabs = move["from"], move["to"], move["slabs"]
         tenants = range(_QUARANTINE, self._header["partitions"])
@@ -123,13 +123,13 @@ class MemoryReplay:
         )
         wrong += self._kind(move)
         self._move_epoch = move["epoch"]
-        self._admissions.clear()  # they were for the epoch that is over
+        self._admissions.clear()  # they were for the previous epoch
         held[source] -= slabs
         held[target] += slabs
         return wrong
 
     def _kind(self, move: dict[str, Any]) -> list[str]:
-        """Check that there is such a move, and follow its lease."""
+        """Check that the move is valid, and follow its lease."""
         kind, lease_id, slabs = move["move_kind"], move["lease_id"], move["slabs"]
         source, target = _party(move["from"]), _party(move["to"])
         has_lease = _MOVES.get((kind, source, target))
@@ -156,7 +156,7 @@ class MemoryReplay:
         return wrong
 
     def _loan(self, move: dict[str, Any]) -> list[str]:
-        """Find the admission of a loan: same epoch, same borrower, same number of slabs."""
+        """Find the admission of a loan: same epoch, borrower and number of slabs."""
         timely = [one for one in self._admissions if one["epoch"] + 1 == move["epoch"]]
         if not timely:
             return ["a loan without an admission at the epoch before"]
@@ -176,7 +176,7 @@ class MemoryReplay:
         )
 
     def revoke_begun(self, record: LogRecord) -> list[str]:
-        """A certificate reckons with slabs that are back, or given up, within T."""
+        """Check a revocation: certificates assume that slabs are back, or given up, within T."""
         slabs = record.fields["slabs"]
         left_ms = (record.fields["deadline_ns"] - record.time_ns) / NS_PER_MS
         allowed_ms = self._header["revoke_ms"]
@@ -191,14 +191,14 @@ class MemoryReplay:
 
 
 def _party(partition: int) -> str:
-    """Return what a partition is to a move."""
+    """Return a partition's role in a move."""
     return {_QUARANTINE: "quarantine", _NOBODY: "nobody", _SERVING: "serving"}.get(
         partition, "a borrower"
     )
 
 
 def _demand_blocks(terms: dict[str, Any]) -> int:
-    """Return what serving can take within the horizon, from the terms of an ADMISSION."""
+    """Return the blocks that serving can take within the horizon, by an ADMISSION's terms."""
     per_block, horizon_ms = terms["block_tokens"], terms["horizon_ms"]
     first = 1 + int(horizon_ms * terms["decode_tokens_per_s"] / 1000.0)
     prefilled = int(horizon_ms * terms["prefill_tokens_per_s"] / 1000.0)

@@ -8,7 +8,7 @@ from rose.slo.verify_requests import Requests
 from rose.units import NS_PER_MS
 
 MODES: Final = ("idle", "slack")
-# Centuries; deadlines that are later are out of the range of a record's times.
+# Centuries; later deadlines exceed the range of a record's times.
 TPOT_MS_MAX: Final = 1e13
 # Both sides round milliseconds and nanoseconds.
 ROUNDING_NS: Final = 1_000
@@ -16,15 +16,15 @@ _ROUNDING_MS: Final = ROUNDING_NS / NS_PER_MS
 
 
 class QuantumRules:
-    """Whether serving could bear a quantum."""
+    """Checks whether serving could tolerate a quantum."""
 
     def __init__(self, header: dict[str, Any], requests: Requests, without: frozenset[str]) -> None:
-        """Judge by the targets of `header` and by what `requests` has when it is asked.
+        """Judge by the targets of `header` and the current state of `requests`.
 
         Args:
-            header: of the log.
-            requests: kept up to date by the replay.
-            without: mechanisms that were switched off.
+            header: header of the log.
+            requests: requests, updated by the replay.
+            without: names of switched-off mechanisms.
         """
         self._header = header
         self._requests = requests
@@ -33,7 +33,7 @@ class QuantumRules:
         self._tpot_ns = int(tpot_ms * NS_PER_MS) if 0 <= tpot_ms <= TPOT_MS_MAX else 0
 
     def broken_by(self, terms: dict[str, Any], time_ns: int) -> list[str]:
-        """Return what is wrong with a QUANTUM that was decided at `time_ns`, credit left out."""
+        """Return the violations of a QUANTUM decided at `time_ns`, apart from its credit."""
         wrong = self._terms(terms) + self._promises(terms, time_ns)
         if terms["mode"] == MODES.index("slack"):
             self._requests.promised(terms["quantum_ms"] + self._header["signal_ms"])
@@ -62,7 +62,7 @@ class QuantumRules:
         )
 
     def _budget(self, terms: dict[str, Any]) -> tuple[Claim, ...]:
-        """Add up what the STEPs earned, and compare the quantum with it."""
+        """Recompute the budget that the STEP records earned, and compare it with the quantum."""
         said_ms, delay_ms = terms["budget_ms"], terms["quantum_ms"] + self._header["signal_ms"]
         if terms["mode"] != MODES.index("slack"):
             return ((said_ms == 0, lambda: f"budget_ms is {said_ms} in mode idle"),)
@@ -80,7 +80,7 @@ class QuantumRules:
         )
 
     def _promises(self, terms: dict[str, Any], time_ns: int) -> list[str]:
-        """Do the sums of the mode again, with the deadline that the records tell."""
+        """Recompute the sums of the mode, with the deadline by the records."""
         header = self._header
         next_ms, first_ms = self._next(terms)
         delay_ms = terms["segments"] * terms["segment_upper_ms"] + header["signal_ms"]
@@ -110,13 +110,13 @@ class QuantumRules:
         ]
 
     def _next(self, terms: dict[str, Any]) -> tuple[float, float]:
-        """Return *next* and *first* of the page."""
+        """Return *next* and *first* of the documentation."""
         step_ms, chunk_ms = terms["step_upper_ms"], terms["chunk_upper_ms"]
         if self._is_alone:
             return step_ms, step_ms
         if terms["committed"]:
             return step_ms, step_ms + chunk_ms
-        # Not max(): it passes over a NaN in its second place.
+        # Not max(): it ignores a NaN in second place.
         largest_ms = step_ms if chunk_ms <= step_ms else chunk_ms
         return largest_ms, largest_ms
 
@@ -130,7 +130,7 @@ class QuantumRules:
         )
 
     def _mode(self, terms: dict[str, Any], time_ns: int, *, needs_ms: float) -> list[str]:
-        """Check that the mode was allowed, and that serving's requests could bear it."""
+        """Check that the mode was allowed, and that serving's requests could tolerate it."""
         mode = terms["mode"]
         if mode >= len(MODES):
             return [f"mode {mode} does not exist"]

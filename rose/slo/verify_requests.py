@@ -1,23 +1,23 @@
-"""Serving's requests as a log tells of them: who waits, who runs, who has to be served first."""
+"""Serving's requests by the records of a log: waiting, running, and the next deadline."""
 
 from typing import Final
 
 NO_SLOT: Final = (1 << 32) - 1
 _SLOTS_MAX: Final = 1 << 20
-# Entries of `_tokens` that are kept beyond twice those that were needed when they were last sorted.
+# Entries of `_tokens` allowed beyond twice the number needed at the last cleanup.
 _TOKENS_KEPT: Final = 4096
 
 
 class Requests:
     """The live requests by slot.
 
-    Sets of slots are integers with a bit for each slot: a batch of any size is one operation.
+    Sets of slots are integers with one bit per slot, so a batch of any size is one operation.
     """
 
     def __init__(self) -> None:
         """Begin without any request."""
         self.pending = 0
-        self.has_prefilled = False  # whether one ever came with its prompt prefilled
+        self.has_prefilled = False  # whether any request arrived prefilled
         self._live = 0
         self._waiting = 0
         self._slotless = 0  # all of them wait until they finish
@@ -25,15 +25,15 @@ class Requests:
         self._tokens_max = _TOKENS_KEPT
         self._balance_ms = 0.0
         self._promised_ms = 0.0
-        self._began_ms: dict[int, float] = {}  # the balance at each running request's first token
+        self._began_ms: dict[int, float] = {}  # balance at each running request's first token
 
     @property
     def is_any_waiting(self) -> bool:
-        """Whether a request has no token yet, or counts as such."""
+        """Whether a request has no token yet, or no slot."""
         return self._waiting != 0 or self._slotless > 0
 
     def arrived(self, slot: int, *, prefilled: int, time_ns: int) -> list[str]:
-        """Take a request in; what is wrong with it is returned, and it is left out then."""
+        """Add a request; return violations, with which it is not added."""
         if prefilled not in (0, 1):
             return [f"prefilled is {prefilled}, not 0 or 1"]
         self.has_prefilled = self.has_prefilled or prefilled == 1
@@ -56,7 +56,7 @@ class Requests:
         return []
 
     def finished(self, slot: int) -> list[str]:
-        """Let a request go; its slot is free again."""
+        """Remove a request; its slot is free again."""
         if slot == NO_SLOT and self._slotless > 0:
             self._slotless -= 1
         elif slot < _SLOTS_MAX and self._live >> slot & 1:
@@ -69,7 +69,7 @@ class Requests:
         return []
 
     def got_tokens(self, first_slot: int, count: int, bitmap: bytes, *, time_ns: int) -> list[str]:
-        """Give one token to each request of a bitmap; those of no request are left out."""
+        """Record one token for each request of a bitmap; tokens of no request are violations."""
         bits = int.from_bytes(bitmap, "little")
         wrong = []
         if bits.bit_count() != count:
@@ -96,16 +96,16 @@ class Requests:
         return wrong
 
     def stepped(self, *, earned_ms: float, paid_ms: float) -> None:
-        """Count what a step earned for rollouts, and what they cost it."""
+        """Count what a step earned for rollouts, and what rollouts cost it."""
         self._balance_ms += earned_ms - paid_ms
         self._promised_ms = 0.0
 
     def promised(self, delay_ms: float) -> None:
-        """Count what a quantum of mode slack may cost the next step."""
+        """Count the possible cost of a quantum in mode slack to the next step."""
         self._promised_ms += delay_ms
 
     def budget_ms(self) -> float:
-        """Return by how much rollouts may still delay each running request; 0 without one."""
+        """Return the delay that rollouts may still cause each running request; 0 without any."""
         if not self._began_ms:
             return 0.0
         return self._balance_ms - max(self._began_ms.values()) - self._promised_ms
@@ -113,8 +113,8 @@ class Requests:
     def oldest_token_ns(self) -> int | None:
         """Return the time of the last token of the running request that waits longest for one.
 
-        Only what is the last token of somebody is kept, so that the next call has no more to look
-        at than requests that run and tokens that came in between.
+        Only entries that hold some request's last token are kept, so the next call visits at most
+        the running requests and the tokens since.
         """
         missing = self._live & ~self._waiting
         kept = []

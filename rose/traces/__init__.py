@@ -1,4 +1,4 @@
-"""Request traces: read from files, or generated with the statistics of a public one."""
+"""Request traces: read from files, or generated with the statistics of a public trace."""
 
 from rose.traces.agents import AgentTrace, read_agent_trace, tool_waits
 from rose.traces.generator import generate

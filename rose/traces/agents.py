@@ -1,8 +1,8 @@
-"""Sessions of tool-using agents: how many turns they take, and how long their tools are waited for.
+"""Sessions of tool-using agents: their turns, and the waits for their tools.
 
-The built-in waits are those of 710 sessions of a coding agent in production (derived from
-callanjfox/kv-cache-tester, Apache-2.0). A wait is the time from the end of one answer to the next
-request, so the longest ones are of people rather than of tools; whoever replays them cuts them.
+The built-in waits come from 710 sessions of a coding agent in production (derived from
+callanjfox/kv-cache-tester, Apache-2.0). A wait lasts from the end of an answer to the next request,
+so the longest ones are of people rather than tools; replays should cut them.
 """
 
 import math
@@ -27,8 +27,8 @@ _EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} (sessions of agent
 _SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 _QUANTILES_MAX: Final = 1_000_000
 
-# (share of waits, seconds): the quantile function of 47,696 waits above 0, where it bends. The
-# source counts in whole seconds.
+# (share of waits, seconds): quantile function of 47,696 waits above 0, at its bends. The source has
+# whole seconds.
 _WAIT_QUANTILES: Final = (
     (0.0, 1.0), (0.01, 3.0), (0.05, 4.0), (0.1, 4.0), (0.2, 5.0), (0.3, 6.0), (0.4, 8.0),
     (0.5, 10.0), (0.6, 15.0), (0.65, 18.0), (0.7, 24.0), (0.75, 35.0), (0.8, 55.0), (0.85, 96.0),
@@ -43,15 +43,16 @@ class AgentTrace:
     """The turns of all sessions, session by session; the arrays are read-only.
 
     Args:
-        session: (n,) int64, number of the session, from 0, ascending.
-        turn: (n,) int64, number of the turn in its session, from 0.
+        session: (n,) int64, index of the session, from 0, ascending.
+        turn: (n,) int64, index of the turn in its session, from 0.
         start_s: (n,) float64, seconds since the session began, ascending within it.
         input_tokens: (n,) int64, >= 1; the context of the turn.
-        prefix_reused_tokens: (n,) int64, at most `input_tokens`; the part an earlier turn had.
-        output_tokens: (n,) int64, >= 0; an answer that was broken off has none.
-        api_time_s: (n,) float64, how long the answer took; NaN where it is not known.
-        think_time_s: (n,) float64, from the answer before to this request; NaN where not known.
-        name: what reports call it.
+        prefix_reused_tokens: (n,) int64, at most `input_tokens`; tokens shared with an earlier
+            turn.
+        output_tokens: (n,) int64, >= 0; 0 for an aborted answer.
+        api_time_s: (n,) float64, duration of the answer; NaN if unknown.
+        think_time_s: (n,) float64, from the previous answer to this request; NaN if unknown.
+        name: name in reports.
     """
 
     session: npt.NDArray[np.int64]
@@ -76,15 +77,15 @@ class AgentTrace:
         return int(self.session.size)
 
     def turns_per_session(self) -> npt.NDArray[np.int64]:
-        """Return (sessions,) how many turns each took."""
+        """Return (sessions,) the number of turns of each."""
         return np.bincount(self.session).astype(np.int64)
 
 
 def read_agent_trace(path: str | Path) -> AgentTrace:
-    """Read `COLUMNS`, plain or compressed; the turns of a session follow each other from 0.
+    """Read `COLUMNS`, plain or compressed; a session's turns are consecutive, from 0.
 
     Raises:
-        InvalidArgument: the file cannot be read, or a line (the sentence numbers it) is malformed.
+        InvalidArgument: the file cannot be read, or a line is malformed; the message numbers it.
     """
     path = Path(path)
     with opened(path, _EXPECTED) as lines:
@@ -106,17 +107,17 @@ def read_agent_trace(path: str | Path) -> AgentTrace:
 
 
 def tool_waits(n_quantiles: int) -> npt.NDArray[np.float64]:
-    """Return built-in waits for tools, so that nothing needs the file they come from.
+    """Return built-in waits for tools, without any file.
 
     Args:
-        n_quantiles: > 0; into how many equally likely parts the distribution is cut.
+        n_quantiles: number of equally likely parts of the distribution, > 0.
 
     Returns:
-        (n_quantiles,) float64, seconds, ascending: the middle of each part. Drawing one of them
-        uniformly is drawing a wait.
+        (n_quantiles,) float64, seconds, ascending: the median of each part. A uniform choice among
+        them is a random wait.
 
     Raises:
-        InvalidArgument: the number is out of range.
+        InvalidArgument: `n_quantiles` is out of range.
     """
     if not 0 < n_quantiles <= _QUANTILES_MAX:
         raise InvalidArgument(

@@ -15,17 +15,17 @@ FORMAT: Final = "Azure LLM inference trace"
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 _EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} ({FORMAT})"
-# The release of 2023 has seven fractional digits, that of 2024 six and an offset of zero.
+# The release of 2023 has seven fractional digits, that of 2024 six and a zero offset.
 _TIMESTAMP: Final = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?", re.ASCII
 )
 
 
 def read_azure(path: Path, lines: Iterable[str]) -> TraceFile:
-    """Read `COLUMNS`; timestamps ascend, equal ones are fine, and the first becomes 0 s.
+    """Read `COLUMNS`; timestamps ascend, possibly with equal ones, and the first becomes 0 s.
 
     Raises:
-        InvalidArgument: a line (the sentence numbers it) is malformed, or there are no requests.
+        InvalidArgument: a line is malformed (the message numbers it), or there are no requests.
     """
     requests = Requests(path, COLUMNS[0])
     for line, row in numbered_rows(path, lines, COLUMNS, _EXPECTED):
@@ -42,7 +42,7 @@ def _timestamp_ns(path: Path, line: int, text: str) -> int:
     if match:
         try:
             whole_s = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp()
-        except ValueError:  # Digits in the right places, but no such day or hour.
+        except ValueError:  # Well-formed, but no such day or hour.
             match = None
         else:
             return int(whole_s) * NS_PER_S + int((match[2] or "").ljust(9, "0"))

@@ -16,25 +16,25 @@ COLUMNS: Final = (
     "Total tokens", "Log Type",
 )  # fmt: skip
 FIRST_COLUMNS: Final = tuple(c for c in COLUMNS if c not in {"Session ID", "Elapsed time"})
-"""Of the first release, which has no sessions."""
+"""Columns of the first release, which has no sessions."""
 
-# Seconds since the midnight before the first request; whole ones in the first release.
+# Seconds since the midnight before the first request; whole in the first release.
 _TIMESTAMP: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9})\d*)?", re.ASCII)
 
 
 def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -> TraceFile:
-    """Read the time and the lengths; the first request that was answered arrives at 0 s.
+    """Read times and lengths; the first answered request arrives at 0 s.
 
-    A row without response tokens is a request that failed: it is counted and left out, because
-    nobody knows how long its answer would have been.
+    A row without response tokens is a failed request. It is counted and skipped, because the length
+    of its answer is unknown.
 
     Args:
-        path: for the sentences, and the name of the trace.
-        lines: the whole file.
+        path: file name, for messages and the name of the trace.
+        lines: lines of the whole file.
         columns: `COLUMNS` or `FIRST_COLUMNS`.
 
     Raises:
-        InvalidArgument: a line (the sentence numbers it) is malformed, or nothing was answered.
+        InvalidArgument: a line is malformed (the message numbers it), or nothing was answered.
     """
     expected = f"expected the columns {','.join(columns)} ({FORMAT})"
     prompt, output = columns.index("Request tokens"), columns.index("Response tokens")
@@ -42,7 +42,7 @@ def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -
     for line, row in numbered_rows(path, lines, columns, expected):
         at_ns = _timestamp_ns(path, line, row[0])
         output_tokens = whole_number(path, line, columns[output], row[output], least=0)
-        # A request that failed may have failed before anybody counted its tokens.
+        # A request may fail before its tokens are counted.
         least = 1 if output_tokens else 0
         prompt_tokens = whole_number(path, line, columns[prompt], row[prompt], least=least)
         if output_tokens:

@@ -1,12 +1,12 @@
-"""Generate traffic with the statistics of a public trace, so that nobody needs the file.
+"""Generate traffic with the statistics of a public trace, without its file.
 
-`chat` is like the Azure chat trace of November 2023: a Poisson process whose rate drifts over
-minutes and flickers over seconds, because the trace's does (on top of Poisson noise its rate
-varies, standard deviation over mean, by 0.21 from minute to minute and by 0.26 from second to
-second). `code` is like the Azure code trace of that month, the harsh case: long prompts, short
-outputs, 73 % of the seconds empty and the busiest with 26 times the mean (medians of lengths from
-Splitwise, arXiv 2311.18677; the file was not at hand for the rest, see `rose.traces.profile`).
-`steady` is a plain Poisson process with the lengths of chat: the control for burstiness.
+`chat` resembles the Azure chat trace of November 2023: a Poisson process whose rate drifts over
+minutes and flickers over seconds, like the trace's (beyond Poisson noise its rate varies, standard
+deviation over mean, by 0.21 from minute to minute and by 0.26 from second to second). `code`
+resembles the Azure code trace of that month, the harsh case: long prompts, short outputs, 73 % of
+the seconds empty and the busiest with 26 times the mean (medians of lengths from Splitwise, arXiv
+2311.18677; the file itself was not available, see `rose.traces.profile`). `steady` is a plain
+Poisson process with the lengths of chat: the control for burstiness.
 """
 
 import math
@@ -34,13 +34,13 @@ def generate(profile: str, *, duration_s: float, rate_rps: float | None = None, 
 
     Args:
         profile: one of `PROFILES`.
-        duration_s: > 0.
-        rate_rps: expected mean over the whole trace, in requests per second, > 0; without it,
-            that of the trace the profile is like.
-        seed: >= 0.
+        duration_s: length of the trace in seconds, > 0.
+        rate_rps: expected mean rate in requests per second, > 0; by default that of the profile's
+            public trace.
+        seed: seed of the generator, >= 0.
 
     Raises:
-        InvalidArgument: a value is out of range, or more than `REQUESTS_MAX` requests would come.
+        InvalidArgument: a value is out of range, or more than `REQUESTS_MAX` requests are expected.
     """
     if profile not in PROFILES:
         raise InvalidArgument(f"profile {profile!r} is not known: use {', '.join(PROFILES)}")
@@ -74,7 +74,7 @@ def _check_ranges(duration_s: float, rate_rps: float, seed: int) -> None:
 def _arrivals(
     random: np.random.Generator, kind: Profile, duration_s: float, rate_rps: float
 ) -> npt.NDArray[np.float64]:
-    """Draw a count per step, then places within the step, which is exact for a Poisson process."""
+    """Draw a count per step, then places within it, which is exact for a Poisson process."""
     steps = math.ceil(duration_s / _STEP_S)
     step_s = duration_s / steps
     ratio = _rate_ratios(random, kind, steps, step_s)
@@ -86,7 +86,7 @@ def _arrivals(
 def _rate_ratios(
     random: np.random.Generator, kind: Profile, steps: int, step_s: float
 ) -> npt.NDArray[np.float64]:
-    """Draw the rate of each step over the mean rate; their mean is 1, whatever was drawn."""
+    """Draw the rate of each step relative to the mean; the ratios' mean is exactly 1."""
     log_rate = np.zeros(steps)
     for deviation, correlation_s in kind.wander:
         log_rate += _wander(random, steps, step_s, deviation, correlation_s)
@@ -94,7 +94,7 @@ def _rate_ratios(
     if kind.burst_shape is not None:
         bursts = random.gamma(kind.burst_shape, 1 / kind.burst_shape, -(-steps // _STEPS_PER_BURST))
         ratio *= np.repeat(bursts, _STEPS_PER_BURST)[:steps]
-    # The lower bound keeps the mean above 0 when every draw of a short trace is vanishingly small.
+    # The lower bound keeps the mean above 0 if all draws of a short trace are tiny.
     kept: npt.NDArray[np.float64] = np.clip(ratio, _RATE_RATIO_MIN, kind.rate_ratio_max)
     return kept / float(kept.mean())
 

@@ -1,10 +1,9 @@
 """Read Mooncake traces: one JSON object a line (kvcache-ai/Mooncake, FAST25-release, Apache-2.0).
 
-Its timestamps come in steps of three seconds. Replayed as they are, all requests of a step would
-arrive at once: a burst that the service never saw. When every timestamp of a file is a multiple of
-the step, each request is therefore moved to a place drawn uniformly in its own step, which is where
-the requests of a Poisson process are when their number is known. Files with other timestamps are
-taken at their word.
+Its timestamps come in steps of three seconds. Replayed unchanged, all requests of a step would
+arrive at once, a burst that the service never saw. So if every timestamp of a file is a multiple of
+the step, each request moves to a uniformly random place in its step, as in a Poisson process with a
+known count. Other timestamps are used unchanged.
 """
 
 import json
@@ -29,20 +28,20 @@ _EXPECTED: Final = (
     f'"output_length": 52, "hash_ids": [46]}} ({FORMAT})'
 )
 _MS_PER_S: Final = 1000
-# 300 years: a number beyond it is damaged, and arithmetic with it would lose the milliseconds.
+# 300 years: a larger number is damaged, and arithmetic with it would lose the milliseconds.
 _TIMESTAMP_MAX: Final = 10_000_000_000_000
 
 
 def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> TraceFile:
-    """Read one request a line; blank lines are skipped, `hash_ids` and unknown keys are not read.
+    """Read one request per line; blank lines, `hash_ids` and unknown keys are ignored.
 
     Args:
-        path: for the sentences, and the name of the trace.
-        lines: the whole file; timestamps ascend, and the first step starts at 0 s.
-        seed: of the places inside the steps; equal seeds give equal traces.
+        path: file name, for messages and the name of the trace.
+        lines: lines of the whole file; timestamps ascend, and the first step starts at 0 s.
+        seed: seed of the places inside the steps; equal seeds give equal traces.
 
     Raises:
-        InvalidArgument: a line (the sentence numbers it) is malformed, or there are no requests.
+        InvalidArgument: a line is malformed (the message numbers it), or there are no requests.
     """
     requests = Requests(path, _KEYS[0])
     for line, text in enumerate(lines, start=1):
@@ -61,7 +60,7 @@ def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> TraceFi
         return requests.traced(requests.since_first() / _MS_PER_S, FORMAT)
     places_ms = np.random.default_rng(seed).random(len(requests.arrivals)) * STEP_MS
     steps_ms = requests.since_first()
-    # Steps do not overlap, so sorting moves places within a step only.
+    # Steps do not overlap, so sorting reorders only within a step.
     arrival_s = np.sort(steps_ms + places_ms) / _MS_PER_S
     last_ms = steps_ms[-1] if steps_ms.size else 0.0
     return requests.traced(arrival_s, FORMAT, span_s=float(last_ms + STEP_MS) / _MS_PER_S)
@@ -70,7 +69,7 @@ def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> TraceFi
 def _fields(path: Path, line: int, text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
-    except (ValueError, RecursionError):  # Also digits or brackets by the thousand.
+    except (ValueError, RecursionError):  # Also thousands of digits or brackets.
         fields = None
     if not isinstance(fields, dict):
         raise InvalidArgument(

@@ -1,10 +1,10 @@
-"""What traffic is like: lengths as quantile functions, and how its rate varies."""
+"""Kinds of traffic: lengths as quantile functions, and the variation of the rate."""
 
 from dataclasses import dataclass
 from typing import Final
 
 Quantiles = tuple[tuple[float, int], ...]
-"""(share of requests, tokens), ascending, from a share of 0 to one of 1."""
+"""(share of requests, tokens), ascending, from share 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,15 +12,15 @@ class Profile:
     """One kind of traffic.
 
     Args:
-        name: what the command line calls it.
-        rate_rps: mean rate of the trace it has the statistics of, in requests per second.
-        prompt: quantiles of the prompts.
-        output: quantiles of the outputs.
-        wander: (standard deviation of the log rate, correlation time in seconds) of each
-            process that moves the rate; none for a Poisson process.
-        burst_shape: the rate of each second is multiplied by a draw from a gamma distribution of
-            this shape and mean 1: the smaller, the more seconds are empty. None does without.
-        rate_ratio_max: no rate is above this many times the mean.
+        name: name on the command line.
+        rate_rps: mean rate of the public trace, in requests per second.
+        prompt: quantiles of prompt lengths.
+        output: quantiles of output lengths.
+        wander: (standard deviation of the log rate, correlation time in seconds) of each process
+            that modulates the rate; empty for a Poisson process.
+        burst_shape: shape of a gamma distribution with mean 1 that multiplies the rate of each
+            second: the smaller, the more seconds are empty. None for no bursts.
+        rate_ratio_max: limit of the rate relative to the mean.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Profile:
     rate_ratio_max: float
 
 
-# Read off the Azure chat trace of November 2023 where its quantile functions bend.
+# Quantile functions of the Azure chat trace of November 2023, at their bends.
 _CHAT_PROMPT: Final = (
     (0.0, 2), (0.01, 29), (0.05, 181), (0.1, 207), (0.2, 387), (0.3, 403), (0.4, 703),
     (0.5, 1020), (0.6, 1071), (0.7, 1130), (0.75, 1189), (0.8, 1315), (0.85, 1876),
@@ -44,8 +44,8 @@ _CHAT_OUTPUT: Final = (
     (0.6, 177), (0.7, 384), (0.75, 395), (0.8, 400), (0.85, 411), (0.9, 424), (0.93, 433),
     (0.95, 451), (0.985, 571), (0.99, 601), (0.999, 954), (1.0, 1000),
 )  # fmt: skip
-# Chosen so that the means (2048 and 28 tokens) and the medians (1500 and 13) are those of the
-# Azure code trace; what lies between these figures is a smooth guess, not read off it.
+# Chosen to match the means (2048 and 28 tokens) and medians (1500 and 13) of the Azure code trace;
+# values in between are a smooth guess.
 _CODE_PROMPT: Final = (
     (0.0, 3), (0.05, 150), (0.1, 250), (0.25, 640), (0.4, 1150), (0.5, 1500), (0.6, 1950),
     (0.75, 3000), (0.9, 4750), (0.95, 5900), (0.99, 7200), (1.0, 7500),
@@ -60,8 +60,7 @@ _CHAT: Final = Profile(
     rate_rps=5.53,
     prompt=_CHAT_PROMPT,
     output=_CHAT_OUTPUT,
-    # Drift and flicker, fitted to the variance of counts per 1, 5, 10 and 60 s and to their
-    # autocorrelation.
+    # Drift and flicker, fitted to the variance and autocorrelation of counts per 1, 5, 10 and 60 s.
     wander=((0.28, 400.0), (0.14, 2.0)),
     burst_shape=None,
     # The log-normal tail is cut here: the busiest minute of the trace is 1.53x its mean.
@@ -75,8 +74,8 @@ _CODE: Final = Profile(
     wander=(),
     # Solves (1 + 2.57 / shape) ** -shape = 0.73, the share of empty seconds.
     burst_shape=0.095,
-    # The busiest second of the trace has 26 times the mean; cutting lowers the mean, which is then
-    # mended, and Poisson noise adds to the rate.
+    # The busiest second of the trace has 26 times the mean; cutting lowers the mean, which is
+    # restored afterwards, and Poisson noise adds to the rate.
     rate_ratio_max=20.0,
 )
 _STEADY: Final = Profile(

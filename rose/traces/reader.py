@@ -1,4 +1,4 @@
-"""Read a trace of any known format, which its header or first line tells."""
+"""Read a trace of any known format, detected by its header or first line."""
 
 import csv
 import itertools
@@ -33,21 +33,21 @@ def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
     Blank lines are skipped.
 
     Args:
-        path: the format is told by the first line.
-        seed: of the places of requests inside the three-second steps of a Mooncake trace.
+        path: trace file; its first line determines the format.
+        seed: seed of the requests' places inside the steps of a Mooncake trace.
 
     Returns:
         The trace, named after the file.
 
     Raises:
-        InvalidArgument: the file cannot be read, its format is not known, or a line (the sentence
-            numbers it) is malformed.
+        InvalidArgument: the file cannot be read, its format is unknown, or a line is malformed; the
+            message numbers it.
     """
     return read_trace_file(path, seed=seed).trace
 
 
 def read_trace_file(path: str | Path, *, seed: int = 0) -> TraceFile:
-    """Read as `read_trace` does, and say which format it was and how many rows were left out."""
+    """Read as `read_trace`, and return the format and the number of skipped rows too."""
     path = Path(path)
     with opened(path, _EXPECTED) as lines:
         first = next(lines, "")

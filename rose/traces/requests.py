@@ -1,4 +1,4 @@
-"""What every format has in common: requests that are collected line by line, in order."""
+"""Common part of all formats: requests collected line by line, in order."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +12,12 @@ from rose.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A trace, and what there is to say of the file it came from.
+    """A trace, and facts about its file.
 
     Args:
         trace: named after the file.
-        format: what its header or first line was recognised as.
-        skipped_rows: requests that failed in their own time, and so are not in the trace.
+        format: detected format.
+        skipped_rows: number of failed requests, which are not in the trace.
     """
 
     trace: Trace
@@ -30,8 +30,7 @@ class Requests:
     """The requests of one file, in its order.
 
     Args:
-        path: of the file.
-        column: what the file calls the time of a request.
+        column: the file's name of a request's time.
     """
 
     path: Path
@@ -47,14 +46,14 @@ class Requests:
         """Append a request.
 
         Args:
-            line: its number in the file.
-            at: in the unit of the file; whole nanoseconds stay exact as an int.
-            written: how the file writes `at`.
-            prompt_tokens: >= 1.
-            output_tokens: >= 1.
+            line: line number in the file.
+            at: time in the unit of the file; whole nanoseconds stay exact as an int.
+            written: text of `at` in the file.
+            prompt_tokens: prompt length, >= 1.
+            output_tokens: output length, >= 1.
 
         Raises:
-            InvalidArgument: the request before it arrives later.
+            InvalidArgument: the previous request arrives later.
         """
         if self.arrivals and at < self.arrivals[-1]:
             raise InvalidArgument(
@@ -66,10 +65,10 @@ class Requests:
         self.output_tokens.append(output_tokens)
 
     def since_first(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the arrivals less the first one.
+        """Return the arrivals relative to the first one.
 
-        They are subtracted before they become floats: a float of nanoseconds since 1970 would
-        round to 256 ns.
+        Subtraction precedes the conversion to float: a float of nanoseconds since 1970 would round
+        to 256 ns.
         """
         first = self.arrivals[0] if self.arrivals else 0
         return np.array([at - first for at in self.arrivals], dtype=np.float64)
@@ -80,7 +79,7 @@ class Requests:
         format: str,  # noqa: A002 (the name of the field)
         span_s: float | None = None,
     ) -> TraceFile:
-        """Return the trace whose requests arrive at `arrival_s`.
+        """Return the trace with arrivals at `arrival_s`.
 
         Raises:
             InvalidArgument: there are no requests.

@@ -1,4 +1,4 @@
-"""Rose's own format: the three columns of a `Trace`, as CSV. What is written is read back equal."""
+"""Rose's own format: the three columns of a `Trace`, as CSV. A written trace is read back equal."""
 
 import csv
 import gzip
@@ -25,10 +25,10 @@ _SECONDS_MAX: Final = 1e12
 
 
 def read_rose_csv(path: Path, lines: Iterable[str]) -> TraceFile:
-    """Read `COLUMNS`; arrivals ascend, and count from the start of the trace as they are written.
+    """Read `COLUMNS`; arrivals ascend, in seconds from the start of the trace.
 
     Raises:
-        InvalidArgument: a line (the sentence numbers it) is malformed, or there are no requests.
+        InvalidArgument: a line is malformed (the message numbers it), or there are no requests.
     """
     requests = Requests(path, COLUMNS[0])
     for line, row in numbered_rows(path, lines, COLUMNS, _EXPECTED):
@@ -40,9 +40,9 @@ def read_rose_csv(path: Path, lines: Iterable[str]) -> TraceFile:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write `trace` to `path`, compressed when the name ends in `.gz`: whole, or not at all.
+    """Write `trace` to `path`, compressed if the name ends in `.gz`: whole, or not at all.
 
-    `span_s` is not written: the trace that is read back ends with its last request.
+    `span_s` is not written: a trace read back ends with its last request.
 
     Raises:
         InvalidArgument: the trace has no requests, or `path` cannot be written.
@@ -54,7 +54,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     columns = (trace.arrival_s, trace.prompt_tokens, trace.output_tokens)
-    # repr of a float, which tolist() leads to, is the shortest text that is read back equal.
+    # tolist() gives floats, whose repr is the shortest text that is read back equal.
     writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
     data = text.getvalue().encode()
     # Without a time in its header, the file depends on the trace alone.

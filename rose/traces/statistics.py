@@ -1,4 +1,4 @@
-"""What a trace is like: how fast requests come, how unevenly, and how long they are."""
+"""Statistics of a trace: rates of requests, their variation, and lengths."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,13 +11,13 @@ from rose.traces.trace import Trace
 
 RATE_BINS_S: Final = (1, 60)
 DISPERSION_BINS_S: Final = (1, 10, 60)
-# A count per bin of a longer trace would not fit into memory beside the trace.
+# More counts would not fit into memory beside the trace.
 _BINS_MAX: Final = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RateStatistics:
-    """Requests per second, counted in bins of equal length.
+    """Rate of requests, counted in bins of equal length.
 
     Args:
         bin_s: length of a bin.
@@ -45,15 +45,15 @@ class LengthStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TraceStatistics:
-    """What a trace is like.
+    """Statistics of a trace.
 
     Args:
-        requests: how many.
-        duration_s: what the trace covers.
-        mean_rate_rps: requests per second over the duration.
-        rates: for each of `RATE_BINS_S`; None where the trace is shorter than one bin.
-        dispersion: for each of `DISPERSION_BINS_S`, variance over mean of the counts per bin: 1
-            for a Poisson process, more for bursts; None where there are not two bins.
+        requests: number of requests.
+        duration_s: duration of the trace.
+        mean_rate_rps: mean rate in requests per second.
+        rates: statistics for each of `RATE_BINS_S`; None if the trace is shorter than one bin.
+        dispersion: variance over mean of the counts per bin, for each of `DISPERSION_BINS_S`: 1 for
+            a Poisson process, more for bursts; None without two bins.
         prompt: lengths of the prompts.
         output: lengths of the outputs.
     """
@@ -68,10 +68,10 @@ class TraceStatistics:
 
 
 def describe(trace: Trace) -> TraceStatistics:
-    """Measure `trace`; only whole bins count, so that a short last one is no quiet one.
+    """Measure `trace`; only whole bins count, since a partial one would look quiet.
 
     Raises:
-        InvalidArgument: the trace has no requests, or covers more seconds than can be counted.
+        InvalidArgument: the trace has no requests, or is too long to count.
     """
     if not len(trace):
         raise InvalidArgument(f"trace {trace.name} has no requests to describe")
@@ -94,7 +94,7 @@ def describe(trace: Trace) -> TraceStatistics:
 def counts_per_bin(trace: Trace, bin_s: float) -> npt.NDArray[np.int64]:
     """Return (n,) int64: the requests in each whole bin of `bin_s` seconds, from the start."""
     bins = int(trace.duration_s / bin_s)
-    # A request at the end of the last whole bin is past it, as in every other bin.
+    # A request at the end of the last whole bin belongs to the next, as in every other bin.
     at = np.floor(trace.arrival_s / bin_s).astype(np.int64)
     return np.bincount(at[at < bins], minlength=bins).astype(np.int64)
 

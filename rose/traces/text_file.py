@@ -1,6 +1,6 @@
-"""Read text that may be compressed, and refuse what is malformed in one sentence that numbers it.
+"""Read text that may be compressed; malformed input gives one sentence with its line number.
 
-Every format is read through this module, so that all of them are equally strict.
+Every format is read through this module, so all are equally strict.
 """
 
 import csv
@@ -17,7 +17,7 @@ from rose.errors import InvalidArgument
 from rose.traces.trace import TOKENS_MAX
 from rose.whole_file import open_input
 
-# As many digits as TOKENS_MAX has; int() of a very long run of them would raise.
+# As many digits as TOKENS_MAX; int() of a very long run would raise.
 _DIGITS: Final = re.compile(r"\d{1,10}", re.ASCII)
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _QUOTED_CHARS: Final = 40
@@ -27,14 +27,14 @@ _LINE_CHARS_MAX: Final = 1 << 20
 
 @contextmanager
 def opened(path: Path, expected: str) -> Iterator[Iterator[str]]:
-    """Give the lines of a text, and turn every way in which reading can fail into one sentence.
+    """Yield the lines of a text, and turn any read error into one sentence.
 
     Args:
-        path: plain, or compressed when its name ends in `.gz`.
-        expected: what the file should hold, for the sentence about one that is not text.
+        path: text file, compressed if its name ends in `.gz`.
+        expected: expected content, for the message about binary data.
 
     Raises:
-        InvalidArgument: the file cannot be read; also while the body of the `with` reads from it.
+        InvalidArgument: the file cannot be read; also raised while the `with` block reads.
     """
     is_gzip = path.suffix == ".gz"
     try:
@@ -81,13 +81,13 @@ def _lines(path: Path, text: TextIO) -> Iterator[str]:
 def numbered_rows(
     path: Path, lines: Iterable[str], columns: Sequence[str], expected: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row below the header that is not blank, with the number of its first line.
+    """Yield each row below the header that is not blank, with its line number.
 
     Args:
-        path: for the sentences.
-        lines: of the whole file; the first is the header, which is checked.
-        columns: the header.
-        expected: what the file should hold, for the sentences.
+        path: file name, for messages.
+        lines: lines of the whole file; the first is the header, which is checked.
+        columns: expected header.
+        expected: expected content, for messages.
 
     Raises:
         InvalidArgument: the header differs, a row has too many or too few values, or is not CSV.
@@ -118,7 +118,7 @@ def whole_number(path: Path, line: int, column: str, text: str, *, least: int = 
     """Read a number of tokens from `least` to `TOKENS_MAX`.
 
     Raises:
-        InvalidArgument: it is anything else.
+        InvalidArgument: the text is not such a number.
     """
     digits = text.strip()
     if _DIGITS.fullmatch(digits) and least <= int(digits) <= TOKENS_MAX:
@@ -130,5 +130,5 @@ def whole_number(path: Path, line: int, column: str, text: str, *, least: int = 
 
 
 def quoted(text: str) -> str:
-    """Quote a value for a message: on one line, and short even when the value is not."""
+    """Quote a value for a message: on one line, and shortened."""
     return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "...")

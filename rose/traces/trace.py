@@ -1,4 +1,4 @@
-"""`Trace`: when requests arrive and how long they are. Every change makes a new trace."""
+"""`Trace`: arrival times and lengths of requests. Every change makes a new trace."""
 
 import math
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rose.errors import InvalidArgument
 
 TOKENS_MAX: Final = 1 << 31
-"""More tokens than this in one request is a damaged number: no model has such a context."""
+"""A larger number in one request is damaged: no model has such a context."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +23,8 @@ class Trace:
         arrival_s: (n,) float64, seconds after the start of the trace, >= 0, ascending.
         prompt_tokens: (n,) int64, >= 1.
         output_tokens: (n,) int64, >= 1.
-        name: what reports call it.
-        span_s: time the trace covers, in seconds; without it, up to the last arrival.
+        name: name in reports.
+        span_s: duration of the trace in seconds; by default up to the last arrival.
 
     Raises:
         InvalidArgument: lengths differ, arrivals descend, or a value is out of range.
@@ -62,14 +62,14 @@ class Trace:
 
     @property
     def duration_s(self) -> float:
-        """Seconds the trace covers."""
+        """Duration of the trace in seconds."""
         if self.span_s is not None:
             return self.span_s
         return float(self.arrival_s[-1]) if len(self) else 0.0
 
     @property
     def mean_rate_rps(self) -> float:
-        """Requests per second over `duration_s`; 0 when the trace covers no time."""
+        """Requests per second over `duration_s`; 0 if that is 0."""
         return len(self) / self.duration_s if self.duration_s > 0 else 0.0
 
     def window(self, start_s: float, duration_s: float) -> "Trace":
@@ -81,7 +81,7 @@ class Trace:
             )
         first, end = np.searchsorted(self.arrival_s, [start_s, start_s + duration_s], side="left")
         return Trace(
-            # Subtracting may round the last arrival up to the edge of the window.
+            # Subtraction may round the last arrival up to the edge of the window.
             arrival_s=np.clip(self.arrival_s[first:end] - start_s, 0.0, duration_s),
             prompt_tokens=self.prompt_tokens[first:end],
             output_tokens=self.output_tokens[first:end],
@@ -90,10 +90,10 @@ class Trace:
         )
 
     def rescaled(self, *, rate_rps: float) -> "Trace":
-        """Stretch or squeeze time, so that `mean_rate_rps` is `rate_rps`; bursts keep their shape.
+        """Stretch or squeeze time to the mean rate `rate_rps`; bursts keep their shape.
 
         Raises:
-            InvalidArgument: the rate is not a positive number, or the trace has none of its own.
+            InvalidArgument: the rate is not a positive number, or the trace has no rate.
         """
         if not 0 < rate_rps < math.inf:
             raise InvalidArgument(
@@ -112,7 +112,7 @@ class Trace:
     def with_lengths(
         self, *, scale: float = 1.0, prompt_max: int | None = None, output_max: int | None = None
     ) -> "Trace":
-        """Multiply all lengths by `scale`, rounding up, then cut them at the two limits (tokens).
+        """Multiply all lengths by `scale`, rounding up, then limit them to the maxima (tokens).
 
         Raises:
             InvalidArgument: the scale or a limit is not positive.
@@ -126,7 +126,7 @@ class Trace:
         )
 
     def head(self, n: int) -> "Trace":
-        """Return the first `n` requests; all of them when there are fewer."""
+        """Return the first `n` requests, or all if there are fewer."""
         if n < 0:
             raise InvalidArgument(f"trace {self.name}: cannot take the first {n} requests")
         if n >= len(self):
@@ -168,7 +168,7 @@ def _scaled_tokens(
 ) -> npt.NDArray[np.int64]:
     if limit is not None and limit < 1:
         raise InvalidArgument(f"a limit of {limit} tokens leaves no request; give at least 1")
-    # The float product is cut before it becomes an integer, which it could overflow.
+    # The float product is limited before the conversion, which could overflow.
     most = TOKENS_MAX if limit is None else min(limit, TOKENS_MAX)
     scaled: npt.NDArray[np.float64] = np.clip(np.ceil(tokens * scale), 1, most)
     return scaled.astype(np.int64)

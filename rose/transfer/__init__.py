@@ -1,7 +1,7 @@
 """Fresh weights as deltas: packed, published, staged, committed, and, if need be, undone.
 
-What every side knows (versions, tiles, digests, manifests) is here; then a room for each side. What
-crosses to other processes is in `rose.transfer.wire`, which needs the extra `wire`.
+Versions, tiles, digests and manifests are shared by all sides and live here; each side has a room
+of its own. `rose.transfer.wire` talks to other processes and needs the extra `wire`.
 """
 
 from rose.transfer.codec.delta import Delta

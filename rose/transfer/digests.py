@@ -1,8 +1,7 @@
-"""Digests as values: those of tiles add up to that of the weights, whoever holds which tile.
+"""Digests as values: tile digests add up to the digest of the weights, in any order.
 
-The digest of a tile is that of its elements with index and seed 0, as the frames of deltas carry
-it. Before it is added, each half is mixed with the tile's place, so that two tiles that changed
-places are found.
+A tile's digest covers its elements with index and seed 0, as in the frames of deltas. Each half is
+mixed with the tile's index before it is added, so that swapped tiles are detected.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ def hexadecimal(digest: Digest) -> str:
 
 
 def keyed(tile: int, digest: Digest) -> Digest:
-    """Return what the digest of a tile adds to that of the weights."""
+    """Return the summand of a tile's digest in the digest of the weights."""
     first, second = digest
     step = tile + 1
     return _mixed(first + step * _STRIDES[0]), _mixed(second + step * _STRIDES[1])
@@ -36,7 +35,7 @@ def _mixed(x: int) -> int:
 
 
 def digest_sum(parts: Iterable[Digest]) -> Digest:
-    """Return the digest of what the parts make up together; they are keyed."""
+    """Return the sum of keyed digests."""
     first = second = 0
     for one, other in parts:
         first += one
@@ -45,12 +44,12 @@ def digest_sum(parts: Iterable[Digest]) -> Digest:
 
 
 class TileDigests:
-    """The digest of each tile that somebody holds, and their sum: only what changes is read again.
+    """Digests of the tiles that somebody holds, and their sum, updated without reading tiles again.
 
     One thread uses it.
 
     Args:
-        parts: the digests, by tile; those of a receiver that subscribes to some tiles are some.
+        parts: digest by tile; all tiles, or those that a receiver subscribes to.
     """
 
     def __init__(self, parts: Mapping[int, Digest]) -> None:
@@ -59,7 +58,7 @@ class TileDigests:
 
     @property
     def total(self) -> Digest:
-        """Return the digest of what is held."""
+        """Return the digest of all held tiles."""
         return self._total
 
     def __len__(self) -> int:
@@ -75,7 +74,7 @@ class TileDigests:
         return self._parts[tile]
 
     def total_with(self, changes: Mapping[int, Digest]) -> Digest:
-        """Return what the total would be if these tiles had these digests."""
+        """Return the total after `update(changes)`."""
         first, second = self._total
         for tile, digest in changes.items():
             (one, other), before = keyed(tile, digest), keyed(tile, self._parts[tile])
@@ -84,10 +83,10 @@ class TileDigests:
         return first % _WORD, second % _WORD
 
     def update(self, changes: Mapping[int, Digest]) -> None:
-        """Let these tiles have these digests."""
+        """Set the digests of these tiles."""
         self._total = self.total_with(changes)
         self._parts.update(changes)
 
     def copy(self) -> "TileDigests":
-        """Return the same, for another thread."""
+        """Return a copy, for another thread."""
         return TileDigests(self._parts)

@@ -1,4 +1,4 @@
-"""What a version is made of: its manifest, and its chunks once they were received and checked."""
+"""A version on the wire: its manifest, and its chunks once they are received and checked."""
 
 import hashlib
 import hmac
@@ -23,11 +23,11 @@ WHOLE: Final = -1
 
 @dataclass(frozen=True, slots=True, order=True)
 class UpdateKey:
-    """Names the chunks of one manifest: where it leads, and from where.
+    """Identifies the chunks of one manifest: its version and its base.
 
     Args:
-        n: of the version.
-        base_n: of the version that its deltas are for; -1 where its tiles are whole.
+        n: number of the version.
+        base_n: number of the base version; -1 if the tiles are whole.
     """
 
     n: int
@@ -44,11 +44,11 @@ class Chunk:
     """One tile of a version on the wire: the frame of a delta.
 
     Args:
-        tile: which one.
-        nbytes: of the frame.
-        changed: elements of the tile that the delta changes.
-        sha256: of the frame.
-        digest: of the tile once the delta is applied.
+        tile: index of the tile.
+        nbytes: size of the frame.
+        changed: number of elements that the delta changes.
+        sha256: SHA-256 of the frame.
+        digest: digest of the tile after the delta is applied.
     """
 
     tile: int
@@ -58,41 +58,41 @@ class Chunk:
     digest: Digest
 
     def __post_init__(self) -> None:
-        """Refuse what no chunk can be.
+        """Check the ranges of the fields.
 
         Raises:
-            InvalidArgument: the sentence names the value.
+            InvalidArgument: a field is out of range; the message names the tile or the size.
         """
         if not 0 < self.nbytes <= CHUNK_BYTES_MAX:
-            raise InvalidArgument(f"a chunk of {self.nbytes} bytes: at most {CHUNK_BYTES_MAX}")
+            raise InvalidArgument(f"a chunk has 1 to {CHUNK_BYTES_MAX} bytes, got {self.nbytes}")
         is_known = 0 <= self.tile < 1 << 32 and 0 <= self.changed < 1 << 63
         if not is_known or len(self.sha256) != SHA256_BYTES or not _is_digest(self.digest):
-            raise InvalidArgument(f"tile {self.tile} has a chunk with fields that no chunk has")
+            raise InvalidArgument(f"tile {self.tile} has a chunk with a field out of range")
 
     def is_of(self, frame: Buffer) -> bool:
-        """Whether a frame is the one that was published."""
+        """Whether a frame has the published size and SHA-256."""
         nbytes = memoryview(frame).nbytes
         return nbytes == self.nbytes and hashlib.sha256(frame).digest() == self.sha256
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One version: what it is, what it is made from, and which chunks make it.
+    """One version: its name, its base, and its chunks.
 
     Args:
-        version: its name.
-        base: the version that its deltas are for, which may be several before it; None in a seed,
-            whose tiles are whole: deltas from zeros. A manifest whose base is the version itself
-            announces what is there.
-        digest: of all the weights once it is applied.
-        base_digest: of all of them before; (0, 0) in a seed.
-        layout: how they are cut, as `Tiles` names it.
-        tile_count: tiles there are.
-        count: elements there are.
-        chunks: of the tiles that change, ascending; in a seed, of those that were asked for.
-        tile_digests: of every tile once it is applied; in announcements and seeds, else ().
-        mac: of `fingerprint`, under a key that relays do not have; b"" where nobody has one.
-        format: of this message.
+        base: base version of the deltas, possibly several versions back; None in a snapshot, whose
+            tiles are whole: deltas from zeros. A manifest that is its own base announces the
+            current state.
+        digest: digest of all weights after it is applied.
+        base_digest: digest of all weights before; (0, 0) in a snapshot.
+        layout: layout id, as `Tiles` has it.
+        tile_count: number of tiles of the layout.
+        count: number of elements of the layout.
+        chunks: chunks of the tiles that change, ascending; in a snapshot, of the requested tiles.
+        tile_digests: digest of every tile after it is applied; () unless an announcement or a
+            snapshot.
+        mac: MAC of `fingerprint`, under a key that relays do not have; b"" without a key.
+        format: format number of this message.
     """
 
     version: Version
@@ -108,10 +108,10 @@ class Manifest:
     format: int = MANIFEST_FORMAT
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a version.
+        """Check that the fields are consistent.
 
         Raises:
-            InvalidArgument: the sentence says what is wrong.
+            InvalidArgument: they are not; the message names the field.
         """
         if self.format != MANIFEST_FORMAT:
             raise InvalidArgument(
@@ -119,16 +119,16 @@ class Manifest:
             )
         for one in (self.version, self.base):
             if one is not None and not (0 <= one.n < 1 << 63 and 0 <= one.incarnation < 1 << 63):
-                raise InvalidArgument(f"version {one} has a number that no version has")
+                raise InvalidArgument(f"version {one} has a number out of range")
         if not is_layout(self.layout):
             raise InvalidArgument(f"layout '{self.layout}' is not 64 hexadecimal digits")
         if not _is_digest(self.digest) or not _is_digest(self.base_digest):
-            raise InvalidArgument(f"{self.version} has digests that are none")
+            raise InvalidArgument(f"{self.version} has a digest that is not two 64-bit numbers")
         if not 0 <= self.tile_count < 1 << 32 or not 0 <= self.count < 1 << 63:
             raise InvalidArgument(f"{self.version} has {self.tile_count} tiles of {self.count}")
         tiles = [chunk.tile for chunk in self.chunks]
         if any(one >= other for one, other in pairwise(tiles)):
-            raise InvalidArgument(f"the chunks of {self.version} are not in order, each tile once")
+            raise InvalidArgument(f"the chunks of {self.version} must be in order, each tile once")
         if tiles and tiles[-1] >= self.tile_count:
             raise InvalidArgument(
                 f"{self.version} has a chunk for tile {tiles[-1]} of {self.tile_count}"
@@ -140,17 +140,17 @@ class Manifest:
 
     @property
     def key(self) -> UpdateKey:
-        """Return what its chunks are asked for by."""
+        """Return the key under which its chunks are requested."""
         return UpdateKey(self.version.n, WHOLE if self.base is None else self.base.n)
 
     @property
     def is_seed(self) -> bool:
-        """Whether its tiles are whole, so that any base will do."""
+        """Whether it is a snapshot: whole tiles, for any base."""
         return self.base is None
 
     @property
     def is_announcement(self) -> bool:
-        """Whether it changes nothing and says what is there."""
+        """Whether it changes nothing and states the current version."""
         return self.base == self.version
 
     @property
@@ -160,12 +160,12 @@ class Manifest:
 
     @property
     def changed(self) -> int:
-        """Return how many elements its deltas change."""
+        """Return the number of elements that its deltas change."""
         return sum(chunk.changed for chunk in self.chunks)
 
     def fingerprint(self) -> bytes:
-        """Return the SHA-256 of its message without `mac`, as docs/protocol.md says."""
-        # Here, as that module imports this one.
+        """Return the SHA-256 of its message without `mac`, see docs/protocol.md."""
+        # A local import: that module imports this one.
         from rose.transfer.wire.manifest_message import to_bytes  # noqa: PLC0415
 
         return hashlib.sha256(to_bytes(self, is_signed=False)).digest()
@@ -173,10 +173,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """What tells manifests of the publisher from those of anybody else.
+    """Authenticates manifests of the publisher.
 
     Args:
-        key: that publishers and receivers share, and relays do not have; b"" signs nothing.
+        key: secret of publishers and receivers, unknown to relays; b"" signs nothing.
     """
 
     key: bytes = b""
@@ -186,7 +186,7 @@ class Signing:
         return replace(manifest, mac=self._mac(manifest)) if self.key else manifest
 
     def is_signed(self, manifest: Manifest) -> bool:
-        """Whether the publisher signed it; without a key whatever comes counts as signed."""
+        """Whether the publisher signed it; without a key every manifest counts as signed."""
         return not self.key or hmac.compare_digest(self._mac(manifest), manifest.mac)
 
     def _mac(self, manifest: Manifest) -> bytes:
@@ -198,12 +198,11 @@ UNSIGNED: Final = Signing()
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version with all of its deltas here and sound, ready to be committed.
+    """A version whose deltas are all received and sound, ready to be committed.
 
     Args:
-        manifest: what was published.
-        deltas: (tile, delta) in the order of the manifest's chunks; of a receiver that subscribes
-            to some tiles, of those.
+        manifest: manifest as published.
+        deltas: (tile, delta) in the order of the manifest's chunks; only subscribed tiles.
     """
 
     manifest: Manifest
@@ -211,5 +210,5 @@ class StagedVersion:
 
 
 def _is_digest(digest: Digest) -> bool:
-    first, second = digest  # spelled out: it is asked of each of very many tiles
+    first, second = digest  # unrolled: this runs for each of very many tiles
     return 0 <= first < 1 << 64 and 0 <= second < 1 << 64

@@ -1,4 +1,4 @@
-"""Rounds in a thread: whoever follows versions goes on, whatever the world does to it."""
+"""Rounds in a thread that survives any failure of its environment."""
 
 import threading
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from rose.thread import Thread
 
 BACKOFF_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
-# What the world does; it is tried again. Anything else is a bug and ends the thread.
+# Environment failures, which are retried. Any other error is a bug and ends the thread.
 _WORLD: Final = (CorruptData, DeadlineExceeded, InvalidArgument, MemoryError, Unavailable)
 
 
 class Rounds(Closing):
-    """Calls rounds from `start` on until it is closed; after one that failed it waits.
+    """Calls rounds from `start` until it is closed; pauses after a failed one.
 
     Args:
         each: one round; must return soon after `stop` is set.
-        who: does it, for sentences.
-        name: of the thread.
-        stop: set by `close`.
-        rest: called after a round that went well; may wait for as long as `each`.
-        backoff_s: before another round after one that failed; doubles each time.
-        backoff_max_s: the longest such pause.
+        who: subject of error messages.
+        name: name of the thread.
+        stop: event set by `close`.
+        rest: called after a successful round; may wait as long as `each`.
+        backoff_s: pause after a failed round, in seconds; doubles each time.
+        backoff_max_s: longest such pause.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class Rounds(Closing):
 
     @property
     def failure(self) -> str | None:
-        """Return what is in the way, one sentence; None while all is well."""
+        """Return the current problem, one sentence; None if there is none."""
         return self._failure
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait for the thread to end, for so long; whether it has, or is this one."""
+        """Wait for the thread to end; return whether it has ended, or is the caller."""
         if self._thread is threading.current_thread():
             return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop after the round that is under way, and join the thread unless it is this one."""
+        """Stop after the current round, and join the thread unless it is the caller."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

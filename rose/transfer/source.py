@@ -1,4 +1,4 @@
-"""Where receivers and relays get versions from: a log or a relay here, or a server elsewhere."""
+"""Sources of versions for receivers and relays: a local log or relay, or a remote server."""
 
 from collections.abc import Generator, Sequence
 from typing import Protocol, TypeAlias
@@ -13,50 +13,50 @@ NOTHING_KNOWN = -1
 
 
 class Source(Protocol):
-    """Versions as a receiver or a relay sees them. One thread calls it."""
+    """Versions for a receiver or a relay. One thread calls it."""
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Return the versions that are kept above a number, the oldest first, once there are any.
+        """Wait for versions above a number and return those kept, the oldest first.
 
         Args:
-            after_n: -1, or below, for all that are kept.
-            timeout_s: the longest wait; what comes back is empty then.
+            after_n: number of the newest known version; -1 for none.
+            timeout_s: longest wait, in seconds; then the result is empty.
 
         Raises:
             Unavailable: the publisher cannot be reached.
-            CorruptData: what came is no list of manifests.
+            CorruptData: the answer is not a list of manifests.
         """
         ...
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a seed with these tiles, perhaps none, and the digests of all.
+        """Return a snapshot with these tiles, possibly none, and the digests of all tiles.
 
         Args:
-            n: the version; None for the newest.
+            n: number of the version; None for the newest.
             tiles: ascending, each once.
 
         Returns:
-            None where that version cannot be made any more.
+            None if that version cannot be made any more.
 
         Raises:
             Unavailable: the publisher cannot be reached.
-            OutOfMemory: it has no room for a seed.
-            CorruptData: what came is no manifest.
+            OutOfMemory: the publisher has no room for a snapshot.
+            CorruptData: the answer is not a manifest.
         """
         ...
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield (tile, frame) of chunks in any order, unchecked; None for what is kept no more.
+        """Yield (tile, frame) of chunks in any order, unchecked; None for chunks no longer kept.
 
         Raises:
-            Unavailable: the publisher cannot be reached, or broke off; what came is good.
-            DeadlineExceeded: nothing came for too long.
-            CorruptData: what came is no answer.
+            Unavailable: the publisher cannot be reached, or broke off; earlier frames are good.
+            DeadlineExceeded: nothing arrived for too long.
+            CorruptData: the answer is invalid.
         """
         ...
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Say what came of a version: whether the digest is the trainer's, and what it is.
+        """Report the result of a version: whether the digest is the trainer's, and the digest.
 
         Raises:
             InvalidArgument: the name of the receiver is too long.
@@ -65,7 +65,7 @@ class Source(Protocol):
         ...
 
     def break_off(self) -> None:
-        """Let whoever pulls chunks now get `Unavailable`; later calls go on.
+        """Make a running pull of chunks raise `Unavailable`; later calls work.
 
         Any thread may call; it does not wait.
         """
@@ -73,10 +73,10 @@ class Source(Protocol):
 
 
 class SourceAround:
-    """A source that says what another one says; what is to be otherwise is overridden.
+    """A source that forwards to another; subclasses override some calls.
 
     Args:
-        source: the other.
+        source: source to forward to.
     """
 
     def __init__(self, source: Source) -> None:
@@ -87,7 +87,7 @@ class SourceAround:
         return self._source.wait_manifests(after_n, timeout_s)
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask for a seed."""
+        """Ask for a snapshot."""
         return self._source.seed(n, tiles)
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
@@ -95,9 +95,9 @@ class SourceAround:
         return self._source.chunks(key, wanted)
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Pass the report on."""
+        """Forward the report."""
         self._source.report(receiver, n, is_match, digest)
 
     def break_off(self) -> None:
-        """End what is pulled."""
+        """End a running pull."""
         self._source.break_off()

@@ -1,4 +1,4 @@
-"""Tiles: the pieces that weights are sent, applied and undone in."""
+"""Tiles: the pieces in which weights are sent, applied and undone."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import WIDTHS
 from rose.units import MIB, ceil_div
 
-# The frame of a tile this large is at most half of `CHUNK_BYTES_MAX`, however much of it changes.
+# The frame of a tile of this size is at most half of `CHUNK_BYTES_MAX`, whatever changes.
 TILE_BYTES: Final = 2 * MIB
 TILE_ELEMENTS: Final = TILE_BYTES // 2
-# A digest is taken over words of four elements.
+# A digest covers words of four elements.
 _WORD_ELEMENTS: Final = 4
 _TILES_MAX: Final = 1 << 32
 _LAYOUT_DIGITS: Final = 64
@@ -23,13 +23,13 @@ _LAYOUT_DIGITS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A piece of the weights; its elements have an order, row-major in its region.
+    """A piece of the weights, in row-major order of its region.
 
     Args:
-        index: its place among the tiles.
-        first: elements in the tiles before it: of a row, where it begins.
-        count: its elements, > 0.
-        width: bits of an element.
+        index: index among the tiles.
+        first: number of elements in the tiles before it; in a row, its start.
+        count: number of elements, > 0.
+        width: bits per element.
     """
 
     index: int
@@ -39,20 +39,20 @@ class Tile:
 
     @property
     def where(self) -> slice:
-        """Return its place in a row."""
+        """Return its slice of a row."""
         return slice(self.first, self.first + self.count)
 
 
 class Tiles:
-    """How weights are cut; both sides of a transfer cut alike, and are equal if their layouts are.
+    """All tiles of the weights; both sides of a transfer have equal ones, compared by layout.
 
     Args:
-        counts: elements of each tile.
-        widths: bits of an element of each tile.
-        layout: names the cut: 64 hexadecimal digits.
+        counts: number of elements of each tile.
+        widths: bits per element of each tile.
+        layout: id of the layout, 64 hexadecimal digits.
 
     Raises:
-        InvalidArgument: a tile is empty or too large, or the numbers are not as many as the others.
+        InvalidArgument: a tile is empty or too large, or counts and widths differ in length.
     """
 
     __slots__ = ("_ends", "_widths", "count", "layout", "nbytes")
@@ -61,11 +61,15 @@ class Tiles:
         sizes = np.asarray(counts, np.int64)
         self._widths: npt.NDArray[np.int64] = np.asarray(widths, np.int64)
         if sizes.shape != self._widths.shape or sizes.ndim != 1 or len(sizes) >= _TILES_MAX:
-            raise InvalidArgument(f"{sizes.shape} counts and {self._widths.shape} widths of tiles")
+            raise InvalidArgument(
+                f"counts of shape {sizes.shape} and widths of {self._widths.shape} differ"
+            )
         if len(sizes) and not set(np.unique(self._widths).tolist()) <= set(WIDTHS):
-            raise InvalidArgument("the elements of a tile have 8, 16 or 32 bits")
+            raise InvalidArgument("the elements of a tile must have 8, 16 or 32 bits")
         if len(sizes) and (sizes.min() < 1 or (sizes * self._widths).max() > 8 * TILE_BYTES):
-            raise InvalidArgument(f"a tile has 1 element to {TILE_BYTES} bytes of them")
+            raise InvalidArgument(
+                f"a tile must have 1 element or more, and at most {TILE_BYTES} bytes"
+            )
         if not is_layout(layout):
             raise InvalidArgument(f"layout '{layout}' is not 64 hexadecimal digits")
         self._ends = np.cumsum(sizes)
@@ -78,7 +82,7 @@ class Tiles:
         """Cut a row of `count` elements of 16 bits; the last tile may be shorter.
 
         Raises:
-            InvalidArgument: the sentence names the value.
+            InvalidArgument: a value is out of range; the message names it.
         """
         if not 0 <= count < 1 << 48:
             raise InvalidArgument(f"count {count} must be from 0 to 2^48 - 1 elements")
@@ -118,5 +122,5 @@ class Tiles:
 
 
 def is_layout(text: str) -> bool:
-    """Whether a text can name a cut."""
+    """Whether a text is a valid layout id."""
     return len(text) == _LAYOUT_DIGITS and all(digit in "0123456789abcdef" for digit in text)

@@ -1,4 +1,4 @@
-"""Versions of weights: a chain that a trainer which went back cannot take a link of twice."""
+"""Versions of weights: names that a restarted trainer never uses twice."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """One state of the weights.
+    """Name of one state of the weights.
 
     Args:
-        run: names the training run.
-        incarnation: of the trainer; one that was started again has a higher one.
-        n: counts up within the run and is never used twice, whatever the incarnation; what tokens
-            are stamped with.
+        run: name of the training run.
+        incarnation: number of the trainer process; a restarted trainer has a higher one.
+        n: version number, which grows within the run and is never reused by any incarnation; tokens
+            are stamped with it.
     """
 
     run: str
@@ -24,4 +24,4 @@ class Version:
 
 
 NAMELESS: Final = Version("", 0, 0)
-"""What weights are called that are of no publisher yet."""
+"""Name of weights that are no published version yet."""

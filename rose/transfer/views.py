@@ -1,4 +1,4 @@
-"""Weights as tiles, whatever holds them."""
+"""Weights accessed by tile, whatever holds them."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -14,31 +14,31 @@ from rose.transfer.tiles import Tiles
 
 
 class TileViews(Protocol):
-    """Where the tiles of some weights lie."""
+    """Access to the tiles of some weights."""
 
     def bits(self, tile: int) -> Any:
-        """Return a tile as the codec takes it; it shares memory with the weights."""
+        """Return a tile for the codec; it shares memory with the weights."""
         ...
 
 
 class ShardViews:
-    """Tiles as views into the tensors of a rank; a tile may lie in several places.
+    """Tiles as views into the tensors of a rank; a tile may have several places.
 
     It is a `Target` of commits.
 
     Args:
-        places: views by tile, at least one each: arrays of NumPy or tensors of torch, of any
-            strides that are not negative. Not copied.
+        places: views by tile, at least one each: NumPy arrays or torch tensors with strides >= 0.
+            Not copied.
     """
 
     def __init__(self, places: Mapping[int, tuple[Any, ...]]) -> None:
         if not all(places.values()):
-            raise InvalidArgument("a tile lies nowhere")
+            raise InvalidArgument("every tile must have at least one place")
         self._places = dict(places)
 
     @property
     def tiles(self) -> tuple[int, ...]:
-        """Return the tiles that are here, ascending."""
+        """Return the local tiles, ascending."""
         return tuple(sorted(self._places))
 
     def bits(self, tile: int) -> Any:
@@ -46,7 +46,7 @@ class ShardViews:
         return self._at(tile)[0]
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
-        """Change a tile wherever it lies, or nowhere."""
+        """Change a tile in all its places, or in none."""
         done: list[Any] = []
         views = self._at(tile)
         try:
@@ -59,17 +59,14 @@ class ShardViews:
                     delta_apply(view, delta, undo=not undo)
 
     def digest(self, tile: int) -> Digest:
-        """Read a tile wherever it lies; places that differ have no digest that a version has.
-
-        Where they do, it is the sum of theirs.
-        """
+        """Return the digest of a tile; if its places differ, the sum of theirs."""
         found = {digest(view) for view in self._at(tile)}
         if len(found) == 1:
             return next(iter(found))
         return (sum(one for one, _ in found) % (1 << 64), sum(two for _, two in found) % (1 << 64))
 
     def digests(self) -> TileDigests:
-        """Read all tiles."""
+        """Return the digests of all tiles."""
         return TileDigests({tile: self.digest(tile) for tile in self._places})
 
     def _at(self, tile: int) -> tuple[Any, ...]:
@@ -80,14 +77,14 @@ class ShardViews:
 
 
 class Row(ShardViews):
-    """A row of 16-bit elements on the host: the plainest target of a commit.
+    """A row of 16-bit elements on the host: the simplest target of a commit.
 
     Args:
         bits: (n,) uint16; not copied.
-        tiles: how it is cut.
+        tiles: tiles of the row.
     """
 
     def __init__(self, bits: npt.NDArray[np.uint16], tiles: Tiles) -> None:
         if bits.shape != (tiles.count,):
-            raise InvalidArgument(f"bits of shape {bits.shape} are no row of {tiles.count}")
+            raise InvalidArgument(f"bits must have the shape ({tiles.count},), got {bits.shape}")
         super().__init__({tile.index: (bits[tile.where],) for tile in tiles})

@@ -143,7 +143,7 @@ def test_a_file_that_is_cut_is_a_sentence(tmp_path: Path, left: float) -> None:
         tiles.check()
         delta = delta_pack(*(np.array([one], np.uint16) for one in (1, 2)))
         os.truncate(path, int(left * path.stat().st_size))
-        with pytest.raises(Unavailable, match="was cut by another process"):
+        with pytest.raises(Unavailable, match="was shortened by another process"):
             tiles.check()
         size, cut = path.stat().st_size, 0
         for tile in range(len(tiling.tiles)):
@@ -156,7 +156,7 @@ def test_a_file_that_is_cut_is_a_sentence(tmp_path: Path, left: float) -> None:
                 continue
             cut += 1
             for call in (tiles.bits, tiles.digest, partial(tiles.apply, delta=delta, undo=False)):
-                with pytest.raises(Unavailable, match="was cut by another process"):
+                with pytest.raises(Unavailable, match="was shortened by another process"):
                     call(tile)
         assert cut > 0
         assert path.stat().st_size == size  # nothing was written behind its end

@@ -162,8 +162,8 @@ _BAD_VIRTUAL: Final = (
     (("--seconds", "1e9"), "lower --seconds or --load"),
     (("--schemes", "alone_again"), "--schemes alone_again"),
     (("--noise", "-1"), "noise=-1.0"),
-    (("--noise", "1e308"), "a noise of 1e+308 is no device's: at most 3"),
-    (("--noise", "inf"), "a noise of inf is no device's"),
+    (("--noise", "1e308"), "noise 1e+308 must be at most 3"),
+    (("--noise", "inf"), "noise inf must be at most 3"),
     (("--noise", "nan"), "noise=nan"),
 )
 _BAD_REAL: Final = (

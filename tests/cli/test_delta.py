@@ -257,13 +257,13 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, tmp_path, sides):
     assert "does not exist" in refused(capsys, "inspect", tmp_path / "none", new)
     assert "does not exist" in refused(capsys, "make", old, tmp_path / "none", "-o", out)
     assert "is not a sound safetensors file" in refused(capsys, "inspect", file, new)
-    assert "does not begin with an update" in refused(
+    assert "does not begin with a sound update" in refused(
         capsys, "apply", old, old / "model.safetensors", "-o", out
     )
     assert "one of the two" in refused(capsys, "apply", old, file)
     assert "one of the two" in refused(capsys, "undo", old, file, "-o", out, "--in-place")
-    assert "is not what" in refused(capsys, "apply", new, file, "-o", out)
-    assert "is not what" in refused(capsys, "undo", old, file, "--in-place")
+    assert "is not the" in refused(capsys, "apply", new, file, "-o", out)
+    assert "is not the" in refused(capsys, "undo", old, file, "--in-place")
     assert "exists" in refused(capsys, "apply", old, file, "-o", new)
     assert "cannot read" in refused(capsys, "verify", old, tmp_path / "none")
     file.write_bytes(file.read_bytes()[:-1])

@@ -144,7 +144,7 @@ def test_silently_uncovered_memory_is_refused(capsys, write):
     status, out, err = run(capsys, write("trainer", made), path)
     assert (status, out) == (2, "")
     assert err == (
-        f"rose: {path}: no piece says what 10 elements of cache on rank 0 are; add pieces, or list "
+        f"rose: {path}: no piece describes 10 elements of cache on rank 0; add pieces, or list "
         f"the parameter as computed or as a buffer\n"
     )
 

@@ -140,7 +140,7 @@ def test_a_receiver_whose_file_is_cut_ends_with_a_sentence(
                 receiver.send(signal.SIGCONT)
             status, error = receiver.end()
             assert (status, error.count("\n")) == (2, 1)
-            assert error.startswith(f"rose: {file} was cut by another process: ")
+            assert error.startswith(f"rose: {file} was shortened by another process: ")
         file.unlink()
         with Program("receive", *upstream, "--to", out, "--once") as receiver:
             assert receiver.end() == (0, "")

@@ -61,7 +61,7 @@ JOINED = WorkerJoined(3, DEDICATED, 0, 1, 1.0, 1.0, 0.0, 0)
         ([replace(JOINED, version=-1)], "version"),
         ([TrajectoryCreated("x", 0)], "integers"),
         ([TrajectoryCreated(1 << 70, 0)], "integers"),
-        ([object()], "knows no event"),
+        ([object()], "unknown event"),
     ],
 )
 def test_contradiction_is_refused_and_nothing_of_the_batch_is_applied(events, says) -> None:

@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_gone_is_refused(tmp_path, steps, saves) -> None:
         assert loaded(path) is None
         return
     for _ in range(2):
-        with pytest.raises(CorruptData, match=r"'.*/state' is gone, and its journal '.*-\d' is"):
+        with pytest.raises(CorruptData, match=r"'.*/state' is gone, but its journal '.*-\d' is"):
             loaded(path)
     path.write_bytes(whole)
     assert loaded(path) == (checkpoint(saves), STEPS[:steps])

@@ -279,5 +279,5 @@ def test_outcome_is_there_when_it_is_over() -> None:
 
 
 def test_row_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="row"):
+    with pytest.raises(ValueError, match="bits must have the shape"):
         Row(OLD[: COUNT - 1], TILES)

@@ -122,7 +122,7 @@ def test_read_only_is_not_written_through_torch_either() -> None:
     for one in (frozen, old):
         assert bits_of("new", one).bits.tolist() == [0] * 4
         with pytest.raises(
-            InvalidArgument, match=r"weights is a .* does not say it can be written"
+            InvalidArgument, match=r"weights is a .* does not declare itself writable"
         ):
             bits_of("weights", one, is_written=True)
 
@@ -130,13 +130,13 @@ def test_read_only_is_not_written_through_torch_either() -> None:
 def test_an_owner_that_gives_nothing_is_named() -> None:
     torch = pytest.importorskip("torch")
     kept = Exporter(torch.zeros(4, requires_grad=True))
-    with pytest.raises(InvalidArgument, match="new is a Exporter that DLPack does not give: Can't"):
+    with pytest.raises(InvalidArgument, match="new is a Exporter that DLPack cannot export: Can't"):
         bits_of("new", kept)
 
 
 def test_a_device_that_nobody_computes_on_is_named() -> None:
     elsewhere = Exporter(np.zeros(4, np.uint16), device=METAL)
-    with pytest.raises(InvalidArgument, match="new is on a device of DLPack's kind 8"):
+    with pytest.raises(InvalidArgument, match="new is on DLPack device kind 8"):
         bits_of("new", elsewhere)
 
 

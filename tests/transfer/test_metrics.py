@@ -72,7 +72,7 @@ def test_metrics_stay_on_this_machine_without_certificates() -> None:
             MetricsServer(metrics, address, OPEN)
     with (
         MetricsServer(metrics, "127.0.0.1:0", OPEN) as server,
-        pytest.raises(Unavailable, match="cannot be listened on"),
+        pytest.raises(Unavailable, match="cannot listen on"),
     ):
         MetricsServer(metrics, server.address, OPEN)
 

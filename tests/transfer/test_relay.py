@@ -706,7 +706,7 @@ def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetche
     one.follow(1)
     world.publish()
     for _ in range(3):
-        with pytest.raises(Unavailable, match="does not come"):
+        with pytest.raises(Unavailable, match="does not arrive"):
             one.round()
     one.follow(2)
     assert np.array_equal(one.bits, world.chain.bits)

@@ -138,7 +138,7 @@ def test_receiver_refuses_a_server_that_shows_no_good_certificate(
             source.wait_manifests(-1, 0)
         source.close()
     if bad is not None:
-        assert "do not take each other's certificates" in str(error.value)
+        assert "do not accept each other's certificates" in str(error.value)
 
 
 @needs_openssl

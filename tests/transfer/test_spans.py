@@ -204,7 +204,7 @@ def test_updates_that_are_not_in_a_row_are_no_span() -> None:
     noted: list[Update] = []
     chain.publisher._on_published = lambda *args: noted.append(Update(*args))
     chain.publish(3)
-    with pytest.raises(InternalError, match="row"):
+    with pytest.raises(InternalError, match="not consecutive"):
         merged_update(noted[0], noted[2], KEY)
     renamed = replace(noted[2], manifest=replace(noted[2].manifest, base=noted[0].manifest.version))
     with pytest.raises(CorruptData):

@@ -224,7 +224,7 @@ def test_more_than_the_folder_may_keep_is_refused() -> None:
     size = sum(map(len, frames(2).values()))
     store = DiskStore(PlantedDisk(), bytes_max=size)
     store.put(manifest(2), frames(2))
-    with pytest.raises(OutOfMemory, match="keeps"):
+    with pytest.raises(OutOfMemory, match="exceed the folder"):
         store.put(manifest(3), frames(3, 0))
     store.forget(UpdateKey(2, 1))
     store.put(manifest(3), frames(3))

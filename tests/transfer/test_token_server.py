@@ -117,6 +117,6 @@ def test_a_port_that_is_taken_is_an_error_and_leaves_no_thread(echo: Echo) -> No
     with echo.server() as server:
         before = threading.active_count()
         for _ in range(3):
-            with pytest.raises(Unavailable, match="cannot be listened on"):
+            with pytest.raises(Unavailable, match="cannot listen on"):
                 echo.server(int(server.address.rpartition(":")[2]))
         assert threading.active_count() == before

@@ -95,8 +95,8 @@ def test_what_is_unsent_for_long_is_sent() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "give one of budget"),
-        ({"budget": 1, "least": 1.0}, "give one of budget"),
+        ({}, "pass exactly one of budget"),
+        ({"budget": 1, "least": 1.0}, "pass exactly one of budget"),
         ({"budget": 1, "age_limit": 0}, "age_limit 0: choose 1 to 255"),
         ({"budget": 1, "age_limit": 256}, "age_limit 256: choose 1 to 255"),
         ({"budget": 1, "ages": np.zeros(7, np.uint8)}, r"ages of uint8 and \(7,\)"),

@@ -1,4 +1,4 @@
-"""What to borrow of serving devices: read how serving is, decide, and read again."""
+"""How much to borrow of serving devices: read their load, decide, and repeat."""
 
 from rose.scheduler.broker.broker import Broker, Decision, Move
 from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread

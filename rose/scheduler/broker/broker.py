@@ -19,43 +19,43 @@ from rose.scheduler.broker.observation import (
 )
 from rose.units import GIB, MS_PER_S
 
-# An older reading says nothing: three readings of every 5 s may be lost.
+# Older readings are ignored; of one reading every 5 s, three may be lost.
 STALE_AFTER_MS: Final = 15_000.0
-# Serving's highest KV use in so long is what it is taken to need. A minute holds the second-scale
+# Serving is assumed to need its highest KV use of this period. A minute covers the second-scale
 # bursts of chat traffic.
 PEAK_WINDOW_MS: Final = 60_000.0
-# Of what the peak and the reserve leave. The rest takes up growth between two readings, so that it
-# is no revocation.
+# Share of the memory left by peak and reserve. The rest absorbs growth between two readings,
+# without a revocation.
 LEND_SHARE: Final = 0.8
-# Of what could be lent that one decision adds; a wrong guess then costs a quarter and not all.
+# Share of the lendable memory that one decision adds, so that a wrong guess costs a quarter.
 _GROW_SHARE: Final = 0.25
-# The least between two growths of a device, however often readings come.
+# Shortest time between two growths of a device, however often readings come.
 GROW_EVERY_MS: Final = 5_000.0
-# Of a loan that is left when serving comes under pressure without being late: halves are gone
-# within a few readings, and a false alarm costs one half.
+# Share of a loan that is kept when serving is under pressure but not late: halves vanish within a
+# few readings, and a false alarm costs one half.
 _KEEP_SHARE: Final = 0.5
-# Of what is on loan that may go back to serving between two readings as the ebb and flow of a pool:
-# no revocation, which shrinks the loan and makes holds longer. As much as one growth adds.
+# Share of a loan that may return to serving between two readings as normal fluctuation: not a
+# revocation, which shrinks the loan and lengthens holds. As much as one growth adds.
 _EBB_SHARE: Final = 0.25
-# Calm that is seen before the first loan, and after readings that failed; two readings.
+# Calm required before the first loan, and after failed readings; two readings.
 SETTLE_MS: Final = 10_000.0
-# No growth for so long after pressure: two readings see whether it was one burst. Each recent
-# revocation doubles it, up to a longest hold that costs a tenth of an idle night's hour at most.
+# No growth for this long after pressure: two readings show whether it was one burst. Each recent
+# revocation doubles it, up to a longest hold that costs at most a tenth of an idle night's hour.
 HOLD_MIN_MS: Final = 10_000.0
 HOLD_MAX_MS: Final = 600_000.0
 _LEVEL_MAX: Final = math.ceil(math.log2(HOLD_MAX_MS / HOLD_MIN_MS))
-# Calm after a hold for which one revocation is forgotten.
+# Calm after a hold that cancels one revocation.
 FORGIVE_MS: Final = 300_000.0
-# The shortest life: two readings and a retry, or loans run out between renewals.
+# Shortest life of a loan, in readings: two and a retry, or it would expire between renewals.
 _READINGS_OF_TTL: Final = 3
 _READING_MS_MIN: Final = 5_000.0
-# The longest that a dead broker's loans live, if readings come as often as that. Each recent
-# revocation halves it.
+# Longest life of a dead broker's loans, if readings are that far apart. Each recent revocation
+# halves it.
 TTL_MAX_MS: Final = 60_000.0
 
 
 class Move(Enum):
-    """What becomes of a device's loan."""
+    """Change of a device's loan."""
 
     LEND = "a loan begins"
     GROW = "the loan gets larger"
@@ -67,16 +67,16 @@ class Move(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One device, from now on.
+    """Loan of one device, from now on.
 
     Args:
-        device: its name.
-        move: what changes.
-        lend_bytes: of KV on loan, in whole slabs; 0 ends it.
-        ttl_ms: the loan ends so long after the decision unless a later one renews it; 0 without a
-            loan.
-        retry_after_ms: a loan cannot begin or grow sooner.
-        why: one sentence.
+        device: name of the device.
+        move: kind of change.
+        lend_bytes: KV on loan, in whole slabs; 0 ends the loan.
+        ttl_ms: time from the decision to the end of the loan, unless a later decision renews it; 0
+            without a loan.
+        retry_after_ms: time until a loan can begin or grow.
+        why: reason, one sentence.
     """
 
     device: str
@@ -90,24 +90,23 @@ class Decision:
 class Broker:
     """Decides what to borrow of one device.
 
-    It has no thread, clock or randomness: equal calls, equal answers. It is not on serving's path.
-    The executor on the device takes back what serving needs, at once and without asking; the broker
-    reads of it and, where it is more than the ebb and flow of a loan, waits longer before it lends
+    It has no thread, clock or randomness: equal calls give equal answers. It is not on serving's
+    path. The executor on the device takes back what serving needs, at once and without asking; the
+    broker learns of it from readings and, beyond normal fluctuation, waits longer before it lends
     there again.
 
-    What always holds:
-    1. A loan that begins, grows or stays after a fit reading fits beside what serving's requests
-       hold and its reserve.
-    2. A reading under pressure makes a loan smaller; nothing begins or grows before its hold ends.
-    3. Without a fit reading nothing begins, grows or is renewed.
+    Invariants:
+    1. A loan that begins, grows or stays after a usable reading fits beside serving's KV and
+    reserve.
+    2. A reading under pressure shrinks a loan; nothing begins or grows before its hold ends.
+    3. Without a usable reading nothing begins, grows or is renewed.
 
-    `lent_bytes` is a promise. It counts as lent until its TTL is over, whether or not anybody uses
-    it.
+    `lent_bytes` is a promise: it counts as lent until its TTL ends, used or not.
 
     Args:
-        device: that lends.
-        loan_bytes_min: less is not worth the borrower's start.
-        reading_ms: between two readings; the shortest loan lasts for three.
+        device: serving device.
+        loan_bytes_min: smallest loan that is worth the borrower's start.
+        reading_ms: time between two readings; the shortest loan lasts for three.
     """
 
     def __init__(
@@ -124,29 +123,29 @@ class Broker:
         self._decided_ms = -math.inf
         self._ends_ms = 0.0
         self._grown_ms = -math.inf
-        self._seen: Observation | None = None  # the last one, if it is fit to decide on
+        self._seen: Observation | None = None  # the last one, if usable
         self._pressure: Pressure | None = None
-        self._blind: str | None = None  # why the last reading says nothing
+        self._blind: str | None = None  # why the last reading is unusable
         self._was_taken = False  # by the executor, since the reading before
         self._executor_revocations: int | None = None
         self._peaks: deque[tuple[float, int]] = deque()  # (time, used): descending
         self._hold = _Hold()
 
     def decide(self, reading: Reading, now_ms: float) -> Decision:
-        """Learn from a reading, and say what becomes of the loan.
+        """Decide on the loan after a reading.
 
         Args:
-            reading: the newest.
-            now_ms: on a clock that never goes back.
+            reading: newest reading.
+            now_ms: time on a monotonic clock.
 
         Raises:
-            InvalidArgument: time goes back.
+            InvalidArgument: `now_ms` is before that of the last decision.
         """
         if not (math.isfinite(now_ms) and now_ms >= self._decided_ms):
             raise InvalidArgument(f"now is {now_ms} ms, after a decision at {self._decided_ms} ms")
         before_bytes = self.lent_bytes
         self._decided_ms = now_ms
-        has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms  # Nobody renewed it in time.
+        has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms  # It was not renewed in time.
         if has_lapsed:
             self.lent_bytes = 0
         self._take(reading, now_ms)
@@ -160,7 +159,7 @@ class Broker:
             else:
                 why = "there is no more to lend"
         if has_lapsed and self.lent_bytes:
-            before_bytes = 0  # What begins again is another loan.
+            before_bytes = 0  # A loan that begins again is another loan.
         return self._decision(before_bytes, why or "serving has all it needs", now_ms)
 
     # ---- learning -------------------------------------------------------------------------------
@@ -173,22 +172,22 @@ class Broker:
             self._hold.lose_sight()
             return
         if self._executor_revocations is None and reading.lent_bytes:
-            # The broker starts anew, and takes over the loan that it finds.
+            # A new broker takes over the loan that it finds.
             self.lent_bytes = self._device.whole_slabs(reading.lent_bytes)
             self._ends_ms = now_ms + self._ttl_min_ms
         self._was_taken = self._taken_back(reading)
         self._look(reading, now_ms)
 
     def _taken_back(self, seen: Observation) -> bool:
-        """Whether the executor took a loan back by itself, and not as much as comes and goes.
+        """Whether the executor revoked more of a loan by itself than normal fluctuation.
 
-        A lower count than before is a new executor's.
+        A lower count than before is that of a new executor.
         """
         before, self._executor_revocations = self._executor_revocations, seen.revocations
         if before is None or seen.revocations <= before:
             return False
         if seen.revoked_share is not None and seen.revoked_share <= _EBB_SHARE:
-            return False  # Ebb and flow: serving has what it needs, and the loan is what it was.
+            return False  # Fluctuation: serving has what it needs, and the loan is unchanged.
         if seen.lent_bytes is not None:
             left_bytes = self._device.whole_slabs(seen.lent_bytes)
             self.lent_bytes = min(self.lent_bytes, left_bytes)
@@ -216,7 +215,7 @@ class Broker:
     # ---- deciding -------------------------------------------------------------------------------
 
     def _ceiling_bytes(self) -> int:
-        """Return what can be lent with room for serving to grow until the next reading."""
+        """Return the lendable bytes, with room for serving to grow until the next reading."""
         if self._seen is None:
             return 0
         peak_bytes = self._peaks[0][1]
@@ -224,7 +223,7 @@ class Broker:
         return min(self._device.whole_slabs(LEND_SHARE * left_bytes), free_bytes(self._seen))
 
     def _kept_bytes(self) -> int:
-        """Return what pressure leaves of the loan: less than there was."""
+        """Return the bytes of the loan that remain under pressure."""
         if self._pressure is None:
             return self.lent_bytes
         if self._pressure.severity is Severity.LATE:
@@ -239,7 +238,7 @@ class Broker:
         return "its executor took a loan back" if self._was_taken else self._blind
 
     def _why_not(self, now_ms: float) -> str | None:
-        """Return why a calm device's loan does not begin or grow yet, if it does not."""
+        """Return why the loan of a calm device may not begin or grow yet; None if it may."""
         check(self._seen is not None, f"{self._device.name} may grow without a reading")
         wait_ms = self._hold.wait_ms(now_ms)
         if wait_ms > 0:
@@ -249,7 +248,7 @@ class Broker:
         return None
 
     def _grown_bytes(self) -> int:
-        """Return the size of the loan after one growth; what it was where there is no room."""
+        """Return the size of the loan after one growth; unchanged without room."""
         most_bytes = self._ceiling_bytes()
         step_bytes = max(_GROW_SHARE * most_bytes, self._loan_bytes_min)
         wished_bytes = min(most_bytes, self.lent_bytes + step_bytes)
@@ -266,7 +265,7 @@ class Broker:
         if lend_bytes and self._seen is not None:
             check(
                 lend_bytes <= free_bytes(self._seen),
-                f"{self._device.name} would lend what serving has",
+                f"{self._device.name} would lend memory that serving holds",
             )
         return Decision(
             device=self._device.name,
@@ -279,45 +278,45 @@ class Broker:
 
 
 class _Hold:
-    """When growing again is safe: a hold after pressure, which recent revocations make longer.
+    """Decides when growing is safe again: a hold after pressure, longer after revocations.
 
-    It starts as after pressure: calm is to be seen first. A device that is revoked as soon as it
-    has grown climbs one level each time, so its hold reaches the longest. What is forgiven is calm
-    beyond the hold, so a hold that is long does not forgive itself.
+    It starts as if after pressure: calm must be seen first. A device that is revoked after each
+    growth climbs one level each time, so its hold reaches the longest. Only calm beyond the hold is
+    forgiven, so a long hold does not forgive itself.
     """
 
     def __init__(self) -> None:
         self._level = 0
         self._pressed_ms = -math.inf
-        self._calm_ms: float | None = None  # since when every reading was there and calm
+        self._calm_ms: float | None = None  # start of the latest calm, without failed readings
 
     def press(self, now_ms: float, *, is_revocation: bool) -> None:
-        """Note pressure; `is_revocation` when a loan paid for it."""
+        """Record pressure; `is_revocation` if a loan shrank."""
         self._level = min(self._level_at(now_ms) + is_revocation, _LEVEL_MAX)
         self._pressed_ms = now_ms
         self._calm_ms = None
 
     def lose_sight(self) -> None:
-        """Note a reading that failed: what was calm may not be so any more."""
+        """Record a failed reading, which ends a calm."""
         self._calm_ms = None
 
     def rest(self, now_ms: float) -> None:
-        """Note a calm reading."""
+        """Record a calm reading."""
         if self._calm_ms is None:
             self._calm_ms = now_ms
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return how long no loan may begin or grow yet; 0 when one may."""
+        """Return the time until a loan may begin or grow; 0 if it may."""
         calm_ms = now_ms if self._calm_ms is None else self._calm_ms
         until_ms = max(calm_ms + SETTLE_MS, self._pressed_ms + self._hold_ms())
         return max(0.0, until_ms - now_ms)
 
     def ttl_ms(self, now_ms: float) -> float:
-        """Return how long a loan lives: the shorter, the more of them were revoked."""
+        """Return the life of a loan: shorter after more revocations."""
         return TTL_MAX_MS * 0.5 ** self._level_at(now_ms)
 
     def _level_at(self, now_ms: float) -> int:
-        """Return the recent revocations that count: calm beyond the hold forgives."""
+        """Return the number of recent revocations that are not forgiven."""
         calm_ms = now_ms - self._pressed_ms - self._hold_ms()
         forgiven = int(calm_ms // FORGIVE_MS) if self._level and calm_ms > 0 else 0
         return max(0, self._level - forgiven)
@@ -334,7 +333,7 @@ def _blindness(reading: Reading, now_ms: float) -> str | None:
 
 
 def _move_of(before_bytes: int, after_bytes: int) -> Move:
-    """Return what a change of a loan's size is called."""
+    """Return the name of a change of a loan's size."""
     if after_bytes == before_bytes:
         return Move.KEEP if after_bytes else Move.REFUSE
     if after_bytes > before_bytes:

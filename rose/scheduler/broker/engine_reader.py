@@ -1,4 +1,4 @@
-"""Turns what an engine says, again and again, into observations of its device."""
+"""Turns an engine's cumulative metrics into observations of its device."""
 
 import math
 from collections import deque
@@ -10,38 +10,38 @@ from rose.scheduler.broker.observation import Observation, ServingDevice
 from rose.units import MS_PER_S
 
 WINDOW_MS: Final = 15_000.0
-"""What tails are taken over: hundreds of tokens, and old news are forgotten in three readings."""
+"""Period for P99 latencies: hundreds of tokens, yet outdated after three readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A Prometheus histogram: what was counted since the engine started.
+    """A Prometheus histogram, counted since the engine started.
 
     Args:
         bounds_s: upper bounds of the buckets, ascending; the last is infinite.
-        counts: at or below each bound, ascending.
+        counts: observations at or below each bound, ascending.
     """
 
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no engine counts.
+        """Check bounds and counts.
 
         Raises:
-            CorruptData: bounds or counts descend, a count is no number, or there is no last bucket.
+            CorruptData: bounds or counts descend, a count is invalid, or the last bound is finite.
         """
         if not self.bounds_s or self.bounds_s[-1] != math.inf:
             raise CorruptData("a histogram has no bucket without a bound")
         if list(self.bounds_s) != sorted(set(self.bounds_s)):
-            raise CorruptData("the bounds of a histogram are not all different numbers")
+            raise CorruptData("the bounds of a histogram must be ascending and distinct")
         if not all(math.isfinite(one) and one >= 0 for one in self.counts):
             raise CorruptData("a histogram has a count that is negative or no number")
         if list(self.counts) != sorted(self.counts):
             raise CorruptData("the counts of a histogram descend")
 
     def since(self, before: "Histogram") -> "Histogram":
-        """Return what was counted after `before`; everything, if the engine began anew."""
+        """Return the counts after `before`; all of them, if the engine restarted."""
         if before.bounds_s != self.bounds_s:
             return self
         counts = tuple(new - old for new, old in zip(self.counts, before.counts, strict=True))
@@ -50,10 +50,10 @@ class Histogram:
         return Histogram(self.bounds_s, counts)
 
     def p99_ms(self) -> float | None:
-        """Return the latency that 99 of 100 did not exceed; None when nothing was counted.
+        """Return the 99th percentile of the latency; None without observations.
 
-        Inside a bucket they are taken to be spread evenly, as Prometheus does. Beyond the last
-        bound it is infinite: Prometheus would name that bound, and a target above it were met.
+        Latencies are taken to be uniform inside a bucket, as in Prometheus. Beyond the last bound
+        it is infinite: Prometheus would return that bound, and a target above it would seem met.
         """
         rank = 0.99 * self.counts[-1]
         if not rank:
@@ -62,7 +62,7 @@ class Histogram:
         if self.bounds_s[at] == math.inf:
             return math.inf
         low_s, below = (self.bounds_s[at - 1], self.counts[at - 1]) if at else (0.0, 0.0)
-        low_s = min(low_s, self.bounds_s[at])  # A first bound below 0.
+        low_s = min(low_s, self.bounds_s[at])  # The first bound may be negative.
         part = (rank - below) / (self.counts[at] - below)
         return max(0.0, low_s + (self.bounds_s[at] - low_s) * part) * MS_PER_S
 
@@ -72,14 +72,14 @@ class EngineMetrics:
     """One reading of one engine.
 
     Args:
-        engine: "vLLM", "SGLang", or "rose" for what its executor says.
-        model: what it calls its model; "" if it does not say.
-        kv_used: the share of its KV pool that requests hold, of the fullest rank, 0 to 1.
-        kv_tokens: that the pool holds, over all ranks; None if it does not say.
-        running: requests that it works on.
-        waiting: requests that it has not begun.
-        preempted: requests that it put back for want of KV, since it started.
-        ttft: times to the first token.
+        engine: "vLLM", "SGLang", or "rose" for its executor.
+        model: the engine's name of its model; "" if unknown.
+        kv_used: share of the KV pool held by requests, on the fullest rank, 0 to 1.
+        kv_tokens: capacity of the pool over all ranks, in tokens; None if unknown.
+        running: number of running requests.
+        waiting: number of requests not started.
+        preempted: number of preemptions for want of KV, since the start.
+        ttft: times to first token.
         tpot: times between tokens.
     """
 
@@ -98,19 +98,19 @@ class EngineReader:
     """Keeps the readings of a window, because engines count from their start."""
 
     def __init__(self, device: ServingDevice) -> None:
-        """Start without a reading of the device that the engine serves on."""
+        """Start without readings of `device`, on which the engine serves."""
         self._device = device
         self._readings: deque[tuple[float, EngineMetrics]] = deque()
 
     def observe(self, said: EngineMetrics, at_ms: float) -> Observation:
-        """Return how serving is now.
+        """Return the current state of serving.
 
         Args:
-            said: by the engine.
-            at_ms: when.
+            said: metrics of the engine.
+            at_ms: time of the reading.
         """
         self._readings.append((at_ms, said))
-        # The oldest that is kept lies at the window's beginning or before it.
+        # Keep one reading at or before the start of the window.
         while len(self._readings) > 2 and self._readings[1][0] <= at_ms - WINDOW_MS:
             self._readings.popleft()
         oldest = self._readings[0][1]
@@ -122,7 +122,7 @@ class EngineReader:
             running=said.running,
             waiting=said.waiting,
             preempted=math.ceil(max(0.0, said.preempted - last.preempted)),
-            # Nobody knows of when the first reading's latencies are.
+            # The period of the first reading's latencies is unknown.
             ttft_ms_p99=None if oldest is said else said.ttft.since(oldest.ttft).p99_ms(),
             tpot_ms_p99=None if oldest is said else said.tpot.since(oldest.tpot).p99_ms(),
         )

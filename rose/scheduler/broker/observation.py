@@ -1,4 +1,4 @@
-"""What the broker is told of devices that serve, and whether serving needs one."""
+"""Observations of serving devices, and whether serving is under pressure."""
 
 import math
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from typing import Final, TypeAlias
 
 from rose.slo.targets import SLO
 
-# Ratios of a tail (P99) to its target. Near is pressure before a promise is broken, late means that
-# one is. Rollouts spend the slack under the target of later tokens on purpose, so that tail lies
-# close to it, and engines count in buckets: late is what no quantum of rollouts explains.
+# Ratios of P99 latency to its target. Near: pressure before a promise is broken; late: a promise is
+# broken. Rollouts deliberately spend the slack of later tokens, so that P99 lies close to its
+# target, and engines count in buckets: late is beyond what quanta of rollouts explain.
 _TTFT_NEAR: Final = 0.9
 _TTFT_LATE: Final = 1.0
 _TPOT_NEAR: Final = 1.1
 _TPOT_LATE: Final = 1.5
-# Requests that wait for serving; more are pressure. Those that come during a step wait for its end
-# on an idle engine, too.
+# Waiting requests of serving beyond which it is under pressure. On an idle engine, too, requests
+# that arrive during a step wait for its end.
 _WAITING_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ServingDevice:
-    """A device, or a group of them, that one engine serves on.
+    """A device, or a group of devices, on which one engine serves.
 
     Args:
-        name: unique.
-        kv_bytes: all of serving's KV pool, lent parts included.
-        reserve_bytes: that serving can always have; no loan touches it.
-        slab_bytes: the least that is lent; loans are whole slabs.
-        slo: what serving's requests were promised.
+        name: unique name.
+        kv_bytes: size of serving's KV pool, lent parts included.
+        reserve_bytes: KV that is always serving's; never lent.
+        slab_bytes: unit of loans.
+        slo: latency targets of serving's requests.
     """
 
     name: str
@@ -47,20 +47,18 @@ class Observation:
     """One reading of a device.
 
     Args:
-        device: which.
-        at_ms: when it was read, on the clock of the decisions.
-        kv_used: the share of the pool that serving's own requests hold, 0 to 1. What is lent is
-            not in it.
-        running: requests that serving works on.
-        waiting: requests that it has not begun.
-        preempted: requests that it put back for want of KV since the reading before.
-        ttft_ms_p99: to the first token, of the last seconds; infinite when it is beyond what is
-            measured, None when no request had one.
-        tpot_ms_p99: between tokens; likewise.
-        lent_bytes: on loan now, as the device's executor says; None when nobody asked it.
-        revocations: loans that it took back by itself, counted since it started.
-        revoked_share: how far what was on loan fell with those since the reading before, 0 to 1;
-            None when nobody says.
+        device: device that was read.
+        at_ms: time of the reading, on the clock of the decisions.
+        kv_used: share of the pool held by serving's own requests, 0 to 1, without lent memory.
+        running: number of running requests.
+        waiting: number of requests not started.
+        preempted: number of preemptions for want of KV since the last reading.
+        ttft_ms_p99: P99 time to first token of the last seconds; infinite beyond the measured
+            range, None without such a request.
+        tpot_ms_p99: P99 time between tokens; likewise.
+        lent_bytes: memory on loan now, from the device's executor; None if unknown.
+        revocations: loans that the executor revoked by itself since it started.
+        revoked_share: share of the loan revoked since the last reading, 0 to 1; None if unknown.
     """
 
     device: ServingDevice
@@ -77,17 +75,17 @@ class Observation:
 
     @property
     def used_bytes(self) -> int:
-        """What serving's requests hold, rounded up."""
+        """Memory held by serving's requests, rounded up."""
         return math.ceil(self.kv_used * self.device.kv_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A device whose telemetry could not be had.
+    """A failed reading of a device.
 
     Args:
-        device: which.
-        why: one sentence.
+        device: device that could not be read.
+        why: reason, one sentence.
     """
 
     device: ServingDevice
@@ -98,7 +96,7 @@ Reading: TypeAlias = Observation | Unread
 
 
 class Severity(Enum):
-    """What pressure asks for."""
+    """Action that pressure requires."""
 
     MEMORY = "the loan is cut to what fits"
     NEAR = "a part of the loan goes back"
@@ -107,11 +105,11 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """A reason to give back.
+    """A reason to shrink a loan.
 
     Args:
-        severity: how much.
-        why: one sentence.
+        severity: action required.
+        why: reason, one sentence.
     """
 
     severity: Severity
@@ -119,11 +117,11 @@ class Pressure:
 
 
 def pressure_of(seen: Observation, lent_bytes: int) -> Pressure | None:
-    """Return the gravest pressure, or None while serving has all it needs.
+    """Return the gravest pressure; None while serving has all it needs.
 
     Args:
-        seen: of the device.
-        lent_bytes: on loan there.
+        seen: reading of the device.
+        lent_bytes: memory on loan there.
     """
     slo = seen.device.slo
     tails = (
@@ -150,6 +148,6 @@ def pressure_of(seen: Observation, lent_bytes: int) -> Pressure | None:
 
 
 def free_bytes(seen: Observation) -> int:
-    """Return what serving's requests and its reserve leave of the pool, in whole slabs."""
+    """Return the pool's memory beside serving's requests and reserve, in whole slabs."""
     device = seen.device
     return device.whole_slabs(device.kv_bytes - seen.used_bytes - device.reserve_bytes)

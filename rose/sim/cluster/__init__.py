@@ -1,1 +1,1 @@
-"""A cluster in virtual time: the scheduler's real core, over engines that are models."""
+"""A cluster in virtual time: the scheduler's real core over modelled engines."""

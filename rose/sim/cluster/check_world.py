@@ -1,4 +1,4 @@
-"""What a world must be for a simulation of it to mean something."""
+"""Validity of a simulated world."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,16 +7,16 @@ from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.world import ClusterWorld, Lending, SimJob, SimWorker, Trajectories
 
-# Longer times would leave 64 bits of nanoseconds when they are added up.
+# Sums of longer times would exceed 64-bit nanoseconds.
 MS_MAX = 1e12
 TOKENS_MAX = 1 << 31
 
 
 def check_world(world: ClusterWorld) -> None:
-    """Refuse a world that contradicts itself, or in which somebody would wait for ever.
+    """Refuse a world that contradicts itself, or that would wait forever.
 
     Raises:
-        InvalidArgument: one sentence says what is wrong.
+        InvalidArgument: one sentence names the problem.
     """
     _expect(len(world.jobs) > 0, "a world needs a job")
     _expect(world.versions > 0, f"versions={world.versions} must be > 0")
@@ -98,7 +98,7 @@ def _check_room(job: SimJob, workers: list[SimWorker]) -> None:
 
 
 def longest_contexts(trajectories: Trajectories) -> npt.NDArray[np.int64]:
-    """Return (n,) the context before the last turn of each trajectory: the longest."""
+    """Return (n,) the longest context of each trajectory, that before its last turn."""
     first = trajectories.first_turn
     grown = np.concatenate([[0], np.cumsum(trajectories.heard_tokens + trajectories.said_tokens)])
     return np.asarray(

@@ -1,14 +1,14 @@
-"""What a device that serves lends: a table that the stepwise machine of `rose.sim` fills.
+"""The loans of a serving device: a table filled by the stepwise machine of `rose.sim`.
 
-A row is one run of the machine under a steady arrival rate, with the lengths and the bursts of
-seconds that the traffic has: what rollouts got of the compute, what serving's contexts held, and
-how each request was served. Rows are run when they are asked for, and kept. A device's loan over
-time is put together from pieces of half a minute, each cut from the row of the device's own arrival
-rate in that time. Between two rates of the grid either row is taken, the nearer one more often.
+A row is one run of the machine at a steady arrival rate, with the lengths and second-scale bursts
+of the traffic: rollouts' share of compute, serving's context tokens, and the latencies of each
+request. Rows are computed on demand and kept. A device's loan over time is composed of half-minute
+pieces, each from the row of the device's arrival rate at that time. Between two rates of the grid
+one of both rows is chosen at random, the nearer one more often.
 
-Neglected is what crosses from one piece into the next: requests that run at its end, and the queue
-of a burst that is longer than a piece. Each row is one draw of requests, whose number and lengths
-are spread evenly; `tests/sim/test_lending.py` says how far that is from the machine itself.
+Effects across piece borders are neglected: running requests, and the queue of a burst longer than a
+piece. Each row is one random draw of requests, with number and lengths spread evenly;
+`tests/sim/test_lending.py` measures the error against the machine itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,23 +32,23 @@ Ints = npt.NDArray[np.int64]
 
 BIN_MS: Final = 1000.0
 PIECE_BINS: Final = 30
-PIECES: Final = 3  # of a row
-# Requests run over each other before a row begins: one may take so long where lending slows it.
+PIECES: Final = 3  # per row
+# Warm-up of a row, so that requests overlap; one may take this long where lending slows it.
 _WARM_BINS: Final = 30
 _WARM_MS: Final = _WARM_BINS * BIN_MS
-# Requests a second, each twice the one before: of a hundred seconds one, up to 160 in a second.
+# Requests per second, each twice the one before: from 0.01 to about 160.
 RATES_RPS: Final = (0.0, *(0.01 * 2**step for step in range(15)))
-# The machine runs on behind the end for so many rollout steps: the work there has ended then.
+# Rollout steps that the machine runs beyond the end, so that all work in the row ends.
 _STEPS_BEHIND: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What serving is asked, whatever the rate.
+    """Requests of serving, without their rate.
 
     Args:
-        lengths: (prompt, output) tokens of requests, by output; each is as likely as another.
-        variation: standard deviation of the rate of a second over its mean, >= 0; 0 is a Poisson
+        lengths: (prompt, output) tokens of requests, by output; all equally likely.
+        variation: standard deviation of the per-second rate over its mean, >= 0; 0 is a Poisson
             process.
     """
 
@@ -56,7 +56,7 @@ class Mix:
     variation: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a mix of nothing.
+        """Check the values.
 
         Raises:
             InvalidArgument: there are no lengths, one is below 1, or the variation is below 0.
@@ -67,9 +67,9 @@ class Mix:
             raise InvalidArgument(f"variation is {self.variation}, give a number >= 0")
 
     def requests(self, rates_rps: Column, random: np.random.Generator) -> list[Request]:
-        """Return requests at rates of a second each: as many as are expected, rounded.
+        """Return requests for given per-second rates: the expected number, rounded.
 
-        Lengths are spread evenly over all there are, so that few requests are like many.
+        Lengths are spread evenly over all of `lengths`, so that few requests are representative.
         """
         count, rates = round(float(rates_rps.sum())), rates_rps
         if self.variation > 0:
@@ -87,13 +87,13 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Lender:
-    """A device that serves, and how it lends.
+    """A serving device, and its lending scheme.
 
     Args:
-        device: what things cost.
+        device: cost model.
         scheme: one of `rose.sim.SCHEMES`.
-        slo: what serving was promised; scheme "rose" lends at its slowdown.
-        mix: what serving is asked.
+        slo: serving's targets; scheme "rose" lends at its slowdown.
+        mix: requests of serving.
     """
 
     device: DeviceModel
@@ -103,9 +103,9 @@ class Lender:
 
 
 class Felt(NamedTuple):
-    """How requests were served, a column of each; `weight` says how often one stands for another.
+    """Latencies of requests, one per row; `weight` is the number of requests a row stands for.
 
-    `tpot_ms` is a request's mean, and NaN where it had one token.
+    `tpot_ms` is a request's mean; NaN with a single token.
     """
 
     ttft_ms: Column
@@ -114,7 +114,7 @@ class Felt(NamedTuple):
     weight: Column
 
     def quantile(self, column: str, share: float) -> float:
-        """Return a quantile of a column over the requests that have it; NaN without any."""
+        """Return a weighted quantile of a column, without NaN; NaN if it is empty."""
         values = getattr(self, column)
         known = np.isfinite(values) & (self.weight > 0)
         order = np.argsort(values[known], kind="stable")
@@ -126,13 +126,13 @@ class Felt(NamedTuple):
 
     @property
     def late(self) -> float:
-        """Return the share of the requests that missed a target; 0 without any."""
+        """Return the share of requests that missed a target; 0 without any."""
         total = float(self.weight.sum())
         return float(self.weight[self.is_late].sum()) / total if total else 0.0
 
 
 def joined(parts: Iterable[tuple[Felt, float]]) -> Felt:
-    """Return what the requests of all parts felt; those of a part weigh so many times as much."""
+    """Concatenate parts, with their weights multiplied by the given factors."""
     nobody = np.zeros(0)
     weighted = [one._replace(weight=one.weight * times) for one, times in parts]
     weighted.append(Felt(nobody, nobody, np.zeros(0, dtype=np.bool_), nobody))
@@ -140,13 +140,13 @@ def joined(parts: Iterable[tuple[Felt, float]]) -> Felt:
 
 
 class Row(NamedTuple):
-    """What the machine did in each second, and for each request that came in them.
+    """The machine's results for each second, and for each request that arrived in them.
 
     Args:
-        share: (bins,) of the device's compute that rollouts got.
-        context: (bins,) the most tokens that serving's contexts had.
-        busy: share of the time in which there was a request.
-        felt: by the requests, in the order of arrival.
+        share: (bins,) share of the device's compute for rollouts.
+        context: (bins,) most tokens of serving's contexts.
+        busy: share of the time with a request.
+        felt: latencies of the requests, in order of arrival.
     """
 
     share: Column
@@ -157,7 +157,7 @@ class Row(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def row(lender: Lender, point: int) -> Row:
-    """Return the row of a rate of the grid. The same requests meet every scheme."""
+    """Return the row of a grid rate. Every scheme gets the same requests."""
     random = np.random.default_rng(point)
     warm, rest = (
         lender.mix.requests(np.full(bins, RATES_RPS[point]), random)
@@ -170,14 +170,14 @@ def row(lender: Lender, point: int) -> Row:
 def run(lender: Lender, requests: Sequence[Request], *, bins: int, first: int = 0) -> Row:
     """Serve requests with endless rollout work behind them.
 
-    Work of rollouts is in milliseconds of an undisturbed device. Noise can make it cheaper than it
+    Rollout work is in milliseconds of an undisturbed device. Noise can make it cheaper than it
     counts; a share is at most 1.
 
     Args:
-        lender: who serves them.
-        requests: by arrival; all are served to their end.
-        bins: seconds that are looked at.
-        first: of these, the first to be returned.
+        lender: serving device and scheme.
+        requests: requests by arrival; all are served to the end.
+        bins: number of seconds to simulate.
+        first: first second to return.
     """
     watch, device = _Watch(), lender.device
     outcome = simulate(
@@ -203,7 +203,7 @@ def run(lender: Lender, requests: Sequence[Request], *, bins: int, first: int = 
 
 
 def _felt(requests: Sequence[Request], outcome: ArmOutcome, slo: SLO) -> tuple[Felt, Column]:
-    """Return what each request felt, and when it ended."""
+    """Return the latencies of each request, and its end."""
     rows = [(one.ttft_ms, one.mean_tpot_ms, one.output_tokens) for one in outcome.requests]
     ttft_ms, tpot_ms, tokens = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     arrival_ms = np.array([one.arrival_ms for one in requests])
@@ -215,7 +215,7 @@ def _felt(requests: Sequence[Request], outcome: ArmOutcome, slo: SLO) -> tuple[F
 
 
 def _busy(begins_ms: Column, ends_ms: Column, edges_ms: Column) -> float:
-    """Return the share of the time between the outer edges in which there was a request."""
+    """Return the share of the time between the outer edges with a request."""
     low, high = edges_ms[0], edges_ms[-1]
     before = np.maximum.accumulate(np.concatenate(([low], ends_ms)))[:-1]
     lasts = np.minimum(ends_ms, high) - np.minimum(np.maximum(begins_ms, before), high)
@@ -223,7 +223,7 @@ def _busy(begins_ms: Column, ends_ms: Column, edges_ms: Column) -> float:
 
 
 class _Watch:
-    """Notes when rollouts run, and what serving's contexts hold."""
+    """Observes rollout segments and serving's context tokens."""
 
     def __init__(self) -> None:
         self._at: dict[str, list[int]] = {"segment": [], "segment_end": [], "context": [0]}
@@ -237,7 +237,7 @@ class _Watch:
             self._number[what].append(number)
 
     def share(self, edges_ms: Column, layer_ms: float) -> Column:
-        """Return (bins,) of the work of rollouts, which is spread evenly over each segment."""
+        """Return (bins,) rollout work, spread evenly over each segment."""
         ends = np.array(self._at["segment_end"], dtype=np.float64) / NS_PER_MS
         begins = np.array(self._at["segment"][: len(ends)], dtype=np.float64) / NS_PER_MS
         done_ms = layer_ms * np.cumsum(np.array(self._number["layers"], dtype=np.float64))
@@ -247,7 +247,7 @@ class _Watch:
         return share
 
     def context(self, edges_ms: Column) -> Column:
-        """Return (bins,) the most tokens in each, those of its beginning included."""
+        """Return (bins,) the most tokens in each bin, including at its start."""
         at_ms = np.array(self._at["context"], dtype=np.float64) / NS_PER_MS
         tokens = np.array(self._number["context"], dtype=np.float64)
         peak: Column = tokens[np.searchsorted(at_ms, edges_ms[:-1], side="right") - 1]
@@ -259,11 +259,11 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Which pieces of which rows the time of some devices is put together from.
+    """The pieces of rows that compose the time of some devices.
 
     Args:
-        points: (pieces, devices) of the grid.
-        places: (pieces, devices), 0..PIECES - 1.
+        points: (pieces, devices) indices of the rate grid.
+        places: (pieces, devices) piece of the row, 0..PIECES - 1.
     """
 
     points: Ints
@@ -273,13 +273,14 @@ class Pieces:
     def draw(
         cls, rates_rps: Column, *, devices: int, shared: float, random: np.random.Generator
     ) -> "Pieces":
-        """Return pieces for devices that are asked alike.
+        """Return pieces for devices with the same arrival rates.
 
         Args:
-            rates_rps: (pieces,) of each device, >= 0.
-            devices: how many.
-            shared: how often a device has what all have in a piece: bursts of a service reach all.
-            random: drawn from.
+            rates_rps: (pieces,) arrival rate of each device, >= 0.
+            devices: number of devices.
+            shared: probability that a device has the common piece, since bursts of a service reach
+                all.
+            random: random generator.
         """
         lower, above = _between(rates_rps)
         drawn = random.random((3, len(rates_rps), devices + 1))
@@ -288,7 +289,7 @@ class Pieces:
         return cls(lower[:, None] + (up < above[:, None]), (place * PIECES).astype(np.int64))
 
     def columns(self, lender: Lender) -> tuple[Column, Column]:
-        """Return (bins, devices) twice: shares, and the tokens of serving's contexts."""
+        """Return (bins, devices) twice: shares, and serving's context tokens."""
         used, at = np.unique(self.points, return_inverse=True)
         rows = [row(lender, int(point)) for point in used]
         at = at.reshape(self.points.shape)
@@ -302,7 +303,7 @@ class Pieces:
         return laid
 
     def felt(self, lender: Lender) -> Felt:
-        """Return how the requests of all pieces were served, those of a row once."""
+        """Return the latencies of the requests of all pieces, each row once with its weight."""
         used, counts = np.unique(self.points, return_counts=True)
         return joined(
             (row(lender, int(point)).felt, float(count))
@@ -311,17 +312,17 @@ class Pieces:
 
 
 def _between(rates_rps: Column) -> tuple[Ints, Column]:
-    """Return the points below rates, and how often the one above stands for each instead."""
+    """Return the grid points below rates, and the probability of the point above."""
     grid = np.array(RATES_RPS)
     lower = np.clip(np.searchsorted(grid, rates_rps, side="right") - 1, 0, len(grid) - 2)
-    # What is lent falls with the rate about as an exponential: in between, logarithms are closer.
+    # Loans fall about exponentially with the rate: interpolate in the logarithm.
     over = np.maximum(rates_rps, grid[lower + 1] / 2) / grid[lower + 1]
     above = np.where(lower > 0, 1 + np.log2(over), rates_rps / grid[1])
     return lower, np.clip(above, 0.0, 1.0)
 
 
 def _rate_at(lender: Lender, wanted: float, figure: Callable[[Row], float]) -> float | None:
-    """Return the rate at which a figure of a device comes to so much."""
+    """Return the rate at which a device's figure reaches `wanted`; None beyond the grid."""
     reached = 0.0
     for point in range(1, len(RATES_RPS)):
         before, reached = reached, figure(row(lender, point))
@@ -332,13 +333,13 @@ def _rate_at(lender: Lender, wanted: float, figure: Callable[[Row], float]) -> f
 
 
 def rate_of(lender: Lender, busy: float) -> float:
-    """Return the rate at which a device has a request for so much of the time, below 1."""
+    """Return the rate at which a device has a request for the share `busy` < 1 of the time."""
     rate_rps = _rate_at(lender, busy, lambda one: one.busy)
-    check(rate_rps is not None, "a device that has more to do than it can is always busy")
+    check(rate_rps is not None, "an overloaded device is always busy")
     return rate_rps or 0.0
 
 
 def capacity_of(lender: Lender, late: float) -> float:
-    """Return the rate at which such a share of the requests is late."""
+    """Return the rate at which the share `late` of the requests is late."""
     rate_rps = _rate_at(lender, late, lambda one: one.felt.late)
     return RATES_RPS[-1] if rate_rps is None else rate_rps

@@ -1,7 +1,7 @@
-"""What a step of a model costs on a GPU, from data sheets and shapes or from what was measured.
+"""Step costs of a model on a GPU, from data sheets and shapes or from measurements.
 
-The data sheets, and the shares of them that engines reach, are those of `rose/slo/priors.json`,
-each with its source; the shapes are those of `rose/memory/presets.json`.
+Data sheets, and attainable shares of them, are in `rose/slo/priors.json`, each with its source;
+shapes are in `rose/memory/presets.json`.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ BF16_KV: Final = KVDtype(element_bytes=2)
 _BATCH: Final = 64  # the most sequences that are expected
 # BLIS (inference-sim), fitted per sequence and step of vLLM: 3 to 5 us.
 _SEQUENCE_MS: Final = 0.004
-# Assumed: an all-reduce of a decode step's activations over NVLink is latency; two in each layer.
+# Assumed: an all-reduce of a decode step's activations over NVLink costs latency; two per layer.
 _ALL_REDUCE_MS: Final = 0.01
 _ALL_REDUCES_OF_LAYER: Final = 2
 _MATRICES_OF_AN_EXPERT: Final = 3
@@ -33,14 +33,14 @@ _MATRICES_OF_AN_EXPERT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step takes: a sum of five terms, in milliseconds.
+    """Time of a step: a sum of five terms, in milliseconds.
 
     Args:
-        base_ms: of any step, > 0.
-        sequence_ms: per decoding sequence.
-        context_ms: per token of context that is read.
-        prefill_ms: per prompt token, > 0.
-        pair_ms: per pair of a prompt token and one before it in its context.
+        base_ms: time of any step, > 0.
+        sequence_ms: time per decoding sequence.
+        context_ms: time per context token read.
+        prefill_ms: time per prompt token, > 0.
+        pair_ms: time per pair of a prompt token and a token before it in its context.
     """
 
     base_ms: float
@@ -52,11 +52,11 @@ class StepCost:
     def step_times(self, *, context_tokens: int = 0) -> StepTimes:
         """Return the times of a rollout engine.
 
-        Prompts ride in steps that read the weights for the decoding sequences anyway, so a prompt
-        token costs its arithmetic only.
+        Prompts share steps that read the weights for decoding sequences anyway, so a prompt token
+        costs only its arithmetic.
 
         Args:
-            context_tokens: what a prompt's token has before it, on average, >= 0.
+            context_tokens: average number of tokens before a prompt token, >= 0.
         """
         token_ms = self.prefill_ms + self.pair_ms * context_tokens
         return StepTimes(
@@ -73,13 +73,12 @@ class StepCost:
         rollout_layers: int,
         rollout_tokens: int = 512,
     ) -> DeviceModel:
-        """Return a device whose serving engine costs this, for the machine of `rose.sim`.
+        """Return a device with a serving engine of this cost, for the machine of `rose.sim`.
 
         Args:
-            rollout: what a step of the other engine costs.
-            rollout_layers: of its model, > 0.
-            rollout_tokens: prompt tokens of its step, which is as heavy as it gets; 512 is what
-                the paper allows.
+            rollout: step cost of the rollout engine.
+            rollout_layers: layers of its model, > 0.
+            rollout_tokens: prompt tokens of its step, at its heaviest; 512 is the paper's limit.
         """
         return DeviceModel(
             base_ms=self.base_ms,
@@ -93,19 +92,19 @@ class StepCost:
 
 
 def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1) -> StepCost:
-    """Return what a step should cost by the data sheet of `gpu`.
+    """Return the step cost by the data sheet of `gpu`.
 
-    A decode step takes the longer of its reading and its arithmetic, over all its weights; the
-    straight line through that over 1 to 64 sequences is returned. With experts a larger batch
-    wakes more of them: n of N with k per token read N (1 - (1 - k / N)^n).
+    A decode step takes the longer of weight reading and arithmetic; the result is a straight line
+    fitted to that over 1 to 64 sequences. With experts a larger batch activates more of them: n
+    sequences with k of N experts per token read N (1 - (1 - k / N)^n).
 
     Args:
-        shape: of the model, bf16 or FP8 as it was published; KV is bf16.
-        gpu: "H100", "H800", "H200", "A100", "L40S", or a name a driver gives.
+        shape: model, bf16 or FP8 as published; KV is bf16.
+        gpu: "H100", "H800", "H200", "A100", "L40S", or a driver's device name.
         tp: devices that share the model over NVLink.
 
     Raises:
-        InvalidArgument: the GPU has no figures, or the model cannot be divided so.
+        InvalidArgument: the GPU is unknown, or the model cannot be divided among `tp` devices.
     """
     roofline = _roofline(gpu)
     cost = model_cost(shape, kv=BF16_KV, tp=tp)
@@ -125,25 +124,25 @@ def roofline_cost(shape: ModelShape, gpu: str, *, tp: int = 1) -> StepCost:
 
 
 def kv_tokens(shape: ModelShape, gpu: str, *, tp: int = 1) -> int:
-    """Return the tokens of context that fit one of `tp` GPUs, beside the weights.
+    """Return the context tokens that fit on one of `tp` GPUs, beside the weights.
 
     Args:
-        shape: of the model whose contexts they are.
-        gpu: as for `roofline_cost`.
+        shape: model of the contexts.
+        gpu: see `roofline_cost`.
         tp: devices that share the model.
 
     Raises:
-        InvalidArgument: the GPU has no figures, or the weights leave no room.
+        InvalidArgument: the GPU is unknown, or the weights leave no room.
     """
     token_bytes = int(model_cost(shape, kv=BF16_KV, tp=tp).context_token_bytes)
     return pool_bytes(gpu, shape, tp=tp) // token_bytes
 
 
 def pool_bytes(gpu: str, *shapes: ModelShape, tp: int = 1) -> int:
-    """Return what one of `tp` GPUs has for KV when the weights of all `shapes` lie there.
+    """Return the memory for KV on one of `tp` GPUs that hold the weights of all `shapes`.
 
     Raises:
-        InvalidArgument: the GPU has no figures, or the weights leave no room.
+        InvalidArgument: the GPU is unknown, or the weights leave no room.
     """
     weights = sum(weight_bytes(shape, tp=tp) + ENGINE_BYTES for shape in shapes)
     left = int(_roofline(gpu).memory_bytes) - weights
@@ -161,7 +160,7 @@ def _roofline(gpu: str) -> Roofline:
 
 
 def _asleep_bytes(shape: ModelShape, sequences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the bytes of experts that a step of so many sequences does not read."""
+    """Return the bytes of experts that a step of this many sequences does not read."""
     experts = shape.experts
     if experts is None:
         return np.zeros_like(sequences)

@@ -1,4 +1,4 @@
-"""How much of a device's KV pool is lent, from what serving's contexts take of it over time."""
+"""The lent part of a device's KV pool, from serving's context tokens over time."""
 
 import math
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Slabs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """What the contexts of both engines share.
+    """The KV pool that both engines share.
 
     Args:
-        slabs: of the pool, > 0.
-        serving_tokens: that a slab holds in serving's geometry, > 0.
-        rollout_tokens: that a slab holds in the borrower's geometry, > 0.
+        slabs: number of slabs, > 0.
+        serving_tokens: tokens per slab in serving's geometry, > 0.
+        rollout_tokens: tokens per slab in the borrower's geometry, > 0.
     """
 
     slabs: int
@@ -32,7 +32,7 @@ class KvPool:
     rollout_tokens: int
 
     def __post_init__(self) -> None:
-        """Refuse a pool that holds nothing.
+        """Check the values.
 
         Raises:
             InvalidArgument: a number is not above 0.
@@ -45,7 +45,7 @@ class KvPool:
         """Return the pool of a GPU that holds the weights of both models.
 
         Raises:
-            InvalidArgument: the GPU has no figures, the models do not fit, or no slab suits both.
+            InvalidArgument: the GPU is unknown, the models do not fit, or no slab size suits both.
         """
         geometries = [
             group.geometry
@@ -57,45 +57,45 @@ class KvPool:
         return cls(pool_bytes(gpu, serving, rollout, tp=tp) // slab_bytes, *tokens)
 
     def used_slabs(self, context_tokens: npt.NDArray[np.float64]) -> Slabs:
-        """Return the slabs that serving's contexts take, whole ones, at most all."""
+        """Return the whole slabs of serving's contexts, at most all slabs."""
         slabs = np.ceil(context_tokens / self.serving_tokens)
         return np.minimum(slabs, self.slabs).astype(np.int64)
 
 
 class KvRule(Protocol):
-    """Says how many slabs are lent. Pure: equal uses give equal loans."""
+    """Rule for the number of lent slabs. Pure: equal uses give equal loans."""
 
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
-        """Return the slabs that are lent in each bin.
+        """Return the lent slabs in each bin.
 
         Args:
-            used: (k, d), the most that serving has in each bin of each of d devices.
-            pool: of each device.
+            used: (k, d) most slabs of serving in each bin of each of d devices.
+            pool: pool of each device.
             bin_ms: length of a bin, > 0.
 
         Returns:
-            (k, d), in 0..pool.slabs.
+            (k, d) slabs, in 0..pool.slabs.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoseKv:
-    """Lends what serving leaves beside a reserve: shrinks at once, grows back when it has lasted.
+    """Lends what serving and a reserve leave: shrinks at once, grows back after a delay.
 
-    What is lent is the least that was left within the last `regrow_after_ms`, so a loan grows only
-    to what was free for all of that time, and slabs do not come and go with each burst.
+    The loan is the minimum of the free slabs over the last `regrow_after_ms`, so it grows only to
+    what was free all that time, and slabs do not come and go with each burst.
 
     Args:
-        reserve_share: of the pool, that is never lent.
-        regrow_after_ms: 0 grows at once; the default is that of `rose.slo.Policy`.
+        reserve_share: share of the pool that is never lent.
+        regrow_after_ms: delay of growth, 0 for none; the default is that of `rose.slo.Policy`.
     """
 
     reserve_share: float = 0.05
     regrow_after_ms: float = 100.0
 
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
-        """Return the least that was left."""
+        """Return the minimum of the free slabs."""
         left = np.maximum(pool.slabs - _reserve(pool, self.reserve_share) - used, 0)
         lent: Slabs = left.copy()
         for back in range(1, min(len(left), _bins(self.regrow_after_ms, bin_ms) + 1)):
@@ -105,18 +105,18 @@ class RoseKv:
 
 @dataclass(frozen=True, slots=True)
 class PublishedKv:
-    """The paper's rule: headroom, one cut by a factor, and no growth until the next RL step.
+    """The paper's rule: headroom, cuts by a factor, and no growth until the next RL step.
 
-    When a step begins, rollouts get what serving does not use, but for the headroom. When serving
-    has eaten its way into the headroom up to the watermark, the budget is cut by the factor, and
-    again as often as that happens. It never stands in the way of what serving uses.
+    When a step begins, rollouts get all that serving does not use, except the headroom. Whenever
+    serving uses the headroom up to the watermark, the budget is divided by the factor. It never
+    blocks slabs that serving uses.
 
     Args:
-        rl_step_ms: after which the budget may grow, > 0.
-        headroom_share: of the pool; the paper has about 20 % of the memory.
-        cut: what the budget is divided by, > 1.
-        watermark: the share of the headroom that is used when serving is under pressure. The
-            notes on the paper do not say; half of it is assumed.
+        rl_step_ms: time after which the budget may grow, > 0.
+        headroom_share: share of the pool; about 20 % of the memory in the paper.
+        cut: divisor of the budget, > 1.
+        watermark: used share of the headroom at which serving is under pressure. The notes on the
+            paper do not give it; half is assumed.
 
     Source: arXiv 2605.06534, section 4.1, second-hand.
     """
@@ -127,9 +127,9 @@ class PublishedKv:
     watermark: float = 0.5
 
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
-        """Return the budget, followed bin by bin."""
+        """Return the budget, simulated bin by bin."""
         headroom = _reserve(pool, self.headroom_share)
-        # What must stay free of the headroom.
+        # Part of the headroom that must stay free.
         floor = headroom - int(headroom * self.watermark)
         step = max(1, round(self.rl_step_ms / bin_ms))
         lent = np.empty_like(used)
@@ -146,16 +146,16 @@ class PublishedKv:
 
 @dataclass(frozen=True, slots=True)
 class ReservedKv:
-    """A constant share of the pool, whatever serving does.
+    """A constant share of the pool, whatever serving uses.
 
     Args:
-        share: of the pool, in [0, 1]; 1 is everything, always.
+        share: share of the pool, in [0, 1].
     """
 
     share: float
 
     def lent_slabs(self, used: Slabs, pool: KvPool, *, bin_ms: float) -> Slabs:
-        """Return the same for each bin."""
+        """Return the same number for each bin."""
         del bin_ms
         return np.full_like(used, int(pool.slabs * self.share))
 

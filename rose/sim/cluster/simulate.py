@@ -1,4 +1,4 @@
-"""The simulator of a cluster: `csrc/sim`, over the scheduler's own core."""
+"""The cluster simulator: `csrc/sim`, around the scheduler's own core."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -20,29 +20,29 @@ from rose.sim.cluster.world import (
     TrainerMode,
 )
 
-# Whether to go on; told the time in milliseconds and how many events there were.
+# Returns whether to go on; called with the time in milliseconds and the number of events.
 OnProgress = Callable[[float, int], bool]
 
-# The places of their members are the values of the enumerations in csrc.
+# Positions in these are the enumeration values in csrc.
 _KINDS: Final = tuple(WorkerKind)
 _MODES: Final = tuple(TrainerMode)
-_MS_MIN: Final = 1e-6  # a nanosecond: with less, time would never move on
+_MS_MIN: Final = 1e-6  # one nanosecond: with less, time would not advance
 
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """How the simulation itself works.
+    """Options of the simulation itself.
 
     Args:
-        tick_ms: the scheduler is asked so often when there is no news, as production does; at
-            least a nanosecond.
-        gather_ms: from the first news to when the scheduler hears it and all that came since, >= 0.
-        borrowed_report_ms: a borrowed worker says so often what it has; half of what counts as a
-            stall if None; at least a nanosecond.
-        dedicated_report_ms: a dedicated one does, likewise; nobody watches whether it stalls.
-        chunk_tokens: of prompts that a step of an engine computes at most, > 0.
-        is_stepwise: whether every step of every engine is simulated: slow, and the same.
-        on_progress: asked now and then whether to go on.
+        tick_ms: interval of scheduler steps without events, as in production; at least a
+            nanosecond.
+        gather_ms: delay from a first event to the step that processes it and all later ones, >= 0.
+        borrowed_report_ms: report interval of borrowed workers; None for half of the stall limit;
+            at least a nanosecond.
+        dedicated_report_ms: report interval of dedicated workers, whose stalls nobody watches.
+        chunk_tokens: most prompt tokens of an engine step, > 0.
+        is_stepwise: whether to simulate every step of every engine: slow, with the same result.
+        on_progress: asked regularly whether to go on.
     """
 
     tick_ms: float = 50.0
@@ -54,10 +54,10 @@ class SimOptions:
     on_progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would stop time, or the process.
+        """Check the ranges.
 
         Raises:
-            InvalidArgument: a value is out of its range; the sentence names it.
+            InvalidArgument: a value is out of range; the message names it.
         """
         report_ms = self.borrowed_report_ms
         is_sound = {
@@ -76,16 +76,16 @@ DEFAULT: Final = SimOptions()
 
 
 def simulate_cluster(world: ClusterWorld, options: SimOptions = DEFAULT) -> ClusterOutcome:
-    """Run a world to its end. Lets go of the GIL.
+    """Simulate a world to its end. Releases the GIL.
 
-    The scheduler is the one of production, told what production tells it; what is around it is not
-    real: engines, what is lent, tools, trainers, time. A turn may say as much as the longest turn
-    of its job does: the scheduler keeps room for that, and does not know how long it will be. That
-    longest turn is one of those that were drawn, so every arm knows this much of the future, and
-    all of them the same; production has a limit there that somebody set, which is mostly larger.
+    The scheduler is the production one, with production's input; engines, loans, tools, trainers
+    and time are simulated. The limit of every turn is the length of its job's longest turn: the
+    scheduler reserves that much, without knowing a turn's length. The longest turn is among the
+    drawn ones, so every arm knows this much of the future, equally; in production the limit is
+    configured, and usually larger.
 
     Raises:
-        InvalidArgument: the world contradicts itself, or has a turn that no worker can hold.
+        InvalidArgument: the world contradicts itself, or has a turn that fits no worker.
         InternalError: a bug in the scheduler or the simulator.
     """
     check_world(world)
@@ -94,9 +94,10 @@ def simulate_cluster(world: ClusterWorld, options: SimOptions = DEFAULT) -> Clus
 
 
 def new_core(world: ClusterWorld) -> SchedulerCore:
-    """Return the scheduler that a world has.
+    """Return the scheduler of a world.
 
-    A worker may lag as far behind as the strictest trainer takes: what one that is further behind
+    A worker may lag as many versions as the strictest trainer accepts: older output would be
+    discarded.
     said would be thrown away.
     """
     strictest = min(job.max_staleness for job in world.jobs)
@@ -108,7 +109,7 @@ def new_core(world: ClusterWorld) -> SchedulerCore:
 def native_world(
     world: ClusterWorld, options: SimOptions = DEFAULT, *, is_logged: bool = False
 ) -> _core.ClusterWorld:
-    """Return the world as C++ has it."""
+    """Return the world as a C++ object."""
     report_ms = options.borrowed_report_ms
     if report_ms is None:
         report_ms = world.settings.values()["stall_ms"] / 2
@@ -168,7 +169,7 @@ def _add_job(native: _core.ClusterWorld, job: SimJob) -> None:
 
 
 def outcome_of(found: dict[str, Any]) -> ClusterOutcome:
-    """Return what the C++ found as what rose says it is; the log is for whoever recorded it."""
+    """Convert the C++ result; the log is dropped."""
     found.pop("log")
     jobs = tuple(JobOutcome(**job) for job in found.pop("jobs"))
     digest = f"{found.pop('digest'):016x}"

@@ -1,6 +1,6 @@
-"""What a cluster is to the simulator: workers, what they are lent, trajectories, a trainer, a net.
+"""The simulator's input and output: workers, loans, trajectories, trainers.
 
-Columns are NumPy arrays, so that a thousand GPUs and a million turns are a few of them. Times are
+Columns are NumPy arrays, so a thousand GPUs and a million turns take few objects. Times are
 milliseconds since the start of the simulation.
 """
 
@@ -16,13 +16,13 @@ from rose.scheduler.worker import WorkerKind
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How long the steps of a rollout engine take when it has its GPUs to itself.
+    """Step times of a rollout engine that has its GPUs to itself.
 
     Args:
-        prefill_tokens_per_s: > 0.
-        decode_step_ms: of a step without sequences, > 0.
-        decode_ms_per_sequence: what each sequence adds, >= 0.
-        decode_ms_per_context_token: what each token of their contexts adds, >= 0.
+        prefill_tokens_per_s: prompt throughput, > 0.
+        decode_step_ms: time of a step without sequences, > 0.
+        decode_ms_per_sequence: time that each sequence adds, >= 0.
+        decode_ms_per_context_token: time that each token of their contexts adds, >= 0.
     """
 
     prefill_tokens_per_s: float
@@ -33,12 +33,12 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """What serving lends of a device over time: it holds from each time to the next.
+    """Loan of a device over time; each row holds until the next.
 
     Args:
-        at_ms: (k,) float64, ascending, the first is 0.
-        share: (k,) float64 in [0, 1], of the device's compute that rollouts get.
-        kv_tokens: (k,) int64, >= 0, what rollouts may hold; less than before revokes, 0 all.
+        at_ms: (k,) float64 start times, ascending from 0.
+        share: (k,) float64 in [0, 1], rollouts' share of the device's compute.
+        kv_tokens: (k,) int64, >= 0, capacity for rollouts; a decrease revokes, 0 everything.
     """
 
     at_ms: npt.NDArray[np.float64]
@@ -51,17 +51,17 @@ class SimWorker:
     """One rollout engine.
 
     Args:
-        number: >= 0, unique.
+        number: unique number, >= 0.
         kind: dedicated or borrowed.
-        domain: what fails, or is taken back, together.
-        job: whose trajectories it runs.
-        times: of its steps.
+        domain: failure domain, whose workers fail or are revoked together.
+        job: job whose trajectories it runs.
+        times: step times.
         seats: turns it runs at once, > 0.
-        kv_tokens: what its contexts may hold, > 0; a borrowed one's lending says less at times.
-        start_up_ms: from being lent again after nothing was lent to its first turn, >= 0.
-        update_ms: from a version's publication to its commit here, in which it runs on, >= 0.
-        pause_ms: in which it stands still for the commit, >= 0.
-        lending: None for a dedicated worker.
+        kv_tokens: capacity for contexts, > 0; a borrowed worker's loan may be smaller.
+        start_up_ms: delay of the first turn after a time without a loan, >= 0.
+        update_ms: time from a version's publication to its commit, while it runs on, >= 0.
+        pause_ms: pause of a commit, >= 0.
+        lending: loan over time; None for a dedicated worker.
     """
 
     number: int
@@ -79,14 +79,14 @@ class SimWorker:
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """What trajectories of a job are made of, in the order in which they want to start.
+    """Trajectories of a job, in the order in which they ask to start.
 
     Args:
-        first_turn: (n + 1,) int64: turns `first_turn[i]` to `first_turn[i + 1]` are those of i.
-        heard_tokens: (t,) int64, > 0, what the environment adds to the context before each turn.
-        said_tokens: (t,) int64, > 0, what the turn generates.
-        tool_ms: (t,) float64, >= 0, from the end of the turn to the next one's beginning.
-        group: (n,) int64, ascending; those of a group share a task and follow each other.
+        first_turn: (n + 1,) int64: trajectory i has turns `first_turn[i]` to `first_turn[i + 1]`.
+        heard_tokens: (t,) int64, > 0, input tokens that the environment adds before each turn.
+        said_tokens: (t,) int64, > 0, output tokens of each turn.
+        tool_ms: (t,) float64, >= 0, time from the end of the turn to the start of the next.
+        group: (n,) int64, ascending; trajectories of one group share a task.
     """
 
     first_turn: npt.NDArray[np.int64]
@@ -97,14 +97,14 @@ class Trajectories:
 
 
 class TrainerMode(Enum):
-    """When the trainer learns from what."""
+    """When the trainer learns from which trajectories."""
 
     SYNCHRONOUS = "synchronous"
-    """The next trajectories start when the version that learned from the last is out."""
+    """The next trajectories start once the version learned from the last ones is published."""
     ONE_STEP_OFF = "one-step-off"
-    """The next batch is rolled out while the trainer learns from the last."""
+    """The next batch is rolled out while the trainer learns from the last one."""
     ASYNCHRONOUS = "asynchronous"
-    """Trajectories start as staleness admits; the trainer takes whoever is done."""
+    """Trajectories start as staleness allows; the trainer takes finished ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ class SimJob:
     """One RL job.
 
     Args:
-        job: its number, >= 0.
-        trajectories: at least as many as its versions take, or it ends when they are used up.
-        mode: of its trainer.
-        batch: trajectories of a version, > 0; whole groups.
-        train_ms: how long the trainer learns from a batch, >= 0.
-        max_staleness: in versions, >= 0.
-        weight: of its fair share of what is lent, > 0.
+        job: number of the job, >= 0.
+        trajectories: as many as its versions need; otherwise it ends when they are used up.
+        mode: mode of its trainer.
+        batch: trajectories per version, > 0; whole groups.
+        train_ms: training time per batch, >= 0.
+        max_staleness: largest staleness in versions, >= 0.
+        weight: relative share of borrowed workers, > 0.
     """
 
     job: int
@@ -132,15 +132,15 @@ class SimJob:
 
 @dataclass(frozen=True, slots=True)
 class ClusterWorld:
-    """All that a simulation is made of. Equal worlds give equal outcomes, to the last byte.
+    """Input of a simulation. Equal worlds give bit-identical outcomes.
 
     Args:
-        workers: of all jobs.
-        jobs: at least one.
-        settings: of the scheduler; staleness and batch are the jobs' own.
-        policy: who decides where a turn runs.
-        versions: of each job, after which it ends.
-        horizon_ms: the simulation ends here at the latest, > 0.
+        workers: workers of all jobs.
+        jobs: jobs, at least one.
+        settings: settings of the scheduler; jobs have their own staleness and batch.
+        policy: placement policy.
+        versions: versions of each job, after which it ends.
+        horizon_ms: latest end of the simulation, > 0.
     """
 
     workers: tuple[SimWorker, ...]
@@ -153,19 +153,19 @@ class ClusterWorld:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What became of a job.
+    """Result of a job.
 
     Args:
-        published_ms: (v,) float64, when each version was published, ascending.
-        rollout_ms: (v,) float64, of each version: from the first admission of its batch to the
-            last trajectory's end.
-        started_ms: (n,) float64 of each trajectory; NaN if it never started.
-        done_ms: (n,) float64; NaN if it was not done.
-        used_by: (n,) int64, the version that learned from it; -1 if none did.
-        staleness: (n,) int64, versions between its oldest token and its use, or its being thrown
-            away because there were too many of them (then used_by is -1); -1 if neither happened.
-        tokens_delivered: each generated token of a turn once.
-        dropped: trajectories that the scheduler gave up.
+        published_ms: (v,) float64, time of each version's publication, ascending.
+        rollout_ms: (v,) float64, from the first admission of each version's batch to the end of its
+            last trajectory.
+        started_ms: (n,) float64 start of each trajectory; NaN if it never started.
+        done_ms: (n,) float64 end of each trajectory; NaN if it did not end.
+        used_by: (n,) int64, version that learned from it; -1 if none.
+        staleness: (n,) int64, versions between its oldest token and its use or its discard as too
+            old (then used_by is -1); -1 if neither happened.
+        tokens_delivered: generated tokens, each once.
+        dropped: trajectories dropped by the scheduler.
     """
 
     published_ms: npt.NDArray[np.float64]
@@ -180,23 +180,23 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOutcome:
-    """What a simulation found.
+    """Result of a simulation.
 
     Args:
-        jobs: in the order of the world's.
-        ended_ms: when the last version was published, or the horizon.
-        tokens_by_worker: (w,) int64, generated, in the order of the world's workers.
-        busy_ms_by_worker: (w,) float64, of its own time in which it computed: a second with half
-            of the device is half a second.
-        revocations: leases that serving ended or shrank while turns were in them.
-        recalls: turns that were taken from a worker before their end.
-        reprefill_tokens: computed again because a turn came to another worker.
-        tokens_lost: generated, reported by a worker, and not delivered: must be 0.
-        recovery_ms: (b,) float64, for each moment at which leases were revoked: how long until
-            every turn that was on them ran again; NaN if the end came first.
-        events: that the scheduler was told.
-        decisions: turns that were placed.
-        digest: of every action of the scheduler, in order: 16 hex digits.
+        jobs: results in the order of the world's jobs.
+        ended_ms: publication of the last version, or the horizon.
+        tokens_by_worker: (w,) int64 generated tokens, in the order of the world's workers.
+        busy_ms_by_worker: (w,) float64 time of computing, weighted by the share of the device: a
+            second with half of it is half a second.
+        revocations: loans that serving ended or shrank with turns in them.
+        recalls: turns recalled from a worker before their end.
+        reprefill_tokens: prompt tokens computed again because a turn moved.
+        tokens_lost: tokens reported by a worker and not delivered: must be 0.
+        recovery_ms: (b,) float64, for each time of revocations: delay until every affected turn ran
+            again; NaN if the end came first.
+        events: number of events of the scheduler.
+        decisions: number of placed turns.
+        digest: digest of all actions of the scheduler, in order: 16 hex digits.
     """
 
     jobs: tuple[JobOutcome, ...]

@@ -1,6 +1,6 @@
-"""Scenarios: files of what is simulated, and the worlds that are made of them.
+"""Scenarios: descriptions of simulations in files, and the worlds made from them.
 
-Files themselves are read by `rose.sim.scenario.yaml_file`, which needs the extra `sim`.
+Only `rose.sim.scenario.yaml_file` reads files; it needs the extra `sim`.
 """
 
 from rose.sim.scenario.scenario import Algorithm, Job, Scenario, scenario_from

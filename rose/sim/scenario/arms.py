@@ -1,9 +1,9 @@
-"""The arms that a scenario compares: rose, and what else could be done with the same GPUs.
+"""The arms that a scenario compares: rose, and other uses of the same GPUs.
 
-Each is what is known of a system, on the same cluster: who decides where turns run, how serving
-lends, how weights travel, and what an engine takes to start. Where a publication leaves something
-open, the arm gets the better of it. An arm that lends as rose does may be named with the slowdown
-at which it lends: `rose@0.05`, `rose@inf`; without one it is 0, as `rose.slo.SLO` has it.
+Each models a known system on the same cluster: placement of turns, loans of serving, transport of
+weights, and start-up of engines. Where a publication is unclear, the arm gets the better reading.
+An arm that lends like rose may be named with its slowdown, as in `rose@0.05` or `rose@inf`; the
+default is 0, as in `rose.slo.SLO`.
 """
 
 from dataclasses import dataclass, replace
@@ -16,18 +16,18 @@ from rose.sim.cluster.lending_kv import KvRule, PublishedKv, ReservedKv, RoseKv
 from rose.sim.scenario.updates import UpdateScheme
 from rose.units import MS_PER_S
 
-# Above this the times of the larger model hold.
+# Models with more parameters use the times of the larger model.
 LARGE_PARAMETERS: Final = 16e9
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """What serving gives away of a GPU.
+    """The loan of a serving GPU.
 
     Args:
-        scheme: of its compute, one of `rose.sim.SCHEMES`.
-        kv: whose rule its KV pool follows.
-        slowdown: of scheme "rose".
+        scheme: compute-sharing scheme, one of `rose.sim.SCHEMES`.
+        kv: rule for its KV pool.
+        slowdown: slowdown of scheme "rose".
     """
 
     scheme: str
@@ -36,30 +36,30 @@ class Loan:
 
 
 CERTIFIED: Final = Loan("rose", RoseKv())
-"""What each quantum's certificate admits; memory beside a small reserve."""
+"""Compute by the certificate of each quantum; memory beside a small reserve."""
 PUBLISHED: Final = Loan("rose_paper", PublishedKv(60_000.0))
-"""A step while both budgets hold; memory is halved under pressure, until the next step of RL."""
+"""A step while both budgets hold; memory is halved under pressure, until the next RL step."""
 RESERVED: Final = Loan("static_split", ReservedKv(0.25))
 """A quarter of each GPU, always."""
-# Serving's contexts find no room then, which the machine does not model: the most there is.
+# Serving's contexts would find no room, which the machine does not model: the upper extreme.
 EVERYTHING: Final = Loan("share_all", ReservedKv(1.0))
-"""Both engines run as they like."""
+"""Both engines run freely."""
 WHOLE_GPUS: Final = Loan("alone", ReservedKv(0.0))
-"""As many whole GPUs as serving can do without."""
+"""All whole GPUs that serving does not need."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmRules:
-    """What an arm does.
+    """Rules of an arm.
 
     Args:
-        policy: that places turns.
-        loan: of serving; None where all of its GPUs serve only.
-        updates: how weights travel.
-        start_up_s: of an engine on a GPU that was lent anew: below 16 B parameters, and above.
-        first_start_s: of the first start on a GPU, likewise; None where it is as any other.
-        release_s: before serving needs a GPU, it must have been let go: likewise.
-        seats_per_gpu: turns that an engine runs at once at most, for each of its GPUs.
+        policy: placement policy.
+        loan: loan of serving; None if its GPUs only serve.
+        updates: transport of weights.
+        start_up_s: start-up time of an engine on a newly lent GPU: (up to 16 B parameters, above).
+        first_start_s: time of the first start on a GPU, likewise; None if like any other.
+        release_s: time before serving needs a GPU at which it must be released; likewise.
+        seats_per_gpu: turns that an engine runs at once, per GPU.
     """
 
     policy: PlacementPolicy
@@ -71,18 +71,18 @@ class ArmRules:
     seats_per_gpu: int = 64
 
     def start_up_ms(self, parameters: int) -> float:
-        """Return what an engine of a model takes to start."""
+        """Return the start-up time of an engine for a model."""
         return MS_PER_S * self.start_up_s[parameters > LARGE_PARAMETERS]
 
     def first_longer_ms(self, parameters: int) -> float:
-        """Return how much longer the first start on a GPU takes than each later one."""
+        """Return the extra time of the first start on a GPU."""
         if self.first_start_s is None:
             return 0.0
         first_ms = MS_PER_S * self.first_start_s[parameters > LARGE_PARAMETERS]
         return first_ms - self.start_up_ms(parameters)
 
     def release_ms(self, parameters: int) -> float:
-        """Return what an engine of a model takes to go."""
+        """Return the release time of an engine for a model."""
         return MS_PER_S * self.release_s[parameters > LARGE_PARAMETERS]
 
 
@@ -92,15 +92,15 @@ _JOINT: Final = PlacementPolicy.JOINT
 _STICKY: Final = PlacementPolicy.LEAST_LOADED_STICKY
 
 RULES: Final[dict[str, ArmRules]] = {
-    # Five seconds from dormant to running is what the paper says of 32B; the copy alone takes less.
+    # The paper reports five seconds from dormant to running for 32B; the copy alone takes less.
     ROSE: ArmRules(_JOINT, CERTIFIED, UpdateScheme.DELTA),
     # ROLL, AReaL: nothing is borrowed, and the collective update stops every engine.
     "resource-fixed": ArmRules(_STICKY, None, UpdateScheme.DENSE),
-    # What rose's placement is worth: all else is rose's.
+    # The value of rose's placement: everything else is rose's.
     "least-loaded-sticky": ArmRules(_STICKY, CERTIFIED, UpdateScheme.DELTA),
-    # RLBoost with PEARL's measurements: 56.3 + 11.1 s and 67.1 + 17.9 s until an engine on a GPU
-    # that never had one runs, 6.3 and 6.1 s where its process stayed, 3.2 and 4.4 s to let one
-    # go; each pulls all weights.
+    # RLBoost with PEARL's measurements: an engine runs after 56.3 + 11.1 s or 67.1 + 17.9 s on a
+    # GPU that never had one, after 6.3 or 6.1 s where its process stayed; release takes 3.2 or 4.4
+    # s; each engine pulls all weights.
     "elastic": ArmRules(
         _STICKY,
         WHOLE_GPUS,
@@ -109,16 +109,16 @@ RULES: Final[dict[str, ArmRules]] = {
         first_start_s=(67.4, 85.0),
         release_s=(3.2, 4.4),
     ),
-    # A share for training work that serving never sees again, as ElasticTrainer reserves it.
+    # A share reserved for training work, permanently lost to serving, as in ElasticTrainer.
     "reserved-share": ArmRules(_STICKY, RESERVED, UpdateScheme.DENSE),
-    # The paper: 16 trajectories on a GPU, sparse updates as COO.
+    # The paper: 16 trajectories per GPU, sparse updates as COO.
     "rose-published": ArmRules(
         PlacementPolicy.ROSE_PUBLISHED, PUBLISHED, UpdateScheme.COO, seats_per_gpu=16
     ),
-    # Libra's order of turns, as far as it is known, over rose's lending and updates.
+    # Libra's order of turns, as far as known, with rose's lending and updates.
     "mlfq": ArmRules(PlacementPolicy.MLFQ, CERTIFIED, UpdateScheme.DELTA),
-    # PEARL: engines on the trainer's GPUs while it waits; a resident process takes 6.3 s to run
-    # again, and 3.2 or 4.4 s to let go.
+    # PEARL: engines on the trainer's GPUs while it waits; a resident process resumes after 6.3 s,
+    # and releases in 3.2 or 4.4 s.
     TRAINING_GPUS: ArmRules(
         _STICKY,
         None,
@@ -131,10 +131,10 @@ RULES: Final[dict[str, ArmRules]] = {
 
 
 def rules_of(arm: str) -> ArmRules:
-    """Return the rules of an arm by its name, with its slowdown if it has one.
+    """Return the rules of an arm by name, with its slowdown if given.
 
     Raises:
-        InvalidArgument: there is no such arm, or it cannot lend at that slowdown.
+        InvalidArgument: the arm is unknown, or cannot lend at that slowdown.
     """
     name, at, text = arm.partition("@")
     rules = RULES.get(name)

@@ -1,4 +1,4 @@
-"""The world of a scenario's arm: what the simulation of a cluster takes."""
+"""The world of a scenario's arm: input of the cluster simulation."""
 
 import math
 from collections.abc import Sequence
@@ -35,27 +35,27 @@ from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
 
-# Streams of draws: one for each purpose, so that no change of one moves another.
+# Random streams, one per purpose, so that changing one draw does not shift the others.
 _TRAJECTORIES: Final = 0
 _REDUNDANCY: Final = 1
 _CRASHES: Final = 3
 _NO_TIMES: Final = np.zeros(0)
-# A turn is a few hundred bytes and some ten microseconds in the simulation.
+# A turn takes a few hundred bytes and some ten microseconds in the simulation.
 TURNS_MAX: Final = 20_000_000
 _PILOT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A world, and what its outcome is to be read with.
+    """A world, and facts needed to evaluate its outcome.
 
     Args:
-        world: of an arm.
-        arm: that.
-        gpus: of each worker.
-        kept: of each job: (n,) bool, which trajectories the trainer did not throw away: all of
-            GRPO's; of DAPO's one batch of each that was rolled out.
-        loans: of each group of borrowed GPUs.
+        world: world of the arm.
+        arm: name of the arm.
+        gpus: number of GPUs of each worker.
+        kept: for each job, (n,) bool, trajectories that the trainer did not discard: all for GRPO;
+            for DAPO one batch of each oversampled one.
+        loans: loans of each group of borrowed GPUs.
     """
 
     world: ClusterWorld
@@ -75,22 +75,22 @@ def build(
     published_ms: Column = _NO_TIMES,
     trainer_idle: Lending | None = None,
 ) -> Built:
-    """Make the world of one arm. Arms of one seed have the same trajectories, traffic and trouble.
+    """Make the world of one arm. Arms of one seed share trajectories, traffic and stress.
 
     Args:
-        scenario: what is simulated.
-        arm: how it is run.
-        seed: of everything that is drawn, >= 0.
-        inputs: what the scenario's files say.
-        serving: of the same scenario, seed and inputs, to be shared by the arms; None makes one.
-        published_ms: when the first job's versions came out in a run before, for what is revoked
-            during updates; see `trouble`.
-        trainer_idle: for the arm that reuses the GPUs of the trainer: when it waits, as
-            `idle_trainer` says of a run before. Without it they only train.
+        scenario: scenario to simulate.
+        arm: name of the arm.
+        seed: seed of all random draws, >= 0.
+        inputs: content of the scenario's files.
+        serving: traffic of the same scenario, seed and inputs, shared by arms; None to create it.
+        published_ms: publication times of the first job's versions in an earlier run, for
+            revocations during updates; see `trouble`.
+        trainer_idle: idle times of the trainer in an earlier run, from `idle_trainer`, for the arm
+            that reuses its GPUs. Without it they only train.
 
     Raises:
-        InvalidArgument: models do not fit their GPUs, a context does not fit an engine, a file
-            that the scenario names is not among the inputs, or there are too many turns.
+        InvalidArgument: models do not fit their GPUs, a context does not fit an engine, a file of
+            the scenario is not among the inputs, or there are too many turns.
     """
     check_size(scenario)
     rules, shape = rules_of(arm), find_model(scenario.model)
@@ -118,16 +118,16 @@ def build(
 def idle_trainer(
     published_ms: Column, *, train_ms: float, release_ms: float, horizon_ms: float
 ) -> Lending:
-    """Return when a trainer waits: from each version until it learns the next.
+    """Return the idle times of a trainer: from each version until it learns the next.
 
     Args:
-        published_ms: (v,) ascending, of a run before.
-        train_ms: how long it learned for each.
-        release_ms: so long before it learns its GPUs are let go.
-        horizon_ms: of the simulation.
+        published_ms: (v,) publication times of an earlier run, ascending.
+        train_ms: training time per version.
+        release_ms: time before training at which its GPUs are released.
+        horizon_ms: horizon of the simulation.
 
     Returns:
-        The timeline of a GPU of it; `kv_tokens` is 1 where it is lent, and stands for all it holds.
+        The loan of one of its GPUs; `kv_tokens` is 1 where lent, and stands for its whole capacity.
     """
     begins = np.concatenate(([0.0], published_ms))
     ends = np.append(published_ms - train_ms, horizon_ms) - release_ms
@@ -141,7 +141,7 @@ def idle_trainer(
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A worker before all of them are known."""
+    """A worker without its number."""
 
     group: Dedicated | Borrowed
     kind: WorkerKind
@@ -151,7 +151,7 @@ class _Draft:
     start_up_ms: float
     update: UpdateTime
     lending: Lending | None
-    node: tuple[str, int]  # a group of GPUs, and which node of it
+    node: tuple[str, int]  # group of GPUs, index of the node in it
 
 
 def _dedicated(scenario: Scenario, rules: ArmRules) -> list[_Draft]:
@@ -176,7 +176,7 @@ def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -
 
 
 def lent_engines(lendings: Sequence[Lending], *, horizon_ms: float) -> int:
-    """Return how many engines are lent on average, at least 1: an update goes to no others."""
+    """Return the average number of lent engines, at least 1: an update goes only to those."""
     lent_ms = 0.0
     for lending in lendings:
         lasts_ms = np.diff(np.append(lending.at_ms, horizon_ms))
@@ -187,7 +187,7 @@ def lent_engines(lendings: Sequence[Lending], *, horizon_ms: float) -> int:
 def _on_trainer(
     scenario: Scenario, trainer: Trainer, rules: ArmRules, idle: Lending
 ) -> list[_Draft]:
-    """Return engines as the first dedicated group has them, on GPUs that train at other times."""
+    """Return engines like those of the first dedicated group, on GPUs that train otherwise."""
     tp = scenario.dedicated[0].tp
     engines = trainer.count // tp
     group = Dedicated(trainer.gpu, engines * tp, tp, scenario.dedicated[0].domain_gpus)
@@ -225,7 +225,7 @@ def _drafts(
         _Draft(
             group=group,
             kind=WorkerKind.DEDICATED if lendings is None else WorkerKind.BORROWED,
-            # A prompt has a quarter of the longest context before it, on average.
+            # On average a prompt has a quarter of the longest context before it.
             times=roofline_cost(shape, gpu, tp=group.tp).step_times(context_tokens=context // 4),
             seats=seats,
             kv_tokens=holds if lendings is None else _most(lendings[at], holds),
@@ -239,7 +239,7 @@ def _drafts(
 
 
 def _most(lending: Lending, holds: int) -> int:
-    """Return what a borrowed engine may ever hold."""
+    """Return the largest capacity of a borrowed engine."""
     return max(1, min(holds, int(lending.kv_tokens.max())))
 
 
@@ -272,7 +272,7 @@ def _with_trouble(
     published_ms: Column,
     random: np.random.Generator,
 ) -> list[tuple[SimWorker, Dedicated | Borrowed]]:
-    """Return the workers with all stress over what serving lends; the trainer has none."""
+    """Return the workers with all stress applied to serving's loans; trainers have none."""
     hit = {
         worker.number: Lent(
             worker.lending,
@@ -301,7 +301,7 @@ def _with_trouble(
 def _check_contexts(
     workers: Sequence[tuple[SimWorker, Dedicated | Borrowed]], scenario: Scenario, shape: ModelShape
 ) -> None:
-    """Refuse a context that no dedicated engine holds: its trajectory could never end."""
+    """Refuse a context that fits no dedicated engine: its trajectory could never end."""
     for number, job in enumerate(scenario.jobs):
         holds = [
             worker.kv_tokens
@@ -325,7 +325,7 @@ def _job(scenario: Scenario, number: int, *, seed: int) -> tuple[SimJob, npt.NDA
     groups = job.batch // job.group
     of_version = groups
     if job.algorithm is Algorithm.DAPO:
-        # One number for all versions has the same sum as one for each.
+        # One average for all versions gives the same sum as a number per version.
         drawn = np.maximum(1.0, job.redundancy.draw(random, scenario.versions))
         of_version = max(groups, round(groups * float(drawn.mean())))
     rolled_out = batches(job, scenario.versions)
@@ -354,19 +354,19 @@ def _job(scenario: Scenario, number: int, *, seed: int) -> tuple[SimJob, npt.NDA
 
 
 def batches(job: Job, versions: int) -> int:
-    """Return how many batches of a job may be rolled out until its last version is out."""
-    # Off policy, the next batches have begun when the last version comes out.
+    """Return the number of batches that may be rolled out until the last version is published."""
+    # Off policy, further batches have begun when the last version is published.
     ahead = 0 if job.mode is TrainerMode.SYNCHRONOUS else job.max_staleness + 1
-    # What is too old is thrown away and must be made again: as much as is used, at worst.
+    # Trajectories that are too old are discarded and repeated: at worst as many as are used.
     ahead += versions if job.mode is TrainerMode.ASYNCHRONOUS else 0
     return versions + ahead
 
 
 def check_size(scenario: Scenario) -> None:
-    """Refuse a scenario of which one arm under one seed has too many turns.
+    """Refuse a scenario with too many turns per arm and seed.
 
     Raises:
-        InvalidArgument: it has.
+        InvalidArgument: there are more than `TURNS_MAX`.
     """
     turns = sum(_turns(job, scenario.versions) for job in scenario.jobs)
     if turns > TURNS_MAX:
@@ -378,7 +378,7 @@ def check_size(scenario: Scenario) -> None:
 
 
 def _turns(job: Job, versions: int) -> float:
-    """Return about how many turns there are; contexts that are full cut some of them."""
+    """Return the approximate number of turns, before cuts by full contexts."""
     trajectories = float(job.batch) * batches(job, versions)
     if job.algorithm is Algorithm.DAPO:
         redundancy = job.redundancy.draw(np.random.default_rng(0), _PILOT)

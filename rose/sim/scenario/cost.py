@@ -1,4 +1,4 @@
-"""What a run cost: price lines, and what that is for a trajectory and for a correct answer."""
+"""Cost of a run: in total, per trajectory and per correct answer."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,11 +20,11 @@ class Cost:
     """Dollars of a run, line by line.
 
     Args:
-        dedicated: GPUs that roll out only, for all of the time.
-        trainer: GPUs that train, for all of the time.
-        borrowed: for the time that rollouts computed on them; whole GPUs for all that they had.
-        opportunity: what serving could have had for that time.
-        trajectories: that a version learned from, and that were not thrown away.
+        dedicated: rollout-only GPUs, for the whole time.
+        trainer: training GPUs, for the whole time.
+        borrowed: borrowed GPUs, for the time of computing; whole GPUs for all lent time.
+        opportunity: serving's lost earnings for that time.
+        trajectories: trajectories that a version learned from, without discarded ones.
     """
 
     dedicated: float
@@ -40,35 +40,35 @@ class Cost:
 
     @property
     def per_trajectory(self) -> float | None:
-        """Return dollars for one that was learned from; None if there was none."""
+        """Return dollars per used trajectory; None without any."""
         return self.total / self.trajectories if self.trajectories else None
 
     def per_correct_answer(self, accept_rate: float) -> float | None:
-        """Return dollars for one that was accepted.
+        """Return dollars per accepted trajectory.
 
         Args:
-            accept_rate: share of the trajectories with a correct answer, in (0, 1]. No simulation
-                knows it: it is an input, and reports sweep it.
+            accept_rate: share of trajectories with a correct answer, in (0, 1]. No simulation knows
+                it: it is an input, and reports sweep it.
 
         Raises:
-            InvalidArgument: it is no such share.
+            InvalidArgument: the share is out of range.
         """
         if not 0 < accept_rate <= 1:
             raise InvalidArgument(
-                f"an accept rate of {accept_rate} is none; give a share above 0 and at most 1"
+                f"accept_rate is {accept_rate}; give a share above 0 and at most 1"
             )
         per_trajectory = self.per_trajectory
         return None if per_trajectory is None else per_trajectory / accept_rate
 
 
 def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gpus: int) -> Cost:
-    """Return what a run cost.
+    """Return the cost of a run.
 
     Args:
-        built: the arm that was run.
-        outcome: of it.
-        prices: of an hour.
-        trainer_gpus: that train, >= 0.
+        built: arm of the run.
+        outcome: outcome of the run.
+        prices: prices per hour.
+        trainer_gpus: number of training GPUs, >= 0.
     """
     hours = outcome.ended_ms / _MS_PER_HOUR
     dedicated, borrowed = 0.0, 0.0  # GPU-hours
@@ -77,7 +77,7 @@ def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gp
         if worker.kind is WorkerKind.DEDICATED:
             dedicated += gpus * hours
         elif built.arm == TRAINING_GPUS or worker.lending is None:
-            continue  # paid for by whoever trains
+            continue  # paid for by the trainer
         elif rules_of(built.arm).loan is WHOLE_GPUS:
             borrowed += gpus * lent_ms(worker.lending, outcome.ended_ms) / _MS_PER_HOUR
         else:
@@ -92,7 +92,7 @@ def cost_of(built: Built, outcome: ClusterOutcome, prices: Prices, *, trainer_gp
 
 
 def used_count(built: Built, outcome: ClusterOutcome) -> int:
-    """Return how many trajectories a version learned from that were not thrown away."""
+    """Return the number of trajectories that a version learned from, without discarded ones."""
     return sum(
         int(np.count_nonzero((job.used_by >= 0) & kept))
         for job, kept in zip(outcome.jobs, built.kept, strict=True)
@@ -100,7 +100,7 @@ def used_count(built: Built, outcome: ClusterOutcome) -> int:
 
 
 def lent_ms(lending: Lending, until_ms: float) -> float:
-    """Return the device's time that was lent up to a time."""
+    """Return the lent device time up to a time."""
     ends = np.minimum(np.append(lending.at_ms[1:], until_ms), until_ms)
     lasts = np.maximum(ends - lending.at_ms, 0.0)
     return float((lasts * lending.share).sum())

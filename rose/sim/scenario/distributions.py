@@ -1,7 +1,7 @@
-"""Distributions that a scenario names: of turns, of tokens and of seconds.
+"""Distributions in a scenario: of turns, tokens and seconds.
 
-Each draws from the generator it is given. What `least` and `most` cut off is moved to them, so a
-mean is what is left after that.
+Each draws from a given generator. Values beyond `least` and `most` are moved to these, so the mean
+is that after clipping.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -21,15 +21,15 @@ _Positive: TypeAlias = Annotated[float, Meta(gt=0, le=_MOST)]
 _Weight: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 _Sigma: TypeAlias = Annotated[float, Meta(ge=0, le=10)]
 _Alpha: TypeAlias = Annotated[float, Meta(gt=0, le=100)]
-# Weights of parts are written with a few digits.
+# Weights may be rounded to a few digits.
 _SUM_TOLERANCE: Final = 1e-6
 
 
 class Constant(Spec, frozen=True, tag_field="kind", tag="constant"):
-    """Always the same.
+    """A constant.
 
     Args:
-        value: that.
+        value: the value.
     """
 
     value: _Amount
@@ -40,18 +40,18 @@ class Constant(Spec, frozen=True, tag_field="kind", tag="constant"):
 
 
 class LogUniform(Spec, frozen=True, tag_field="kind", tag="log-uniform"):
-    """Every factor between two values is as likely as another.
+    """Uniform in the logarithm.
 
     Args:
-        least: > 0.
-        most: >= least.
+        least: lower bound, > 0.
+        most: upper bound, >= least.
     """
 
     least: _Positive
     most: _Positive
 
     def __post_init__(self) -> None:
-        """Refuse bounds in the wrong order."""
+        """Check the order of the bounds."""
         _check_order(self.least, self.most)
 
     def draw(self, random: np.random.Generator, count: int) -> Values:
@@ -60,13 +60,13 @@ class LogUniform(Spec, frozen=True, tag_field="kind", tag="log-uniform"):
 
 
 class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
-    """Lengths, mostly.
+    """A lognormal distribution, mostly of lengths.
 
     Args:
-        median: > 0.
-        sigma: of the natural logarithm.
-        least: what is below is this.
-        most: what is above is this.
+        median: median before clipping, > 0.
+        sigma: standard deviation of the natural logarithm.
+        least: lower bound; lower values are moved to it.
+        most: upper bound; higher values are moved to it.
     """
 
     median: _Positive
@@ -75,7 +75,7 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
     most: _Amount = _MOST
 
     def __post_init__(self) -> None:
-        """Refuse bounds in the wrong order."""
+        """Check the order of the bounds."""
         _check_order(self.least, self.most)
 
     def draw(self, random: np.random.Generator, count: int) -> Values:
@@ -85,12 +85,12 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
 
 
 class Pareto(Spec, frozen=True, tag_field="kind", tag="pareto"):
-    """A tail: how often a value is exceeded falls with its power.
+    """A power-law tail.
 
     Args:
-        least: where it begins, > 0.
-        alpha: the power; a mean exists above 1.
-        most: what is above is this.
+        least: smallest value, > 0.
+        alpha: exponent; the mean exists above 1.
+        most: upper bound; higher values are moved to it.
     """
 
     least: _Positive
@@ -98,12 +98,13 @@ class Pareto(Spec, frozen=True, tag_field="kind", tag="pareto"):
     most: _Positive = _MOST
 
     def __post_init__(self) -> None:
-        """Refuse bounds in the wrong order."""
+        """Check the order of the bounds."""
         _check_order(self.least, self.most)
 
     def draw(self, random: np.random.Generator, count: int) -> Values:
         """Return (count,) values."""
-        # 1 - u is in (0, 1], so the power of it is finite but for a tail that `most` cuts anyway.
+        # 1 - u is in (0, 1], so its power is finite unless the tail is so heavy that `most` cuts
+        # it.
         with np.errstate(over="ignore"):
             drawn = self.least * (1 - random.random(count)) ** (-1 / self.alpha)
         return np.minimum(drawn, self.most)
@@ -113,11 +114,11 @@ Simple: TypeAlias = Constant | LogUniform | Lognormal | Pareto
 
 
 class Part(Spec, frozen=True):
-    """A distribution that some of the values come from.
+    """A component of a mixture.
 
     Args:
-        weight: their share.
-        of: that distribution.
+        weight: share of the values.
+        of: distribution of these values.
     """
 
     weight: _Weight
@@ -128,13 +129,13 @@ class Mixture(Spec, frozen=True, tag_field="kind", tag="mixture"):
     """Each value comes from one of several distributions.
 
     Args:
-        parts: their weights add up to 1.
+        parts: components, whose weights add up to 1.
     """
 
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        """Refuse weights that are no shares."""
+        """Check the sum of the weights."""
         total = sum(part.weight for part in self.parts)
         if abs(total - 1) > _SUM_TOLERANCE:
             raise InvalidArgument(f"parts: weights add up to {total:g}; make them add up to 1")

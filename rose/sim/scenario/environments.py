@@ -1,7 +1,7 @@
-"""What the trajectories of a job are made of: a table of environments, or distributions.
+"""Environments of trajectories: a table of named ones, or distributions.
 
-The table holds a few numbers for each environment, with where they come from: of the tasks of the
-paper nobody has published a run turn by turn.
+The table has a few numbers per environment, with sources: nobody has published a turn-by-turn run
+of the paper's tasks.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -23,29 +23,28 @@ _Turns: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 
 
 def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixture:
-    """Return the mixture of some (weight, median, sigma)."""
+    """Return the mixture of (weight, median, sigma) components."""
     return Mixture(
         tuple(Part(weight, Lognormal(median, sigma, most=most)) for weight, median, sigma in parts)
     )
 
 
 class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
-    """Trajectories whose parts are drawn, each from a distribution.
+    """Trajectories drawn from distributions.
 
-    A trajectory draws how hard it is; hard ones take more turns and say more in each. Its group has
-    the same task, so part of how hard it is, it shares with them.
+    Each trajectory draws its hardness; harder ones take more turns and generate more tokens in
+    each. A group has the same task, so its members share a part of their hardness.
 
     Args:
-        turns: of a trajectory; rounded, at least 1.
-        first_heard: tokens of the task, before the first turn.
-        heard: tokens that the environment says before each later turn.
+        turns: turns of a trajectory; rounded, at least 1.
+        first_heard: input tokens of the task, before the first turn.
+        heard: input tokens of the environment before each later turn.
         said: tokens that a turn generates.
-        tool_s: seconds from the end of a turn to the next one's beginning.
-        turns_max: what the environment allows.
-        group_share: of how hard a trajectory is, what its group has in common: 0 makes the members
-            of a group as different as any, 1 makes all of them equally hard.
-        hardness: by which power of e a trajectory that is one standard deviation harder says more
-            in each of its turns.
+        tool_s: seconds from the end of a turn to the start of the next.
+        turns_max: limit of the environment.
+        group_share: share of the hardness that a group has in common, 0 to 1; with 1 all its
+            members are equally hard.
+        hardness: increase of the logarithm of a turn's tokens per standard deviation of hardness.
     """
 
     turns: Distribution
@@ -62,13 +61,13 @@ class Named(Spec, frozen=True, tag_field="kind", tag="named"):
     """One of `ENVIRONMENTS`.
 
     Args:
-        name: of it.
+        name: name of the environment.
     """
 
     name: str
 
     def __post_init__(self) -> None:
-        """Refuse a name that is not in the table."""
+        """Check that the name is in the table."""
         if self.name not in ENVIRONMENTS:
             raise InvalidArgument(
                 f"name: no environment '{self.name}'; there are {', '.join(ENVIRONMENTS)}"
@@ -77,13 +76,13 @@ class Named(Spec, frozen=True, tag_field="kind", tag="named"):
 
 Environment: TypeAlias = Drawn | Named
 
-# What tools of coding agents take: 86 % of calls return within a second, 95 % within ten (issue
-# 285 of vllm-project/router). A lognormal through both: sigma is ln 10 / (z95 - z86). The tail is
-# cut at what a test run may take.
+# Times of coding agents' tools: 86 % of calls return within a second, 95 % within ten (issue 285 of
+# vllm-project/router). A lognormal through both: sigma is ln 10 / (z95 - z86). The tail is cut at
+# the time of a test run.
 _TOOL_CALL: Final = Lognormal(median=0.0122, sigma=4.079, most=120.0)
 
-# A step of a text game on a CPU pod: milliseconds, but a pod that is rescheduled takes seconds.
-# Nobody has published it; it is small beside what a turn says.
+# A step of a text game on a CPU pod takes milliseconds, but seconds when a pod is rescheduled.
+# Nobody has published it; it is small beside the generation of a turn.
 _GAME_STEP: Final = Mixture(
     (
         Part(0.98, Lognormal(median=0.05, sigma=0.5)),
@@ -103,15 +102,15 @@ _AGENT_HEARD: Final = _lognormals(
 _AGENT_SAID: Final = _lognormals(
     (0.3328, 135.8, 0.29), (0.3564, 283.0, 0.5572), (0.3108, 473.5, 1.1695)
 )
-# The longest waits are of people; they are cut at a minute.
+# The longest waits are for people; they are cut at a minute.
 _AGENT_WAIT_S: Final = _lognormals(
     (0.3553, 5.443, 0.3529), (0.32, 12.15, 0.6126), (0.3247, 87.43, 1.7006), most=60.0
 )
 
 ENVIRONMENTS: Final[dict[str, Drawn]] = {
-    # The bounds are ROLL's (FrozenLakeEnv: 20 steps) and the paper's 32 Ki context; the shape is
-    # chosen so that what is published of the paper's runs holds: prompts are 77-86 % of the tokens,
-    # P75 of a step's trajectories ends within 30 % of its time, the tail is 5-10 times the median.
+    # Bounds: ROLL's 20 steps (FrozenLakeEnv) and the paper's 32 Ki context. The shape reproduces
+    # the published facts of the paper's runs: prompts are 77-86 % of the tokens, P75 of a step's
+    # trajectories ends within 30 % of its time, the tail is 5-10 times the median.
     "frozen-lake": Drawn(
         turns=Lognormal(median=4.0, sigma=0.7),
         first_heard=Lognormal(median=900.0, sigma=0.1),
@@ -121,7 +120,7 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
         turns_max=20,
         hardness=0.15,
     ),
-    # As above with the 30 steps of Trinity's ALFWorld; rooms are described at greater length.
+    # As above with the 30 steps of Trinity's ALFWorld; rooms have longer descriptions.
     "alfworld": Drawn(
         turns=Lognormal(median=6.0, sigma=0.75),
         first_heard=Lognormal(median=1200.0, sigma=0.15),
@@ -131,8 +130,8 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
         turns_max=30,
         hardness=0.1,
     ),
-    # Tokens as the coding agent's, up to the 100 steps of SkyRL-Agent, with tools that are called
-    # by a program: no person is waited for. The first prompt holds an issue and the instructions.
+    # Tokens of the coding agent, up to the 100 steps of SkyRL-Agent, with tools called by a
+    # program: no waits for people. The first prompt holds an issue and the instructions.
     "swe-bench": Drawn(
         turns=_AGENT_TURNS,
         first_heard=Lognormal(median=3000.0, sigma=0.5),
@@ -141,8 +140,8 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
         tool_s=_TOOL_CALL,
         turns_max=100,
     ),
-    # The sessions of the trace, but for their first prompts: most of one, such as descriptions of
-    # tools, is the same for all sessions and fills a context by itself.
+    # The sessions of the trace without their first prompts, which are mostly the same for all
+    # sessions, such as descriptions of tools, and fill a context by themselves.
     "coding-agent": Drawn(
         turns=_AGENT_TURNS,
         first_heard=Constant(4096.0),

@@ -1,7 +1,7 @@
-"""What a scenario file may say: the kinds of numbers that fields share, and errors with a path.
+"""Field types of scenario files, and errors with a path.
 
-Parts of a scenario are frozen structs that msgspec decodes: nothing else than their fields is
-taken. An error is one sentence that begins with the path of the field, such as `jobs[0].batch`.
+Parts of a scenario are frozen structs that msgspec decodes, without unknown fields. An error is one
+sentence that begins with the path of the field, such as `jobs[0].batch`.
 """
 
 import re
@@ -13,7 +13,7 @@ from rose.errors import InvalidArgument
 
 T = TypeVar("T")
 
-# A month, in seconds and in milliseconds: beyond it a unit was mistaken for another.
+# A month: a longer time suggests a wrong unit.
 _MONTH_S: Final = 30 * 86_400.0
 
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -41,10 +41,10 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decoded(kind: type[T], value: object) -> T:
-    """Return what a reader of YAML or JSON gives as a part of a scenario.
+    """Convert data from YAML or JSON to a part of a scenario.
 
     Raises:
-        InvalidArgument: a field is unknown, missing, or of a value that has no meaning.
+        InvalidArgument: a field is unknown, missing, or invalid.
     """
     try:
         return convert(value, kind)
@@ -58,6 +58,6 @@ def _sentence(text: str) -> str:
     if field := _FIELD.fullmatch(what):
         how = "no such field" if field["how"] == "contains unknown" else "is missing; add it"
         what = f"{field['name']}: {how}"
-    if _OWN.match(what):  # What a part says of its own fields.
+    if _OWN.match(what):  # The message names a field already.
         return f"{path}.{what}" if path else what
     return f"{path or 'the scenario'}: {what[:1].lower()}{what[1:]}"

@@ -1,4 +1,4 @@
-"""What the borrowed GPUs of a scenario lend in an arm, as the simulation of a cluster takes it."""
+"""Loans of a scenario's borrowed GPUs in an arm, for the cluster simulation."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,28 +29,28 @@ from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
 
-# So many devices of a group differ; in a larger one, each timeline is that of several.
+# Distinct devices of a group; in a larger group several devices share a timeline.
 _DEVICES_MAX: Final = 32
-# Bursts of a service reach all of its devices, in part.
+# Share of bursts that reach all devices of a service.
 _SHARED: Final = 0.5
-# A fleet that gives whole GPUs away keeps as many as make at most so many requests late.
+# Share of late requests that a fleet accepts when it gives whole GPUs away.
 _LATE_MAX: Final = 0.01
-# Training is about a quarter of a step in the paper: how long a step is, before it was simulated.
+# Training takes about a quarter of a step in the paper: an estimate before the simulation.
 _TRAINING_OF_STEP: Final = 0.25
 _STEP_MS_MIN: Final = 60_000.0
-# A stream of draws for each group, besides those of the trajectories.
+# Random stream of traffic, separate from those of trajectories.
 _TRAFFIC_STREAM: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLoan:
-    """What one group of borrowed GPUs lends, and what serving feels of it.
+    """Loans of one group of borrowed GPUs, and latencies of its requests.
 
     Args:
-        lendings: of each engine of the group.
-        felt: by its requests; None where nothing is lent.
-        alone: by the requests of the same time, when nothing is lent.
-        excess: requests that are late in `felt`, and not alone; None where they are not the same.
+        lendings: loan of each engine of the group.
+        felt: latencies of its requests; None if nothing is lent.
+        alone: latencies of requests at the same times without loans.
+        excess: number of requests late in `felt` but not in `alone`; None if the requests differ.
     """
 
     lendings: tuple[Lending, ...] = ()
@@ -60,21 +60,21 @@ class GroupLoan:
 
 
 class Serving:
-    """What is served on the borrowed GPUs of a scenario under one seed, and lent in each arm.
+    """The traffic of a scenario's borrowed GPUs under one seed, and the loans in each arm.
 
-    Every arm is asked the same. Loans are kept, as arms that lend alike share them.
+    Every arm gets the same requests. Loans are cached, since arms that lend alike share them.
     """
 
     def __init__(self, scenario: Scenario, *, seed: int, inputs: Inputs) -> None:
         """Draw the traffic.
 
         Args:
-            scenario: what is simulated.
-            seed: of the traffic, >= 0.
-            inputs: what the scenario's files say.
+            scenario: scenario to simulate.
+            seed: seed of the traffic, >= 0.
+            inputs: content of the scenario's files.
 
         Raises:
-            InvalidArgument: the models do not fit a GPU, or a file was not read.
+            InvalidArgument: models do not fit a GPU, or a file is not among the inputs.
         """
         self._scenario = scenario
         self._fleets = [
@@ -84,7 +84,7 @@ class Serving:
         self._kept: dict[Loan | None, tuple[GroupLoan, ...]] = {}
 
     def loans(self, arm: str) -> tuple[GroupLoan, ...]:
-        """Return what each group lends in an arm; no engines where nothing is lent."""
+        """Return the loans of each group in an arm; without engines if nothing is lent."""
         rules = rules_of(arm)
         if rules.loan not in self._kept:
             self._kept[rules.loan] = tuple(self._loan(fleet, rules) for fleet in self._fleets)
@@ -113,7 +113,7 @@ class Serving:
 
 
 def kv_rule(loan: Loan, scenario: Scenario) -> KvRule:
-    """Return whose rule the KV pools follow; the paper's grows with each step of RL."""
+    """Return the rule of the KV pools; the paper's grows with each RL step."""
     if not isinstance(loan.kv, PublishedKv):
         return loan.kv
     train_ms = MS_PER_S * max(job.train_s for job in scenario.jobs)
@@ -135,17 +135,17 @@ def whole_gpus(
     release_ms: float,
     shortest_ms: float,
 ) -> tuple[Lending, ...]:
-    """Return what a fleet lends that gives whole GPUs away, and serves with the others.
+    """Return the loans of a fleet that gives whole GPUs away and serves with the others.
 
-    The GPUs with the highest numbers go first.
+    GPUs with the highest numbers are lent first.
 
     Args:
-        kept: (bins,) int64, with how many GPUs serving does.
-        devices: of the fleet.
-        full_tokens: what a GPU that is given away holds.
-        bin_ms: of the bins.
-        release_ms: so long before serving needs a GPU it is let go.
-        shortest_ms: no GPU is lent for less, as it would hardly have started.
+        kept: (bins,) int64, number of GPUs that serve.
+        devices: number of devices of the fleet.
+        full_tokens: capacity of a lent GPU.
+        bin_ms: length of a bin.
+        release_ms: time before serving needs a GPU at which it is released.
+        shortest_ms: shortest loan, since an engine would hardly start in less.
     """
     at_ms = bin_ms * np.arange(len(kept), dtype=np.float64)
     return tuple(
@@ -163,7 +163,7 @@ def _in_spans(
 ) -> Lending:
     is_new = np.concatenate(([True], is_lent[1:] != is_lent[:-1]))
     begins, lent = at_ms[is_new], is_lent[is_new]
-    # It ends earlier than it is needed by what letting go takes.
+    # It ends earlier by the release time.
     ends = np.append(begins[1:] - release_ms, np.inf)[lent]
     begins = begins[lent]
     is_long = ends - begins > shortest_ms
@@ -176,10 +176,10 @@ def _in_spans(
 
 
 def first_started(lending: Lending, longer_ms: float) -> Lending:
-    """Return the timeline of a GPU whose first start takes so much longer than each later one.
+    """Return the loan of a GPU whose first start takes longer than later ones.
 
-    One that is lent from the beginning has started before it, as in every arm. A loan that ends
-    before its engine would have started is none, and leaves the first start to the next.
+    A GPU lent from the beginning has started before it, as in every arm. A loan too short for the
+    start does not count, and leaves the first start to the next loan.
     """
     lent = np.flatnonzero(lending.share > 0)
     if not len(lent) or lent[0] == 0:
@@ -195,12 +195,12 @@ def first_started(lending: Lending, longer_ms: float) -> Lending:
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    """The devices of one group that differ, and what they are asked."""
+    """The distinct devices of one group, and their traffic."""
 
     group: Borrowed
     lender: Lender
     pool: KvPool
-    rates_rps: Column  # (pieces,) of each device
+    rates_rps: Column  # (pieces,) per device
     pieces: Pieces
     devices: int
 
@@ -235,9 +235,9 @@ class _Fleet:
         return GroupLoan(lendings, felt, alone, int((felt.is_late & ~alone.is_late).sum()))
 
     def whole(self, full_tokens: int, *, release_ms: float, start_up_ms: float) -> GroupLoan:
-        """Return the loan of a fleet that serves with as few devices as are in time.
+        """Return the loan of a fleet that serves with the fewest devices that are in time.
 
-        Nobody could know so well beforehand how many that are: the arm gets the better of it.
+        Nobody could know that number in advance: the arm gets the benefit of the doubt.
         """
         capacity_rps = capacity_of(self.lender, _LATE_MAX)
         needed = np.ceil(self.rates_rps * self.devices / capacity_rps).astype(np.int64)
@@ -260,7 +260,7 @@ class _Fleet:
 
 
 def _changes(share: Column, tokens: npt.NDArray[np.int64]) -> Lending:
-    """Return the timeline of a device with a row for each bin that differs from the one before."""
+    """Return the loan of a device with a row for each bin that differs from the previous one."""
     is_new = np.flatnonzero(
         (np.diff(share, prepend=-1.0) != 0) | (np.diff(tokens, prepend=-1) != 0)
     )

@@ -1,8 +1,8 @@
-"""The parts of a scenario besides its jobs: GPUs, serving, the network, prices, stress.
+"""The parts of a scenario besides its jobs: GPUs, serving, network, prices, stress.
 
-The `load` of traffic is the share of the time in which a device that only serves has a request at
-least. It is not the utilisation of its SMs, which is lower: decoding a few sequences keeps a device
-busy and most of its SMs idle. Who has only a utilisation has to assume a load.
+The `load` of traffic is the share of the time in which a device that only serves has a request. It
+is not the utilisation of its SMs, which is lower: decoding a few sequences keeps a device busy and
+most of its SMs idle. With only a utilisation known, a load must be assumed.
 """
 
 from enum import Enum
@@ -35,7 +35,7 @@ _OUTPUT: Final = Lognormal(median=174.0, sigma=0.62, most=2048.0)
 
 
 class Gpu(Enum):
-    """Kinds of GPU; what each can do is in the table of step times."""
+    """Kinds of GPU; their performance is in the table of step times."""
 
     H100 = "H100"
     H200 = "H200"
@@ -45,11 +45,11 @@ class Gpu(Enum):
 
 
 class Slo(Spec, frozen=True):
-    """What serving promised, at the 99th percentile.
+    """Serving's targets, at the 99th percentile.
 
     Args:
-        ttft_ms: to the first token.
-        tpot_ms: from each token to the next.
+        ttft_ms: time to the first token.
+        tpot_ms: time from each token to the next.
     """
 
     ttft_ms: SomeMilliseconds
@@ -57,13 +57,13 @@ class Slo(Spec, frozen=True):
 
 
 class DailyTraffic(Spec, frozen=True, tag_field="kind", tag="daily"):
-    """Rates of requests over days, of a file of rates; within a window they come in bursts.
+    """Rates over days from a file; within a window requests come in bursts.
 
     Args:
-        rates: path of the file, relative to the scenario's.
-        model: whose rates of the file.
-        load: mean share of its time in which a device has requests.
-        from_s: where in the file the simulation begins.
+        rates: path of the file of rates, relative to the scenario's.
+        model: model in the file.
+        load: mean share of time with requests.
+        from_s: time in the file at which the simulation begins.
     """
 
     second_peak: ClassVar = 2.89  # of a window over its mean
@@ -76,15 +76,15 @@ class DailyTraffic(Spec, frozen=True, tag_field="kind", tag="daily"):
 
 
 class SyntheticTraffic(Spec, frozen=True, tag_field="kind", tag="synthetic"):
-    """Requests that are drawn: a slow wave of load, and bursts of seconds upon it.
+    """Random requests: a slow wave of load, and bursts of seconds on top.
 
     Args:
-        load: mean share of its time in which a device has requests.
-        minute_peak: the busiest minute over the mean; the paper's trace has 1.7.
-        second_peak: the busiest second over the mean; the paper's trace has 4.22.
-        wave_s: of the slow wave; a day in production, less where a simulation is to see all of it.
-        prompt_tokens: of a request; the default has the mean of Azure's conversations.
-        output_tokens: of a request; likewise.
+        load: mean share of time with requests.
+        minute_peak: busiest minute over the mean; 1.7 in the paper's trace.
+        second_peak: busiest second over the mean; 4.22 in the paper's trace.
+        wave_s: period of the slow wave; a day in production, less to see all of it in a simulation.
+        prompt_tokens: prompt lengths; by default with the mean of Azure's conversations.
+        output_tokens: output lengths; likewise.
     """
 
     load: _Load
@@ -95,7 +95,7 @@ class SyntheticTraffic(Spec, frozen=True, tag_field="kind", tag="synthetic"):
     output_tokens: Distribution = _OUTPUT
 
     def __post_init__(self) -> None:
-        """Refuse seconds that are calmer than the minutes they are in."""
+        """Check that seconds vary at least as much as minutes."""
         if self.second_peak < self.minute_peak:
             raise InvalidArgument(
                 f"second_peak: {self.second_peak:g} is below minute_peak, {self.minute_peak:g}; "
@@ -107,13 +107,13 @@ Traffic: TypeAlias = DailyTraffic | SyntheticTraffic
 
 
 class Dedicated(Spec, frozen=True):
-    """GPUs that do nothing but rollouts.
+    """GPUs for rollouts only.
 
     Args:
-        gpu: of which kind.
-        count: of GPUs.
-        tp: GPUs of one engine.
-        domain_gpus: that fail together: of one node.
+        gpu: kind of GPU.
+        count: number of GPUs.
+        tp: GPUs per engine.
+        domain_gpus: GPUs that fail together, as in one node.
     """
 
     gpu: Gpu
@@ -122,21 +122,21 @@ class Dedicated(Spec, frozen=True):
     domain_gpus: Gpus = 8
 
     def __post_init__(self) -> None:
-        """Refuse GPUs that make no whole engines."""
+        """Check that the GPUs make whole engines."""
         _check_whole(self.count, self.tp)
 
 
 class Borrowed(Spec, frozen=True):
-    """GPUs that serve, and lend what is left.
+    """GPUs that serve, and lend the rest.
 
     Args:
-        gpu: of which kind.
-        count: of GPUs.
-        serving_model: what they serve.
-        slo: what they promised.
-        traffic: what they serve.
-        tp: GPUs of one engine, of serving and of rollouts alike.
-        domain_gpus: that fail, or are taken back, together: of one node.
+        gpu: kind of GPU.
+        count: number of GPUs.
+        serving_model: model that they serve.
+        slo: latency targets.
+        traffic: requests.
+        tp: GPUs per engine, for serving and rollouts alike.
+        domain_gpus: GPUs that fail or are revoked together, as in one node.
     """
 
     gpu: Gpu
@@ -148,7 +148,7 @@ class Borrowed(Spec, frozen=True):
     domain_gpus: Gpus = 8
 
     def __post_init__(self) -> None:
-        """Refuse GPUs that make no whole engines."""
+        """Check that the GPUs make whole engines."""
         _check_whole(self.count, self.tp)
 
 
@@ -156,9 +156,9 @@ class Trainer(Spec, frozen=True):
     """GPUs that train.
 
     Args:
-        gpu: of which kind.
-        count: of GPUs.
-        tp: GPUs that share a layer; the rest of them holds copies.
+        gpu: kind of GPU.
+        count: number of GPUs.
+        tp: GPUs that share a layer; the rest hold copies.
     """
 
     gpu: Gpu
@@ -166,16 +166,16 @@ class Trainer(Spec, frozen=True):
     tp: Gpus = 1
 
     def __post_init__(self) -> None:
-        """Refuse GPUs that make no whole copies."""
+        """Check that the GPUs make whole copies."""
         _check_whole(self.count, self.tp)
 
 
 class Network(Spec, frozen=True):
-    """What updates cross.
+    """The network of updates.
 
     Args:
-        link_gbit_per_s: between the cluster that trains and the one that serves; all share it.
-        changed_share: of the elements, in one update. Public measurements have 0.9 to 3 %.
+        link_gbit_per_s: shared rate between the training and the serving cluster.
+        changed_share: share of elements changed in one update. Public measurements are 0.9 to 3 %.
     """
 
     link_gbit_per_s: GbitPerS
@@ -183,13 +183,13 @@ class Network(Spec, frozen=True):
 
 
 class Prices(Spec, frozen=True):
-    """What an hour of a GPU costs, in dollars.
+    """Prices in dollars per GPU-hour.
 
     Args:
-        dedicated: of a GPU that does rollouts only, all the time.
-        trainer: of a GPU that trains, all the time.
-        borrowed: of a GPU that is lent, for the share of the time that rollouts computed on it.
-        opportunity: what serving could have had for that share instead.
+        dedicated: price of a rollout-only GPU, for all time.
+        trainer: price of a training GPU, for all time.
+        borrowed: price of a lent GPU, for the share of time that rollouts computed.
+        opportunity: serving's lost earnings for that share.
     """
 
     dedicated: DollarsPerHour
@@ -199,12 +199,12 @@ class Prices(Spec, frozen=True):
 
 
 class RevokeAll(Spec, frozen=True, tag_field="kind", tag="revoke-all"):
-    """Serving takes every borrowed GPU back at once.
+    """Serving revokes every borrowed GPU at once.
 
     Args:
-        at_s: when.
-        for_s: how long until it lends again.
-        share: of the domains that are hit, the first ones; 1 is all of them.
+        at_s: time of the revocation.
+        for_s: time until it lends again.
+        share: share of the domains that are hit, from the first; 1 for all.
     """
 
     at_s: Seconds
@@ -213,11 +213,11 @@ class RevokeAll(Spec, frozen=True, tag_field="kind", tag="revoke-all"):
 
 
 class Flapping(Spec, frozen=True, tag_field="kind", tag="flapping"):
-    """Leases come and go.
+    """Loans come and go.
 
     Args:
-        lent_s: how long each is held.
-        away_s: how long until the next.
+        lent_s: length of each loan.
+        away_s: time until the next.
     """
 
     lent_s: SomeSeconds
@@ -225,11 +225,11 @@ class Flapping(Spec, frozen=True, tag_field="kind", tag="flapping"):
 
 
 class RevokeDuringUpdate(Spec, frozen=True, tag_field="kind", tag="revoke-during-update"):
-    """Serving takes every borrowed GPU back while an update is on its way to it.
+    """Serving revokes every borrowed GPU during an update.
 
     Args:
-        into: share of the update that had passed.
-        for_s: how long until it lends again.
+        into: share of the update that has passed.
+        for_s: time until it lends again.
     """
 
     into: Share = 0.5
@@ -237,11 +237,11 @@ class RevokeDuringUpdate(Spec, frozen=True, tag_field="kind", tag="revoke-during
 
 
 class RevokeAfterPrefill(Spec, frozen=True, tag_field="kind", tag="revoke-after-prefill"):
-    """Serving takes each borrowed GPU back when it has just computed a long prompt.
+    """Serving revokes each borrowed GPU when it has just computed a long prompt.
 
     Args:
-        prompt_tokens: of the prompt; how long it takes decides how long a lease is held.
-        away_s: how long until the next.
+        prompt_tokens: length of the prompt, whose time determines the length of a loan.
+        away_s: time until the next loan.
     """
 
     prompt_tokens: Tokens
@@ -249,21 +249,21 @@ class RevokeAfterPrefill(Spec, frozen=True, tag_field="kind", tag="revoke-after-
 
 
 class StalledTrainer(Spec, frozen=True, tag_field="kind", tag="stalled-trainer"):
-    """The trainer takes far longer than it should.
+    """Training takes far longer than planned.
 
     Args:
-        factor: how many times as long.
+        factor: multiple of the planned time.
     """
 
     factor: Factor
 
 
 class EngineCrashes(Spec, frozen=True, tag_field="kind", tag="engine-crashes"):
-    """Engines on borrowed GPUs die and start anew, all of a domain together.
+    """Engines on borrowed GPUs crash and restart, all of a domain together.
 
     Args:
-        every_s: mean time from one crash of a domain to its next.
-        down_s: until an engine runs again.
+        every_s: mean time between crashes of a domain.
+        down_s: time until an engine runs again.
     """
 
     every_s: SomeSeconds

@@ -1,4 +1,4 @@
-"""A scenario: what is simulated, as a file says it. `build` makes what a simulation takes of it."""
+"""A scenario: the description of a simulation in a file. `build` makes a world from it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -38,12 +38,12 @@ from rose.sim.scenario.parts import (
 # The paper's sampler launches up to 5.7 times the batch.
 _REDUNDANCY: Final = LogUniform(1.0, 5.7)
 _SEEDS_MAX: Final = 1000
-# Said by each job itself.
+# Set by each job itself.
 _OF_JOBS: Final = frozenset({"max_staleness", "batch_trajectories"})
 
 
 class Algorithm(Enum):
-    """What the trainer does with groups."""
+    """The trainer's use of groups."""
 
     GRPO = "grpo"
     DAPO = "dapo"
@@ -53,16 +53,16 @@ class Job(Spec, frozen=True):
     """One RL job.
 
     Args:
-        name: of it.
-        algorithm: DAPO throws groups away whose members all did equally well.
-        mode: of its trainer.
-        batch: trajectories that a version learns from.
+        name: name of the job.
+        algorithm: DAPO discards groups whose members all did equally well.
+        mode: mode of its trainer.
+        batch: trajectories per version.
         group: trajectories with the same task.
-        context_tokens: where a trajectory ends at the latest.
-        train_s: how long the trainer learns from a batch.
-        environment: of its trajectories.
+        context_tokens: limit of a trajectory.
+        train_s: training time per batch.
+        environment: environment of its trajectories.
         max_staleness: versions between a trajectory's oldest token and its use.
-        redundancy: of DAPO: how many times the batch is rolled out, drawn for each version.
+        redundancy: DAPO's oversampling factor of the batch, drawn for each version.
     """
 
     name: Text
@@ -77,7 +77,7 @@ class Job(Spec, frozen=True):
     redundancy: Distribution = _REDUNDANCY
 
     def __post_init__(self) -> None:
-        """Refuse groups that fill no batch, and staleness that the mode does not allow."""
+        """Check that groups fill the batch, and that the mode allows the staleness."""
         if self.batch % self.group:
             raise InvalidArgument(
                 f"batch: {self.batch} trajectories make no groups of {self.group}; give a multiple"
@@ -90,24 +90,24 @@ class Job(Spec, frozen=True):
 
 
 class Scenario(Spec, frozen=True):
-    """What is simulated.
+    """The description of a simulation.
 
     Args:
-        name: of it.
-        model: that learns: a preset, or the path of a config.json.
-        jobs: with different names.
-        dedicated: at least one engine of them for each job.
-        network: between the clusters.
-        horizon_s: the simulation ends here at the latest.
-        versions: of each job, after which it ends.
-        arms: what is compared, the subject first; see `rose.sim.scenario.arms`.
-        about: a sentence for reports.
-        seeds: one simulation each.
-        borrowed: GPUs that serve.
+        name: name of the scenario.
+        model: model that learns: a preset, or the path of a config.json.
+        jobs: jobs with different names.
+        dedicated: dedicated GPUs, at least one engine for each job.
+        network: network between the clusters.
+        horizon_s: latest end of the simulation.
+        versions: versions of each job, after which it ends.
+        arms: arms to compare, the subject first; see `rose.sim.scenario.arms`.
+        about: sentence for reports.
+        seeds: seeds, one simulation each.
+        borrowed: GPUs that serve and lend.
         trainer: GPUs that train.
-        prices: None where nobody asks what it costs.
-        scheduler: settings that differ from the defaults, by name.
-        stress: what goes wrong.
+        prices: prices; None for no cost figures.
+        scheduler: changed settings, by name.
+        stress: disturbances.
     """
 
     name: Text
@@ -127,7 +127,7 @@ class Scenario(Spec, frozen=True):
     stress: tuple[Stress, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no single field shows."""
+        """Check rules that span several fields."""
         for name in ("jobs", "dedicated", "arms", "seeds"):
             if not getattr(self, name):
                 raise InvalidArgument(f"{name}: there is none; add one")
@@ -138,7 +138,7 @@ class Scenario(Spec, frozen=True):
         for values, name in ((names, "jobs"), (self.seeds, "seeds"), (self.arms, "arms")):
             if len(set(values)) < len(values):
                 raise InvalidArgument(f"{name}: one is there twice; make them differ")
-        # A trainer stalls whatever is borrowed.
+        # A stalled trainer needs no borrowed GPUs.
         is_of_loans = any(not isinstance(one, StalledTrainer) for one in self.stress)
         if is_of_loans and not self.borrowed:
             raise InvalidArgument("stress: nothing is borrowed; add borrowed, or leave it out")
@@ -159,7 +159,7 @@ class Scenario(Spec, frozen=True):
         """Return the scheduler's settings for a job.
 
         Raises:
-            InvalidArgument: there is no such setting, or it is out of its range.
+            InvalidArgument: a setting is unknown or out of range.
         """
         free = set(SchedulerSettings().values()) - _OF_JOBS
         for name in self.scheduler:
@@ -198,9 +198,9 @@ def _check_model(where: str, named: str, tps: Iterable[int]) -> None:
 
 
 def scenario_from(content: object) -> Scenario:
-    """Return a scenario from what a reader of YAML or JSON gives.
+    """Return a scenario from data of YAML or JSON.
 
     Raises:
-        InvalidArgument: a field is unknown, missing, or makes no sense; the sentence names it.
+        InvalidArgument: a field is unknown, missing, or invalid; the message names it.
     """
     return decoded(Scenario, content)

@@ -1,4 +1,4 @@
-"""What serving is asked on borrowed GPUs: the lengths and bursts of requests, and their rate."""
+"""Requests to serving on borrowed GPUs: lengths, bursts and rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,38 +18,38 @@ Column = npt.NDArray[np.float64]
 _LENGTHS: Final = 512
 _DRAWS_OF_LENGTH: Final = 16
 _WINDOWS: Final = 120
-# Rates of files are of ten minutes.
+# Files have one rate per ten minutes.
 RATES_WINDOW_MS: Final = 600_000.0
-# The standard normal's quantile at 1 - 1/3600: the busiest second of an hour.
+# Quantile of the standard normal at 1 - 1/3600: the busiest second of an hour.
 _BUSIEST: Final = 3.45
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the files say that scenarios name, by the path as it is written there.
+    """Content of the files that scenarios name, by their path in the scenario.
 
     Args:
-        rates: of files of rates: of each model, (w,) float64, one for each ten minutes.
+        rates: for each file of rates and each model, (w,) float64, one per ten minutes.
     """
 
     rates: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
 
 
 def mix_of(traffic: Traffic) -> Mix:
-    """Return the lengths and the bursts of requests, whatever their rate."""
+    """Return lengths and bursts of requests, without their rate."""
     random = np.random.default_rng(0)
     prompts, outputs = (
         _lengths(one, random) for one in (traffic.prompt_tokens, traffic.output_tokens)
     )
     bursts = traffic.second_peak
     if isinstance(traffic, SyntheticTraffic):
-        bursts /= traffic.minute_peak  # of a second over its own minute
+        bursts /= traffic.minute_peak  # of a second relative to its minute
     pairs = zip(random.permutation(prompts).tolist(), outputs.tolist(), strict=True)
     return Mix(tuple(pairs), burst_variation(bursts))
 
 
 def _lengths(distribution: Distribution, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return lengths, ascending, that are spread as the distribution is."""
+    """Return lengths, ascending, distributed like the distribution."""
     drawn = np.sort(distribution.draw(random, _LENGTHS * _DRAWS_OF_LENGTH))
     middle = drawn.reshape(_LENGTHS, _DRAWS_OF_LENGTH).mean(axis=1)
     lengths: npt.NDArray[np.int64] = np.maximum(1, np.rint(middle)).astype(np.int64)
@@ -57,16 +57,16 @@ def _lengths(distribution: Distribution, random: np.random.Generator) -> npt.NDA
 
 
 def waves(traffic: Traffic, inputs: Inputs, *, pieces: int, piece_ms: float) -> Column:
-    """Return (pieces,) how many times its mean the rate is in each.
+    """Return (pieces,) the rate in each piece relative to its mean.
 
     Args:
-        traffic: what the scenario says.
-        inputs: what its files say.
-        pieces: > 0.
-        piece_ms: of each, > 0.
+        traffic: traffic of the scenario.
+        inputs: content of its files.
+        pieces: number of pieces, > 0.
+        piece_ms: length of a piece, > 0.
 
     Raises:
-        InvalidArgument: a file is not among the inputs, or has nothing of what is asked for.
+        InvalidArgument: a file is not among the inputs, or lacks the model.
     """
     from_ms = 0.0
     if isinstance(traffic, SyntheticTraffic):
@@ -85,10 +85,10 @@ def waves(traffic: Traffic, inputs: Inputs, *, pieces: int, piece_ms: float) -> 
 
 
 def burst_variation(peak: float) -> float:
-    """Return how much seconds vary if the busiest of an hour has `peak` times the mean, >= 1.
+    """Return the variation of seconds if the busiest of an hour has `peak` >= 1 times the mean.
 
-    It is the standard deviation over the mean of a Gamma factor; its quantile by Wilson and
-    Hilferty's formula, which is good to a few percent where it is used.
+    It is the standard deviation over the mean of a Gamma factor, whose quantile is taken by Wilson
+    and Hilferty's formula, accurate to a few percent in this range.
     """
     low, high = 0.0, 3.0
     for _ in range(40):
@@ -100,7 +100,7 @@ def burst_variation(peak: float) -> float:
 
 
 def slow_wave(peak: float, windows: int = _WINDOWS) -> Column:
-    """Return (windows,) of mean 1, one wave whose highest is about `peak` times its mean, >= 1."""
+    """Return (windows,) one wave with mean 1 and a maximum of about `peak` >= 1."""
     angle = 2 * np.pi * (np.arange(windows) + 0.5) / windows
     low, high = 0.0, 300.0
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Trajectories of a job, drawn from an environment's distributions."""
+"""Random trajectories of a job, from an environment's distributions."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,13 +14,13 @@ from rose.units import MS_PER_S
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# A turn of more tokens than any context is a mistake of a distribution's unit.
+# A turn of more tokens than any context suggests a wrong unit.
 _TOKENS_MAX: Final = float(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """The turns of all trajectories before a context cuts them; as in `Trajectories`."""
+    """The turns of all trajectories before cuts by the context; as in `Trajectories`."""
 
     first_turn: Ints
     heard: Ints
@@ -39,17 +39,17 @@ def drawn_trajectories(
     """Draw the trajectories of some groups.
 
     Args:
-        environment: what they are drawn from.
-        groups: how many, > 0.
-        group: trajectories of each, > 0.
-        context_tokens: where one ends at the latest, > 1.
-        random: drawn from in the same order whatever the values are.
+        environment: distributions to draw from.
+        groups: number of groups, > 0.
+        group: trajectories per group, > 0.
+        context_tokens: limit of a trajectory, > 1.
+        random: generator, used in the same order for all values.
     """
     count = groups * group
     share = environment.group_share
     in_common = np.repeat(random.standard_normal(groups), group)
     hard = np.sqrt(share) * in_common + np.sqrt(1 - share) * random.standard_normal(count)
-    # The hardest has the most turns: which are drawn stays as the distribution says.
+    # The hardest trajectory gets the most turns; their distribution is unchanged.
     turns = np.empty(count, dtype=np.int64)
     wanted = np.sort(environment.turns.draw(random, count))
     turns[np.argsort(hard, kind="stable")] = _whole(wanted, environment.turns_max)
@@ -72,7 +72,7 @@ def _whole(values: Floats, most: float = _TOKENS_MAX) -> Ints:
 
 
 def _cut(turns: _Turns, group: Ints, context_tokens: int) -> Trajectories:
-    """End each trajectory where its context is full; its last answer may be cut short."""
+    """End each trajectory when its context is full; the last answer may be cut short."""
     if context_tokens < 2:
         raise InvalidArgument(
             f"a context of {context_tokens} tokens holds no turn; give at least 2"
@@ -89,5 +89,5 @@ def _cut(turns: _Turns, group: Ints, context_tokens: int) -> Trajectories:
     check(bool((kept > 0).all()), "a first turn did not fit its context")
     first_turn = np.concatenate(([0], np.cumsum(kept)))
     tool_ms = turns.tool_ms[is_kept]
-    tool_ms[first_turn[1:] - 1] = 0.0  # nothing comes after a last turn
+    tool_ms[first_turn[1:] - 1] = 0.0  # no tool follows the last turn
     return Trajectories(first_turn, heard[is_kept], said, tool_ms, group.astype(np.int64))

@@ -1,8 +1,8 @@
-"""What goes wrong in a scenario, as changes of what is lent.
+"""Stress of a scenario, as changes of loans.
 
-Some of it happens when something else does: what is revoked during an update needs to know when
-versions come out. Nothing that happens later changes what came before, so a run that is repeated
-with the times of the one before has one more version right each time.
+Some stress depends on results: revocations during an update need the times of versions. An event
+never changes the past, so each repeated run with the times of the previous one has at least one
+more correct version.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,19 @@ from rose.units import MS_PER_S
 
 Column = npt.NDArray[np.float64]
 Spans: TypeAlias = Column
-"""(n, 2) from when to when nothing is lent; ascending beginnings, and they may overlap."""
+"""(n, 2) start and end of times without a loan; ascending starts, possibly overlapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A borrowed engine, as trouble sees it.
+    """A borrowed engine, for stress.
 
     Args:
-        lending: of it.
-        domain: whom it shares its fate with.
-        start_up_ms: until it runs turns after it was lent anew.
-        update_ms: of an update, from its publication to its commit.
-        prefill_tokens_per_s: of its prompts.
+        lending: loan of the engine.
+        domain: failure domain.
+        start_up_ms: start-up time after a new loan.
+        update_ms: time of an update from publication to commit.
+        prefill_tokens_per_s: prompt throughput.
     """
 
     lending: Lending
@@ -56,14 +56,14 @@ def troubled(
     published_ms: Column,
     random: np.random.Generator,
 ) -> tuple[Lending, ...]:
-    """Return what engines lend when all of the stress is over them.
+    """Return the loans of engines with all stress applied.
 
     Args:
-        engines: the borrowed ones.
-        stress: what goes wrong, all of it.
-        horizon_ms: of the simulation.
-        published_ms: (v,) ascending, when versions came out in a run before; empty in the first.
-        random: of crashes.
+        engines: borrowed engines.
+        stress: all disturbances.
+        horizon_ms: horizon of the simulation.
+        published_ms: (v,) publication times of an earlier run, ascending; empty in the first.
+        random: generator for crashes.
     """
     lendings = [engine.lending for engine in engines]
     domains = sorted({engine.domain for engine in engines})
@@ -99,7 +99,7 @@ def _spans(
     if isinstance(stress, Flapping):
         lent_ms = MS_PER_S * stress.lent_s
     else:
-        # A lease lasts until the first long prompt was computed: the worst moment to lose it.
+        # A loan ends when the first long prompt was computed: the worst moment.
         prefill_ms = MS_PER_S * stress.prompt_tokens / engine.prefill_tokens_per_s
         lent_ms = engine.start_up_ms + prefill_ms
     away_ms = MS_PER_S * stress.away_s
@@ -108,7 +108,7 @@ def _spans(
 
 
 def _crashes(stress: EngineCrashes, horizon_ms: float, random: np.random.Generator) -> Spans:
-    """Return when a domain is down: times between crashes are exponential."""
+    """Return the down times of a domain, with exponential times between crashes."""
     every_ms, down_ms = MS_PER_S * stress.every_s, MS_PER_S * stress.down_s
     spans: list[tuple[float, float]] = []
     at_ms = random.exponential(every_ms)
@@ -119,10 +119,10 @@ def _crashes(stress: EngineCrashes, horizon_ms: float, random: np.random.Generat
 
 
 def without(lending: Lending, spans: Spans) -> Lending:
-    """Return the lending with nothing lent in the spans."""
+    """Return the loan without the given times."""
     times = np.union1d(lending.at_ms, spans.ravel())
     row = np.searchsorted(lending.at_ms, times, side="right") - 1
-    # Spans may reach into the next one: a time is inside as long as more have begun than ended.
+    # Times may overlap: a moment is inside while more have begun than ended.
     begun = np.searchsorted(np.sort(spans[:, 0]), times, side="right")
     ended = np.searchsorted(np.sort(spans[:, 1]), times, side="right")
     is_lent = begun <= ended

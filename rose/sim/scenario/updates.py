@@ -1,7 +1,7 @@
-"""How long an update of the weights is on its way, by the planner that moves real ones.
+"""Transfer time of a weight update, by the planner of real transfers.
 
-One layer stands for all of them: they are cut alike, so bytes are those of a layer times its
-copies. Packing is left out: it takes milliseconds on the GPUs that train.
+One layer stands for all, since they are cut alike: bytes are those of a layer times its copies.
+Packing is left out: it takes milliseconds on the training GPUs.
 """
 
 import math
@@ -34,20 +34,20 @@ from rose.units import MS_PER_S
 _TRAINING: Final = "training"
 _SERVING: Final = "serving"
 _ELEMENT_BYTES: Final = 2
-_SECTOR_ELEMENTS: Final = 16  # 32 bytes are what memory reads and writes
+_SECTOR_ELEMENTS: Final = 16  # memory reads and writes 32 bytes at a time
 _BYTES_PER_GBIT: Final = 1e9 / 8
-_RELAYS: Final = 1  # of the serving cluster
-_LOCAL_GBIT_PER_S: Final = 400.0  # inside a cluster, of one GPU
-# Of a change on the wire, measured on a trained model: see bench/results.
+_RELAYS: Final = 1  # in the serving cluster
+_LOCAL_GBIT_PER_S: Final = 400.0  # inside a cluster, per GPU
+# Bytes per change on the wire, measured on a trained model: see bench/results.
 _DELTA_BYTES: Final = 1.05
-# COO: an int32 position beside each bf16 value.
+# COO: an int32 position per bf16 value.
 _COO_BYTES: Final = 6.0
-# What the paper's receivers take to rebuild the weights from what they hold and what came.
+# Time of the paper's receivers to rebuild the weights from old weights and changes.
 _REBUILD_MS: Final = 1000.0
 
 
 class UpdateScheme(Enum):
-    """How weights come to rollout engines."""
+    """Transport of weights to rollout engines."""
 
     DELTA = "what changed crosses once, is staged while turns run, and committed in milliseconds"
     COO = "what changed as positions and values crosses once; engines stop to rebuild the weights"
@@ -56,11 +56,11 @@ class UpdateScheme(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpdateTime:
-    """What an update is to one engine.
+    """Times of an update for one engine.
 
     Args:
-        update_ms: from its publication to its commit, in which the engine runs on.
-        pause_ms: in which it stands still.
+        update_ms: time from publication to commit, while the engine runs on.
+        pause_ms: pause of the engine.
     """
 
     update_ms: float
@@ -69,12 +69,12 @@ class UpdateTime:
 
 @dataclass(frozen=True, slots=True)
 class UpdateBytes:
-    """What one update of all elements moves, in elements.
+    """Elements moved by an update of all elements.
 
     Args:
-        crossing: over the link between the clusters.
-        relayed: by each relay, the busiest.
-        received: by each GPU of an engine, the busiest.
+        crossing: elements over the link between the clusters.
+        relayed: elements sent by the busiest relay.
+        received: elements received by the busiest GPU of an engine.
     """
 
     crossing: int
@@ -93,30 +93,30 @@ def update_time(
     network: Network,
     scheme: UpdateScheme,
 ) -> UpdateTime:
-    """Return how long an update takes to the engines of one kind, which receive it together.
+    """Return the update time of engines of one kind, which receive it together.
 
     Args:
-        model: that learns.
-        gpu: of an engine.
-        tp: GPUs of an engine.
-        engines: that share the link, or are beside the trainer; of those that come and go, as
-            many as are there on average.
-        trainer_tp: GPUs that share a layer where it is trained.
-        is_far: whether the link lies between.
-        network: its rates, and how much changes.
-        scheme: how.
+        model: model that learns.
+        gpu: kind of GPU of an engine.
+        tp: GPUs per engine.
+        engines: number of engines that share the link, or are beside the trainer; the average
+            number if they come and go.
+        trainer_tp: GPUs that share a layer in training.
+        is_far: whether the link is between trainer and engines.
+        network: rates, and the changed share.
+        scheme: transport of weights.
 
     Raises:
-        InvalidArgument: the model cannot be divided so.
+        InvalidArgument: the model cannot be divided among the GPUs.
     """
     relays = 0 if scheme is UpdateScheme.DENSE or not is_far else _RELAYS
     moved = update_elements(model, tp=tp, engines=engines, trainer_tp=trainer_tp, relays=relays)
     element_bytes = _wire_bytes(scheme, network)
     far_ms = _milliseconds(moved.crossing * element_bytes, network.link_gbit_per_s)
-    # Beside the trainer a broadcast goes from engine to engine, so each byte is received once.
+    # Beside the trainer a broadcast passes from engine to engine, so each byte arrives once.
     inside = max(moved.relayed / max(1, relays), moved.received) if is_far else moved.received
     near_ms = _milliseconds(inside * element_bytes, _LOCAL_GBIT_PER_S)
-    # Tiles go on as they come: the slower of the two decides.
+    # Tiles are forwarded as they arrive: the slower of the two rates decides.
     update_ms = max(far_ms, near_ms) if is_far else near_ms
     commit_ms = _commit_ms(model, gpu, tp, network)
     if scheme is UpdateScheme.DELTA:
@@ -131,18 +131,18 @@ def update_time(
 def update_elements(
     model: str, *, tp: int, engines: int, trainer_tp: int, relays: int
 ) -> UpdateBytes:
-    """Return what an update of every element moves, by the plan of the transfer.
+    """Return the elements moved by a full update, by the plan of the transfer.
 
     Args:
         model: a preset, or the path of a config.json.
-        tp: GPUs of each engine.
-        engines: that receive it, > 0.
+        tp: GPUs per engine.
+        engines: number of receiving engines, > 0.
         trainer_tp: GPUs of the trainer that share a layer.
-        relays: of the engines' cluster.
+        relays: number of relays in the engines' cluster.
     """
     shape = find_model(model)
     named = {f"{at}": matrix for at, matrix in enumerate(matrices(shape)) if matrix.copies}
-    # All engines are alike: with relays each is fanned out to, without each has its own crossing.
+    # Engines are alike: relays distribute to each; without relays each has its own crossing.
     replica = Replica("engine", _SERVING, _shards(named, tp))
     plan = make_plan(
         Source(_TRAINING, _shards(named, trainer_tp)),
@@ -173,7 +173,7 @@ def _shards(named: dict[str, Matrix], ranks: int) -> ShardMap:
 
 
 def _cut(matrix: Matrix, ranks: int) -> Iterator[tuple[int, Region]]:
-    """Yield who has which part: as engines and Megatron cut, KV heads at most once each."""
+    """Yield each rank's part: cut as in engines and Megatron, KV heads at most once each."""
     parts = ranks if matrix.ways is None else min(ranks, matrix.ways)
     for rank in range(ranks):
         offset, shape = [0, 0], [matrix.rows, matrix.columns]
@@ -188,7 +188,7 @@ def _cut(matrix: Matrix, ranks: int) -> Iterator[tuple[int, Region]]:
 
 
 def _wire_bytes(scheme: UpdateScheme, network: Network) -> float:
-    """Return the bytes that an element of the model takes, on average."""
+    """Return the average bytes per element of the model."""
     per_change = {
         UpdateScheme.DELTA: _DELTA_BYTES,
         UpdateScheme.COO: _COO_BYTES,
@@ -200,7 +200,7 @@ def _wire_bytes(scheme: UpdateScheme, network: Network) -> float:
 
 
 def _commit_ms(model: str, gpu: str, tp: int, network: Network) -> float:
-    """Return a commit's pause: all weights are read for the digest, touched sectors rewritten."""
+    """Return a commit's pause: all weights are read for the digest, changed sectors rewritten."""
     touched = 1 - (1 - network.changed_share) ** _SECTOR_ELEMENTS
     shape: ModelShape = find_model(model)
     moved = weight_bytes(shape, tp=tp) * (1 + 2 * touched)

@@ -1,6 +1,6 @@
-"""Scenario files, of one scenario or of one for each value of a field that is swept.
+"""Scenario files, with one scenario or one for each value of a swept field.
 
-PyYAML is of the extra `sim`, so only this module imports it.
+Only this module imports PyYAML, of the extra `sim`.
 """
 
 import copy
@@ -24,11 +24,11 @@ _STEP: Final = re.compile(r"[A-Za-z_]\w*|\d+")
 
 
 def read_scenarios(path: Path) -> tuple[Scenario, ...]:
-    """Read a scenario file, of one scenario or of a sweep.
+    """Read a scenario file, with one scenario or a sweep.
 
     Raises:
-        InvalidArgument: it cannot be read, is no YAML, or a field makes no sense; the sentence
-            names the file and the field.
+        InvalidArgument: the file cannot be read, is not YAML, or a field is invalid; the message
+            names file and field.
     """
     try:
         content = read_input(path, bytes_max=_FILE_BYTES_MAX)
@@ -41,15 +41,15 @@ def read_scenarios(path: Path) -> tuple[Scenario, ...]:
 
 
 def parsed(content: bytes | str) -> object:
-    """Return what YAML says.
+    """Parse YAML.
 
     Raises:
-        InvalidArgument: it is none; the sentence names the line.
+        InvalidArgument: it is not YAML; the message names the line.
     """
     try:
         _check_nodes(yaml.compose(content, Loader=yaml.SafeLoader), set())
         return yaml.safe_load(content)
-    except InvalidArgument:  # a ValueError too, and a sentence already
+    except InvalidArgument:  # a ValueError too, but with a final message
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -60,9 +60,9 @@ def parsed(content: bytes | str) -> object:
 
 
 def _check_nodes(node: Any, seen: set[int]) -> None:
-    """Refuse what YAML would read as something else than it looks.
+    """Refuse YAML that reads differently than it looks.
 
-    Of a field that is there twice it would keep the last, and an alias may stand for a whole file.
+    YAML keeps the last of duplicate fields, and an alias may stand for a whole file.
     """
     if node is None:
         return
@@ -88,12 +88,12 @@ def _check_nodes(node: Any, seen: set[int]) -> None:
 
 
 def scenarios_from(content: object) -> tuple[Scenario, ...]:
-    """Return the scenarios of a file: one, or as many as `sweep` has values.
+    """Return the scenarios of a file: one, or one for each value of `sweep`.
 
-    `sweep: {field: "borrowed[0].count", values: [4, 8]}` makes two, whose names end in the value.
+    `sweep: {field: "borrowed[0].count", values: [4, 8]}` makes two, with the value in their names.
 
     Raises:
-        InvalidArgument: as `scenario_from`; or the field that is swept is not in the file.
+        InvalidArgument: as `scenario_from`; or the swept field is not in the file.
     """
     if not isinstance(content, Mapping) or SWEEP not in content:
         return (scenario_from(content),)
@@ -118,7 +118,7 @@ def _swept(sweep: object) -> tuple[str, list[Any]]:
 
 
 def _with(content: dict[str, Any], field: str, value: object) -> dict[str, Any]:
-    """Return a copy with one field changed; it must be there, so that a typing error is noticed."""
+    """Return a copy with one field changed; it must exist, so that typing errors are detected."""
     changed = copy.deepcopy(content)
     *steps, last = [int(step) if step.isdigit() else step for step in _STEP.findall(field)]
     at: Any = changed
@@ -134,7 +134,7 @@ def _with(content: dict[str, Any], field: str, value: object) -> dict[str, Any]:
 
 
 def _flow(value: object) -> str:
-    """Return a value in a line of a name, as a file would say it."""
+    """Return a value on one line, as in a file."""
     if not isinstance(value, list | dict):
         return str(value)
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)

@@ -1,1 +1,1 @@
-"""Studies: all arms of a scenario under the same seeds, what each got, and how they compare."""
+"""Studies: all arms of a scenario under the same seeds, their figures, and comparisons."""

@@ -1,7 +1,7 @@
-"""No schedule is faster than this: a lower bound of the time that a version's batch is rolled out.
+"""A lower bound of the rollout time of a version's batch, over all schedules.
 
-It is of the trajectories that the version did learn from. An asynchronous trainer takes whoever is
-done first, so that the batches of two arms differ, and no bound is one of both.
+It is for the trajectories that the version learned from. An asynchronous trainer takes those
+finished first, so batches differ between arms, and bounds too.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ Column = npt.NDArray[np.float64]
 
 
 def rollout_bounds_ms(world: ClusterWorld, found: JobOutcome, *, job: int) -> Column:
-    """Return (v,) what no schedule of the batch of each version can go below.
+    """Return (v,) a lower bound of the rollout time of each version's batch.
 
-    The larger of two: the longest of its trajectories, alone on the fastest worker, its tools
-    included; and all its work, spread without a gap over everything that could ever be lent at
-    once, with every prompt cached and every step as full as it can be.
+    It is the larger of two: the longest trajectory, alone on the fastest worker, including its
+    tools; and all work, spread without gaps over everything that could ever be lent at once, with
+    every prompt cached and every step full.
 
     Args:
-        world: that was simulated.
-        found: of the job.
-        job: its place among the world's.
+        world: simulated world.
+        found: outcome of the job.
+        job: index of the job in the world.
     """
     subject = world.jobs[job]
     workers = [one for one in world.workers if one.job == subject.job]
@@ -41,25 +41,25 @@ def rollout_bounds_ms(world: ClusterWorld, found: JobOutcome, *, job: int) -> Co
 
 
 def trajectories_alone_ms(job: SimJob, times: Sequence[StepTimes]) -> Column:
-    """Return (n,) how long each trajectory lasts, alone on the best of each worker's figures."""
+    """Return (n,) the time of each trajectory, alone on the best of each worker's figures."""
     tokens_per_ms = max(one.prefill_tokens_per_s for one in times) / MS_PER_S
     token_ms = min(one.decode_step_ms + one.decode_ms_per_sequence for one in times)
     read_ms = min(one.decode_ms_per_context_token for one in times)
     heard, said, read = _work(job)
     first, tool_ms = job.trajectories.first_turn, job.trajectories.tool_ms
-    # Nobody waits for the tool behind the last turn.
+    # Nobody waits for the tool after the last turn.
     tools_ms = np.add.reduceat(tool_ms, first[:-1]) - tool_ms[first[1:] - 1]
     return np.asarray(heard / tokens_per_ms + said * token_ms + read * read_ms + tools_ms)
 
 
 def _work(job: SimJob) -> tuple[Column, Column, Column]:
-    """Return (n,) tokens that each trajectory hears, says, and reads to say them."""
+    """Return (n,) tokens that each trajectory takes as input, generates, and reads for that."""
     heard = job.trajectories.heard_tokens.astype(np.float64)
     said = job.trajectories.said_tokens.astype(np.float64)
     first = job.trajectories.first_turn
     ends = np.cumsum(heard + said)
     begins = np.repeat((ends - heard - said)[first[:-1]], np.diff(first))
-    # Each token that a turn says reads all before it: one more with each.
+    # Each generated token reads all tokens before it.
     read = said * (ends - said - begins) + said * (said - 1) / 2
     return (
         np.add.reduceat(heard, first[:-1]),
@@ -69,13 +69,13 @@ def _work(job: SimJob) -> tuple[Column, Column, Column]:
 
 
 def _spread_ms(workers: Sequence[SimWorker], work: tuple[float, float, float]) -> float:
-    """Return a bound of how long the workers take for so many tokens heard, said and read.
+    """Return a lower bound of the workers' time for input, output and read tokens.
 
-    Alike, they share all of it in one proportion. Else one may do more of what it is better at:
-    weights make a bound of that, the dual of dividing the work in the best way.
+    Equal workers share all work in one proportion. Otherwise each may do more of what it is better
+    at: weights give a bound, the dual of the optimal division of the work.
     """
     heard, said, read = work
-    # (w, 3): milliseconds of each worker for all of each kind of work.
+    # (w, 3): milliseconds of each worker for all work of each kind.
     takes_ms = np.array(
         [
             (

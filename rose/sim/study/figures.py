@@ -1,4 +1,4 @@
-"""What one arm of a scenario came to under one seed, in the figures that a report has."""
+"""The figures of one arm of a scenario under one seed, for reports."""
 
 from dataclasses import dataclass
 
@@ -22,19 +22,19 @@ _S_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What serving on the borrowed GPUs felt, and how many times that of serving alone it is.
+    """Latencies of serving on the borrowed GPUs, also relative to serving alone.
 
     Args:
-        requests: that the machine served for it.
-        ttft_ms_p99: to the first token.
-        tpot_ms_p99: mean of a request's later tokens.
-        ttft_p50_times_alone: the median, over that of serving alone.
+        requests: number of simulated requests.
+        ttft_ms_p99: P99 time to first token.
+        tpot_ms_p99: P99 of the requests' mean time per later token.
+        ttft_p50_times_alone: median relative to serving alone.
         ttft_p99_times_alone: likewise.
         tpot_p50_times_alone: likewise.
         tpot_p99_times_alone: likewise.
-        late: share of the requests over a target.
-        excess: requests that met their targets with serving alone and missed one here; None where
-            the arm serves on fewer devices.
+        late: share of the requests that missed a target.
+        excess: requests that serving alone would meet, but missed one here; None if the arm serves
+            on fewer devices.
     """
 
     requests: int
@@ -50,37 +50,37 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ArmFigures:
-    """One arm under one seed; of several jobs, sums and means over all of them.
+    """One arm under one seed; with several jobs, sums and means over all.
 
     Args:
-        arm: its name.
-        seed: of the run.
-        versions: that came out before the horizon.
-        is_complete: all that were asked for came out.
-        ended_s: when the last did.
-        used: trajectories that a version learned from and that were not thrown away.
-        throughput_per_hour: of those.
-        rollout_s: of each version, from its batch's first start to its last end.
-        bound_s: what no schedule of the same batches can go below, mean of the versions.
-        tokens_dedicated: said on workers that are there all the time.
-        tokens_borrowed: said on the others.
-        borrowed_busy: share of what was lent in which rollouts computed; 0 where nothing was.
-        revocations: leases that serving ended or shrank with turns in them.
-        recalls: turns taken from a worker before their end.
-        reprefill_tokens: computed again elsewhere.
-        tokens_lost: reported and not delivered: 0.
-        dropped: trajectories that the scheduler gave up.
-        stale: share of the trajectories done that were too old to learn from.
-        length_bias: mean length of what was done and not used, over that of what was used, less 1;
-            None where everything was used, but for what is left at the end.
-        staleness: versions between a trajectory's oldest token and its use, mean.
-        recovery_s: longest time from a revocation until its turns ran again, of those that did
-            before the end; 0 without one.
+        arm: name of the arm.
+        seed: seed of the run.
+        versions: versions published before the horizon.
+        is_complete: whether all requested versions were published.
+        ended_s: time of the last publication, or the horizon.
+        used: trajectories that a version learned from, without discarded ones.
+        throughput_per_hour: used trajectories per hour.
+        rollout_s: rollout time of each version, from its batch's first start to its last end.
+        bound_s: lower bound of the rollout time over all schedules, mean of the versions.
+        tokens_dedicated: tokens generated on dedicated workers.
+        tokens_borrowed: tokens generated on the others.
+        borrowed_busy: share of the loans in which rollouts computed; 0 without loans.
+        revocations: loans that serving ended or shrank with turns in them.
+        recalls: turns recalled from a worker before their end.
+        reprefill_tokens: prompt tokens computed again elsewhere.
+        tokens_lost: tokens reported and not delivered: 0.
+        dropped: trajectories dropped by the scheduler.
+        stale: share of finished trajectories that were too old to learn from.
+        length_bias: mean length of discarded trajectories relative to that of used ones, minus 1;
+            None if nothing was discarded.
+        staleness: mean versions between a trajectory's oldest token and its use.
+        recovery_s: longest time from a revocation until its turns ran again, if they did before the
+            end; 0 without one.
         unrecovered: revocations whose turns did not all run again before the end.
-        served: None where nothing is borrowed.
-        cost: None where the scenario has no prices.
-        events: that the scheduler was told.
-        digest: of all that the scheduler decided.
+        served: latencies of serving; None if nothing is borrowed.
+        cost: cost; None if the scenario has no prices.
+        events: number of events of the scheduler.
+        digest: digest of all decisions of the scheduler.
     """
 
     arm: str
@@ -112,12 +112,12 @@ class ArmFigures:
 
     @property
     def rollout_mean_s(self) -> float:
-        """Return the mean over the versions; NaN without one."""
+        """Return the mean rollout time of the versions; NaN without any."""
         return float(np.mean(self.rollout_s)) if self.rollout_s else float("nan")
 
     @property
     def gap(self) -> float:
-        """Return how much longer a batch takes than the lower bound, as a factor."""
+        """Return the rollout time relative to its lower bound."""
         return self.rollout_mean_s / self.bound_s if self.bound_s else float("nan")
 
 
@@ -183,7 +183,7 @@ def _borrowed_busy(
 
 
 def _thrown_away(job: JobOutcome) -> npt.NDArray[np.bool_]:
-    """Return which trajectories were done, too old when the trainer took them, and not used."""
+    """Return which finished trajectories were too old when the trainer took them."""
     return (job.used_by < 0) & (job.staleness >= 0)
 
 

@@ -1,4 +1,4 @@
-"""Arms against the subject: ratios within each seed, and how sure they are."""
+"""Comparison of arms with the subject: ratios within each seed, with confidence intervals."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 
 from rose.sim.study.figures import ArmFigures
 
-# Student's t, two sides, 95 %, by degrees of freedom from 1 on; beyond the table the last holds,
-# which makes intervals a little too wide.
+# Student's t, two-sided, 95 %, by degrees of freedom from 1 on; beyond the table the last value is
+# used, which makes intervals slightly too wide.
 _T: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -19,16 +19,16 @@ _T: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """How many times better the subject is than another arm.
+    """The subject's advantage over another arm, as a factor.
 
     Args:
-        factor: geometric mean over the seeds of the ratios within each; 0 where the subject came to
+        factor: geometric mean over seeds of the ratios within each; 0 if the subject achieved
             nothing under one of them.
-        low: the lower end of its 95 % interval, of Student's t on the logarithms; None with one
-            seed, or a factor of 0.
-        high: the upper end, likewise.
-        ratios: of each seed that counts.
-        left_out: seeds in which the other arm came to nothing, so that there is no ratio.
+        low: lower end of the 95 % interval, by Student's t on the logarithms; None with one seed,
+            or a factor of 0.
+        high: upper end, likewise.
+        ratios: ratio of each counted seed.
+        left_out: number of seeds without a ratio, because the other arm achieved nothing.
     """
 
     factor: float
@@ -39,10 +39,10 @@ class Factor:
 
 
 def factor_of(ratios: Sequence[float]) -> Factor | None:
-    """Return the geometric mean of ratios and its interval; None where there is no ratio.
+    """Return the geometric mean of ratios and its interval; None without any ratio.
 
     Args:
-        ratios: of each seed, >= 0; infinite or no number where the other arm came to nothing.
+        ratios: ratio of each seed, >= 0; infinite or NaN if the other arm achieved nothing.
     """
     sound = [one for one in ratios if math.isfinite(one)]
     if not sound:
@@ -62,7 +62,7 @@ def factor_of(ratios: Sequence[float]) -> Factor | None:
 
 
 def throughput_over(figures: Sequence[ArmFigures], subject: str, other: str) -> Factor | None:
-    """Return by which factor the subject uses more trajectories in an hour."""
+    """Return the factor by which the subject uses more trajectories per hour."""
     return _paired(
         figures,
         subject,
@@ -72,7 +72,7 @@ def throughput_over(figures: Sequence[ArmFigures], subject: str, other: str) -> 
 
 
 def rollout_time_under(figures: Sequence[ArmFigures], subject: str, other: str) -> Factor | None:
-    """Return by which factor the subject rolls a batch out faster."""
+    """Return the factor by which the subject's rollouts are faster."""
     return _paired(figures, subject, other, lambda a, b: _ratio(b.rollout_mean_s, a.rollout_mean_s))
 
 

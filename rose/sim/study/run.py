@@ -1,9 +1,8 @@
 """Run all arms of a scenario under all of its seeds.
 
-An arm is run again where what happens in it depends on when versions come out: an engine on a
-trainer's GPU may run while the trainer waits, and some trouble comes in the middle of an update.
-Whatever changes at a time changes nothing before it, so each run has at least one more version at
-its right time than the one before.
+An arm is repeated if its events depend on the times of versions: an engine on a trainer's GPU runs
+while the trainer waits, and some stress occurs during an update. An event never changes the past,
+so each run has at least one more version at its right time than the one before.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,21 +26,21 @@ from rose.units import MS_PER_S
 
 Simulate: TypeAlias = Callable[[ClusterWorld], ClusterOutcome]
 
-# Times of hundreds of versions are not worth as many runs: later ones are close after a few.
+# Hundreds of versions are not worth as many runs: later times are close after a few.
 _RUNS_MAX: Final = 8
 _SETTLED_MS: Final = 1.0
-# Told the arm, the seed, and how far it is: 0 to 1.
+# Called with the arm, the seed, and the progress from 0 to 1.
 OnShare = Callable[[str, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """One simulation.
+    """One simulation run.
 
     Args:
-        figures: of it.
-        built: what it was made of.
-        outcome: what it found.
+        figures: figures of the run.
+        built: world of the run.
+        outcome: outcome of the run.
     """
 
     figures: ArmFigures
@@ -54,12 +53,12 @@ def _nothing(_arm: str, _seed: int, _share: float) -> None:
 
 
 def study(scenario: Scenario, inputs: Inputs, *, on_share: OnShare = _nothing) -> Iterator[ArmRun]:
-    """Yield each arm under each seed, as it is done: the arms of a seed after each other.
+    """Yield the run of each arm under each seed, seed by seed.
 
     Args:
-        scenario: what is simulated.
-        inputs: what its files say.
-        on_share: hears how far the simulation is; what it raises ends the study.
+        scenario: scenario to simulate.
+        inputs: content of its files.
+        on_share: called with the progress; an exception ends the study.
 
     Raises:
         InvalidArgument: the scenario cannot be built.
@@ -81,15 +80,15 @@ def study_arm(
     serving: Serving,
     on_share: OnShare = _nothing,
 ) -> ArmRun:
-    """Return one arm under one seed.
+    """Return the run of one arm under one seed.
 
     Args:
-        scenario: what is simulated.
-        arm: one of the scenario's, or another.
-        seed: of everything that is drawn.
-        inputs: what the scenario's files say.
-        serving: of the same scenario, seed and inputs.
-        on_share: as `study` has it; an arm that is run several times begins at 0 again.
+        scenario: scenario to simulate.
+        arm: name of the arm, not necessarily of the scenario.
+        seed: seed of all random draws.
+        inputs: content of the scenario's files.
+        serving: traffic of the same scenario, seed and inputs.
+        on_share: see `study`; a repeated run starts again at 0.
 
     Raises:
         InvalidArgument: the scenario cannot be built.
@@ -117,18 +116,18 @@ def run_arm(
     serving: Serving,
     simulate: Simulate = simulate_cluster,
 ) -> tuple[Built, ClusterOutcome]:
-    """Simulate an arm; the last of several runs is what counts.
+    """Simulate an arm, repeatedly if needed; the last run counts.
 
     Args:
-        scenario: what is simulated.
-        arm: how it is run.
-        seed: of everything that is drawn.
-        inputs: what the scenario's files say.
-        serving: of the same scenario, seed and inputs.
-        simulate: runs a world.
+        scenario: scenario to simulate.
+        arm: name of the arm.
+        seed: seed of all random draws.
+        inputs: content of the scenario's files.
+        serving: traffic of the same scenario, seed and inputs.
+        simulate: simulates a world.
 
     Raises:
-        InvalidArgument: what `build` refuses.
+        InvalidArgument: see `build`.
     """
     built = build(scenario, arm, seed=seed, inputs=inputs, serving=serving)
     outcome = simulate(built.world)

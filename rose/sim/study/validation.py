@@ -1,9 +1,9 @@
-"""What others measured, and what the simulation says of the same set-up. Nothing is fitted to it.
+"""Published measurements against the simulation of the same set-up. Nothing is fitted to them.
 
 PEARL (arXiv 2609.35158) and Table 1 of ROSE (arXiv 2605.06534, as public notes report it). Their
-trajectories, traffic and engines are not public; a difference is reported, and where it is large,
-so is that the figures that rest on it are no more certain. What engines take to start and to go is
-an input of the arms, so there is nothing to compare.
+trajectories, traffic and engines are not public; a difference is reported, and if it is large, a
+warning for the figures that depend on it. Start-up and release times of engines are inputs of the
+arms, so they are not compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +17,19 @@ from rose.sim.study.figures import ArmFigures
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Factors in favour of the paper's system on one set-up.
+    """Factors in favour of the paper's system in one set-up.
 
     Args:
-        throughput_over: an arm that stands for a published one, and the factor over it.
-        rollout_time_under: likewise, of the time to roll a batch out.
+        throughput_over: throughput factor over each arm that models a published system.
+        rollout_time_under: rollout-time factor under each such arm.
     """
 
     throughput_over: Mapping[str, float]
     rollout_time_under: Mapping[str, float]
 
 
-# Table 1, by size: rollout time with what the paper compared its system with, over that with it.
-# The first shares without a promise, the second sets memory aside.
+# Table 1, by size: rollout time of the paper's baselines over that of its system. The first shares
+# without a promise, the second reserves memory.
 TABLE_1: Final[Mapping[str, Mapping[str, float]]] = {
     "8b": {"share-all": 651.7 / 496.3, "reserved-share": 731.7 / 496.3},
     "32b": {"share-all": 1161.8 / 960.1, "reserved-share": 1301.2 / 960.1},
@@ -43,7 +43,7 @@ PUBLISHED: Final[Mapping[str, Published]] = {
     "paper-table1-32b": Published({}, TABLE_1["32b"]),
 }
 
-# Of each scenario by its name: its figures.
+# Figures of each scenario, by name.
 Runs = Mapping[str, Sequence[ArmFigures]]
 
 ERROR_MAX: Final = 0.15
@@ -51,15 +51,15 @@ ERROR_MAX: Final = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """One published figure.
+    """A published figure and its prediction.
 
     Args:
-        name: of it.
-        scenario: its name begins so.
-        predicted: by the simulation.
-        published: by whoever measured it.
-        concerns: which figures of a report are no more certain than this one.
-        unit: of both.
+        name: name of the figure.
+        scenario: prefix of the scenario's name.
+        predicted: value of the simulation.
+        published: published value.
+        concerns: figures of a report that depend on this one.
+        unit: unit of both values.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Validation:
 
     @property
     def error(self) -> float:
-        """Return how far off the prediction is, as a share of what was published."""
+        """Return the relative error of the prediction."""
         return self.predicted / self.published - 1.0
 
     @property
     def warning(self) -> str | None:
-        """Return what to say beside the figures that rest on it; None where it is close."""
+        """Return a warning for the dependent figures; None if the error is small."""
         if abs(self.error) <= ERROR_MAX:
             return None
         return (
@@ -123,7 +123,7 @@ def _pearl_ratio(scenario: str, gpus: int, fewer: int) -> Callable[[Runs], float
 
 
 def _pearl_longest(scenario: str) -> Callable[[Runs], float | None]:
-    """Unlimited GPUs are as fast as the longest trajectory of a batch, alone on one."""
+    """With unlimited GPUs the longest trajectory of a batch, alone on one, determines the time."""
 
     def predict(runs: Runs) -> float | None:
         bounds = [one.bound_s for one in runs.get(_swept(scenario, 32), ()) if one.arm == _FIXED]

@@ -1,1 +1,1 @@
-"""The delta codec: what changed between two versions of a tensor, and tensors as it takes them."""
+"""The delta codec: differences between two versions of a tensor, on any tensor library."""

@@ -1,4 +1,4 @@
-"""Who computes: one back end per kind of device, all with the same bits."""
+"""Back ends of the codec, one per kind of device; all give the same bits."""
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -14,7 +14,7 @@ from rose.transfer.codec.tensor import CPU, TensorBits
 if TYPE_CHECKING:  # It imports torch.
     from rose.transfer.codec.gpu import GpuBackend
 
-# Sent at the latest when it was left unsent in so many packs in a row.
+# An element left unsent in this many packs in a row is sent.
 AGE_LIMIT: Final = 255
 
 ISAS: Final = ("portable", "avx2", "avx512")
@@ -24,7 +24,7 @@ class HostBackend:
     """The C++ core.
 
     Args:
-        isa: the instruction set, one of `ISAS` that this machine has; None for its best.
+        isa: instruction set, one of `ISAS` that this machine has; None for its best.
     """
 
     def __init__(self, *, isa: str | None) -> None:
@@ -42,7 +42,7 @@ class HostBackend:
         threads: int = 1,
         base_digest: tuple[int, int] | None = None,
     ) -> Delta:
-        """Pack in one pass over both arrays, on so many threads."""
+        """Pack in one pass over both arrays, on `threads` threads."""
         entries, payload, base, digest = _core.delta_pack(
             new,
             shadow,
@@ -65,7 +65,7 @@ class HostBackend:
         undo: bool,
         verify: bool = False,
     ) -> None:
-        """Check all of the delta, then work on what changes only."""
+        """Check the whole delta, then change only the elements it names."""
         if verify:
             _core.delta_verify(
                 weights, delta, base_digest=delta.base_digest, digest=delta.digest, undo=undo
@@ -82,7 +82,7 @@ class HostBackend:
         age_limit: int = AGE_LIMIT,
         threads: int = 1,
     ) -> int:
-        """Count the changes by size and take the largest."""
+        """Count the changes by size and return the threshold of the largest."""
         return _core.topk_threshold(
             new,
             shadow,
@@ -96,29 +96,29 @@ class HostBackend:
     def topk_unpack(
         self, base: npt.NDArray[Any], delta: Delta
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Check all of the delta, then list what it changes."""
+        """Check the whole delta, then list its changes."""
         return _core.topk_unpack(base, delta)
 
     def digest(
         self, bits: npt.NDArray[Any], *, first_index: int, seed: int, threads: int = 1
     ) -> tuple[int, int]:
-        """Add up the words."""
+        """Return the digest of an array."""
         return _core.digest(
             bits, first_index=first_index, seed=seed, isa=self._isa, threads=threads
         )
 
 
-# Who computes where a tensor is: the same operations on `TensorBits.bits`, with the same bits.
+# All offer the same operations on `TensorBits.bits`, with the same bits.
 Backend: TypeAlias = "HostBackend | GpuBackend"
 
 
 def backend_of(tensor: TensorBits, stream: Any = None) -> Backend:
-    """Choose who computes where `tensor` is: the core, or a GPU's kernels on `stream`.
+    """Return the back end for the device of `tensor`: the core, or a GPU's kernels on `stream`.
 
     Raises:
-        InvalidArgument: nobody does.
-        Unavailable: its GPU has no driver that rose can use.
-        ImportError: this build has no kernels for its GPU, and Triton is not installed.
+        InvalidArgument: no back end runs on the device.
+        Unavailable: rose can use no driver of the GPU.
+        ImportError: this build has no kernels for the GPU, and Triton is not installed.
     """
     if tensor.device == CPU:
         return HostBackend(isa=lowered_isa(read_environment().isa))

@@ -1,24 +1,23 @@
-"""Where the elements of a tensor lie, as numbers: what repeats a byte, and what shares one."""
+"""Memory layout of a tensor's elements: whether they repeat a byte, or share one with another."""
 
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-# Steps of a search that has, in the worst case, no bound; boxes of tensors need a few. Any number
-# will do, though the types of NumPy know two.
+# Step limit of a search that has no bound in the worst case; boxes of tensors need a few steps. Any
+# number is allowed, though NumPy's types list only two.
 _SEARCH_STEPS: Final[Any] = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Elements in row-major order; two boxes are equal if they list the same bytes in one order.
+    """Elements in row-major order; equal boxes list the same bytes in the same order.
 
     Args:
-        address: of the first element.
-        shape: of as few dimensions as there can be, all larger than 1; (0,) where there is nothing.
-        strides: bytes from one index to the next, of each dimension.
-        item_bytes: of an element.
+        address: address of the first element.
+        shape: sizes, all > 1, of the fewest possible dimensions; (0,) without elements.
+        strides: bytes from one index to the next, per dimension.
     """
 
     address: int
@@ -28,7 +27,7 @@ class Box:
 
     @classmethod
     def of(cls, bits: Any) -> "Box":
-        """Look at an array of NumPy or a tensor of torch, on whatever device."""
+        """Return the box of a NumPy array or a torch tensor, on any device."""
         if isinstance(bits, np.ndarray):
             address, strides = bits.ctypes.data, bits.strides
             item_bytes = bits.itemsize
@@ -47,7 +46,7 @@ class Box:
 
     @property
     def last(self) -> int:
-        """Return the address behind the last byte."""
+        """Return the address after the last byte."""
         if self.is_empty:
             return self.address
         steps = zip(self.shape, self.strides, strict=True)
@@ -55,9 +54,9 @@ class Box:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether two elements may lie in one place, so that a write would count twice.
+        """Whether two elements may share a place, so that an in-place change would count twice.
 
-        Slices, transposes and windows without overlap do not; a stride of 0 does.
+        True for a stride of 0; false for slices, transposes and windows without overlap.
         """
         behind = self.item_bytes
         for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
@@ -67,7 +66,7 @@ class Box:
         return False
 
     def meets(self, other: "Box") -> bool:
-        """Whether they share a byte; columns of one matrix lie between each other and do not."""
+        """Whether they share a byte; interleaved columns of one matrix do not."""
         if self.last <= other.address or other.last <= self.address:
             return False
         try:
@@ -75,11 +74,11 @@ class Box:
                 _Outline(self).array, _Outline(other).array, max_work=_SEARCH_STEPS
             )
         except np.exceptions.TooHardError:
-            return True  # who cannot tell refuses
+            return True  # undecided within the limit: assume that they meet
 
 
 class _Outline:
-    """A box as an array that is never read: what NumPy needs to compare addresses."""
+    """A box as an array that is never read, for NumPy's comparison of addresses."""
 
     def __init__(self, box: Box) -> None:
         self.__array_interface__ = {
@@ -95,7 +94,7 @@ class _Outline:
 def _joined(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Leave out dimensions of 1, and make one of two that go on in one stride."""
+    """Drop dimensions of 1, and merge neighbours that one stride covers."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, stride in zip(shape, strides, strict=True):

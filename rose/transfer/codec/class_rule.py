@@ -1,7 +1,7 @@
-"""The choice of a class rule: which exponents make the classes, and how each lists its sizes.
+"""The choice of a class rule: the exponents of each class, and how each class lists its sizes.
 
-From a sample of both versions, by what each choice would cost in bits, so it follows the learning
-rate, the scale of the weights and the steps between two versions without being told of them.
+The rule with the fewest bits for a sample of both versions wins. So it adapts to learning rate,
+weight scale and step count without knowing them.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from rose.transfer.codec.tensor import TensorBits, bits_of, check_pair
 
 SAMPLED_BLOCKS: Final = 64
 _BLOCK: Final = BLOCK_ELEMENTS[0]
-# What a delta must shrink to for the second pass over the weights to be worth it.
+# STRAT must shrink a delta to this share to be worth a second pass over the weights.
 _WORTH: Final = 0.98
 
-# Columns of the histogram, csrc/transfer/class_histogram.h: elements, then changes by the bits of
-# size - 1, 0 to 32, then those of size 2 and more by the bits of size - 2.
+# Columns of the histogram, csrc/transfer/class_histogram.h: elements; changes by the bit length of
+# size - 1, 0 to 32; changes of size 2 and more by the bit length of size - 2.
 _WIDTHS: Final = 33
 _ALL: Final = slice(1, 1 + _WIDTHS)
 _FEW: Final = slice(1 + _WIDTHS, 1 + 2 * _WIDTHS)
 
-# The exponent of bits without a meaning: of the float that is sent most in their width. int8 is not
-# among them, for it is what whole numbers are sent in.
+# Exponent fields assumed for raw bits: those of the most common float of that width. int8 is
+# missing because it holds integers.
 _RAW_EXPONENTS: Final = {
     "uint8": (3, 4),
     "int16": (7, 8),
@@ -41,12 +41,10 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How large changes are at each old exponent, in a sample.
+    """Sizes of changes by old exponent, in a sample.
 
     Args:
         shift: bits of an element below its exponent.
-        exponent_bits: of the exponent.
-        width: bits of an element.
         blocks: delta blocks in the sample.
         rows: (2^exponent_bits, columns) counts.
     """
@@ -59,15 +57,16 @@ class Histogram:
 
 
 def class_rule(new: Any, shadow: Any) -> ClassRule | None:
-    """Choose the rule by which the delta from `shadow` to `new` takes the fewest bits.
+    """Choose the rule that encodes the delta from `shadow` to `new` in the fewest bits.
 
-    Of at most 64 blocks, evenly spread; the same arrays give the same rule. Nothing is changed.
+    It is estimated on at most 64 blocks, evenly spread; the same arrays give the same rule. Nothing
+    is changed.
 
     Returns:
-        None where STRAT would gain next to nothing, as with int8, which has no exponent.
+        None where STRAT would save next to nothing, and for int8, which has no exponent.
 
     Raises:
-        InvalidArgument: the tensors are not two of a kind.
+        InvalidArgument: shape, dtype or device of the tensors differ.
     """
     one, other = bits_of("new", new), bits_of("shadow", shadow)
     check_pair(one, other)
@@ -81,11 +80,7 @@ def class_rule(new: Any, shadow: Any) -> ClassRule | None:
 
 
 def sample(new: TensorBits, shadow: TensorBits) -> Histogram | None:
-    """Count in both versions of a tensor; None where elements have no exponent, or there are none.
-
-    Raises:
-        InvalidArgument: there is no such tensor.
-    """
+    """Count changes in a sample of blocks; None without elements or without an exponent."""
     exponent = new.exponent or shadow.exponent or _RAW_EXPONENTS.get(new.dtype)
     fresh, old = host_row(new), host_row(shadow)
     if exponent is None or not len(old):
@@ -107,9 +102,9 @@ def sample(new: TensorBits, shadow: TensorBits) -> Histogram | None:
 def rules_at(
     histogram: Histogram, origins: npt.NDArray[np.int64]
 ) -> tuple[list[ClassRule], Numbers]:
-    """Return the best rule with each origin, and the bits that the sample takes by it."""
+    """Return the best rule for each origin, and the bits it needs for the sample."""
     below = np.vstack([np.zeros_like(histogram.rows[:1]), histogram.rows.cumsum(0)])
-    # Class 0 has all exponents up to the origin, class 7 all from seven above it.
+    # Class 0 has all exponents up to the origin, class 7 all from origin + 7 on.
     ends = np.minimum(origins[:, None] + np.arange(CLASSES + 1), len(histogram.rows))
     ends[:, 0], ends[:, CLASSES] = 0, len(histogram.rows)
     classes = np.diff(below[ends], axis=1)
@@ -132,12 +127,13 @@ def rules_at(
 
 
 def _plain_bits(histogram: Histogram) -> float:
-    """Return what the blocks take without STRAT."""
+    """Return the bits of the blocks without STRAT."""
     whole = histogram.rows.sum(0)[None, None]
     elements, changed = whole[0, 0, 0], whole[0, 0, _ALL].sum()
     sizes = [_sizes_bits(whole, histogram, is_all=one)[0][0, 0] for one in (False, True)]
-    # Half a word is lost where a section ends: behind both of the positions and the signs; and, if
-    # sizes are listed, in three more, which a word tells the shape of. STRAT ends but once.
+    # Padding loses half a word on average where a section ends: after positions and after signs,
+    # plus, if sizes are listed, after three more and one word for their shape. STRAT ends only
+    # once.
     has_sizes = whole[0, 0, _FEW].any()
     rest = changed + min(sizes) + histogram.blocks * (32 + (3 * 16 + 32) * has_sizes)
     positions = float(_elias_fano_bits(elements, changed))
@@ -145,7 +141,7 @@ def _plain_bits(histogram: Histogram) -> float:
 
 
 def _places_bits(classes: Numbers, histogram: Histogram) -> Numbers:
-    """Positions, signs and the count of changes."""
+    """Return the bits of positions, signs and the number of changes."""
     elements, changed = classes[..., 0], classes[..., _ALL].sum(-1)
     ranks = np.minimum(_elias_fano_bits(elements, changed), elements)
     bits: Numbers = ranks + changed + _gamma_bits(changed, histogram)
@@ -155,12 +151,12 @@ def _places_bits(classes: Numbers, histogram: Histogram) -> Numbers:
 def _sizes_bits(
     classes: Numbers, histogram: Histogram, *, is_all: bool
 ) -> tuple[Numbers, npt.NDArray[np.int64]]:
-    """Return what the sizes of each class take, and the width of magnitudes that makes it least."""
+    """Return the bits of the sizes in each class, and the magnitude width that needs the fewest."""
     changed = classes[..., _ALL].sum(-1)
     by_width = classes[..., _ALL if is_all else _FEW]
     listed = by_width.sum(-1)
     widths = np.arange(histogram.width)
-    # With m bits, what needs more is large.
+    # A size that needs more than m bits is large.
     large = listed[..., None] - by_width.cumsum(-1)[..., : histogram.width]
     bits = listed[..., None] * widths + histogram.width * large
     bits += _elias_fano_bits(listed[..., None], large)
@@ -174,7 +170,7 @@ def _sizes_bits(
 
 
 def _elias_fano_bits(universe: Numbers, count: Numbers) -> Numbers:
-    """Of blocks that are alike, so that sums are as good as blocks."""
+    """Return the bits for blocks that are alike, so sums stand for all of them."""
     some = np.maximum(count, 1)
     low = np.floor(np.log2(np.maximum(universe / some, 1)))
     bits: Numbers = np.where(count > 0, count + universe / 2**low + count * low, 0.0)
@@ -182,6 +178,6 @@ def _elias_fano_bits(universe: Numbers, count: Numbers) -> Numbers:
 
 
 def _gamma_bits(count: Numbers, histogram: Histogram) -> Numbers:
-    """Of one number in each block."""
+    """Return the bits of one number per block."""
     bits: Numbers = histogram.blocks * (2 * np.log2(count / histogram.blocks + 1) + 1)
     return bits

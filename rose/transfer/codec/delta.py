@@ -1,4 +1,4 @@
-"""A delta as a value, and the bytes that carry it. Both formats: `docs/protocol.md`, "Deltas"."""
+"""A delta as a value, and as bytes. Both formats: `docs/protocol.md`, "Deltas"."""
 
 import struct
 import zlib
@@ -26,12 +26,12 @@ _BODY_AT: Final = _HEADER.size + _CRC.size
 
 
 def _frozen(name: str, array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Return a view that cannot be written through."""
+    """Return a read-only view of a contiguous row."""
     is_row = array.ndim == 1 and array.flags.c_contiguous and array.flags.aligned
     if array.dtype != dtype or not is_row:
         raise InvalidArgument(
-            f"{name} of {array.ndim} dimensions and {array.dtype} "
-            f"must be one contiguous row of {np.dtype(dtype)}"
+            f"{name} must be one contiguous row of {np.dtype(dtype)}, "
+            f"got {array.ndim} dimensions of {array.dtype}"
         )
     view: npt.NDArray[Any] = array.view()
     view.setflags(write=False)
@@ -40,16 +40,15 @@ def _frozen(name: str, array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """How STRAT sorts elements into eight classes, by their old exponents.
+    """The sorting of elements into eight classes by their old exponents, for STRAT.
 
-    The class of an element is ((old >> shift) mod 2^exponent_bits) - origin, cut to 0 to 7.
+    The class of an element is ((old >> shift) mod 2^exponent_bits) - origin, clamped to 0 to 7.
 
     Args:
         shift: bits below the exponent.
-        exponent_bits: of the exponent.
-        origin: the exponent of class 0, 0 to 255.
-        all_mask: bit c is 1 where class c lists every size, not only those that are not 1.
-        magnitude_bits: of the magnitudes of each class.
+        origin: exponent of class 0, 0 to 255.
+        all_mask: bit c is 1 if class c lists every size, 0 if only those other than 1.
+        magnitude_bits: width of the magnitudes of each class.
     """
 
     shift: int
@@ -59,32 +58,32 @@ class ClassRule:
     magnitude_bits: tuple[int, ...]
 
     def fault(self, width: int) -> str | None:
-        """Say what keeps it from being a rule for elements of `width` bits; None if nothing."""
+        """Return why this is no rule for elements of `width` bits; None if it is one."""
         numbers = (self.shift, self.exponent_bits, self.origin, self.all_mask)
         if not all(0 <= one < 256 for one in numbers) or len(self.magnitude_bits) != CLASSES:
-            return "its fields are bytes, with a width of magnitudes for each of 8 classes"
+            return "its fields must be bytes, with a magnitude width for each of 8 classes"
         if self.shift + self.exponent_bits > width:
-            return f"{self.shift} + {self.exponent_bits} bits are more than {width}"
+            return f"{self.shift} + {self.exponent_bits} bits must be at most {width}"
         if not all(0 <= bits < width for bits in self.magnitude_bits):
-            return f"magnitudes of {self.magnitude_bits} bits are not all below {width}"
+            return f"magnitude_bits {self.magnitude_bits} must be below {width}"
         return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What changed between two versions of a flat array of elements of 8, 16 or 32 bits.
+    """The difference between two versions of a flat array of 8, 16 or 32-bit elements.
 
     Args:
         count: elements of the array.
         block_elements: elements of a delta block, 65,536 or 16,384.
         width: bits of an element.
-        entries: (blocks,) uint64, the table.
-        payload: uint32 words of all blocks, in the order of the table.
-        base_digest: of the array that it was made from, with index and seed 0.
-        digest: of the array once the delta is applied to that.
-        rule: of its STRAT blocks; a delta that can be applied needs none.
-        is_checked: whether `delta_check` found it sound, and nobody can change its arrays since.
-            Said by whoever did both; applying it does not look again then.
+        entries: (blocks,) uint64, the block table.
+        payload: (words,) uint32, words of all blocks in table order.
+        base_digest: digest of the base array, with index and seed 0.
+        digest: digest of the array after the delta is applied.
+        rule: class rule of the STRAT blocks; None in a delta that can be applied.
+        is_checked: whether `delta_check` found it sound and its arrays cannot change since. The
+            caller vouches for both; then applying it does not check again.
     """
 
     count: int
@@ -98,12 +97,10 @@ class Delta:
     is_checked: bool = False
 
     def __post_init__(self) -> None:
-        """Keep the arrays from being written through this value.
-
-        What they say is looked at when the delta is applied.
+        """Make the arrays read-only; their content is checked when the delta is applied.
 
         Raises:
-            InvalidArgument: the fields cannot be those of a delta.
+            InvalidArgument: a field is out of range.
         """
         if self.block_elements not in BLOCK_ELEMENTS:
             raise InvalidArgument(f"block_elements {self.block_elements}: choose 65536 or 16384")
@@ -115,12 +112,12 @@ class Delta:
             if not all(0 <= part < 1 << 64 for part in digest):
                 raise InvalidArgument(f"{name} {digest} must be two numbers of 64 bits")
         if self.rule is not None and (fault := self.rule.fault(self.width)) is not None:
-            raise InvalidArgument(f"the delta's class rule cannot be: {fault}")
+            raise InvalidArgument(f"the delta's class rule is invalid: {fault}")
         object.__setattr__(self, "entries", _frozen("entries", self.entries, np.uint64))
         object.__setattr__(self, "payload", _frozen("payload", self.payload, np.uint32))
         blocks = ceil_div(self.count, self.block_elements)
         if len(self.entries) != blocks:
-            raise InvalidArgument(f"{len(self.entries)} entries do not fit {blocks} blocks")
+            raise InvalidArgument(f"{blocks} blocks need as many entries, got {len(self.entries)}")
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +126,7 @@ class Delta:
 
     @property
     def changed(self) -> int:
-        """Return how many elements change."""
+        """Return the number of elements that change."""
         return int(((self.entries >> np.uint64(4)) & np.uint64(0xFFFFF)).sum())
 
     def to_bytes(self) -> bytes:
@@ -155,12 +152,12 @@ class Delta:
         """Read a frame; the bytes are copied.
 
         Raises:
-            CorruptData: the bytes are not those that `to_bytes` gave.
-            InvalidArgument: they are of another version of the format.
+            CorruptData: the bytes were not made by `to_bytes`, or are damaged.
+            InvalidArgument: another version of the format.
         """
         content = memoryview(frame).cast("B")
         if bytes(content[: len(_MAGIC)]) != _MAGIC:
-            raise CorruptData("these bytes are not a delta of rose: they begin with another magic")
+            raise CorruptData("these bytes are not a delta of rose: the magic number differs")
         if len(content) < _BODY_AT:
             raise CorruptData(f"the delta is cut off inside its header, at byte {len(content)}")
         header = content[: _HEADER.size]
@@ -181,24 +178,24 @@ class Delta:
             or any(fields[11])
             or count >= 1 << 63
         ):
-            raise CorruptData("the delta's header has fields that no delta has")
+            raise CorruptData("the delta's header has a field out of range")
         blocks = ceil_div(count, block_elements)
         if len(content) != (size := _BODY_AT + 8 * blocks + 4 * words):
-            raise CorruptData(f"the delta has {len(content)} bytes, its header says {size}")
+            raise CorruptData(f"the delta must have {size} bytes by its header, got {len(content)}")
         if zlib.crc32(content[_BODY_AT:]) != fields[12]:
             raise CorruptData("the checksum of the delta's table and payload differs")
         entries = np.frombuffer(content, "<u8", blocks, _BODY_AT).copy()
         payload = np.frombuffer(content, "<u4", words, _BODY_AT + 8 * blocks).copy()
         if rule is None and ((entries & np.uint64(15)) == _STRAT).any():
-            raise CorruptData("the delta has STRAT blocks and no class rule to read them by")
+            raise CorruptData("the delta has STRAT blocks but no class rule")
         return cls(count, block_elements, width, entries, payload, base_digest, digest, rule)
 
 
 def frame_digests(frame: bytes | bytearray | memoryview) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the digests before and after that a frame says, without a look at the rest.
+    """Return the digests before and after from a frame's header; nothing else is read.
 
     Raises:
-        CorruptData: it is cut off, or not a delta.
+        CorruptData: the frame is cut off, or not a delta.
     """
     if len(frame) < _BODY_AT or bytes(frame[: len(_MAGIC)]) != _MAGIC:
         raise CorruptData("these bytes are not a delta of rose")
@@ -207,7 +204,7 @@ def frame_digests(frame: bytes | bytearray | memoryview) -> tuple[tuple[int, int
 
 
 def _rule_fields(rule: ClassRule | None) -> tuple[int | bytes, ...]:
-    """Return the rule as the header has it: whether there is one, its fields, its widths."""
+    """Return the rule as header fields: presence, four fields, magnitude widths."""
     if rule is None:
         return 0, 0, 0, 0, 0, bytes(CLASSES)
     fields = (rule.shift, rule.exponent_bits, rule.origin, rule.all_mask)
@@ -218,10 +215,10 @@ def _rule_of(fields: list[Any], width: int) -> ClassRule | None:
     has_rule, shift, exponent_bits, origin, all_mask, magnitude_bits = fields
     is_blank = not any((shift, exponent_bits, origin, all_mask, *magnitude_bits))
     if has_rule not in (0, 1) or not (has_rule or is_blank):
-        raise CorruptData("the delta's header has a class rule that no delta has")
+        raise CorruptData("the delta's header has an invalid class rule")
     if not has_rule:
         return None
     rule = ClassRule(shift, exponent_bits, origin, all_mask, tuple(magnitude_bits))
     if (fault := rule.fault(width)) is not None:
-        raise CorruptData(f"the delta's class rule cannot be: {fault}")
+        raise CorruptData(f"the delta's class rule is invalid: {fault}")
     return rule

@@ -1,6 +1,6 @@
-"""The codec on tensors of a GPU. A `Delta` is host memory: where one is returned, its stream ends.
+"""The codec on tensors of a GPU.
 
-Deltas are merged on the host, where they are.
+A `Delta` is in host memory, so returning one waits for the stream. Deltas are merged on the host.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,12 @@ _MASK64 = (1 << 64) - 1
 class GpuBackend:
     """The embedded CUDA kernels, or the Triton twins where there are none.
 
-    Everything is queued on one stream, and nothing waits for the device. What returns a value of
-    the host waits for the stream. To pack takes as much memory as the weights have, for a while.
+    All work is queued on one stream. A call that returns a host value waits for that stream; the
+    others wait for nothing. Packing temporarily takes as much memory as the weights.
     """
 
     def __init__(self, codec: "EmbeddedCodec | TritonCodec", stream: Any = None) -> None:
-        """Compute by `codec` on `stream`, by default torch's current one; see `stream_on`."""
+        """Compute with `codec` on `stream`, by default torch's current one; see `stream_on`."""
         self._codec = codec
         self._stream = stream
 
@@ -48,7 +48,7 @@ class GpuBackend:
         threads: int = 1,  # noqa: ARG002 - the device has its own
         base_digest: tuple[int, int] | None = None,
     ) -> Delta:
-        """Pack on the device, and fetch the result."""
+        """Pack on the device, and copy the result to the host."""
         _check_apart(new, shadow)
         with on_stream(self._stream, new.device):
             base = None if base_digest else self._digest(shadow)
@@ -73,9 +73,9 @@ class GpuBackend:
             )
 
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
-        """Check all of the delta on the host, then queue the change of the weights.
+        """Check the whole delta on the host, then queue the change without waiting for it.
 
-        It is not waited for, unless the weights are to be verified first.
+        With `verify`, the digest of the weights is waited for first.
         """
         _check(delta, weights)
         if verify:
@@ -95,7 +95,7 @@ class GpuBackend:
         age_limit: int = AGE_LIMIT,
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> int:
-        """Count on the device."""
+        """Return the threshold, counted on the device."""
         with on_stream(self._stream, new.device):
             least = self._codec.topk_threshold(
                 new, shadow, budget=budget, ages=ages, age_limit=age_limit
@@ -105,7 +105,7 @@ class GpuBackend:
     def topk_unpack(
         self, base: Any, delta: Delta
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Check all of the delta on the host, then list what it changes."""
+        """Check the whole delta on the host, then list its changes."""
         _check(delta, base)
         with on_stream(self._stream, base.device):
             positions, values = self._codec.topk_unpack(
@@ -121,7 +121,7 @@ class GpuBackend:
         seed: int,
         threads: int = 1,  # noqa: ARG002 - the device has its own
     ) -> tuple[int, int]:
-        """Add up on the device."""
+        """Return the digest, computed on the device."""
         with on_stream(self._stream, bits.device):
             return _pair(self._digest(bits, first_index=first_index, seed=seed))
 
@@ -129,11 +129,11 @@ class GpuBackend:
         return self._codec.digest(bits, first_index=first_index, seed=seed)
 
     def _verify(self, weights: Any, delta: Delta, *, undo: bool) -> None:
-        """Refuse weights that are not those the delta was made from, or made when it is undone."""
+        """Refuse weights whose digest is not that of the base, or with `undo` of the result."""
         held = self.digest(weights, first_index=0, seed=0)
         if held != (delta.digest if undo else delta.base_digest):
             what = "what the delta makes" if undo else "what the delta was made from"
-            raise CorruptData(f"the weights are not {what}: their digest is another")
+            raise CorruptData(f"the weights are not {what}: their digest differs")
 
 
 def _check_apart(new: Any, shadow: Any) -> None:
@@ -142,7 +142,7 @@ def _check_apart(new: Any, shadow: Any) -> None:
 
 
 def _check(delta: Delta, tensor: Any) -> None:
-    """Refuse a delta that is not for such elements, or not sound."""
+    """Refuse an unsound delta, and one for other elements."""
     if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
         raise InvalidArgument(
             f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
@@ -152,26 +152,26 @@ def _check(delta: Delta, tensor: Any) -> None:
 
 
 def _least(threshold: int, like: Any) -> Any:
-    """Return a threshold as the device takes it; None for 0, with which everything is sent."""
+    """Return a threshold for the device; None for 0, which sends everything."""
     if threshold == 0:
         return None
     return on_gpu_of(np.array([threshold], np.int32), like, np.int32)[0]
 
 
 def _pair(sums: Any) -> tuple[int, int]:
-    """Fetch a digest."""
+    """Copy a digest to the host."""
     first, second = sums.tolist()
     return first & _MASK64, second & _MASK64
 
 
 def _sizes(delta: Delta) -> npt.NDArray[np.int64]:
-    """Return the words of each block."""
+    """Return the number of words of each block."""
     sizes: npt.NDArray[np.int64] = (delta.entries >> np.uint64(44)).astype(np.int64)
     return sizes
 
 
 def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
-    """Return the table, and the payload in its order."""
+    """Return the table, and the payload in table order, on the host."""
     words = int(packed.words)
     check(words <= packed.arena.numel(), "a block was deferred although the arena fits any delta")
     entries = packed.entries.cpu().numpy().view(np.uint64)

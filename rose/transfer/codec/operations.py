@@ -1,12 +1,11 @@
-"""The delta codec: pack what changed, apply it, undo it, and tell whether both sides agree.
+"""The delta codec: pack changes, apply and undo them, and compare digests.
 
-Every function looks at bits: a tensor's shape and the meaning of its elements change nothing, but
-for top-k, which measures changes of bf16. Tensors may be boxes of larger ones, with any strides
-that are not negative; the order of their elements is row-major. The formats are in
-`docs/protocol.md`.
+Every function works on bits: shape and dtype have no effect, except in top-k, which measures
+changes of bf16. Tensors may be boxes of larger ones, with any strides >= 0; their elements are
+taken in row-major order. The formats are in `docs/protocol.md`.
 
-`stream` is where work on a GPU goes: a stream of torch or its handle, by default torch's current
-one. On the CPU it says nothing.
+`stream` is the GPU stream of the work: a torch stream or its handle, by default torch's current
+one. It has no effect on the CPU.
 """
 
 import math
@@ -22,7 +21,7 @@ from rose.transfer.codec.delta import BLOCK_ELEMENTS, Delta
 from rose.transfer.codec.tensor import TensorBits, bits_of, check_bfloat16, check_pair
 
 _WORD: Final = 1 << 64
-# Of the smallest normal number: smaller changes have key 0, as no change has.
+# Key of the smallest normal number: smaller changes have key 0, as unchanged elements do.
 _LEAST_KEY: Final = 1 << 7
 _THREADS_MAX: Final = 256
 
@@ -36,21 +35,21 @@ def delta_pack(
     base_digest: tuple[int, int] | None = None,
     stream: Any = None,
 ) -> Delta:
-    """Pack what differs between `new` and `shadow`, and make `shadow` equal to `new`.
+    """Pack the difference between `new` and `shadow`, and make `shadow` equal to `new`.
 
     Args:
         new: the fresh weights.
-        shadow: what the receiver is known to hold; written in place. On an error it is unchanged.
+        shadow: weights that the receiver holds; written in place. On an error it is unchanged.
         block_elements: 65,536, or 16,384 where more than about 1 % changes.
-        threads: of a CPU; any number makes the same delta.
-        base_digest: of the shadow, where the caller knows it, as from the delta before. Then most
-            elements are compared and not digested, which is faster; it is taken on trust, and a
-            wrong one makes a delta whose digests are wrong.
-        stream: of a GPU.
+        threads: CPU threads; any number makes the same delta.
+        base_digest: digest of the shadow, if known, as from the previous delta. Then only changed
+            elements are digested, which is faster. It is not verified: a wrong one makes a delta
+            with wrong digests.
+        stream: GPU stream.
 
     Raises:
-        InvalidArgument: the tensors are not two of a kind, or share elements in memory.
-        OutOfMemory: there is no room for the delta.
+        InvalidArgument: shape, dtype or device of the tensors differ, or they overlap in memory.
+        OutOfMemory: no memory is left for the delta.
     """
     one, other = _versions(new, shadow, stream)
     backend = backend_of(one, stream)
@@ -70,50 +69,49 @@ def delta_pack(
 def delta_apply(
     weights: Any, delta: Delta, *, undo: bool = False, verify: bool = False, stream: Any = None
 ) -> None:
-    """Change `weights` in place, from the version the delta was made from to the next one, or back.
+    """Change `weights` in place from the base of the delta to its result, or back.
 
     Nothing is changed unless the whole delta is well formed.
 
     Args:
         weights: changed in place.
-        delta: what to add to them.
-        undo: take it back, which gives the same bits back whatever they were.
-        verify: refuse weights that are not the version the delta was made from, or, to undo it, the
-            one it makes. On a CPU that is proven for the words that it touches, and the others are
-            not read; on a GPU all are.
-        stream: of a GPU.
+        delta: changes to add.
+        undo: whether to undo the delta, which restores the bits before it.
+        verify: refuse weights that are not the base of the delta, or with `undo` its result. On a
+            CPU this proves the words that are touched, and the others are not read; on a GPU all
+            are.
+        stream: GPU stream.
 
     Raises:
-        InvalidArgument: number or width of the elements differ, or the weights cannot be written
-            to.
-        CorruptData: the delta is not well formed, and the sentence names its block; or the weights
-            are not those it is for.
+        InvalidArgument: number or width of the elements differ, or the weights are read-only.
+        CorruptData: the delta is not well formed (the message names the block), or the weights are
+            another version.
     """
     tensor = bits_of("weights", weights, is_written=True, stream=stream)
     backend_of(tensor, stream).delta_apply(tensor.bits, delta, undo=undo, verify=verify)
 
 
 def delta_check(delta: Delta) -> None:
-    """Look whether a delta can be applied to weights of its size.
+    """Check that a delta can be applied to weights of its size.
 
     Raises:
-        CorruptData: it is not well formed; the sentence names its block.
+        CorruptData: it is not well formed; the message names the block.
     """
     _core.delta_check(delta)
 
 
 def delta_merge(first: Delta, second: Delta) -> Delta:
-    """Return the delta that does what `first` and then `second` do.
+    """Return the delta that has the effect of `first` followed by `second`.
 
-    It takes time by what they change, not by how many elements there are. The table and payload
-    are those that a pack of both steps at once would give.
+    Time grows with the number of changes, not of elements. Table and payload are those of one pack
+    over both steps.
 
     Raises:
-        InvalidArgument: they are not of the same array, or have blocks of two sizes.
-        CorruptData: `second` was not made from what `first` makes, or one is not well formed.
+        InvalidArgument: array size, width or block size differ.
+        CorruptData: the base of `second` is not the result of `first`, or one is not well formed.
     """
     if first.digest != second.base_digest:
-        raise CorruptData("the second delta was not made from what the first one makes")
+        raise CorruptData("the base of the second delta is not the result of the first")
     entries, payload = _core.delta_merge(first, second)
     return Delta(
         first.count,
@@ -138,29 +136,29 @@ def topk_pack(
     threads: int = 1,
     stream: Any = None,
 ) -> Delta:
-    """Pack the largest changes only, within a budget, and move `shadow` to them.
+    """Pack only the largest changes, within a budget, and apply them to `shadow`.
 
-    What was not sent stays a difference between `new` and `shadow`, so the next delta has it. The
-    digest is that of `shadow` after packing: of what the receiver will hold. So `shadow` is the
-    behaviour policy that its rollouts follow, and what importance weights are taken against.
+    Unsent changes stay differences between `new` and `shadow`, so the next delta can send them. The
+    digest is that of `shadow` after packing, which the receiver will hold. So `shadow` is the
+    behaviour policy of its rollouts, against which importance weights are taken.
 
     Args:
         new: the fresh weights, bf16 or its bits.
-        shadow: what the receiver is known to hold; written in place.
-        budget: elements to send; changes of one size are sent together or not at all. What is too
-            small to tell from none, as among subnormals, is sent when it is due only.
-        least: the smallest change that is sent, cut to the next bf16 below; > 0. Either this or
-            `budget` is given.
-        ages: uint8 in the shape of `new`, zeros at first: for how many packs in a row each element
-            was left unsent; moved on in place. None where that does not matter.
-        age_limit: an element of that age is sent whatever its size, and whatever the budget.
-        block_elements: as for `delta_pack`.
-        threads: as for `delta_pack`.
-        stream: of a GPU.
+        shadow: weights that the receiver holds; written in place.
+        budget: elements to send; changes of equal size are sent together or not at all. Changes too
+            small to measure, as among subnormals, are sent only when their age is due.
+        least: smallest change to send, > 0, rounded down to bf16. Exactly one of `budget` and
+            `least` is given.
+        ages: uint8 in the shape of `new`, zeros at first: consecutive packs that left each element
+            unsent; updated in place. None to send by size alone.
+        age_limit: age at which an element is sent whatever its size, even beyond the budget.
+        block_elements: see `delta_pack`.
+        threads: see `delta_pack`.
+        stream: GPU stream.
 
     Raises:
-        InvalidArgument: as for `delta_pack`, or the elements are no bf16.
-        OutOfMemory: there is no room for the delta.
+        InvalidArgument: as for `delta_pack`, or the elements are not bf16.
+        OutOfMemory: no memory is left for the delta.
     """
     one, other = _versions(new, shadow, stream)
     check_bfloat16(one)
@@ -172,7 +170,7 @@ def topk_pack(
     aged = None if ages is None else _ages(ages, one, stream)
     backend = backend_of(one, stream)
     if (budget is None) == (least is None):
-        raise InvalidArgument("give one of budget, in elements, and least")
+        raise InvalidArgument("pass exactly one of budget, in elements, and least")
     if least is not None:
         threshold = _key_of(least)
     elif budget is not None:
@@ -193,7 +191,7 @@ def topk_pack(
 
 
 def _key_of(least: float) -> int:
-    """Return the key of a change: the upper half of its fp32, and at least that of a normal one."""
+    """Return the key of a change: the upper half of its fp32, at least that of a normal number."""
     if not (least > 0 and math.isfinite(least)):
         raise InvalidArgument(f"least {least}: choose a number above 0")
     with np.errstate(over="ignore"):
@@ -204,22 +202,22 @@ def _key_of(least: float) -> int:
 def topk_unpack(
     delta: Delta, base: Any, *, stream: Any = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """List what a delta changes; `base`, which stays as it is, is the version it was made from.
+    """List the changes of a delta; `base`, which is only read, is its base.
 
     Returns:
         (changed,) int64 positions in the flattened tensor, ascending; and (changed,) uint8, uint16
-        or uint32, the bits that the elements there become.
+        or uint32, the new bits of these elements.
 
     Raises:
         InvalidArgument: number or width of the elements differ.
-        CorruptData: the delta is not well formed; the sentence names its block.
+        CorruptData: the delta is not well formed; the message names the block.
     """
     tensor = bits_of("base", base, stream=stream)
     return backend_of(tensor, stream).topk_unpack(tensor.bits, delta)
 
 
 def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, int]:
-    """Digest a tensor on so many threads of a CPU; it finds faults, not attackers."""
+    """Digest a tensor on `threads` CPU threads; it detects faults, not attacks."""
     bits = bits_of("tensor", tensor, stream=stream)
     _check_threads(threads)
     backend = backend_of(bits, stream)
@@ -227,10 +225,10 @@ def digest(tensor: Any, *, threads: int = 1, stream: Any = None) -> tuple[int, i
 
 
 def check_base_digest(base_digest: tuple[int, int] | None) -> None:
-    """Refuse what is no digest.
+    """Check that a given digest is two 64-bit numbers.
 
     Raises:
-        InvalidArgument: it is given and not two numbers of 64 bits.
+        InvalidArgument: it is not.
     """
     if base_digest is not None and not all(0 <= part < _WORD for part in base_digest):
         raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")

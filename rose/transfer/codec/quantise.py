@@ -1,8 +1,8 @@
-"""Weights in the receiver's domain: FP8 or INT8 codes with block scales, and deltas of those.
+"""Weights as the receiver stores them: FP8 or INT8 codes with block scales, and their deltas.
 
-A trainer quantises the weights that it rounded to bf16, and not its fp32 masters: then a step
-changes hardly any scale, and about a tenth as many codes as bf16 elements. The rules are in
-`docs/protocol.md`, "Quantised weights"; every back end gives the same bits.
+A trainer quantises bf16-rounded weights, not its fp32 masters: then a step changes hardly any
+scale, and about a tenth as many codes as bf16 elements. The rules are in `docs/protocol.md`,
+"Quantised weights"; every back end gives the same bits.
 """
 
 import sys
@@ -30,13 +30,13 @@ _BF16_BITS: Final = frozenset({"bfloat16", "int16", "uint16"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantised:
-    """A matrix of weights as codes of one byte and scales; both are arrays of one kind.
+    """A matrix of weights as one-byte codes and scales, both NumPy arrays or both torch tensors.
 
     Args:
         codes: (rows, cols) uint8, contiguous: bits of e4m3fn, or two's complement.
         scales: (blocks down, blocks across) float32, contiguous, above 0 and finite.
         to: "fp8" or "int8".
-        block: rows and columns of weights that share a scale; blocks at the edges are smaller.
+        block: (rows, columns) of weights that share a scale; blocks at the edges are smaller.
     """
 
     codes: Any
@@ -45,10 +45,10 @@ class Quantised:
     block: tuple[int, int]
 
     def __post_init__(self) -> None:
-        """Refuse fields that do not go together; the scales' values are not looked at.
+        """Check that the fields go together; the values of the scales are not read.
 
         Raises:
-            InvalidArgument: the sentence names the field.
+            InvalidArgument: they do not; the message names the field.
         """
         _check_kind(self.to)
         _check_block(self.block)
@@ -70,26 +70,26 @@ class Quantised:
 
 
 def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None) -> Quantised:
-    """Quantise a matrix of bf16 weights, on the device where it is.
+    """Quantise a matrix of bf16 weights on its own device.
 
-    A scale is the largest finite magnitude of its block divided by 448 or 127, and 1 where that is
-    0. A weight that is infinite becomes the largest code; a NaN stays one in FP8, and is 0 in INT8.
+    A scale is the largest finite magnitude of its block divided by 448 or 127, or 1 if that is 0.
+    An infinite weight becomes the largest code; a NaN stays one in FP8 and becomes 0 in INT8.
 
     Args:
         weights: (rows, cols) bfloat16 of torch, or its bits as int16 or uint16 of torch or uint16
             of NumPy. Each row is contiguous; rows may be apart.
         to: "fp8" for e4m3fn, or "int8".
-        block: rows and columns that share a scale; by default 128 x 128 for FP8, a row for INT8. On
-            a GPU one block is one CTA's work, so a scale for a whole tensor is slow there.
+        block: (rows, columns) that share a scale; by default 128 x 128 for FP8, a row for INT8. On
+            a GPU one CTA handles one block, so one scale for a whole tensor is slow.
 
     Returns:
-        Arrays of the weights' kind and device. Work on a GPU goes into torch's current stream,
-        which is not waited for.
+        Arrays of the same library and device as the weights. GPU work is queued on torch's current
+        stream and not waited for.
 
     Raises:
-        InvalidArgument: the weights are something else, or `to` or `block` is.
-        OutOfMemory: there is no room for the codes.
-        Unavailable: the weights' GPU has no driver that rose can use, or this build no kernels.
+        InvalidArgument: dtype, shape, `to` or `block` is not supported.
+        OutOfMemory: no memory is left for the codes.
+        Unavailable: rose can use no driver of the GPU, or this build has no kernels for it.
     """
     _check_kind(to)
     bits, give_back = _matrix_of(weights)
@@ -113,14 +113,14 @@ def quantise(weights: Any, *, to: CodeKind, block: tuple[int, int] | None = None
 
 
 def dequantise(quantised: Quantised) -> Any:
-    """Return the weights that codes and scales stand for, rounded to bf16; computes on CPUs.
+    """Return the weights of codes and scales, rounded to bf16; computes on CPUs.
 
     Returns:
-        (rows, cols) uint16, or bfloat16 of torch where the codes are a tensor of torch.
+        (rows, cols) uint16, or torch bfloat16 if the codes are a torch tensor.
 
     Raises:
         InvalidArgument: the arrays are on a GPU, or a scale is not above 0 and finite.
-        OutOfMemory: there is no room for the weights.
+        OutOfMemory: no memory is left for the weights.
     """
     if (device := _device_of(quantised.codes)) != CPU:
         raise InvalidArgument(f"codes are on {device}: dequantise computes on CPUs, pass .cpu()")
@@ -140,20 +140,20 @@ def dequantise(quantised: Quantised) -> Any:
 def quantise_pack(
     weights: Any, shadow: Quantised, *, block_elements: int = BLOCK_ELEMENTS[0]
 ) -> tuple[Delta, Delta]:
-    """Quantise `weights` as `shadow` is, pack what differs, and move `shadow` there.
+    """Quantise `weights` as `shadow` is, pack the differences, and apply them to `shadow`.
 
     Args:
-        weights: as for `quantise`, on the device of the shadow.
-        shadow: what the receiver is known to hold; its arrays are written in place. On an error
-            they are unchanged.
-        block_elements: of the codes' delta blocks, as for `delta_pack`. Few codes change: keep it.
+        weights: see `quantise`; on the device of the shadow.
+        shadow: codes and scales that the receiver holds; written in place. On an error they are
+            unchanged.
+        block_elements: delta block size of the codes, see `delta_pack`. Few codes change: keep it.
 
     Returns:
         The deltas of the codes (8-bit elements) and of the scales (32-bit elements).
 
     Raises:
-        InvalidArgument: the weights do not go with the shadow, or it cannot be written to.
-        OutOfMemory: there is no room for codes or deltas.
+        InvalidArgument: the weights do not match the shadow, or the shadow is read-only.
+        OutOfMemory: no memory is left for codes or deltas.
     """
     fresh = quantise(weights, to=shadow.to, block=shadow.block)
     if fresh.codes.shape != shadow.codes.shape:
@@ -167,7 +167,7 @@ def quantise_pack(
         codes = delta_pack(fresh.codes, shadow.codes, block_elements=block_elements)
         is_whole = True
     finally:
-        if not is_whole:  # an interrupt, too, leaves codes and scales of one version
+        if not is_whole:  # after an interrupt, too, codes and scales are of one version
             delta_apply(shadow.scales, scales, undo=True)
     return codes, scales
 
@@ -183,7 +183,7 @@ def _check_block(block: tuple[int, ...]) -> None:
 
 
 def _torch_of(array: Any) -> Any:
-    """Return torch where `array` is a tensor of it; who never imported it has none."""
+    """Return torch if `array` is a torch tensor, else None; never imports torch."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(array, torch.Tensor) else None
 
@@ -208,7 +208,7 @@ def _check_array(name: str, array: Any, dtype: str) -> None:
 
 
 def _matrix_of(weights: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the bits of the weights, and what makes results on the CPU of the weights' kind."""
+    """Return the bits of the weights, and a function that turns CPU results into their library."""
     torch = _torch_of(weights)
     if torch is None and not isinstance(weights, np.ndarray):
         raise InvalidArgument(

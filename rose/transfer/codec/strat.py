@@ -1,7 +1,7 @@
-"""STRAT: a delta in fewer bytes for a link, coded by what the receiver knows of the old weights.
+"""STRAT: a delta in fewer bytes for the wire, coded relative to the receiver's old weights.
 
-`docs/protocol.md`, "STRAT". Only `strat_unpack` reads what `strat_pack` made: a delta with STRAT
-blocks is never applied, undone or merged as it is.
+`docs/protocol.md`, "STRAT". Only `strat_unpack` reads the output of `strat_pack`: a delta with
+STRAT blocks cannot be applied, undone or merged.
 """
 
 from dataclasses import replace
@@ -26,27 +26,27 @@ _THREADS_MAX: Final = 64
 def strat_pack(
     delta: Delta, weights: Any, rule: ClassRule, *, is_after: bool = False, threads: int = 1
 ) -> Delta:
-    """Recode a delta for a link: the blocks that get smaller become STRAT, the others stay.
+    """Recode a delta for the wire: blocks that get smaller become STRAT, the others stay.
 
     Args:
-        delta: as `delta_pack` made it.
-        weights: what it was made from. Others make a link that says something else.
-        rule: as `class_rule` chose it.
-        is_after: the weights are what the delta makes of that, as a shadow is once it was packed.
-        threads: 1 to 64; any number makes the same link.
+        delta: delta from `delta_pack`.
+        weights: the base of the delta. Other weights give a wrong encoding, without an error.
+        rule: class rule from `class_rule`.
+        is_after: whether `weights` are the result of the delta, as a shadow is after packing.
+        threads: 1 to 64; any number makes the same encoding.
 
     Returns:
-        The link; the delta itself where no block gets smaller.
+        The wire encoding; the delta itself if no block gets smaller.
 
     Raises:
-        InvalidArgument: the delta is a link already, or the weights are of another size or width.
+        InvalidArgument: the delta is STRAT-encoded already, or size or width of the weights differ.
         CorruptData: the delta is not well formed.
-        OutOfMemory: there is no room for the link.
+        OutOfMemory: no memory is left for the encoding.
     """
     if delta.rule is not None:
         raise InvalidArgument("the delta is for a link already: pack the one it was made of")
     if (fault := rule.fault(delta.width)) is not None:
-        raise InvalidArgument(f"the class rule cannot be: {fault}")
+        raise InvalidArgument(f"the class rule is invalid: {fault}")
     entries, payload = _core.strat_pack(
         _row("weights", weights, delta),
         delta,
@@ -69,25 +69,25 @@ def link_pack(
     threads: int = 1,
     base_digest: tuple[int, int] | None = None,
 ) -> tuple[Delta, Delta]:
-    """Pack what `delta_pack` and then `strat_pack` would, and read the weights once only.
+    """Do `delta_pack` and `strat_pack` in one pass over the weights.
 
-    Both in host memory, and the shadow a row: what is elsewhere, or a box, takes the two steps.
+    Both tensors must be in host memory, and the shadow a row; otherwise call the two functions.
 
     Args:
         new: the fresh weights.
-        shadow: what the receiver is known to hold; written in place. On an error it is unchanged.
-        rule: as `class_rule` chose it.
-        block_elements: as for `delta_pack`.
-        threads: 1 to 64; any number makes the same.
-        base_digest: of the shadow, as for `delta_pack`.
+        shadow: weights that the receiver holds; written in place. On an error it is unchanged.
+        rule: class rule from `class_rule`.
+        block_elements: see `delta_pack`.
+        threads: 1 to 64; any number makes the same deltas.
+        base_digest: digest of the shadow, see `delta_pack`.
 
     Returns:
-        The delta, which undoes what happened to the shadow, and its link.
+        The delta, which can undo the change of the shadow, and its wire encoding.
 
     Raises:
-        InvalidArgument: the tensors are not two of a kind, share elements in memory, or are no rows
-            in host memory; or the rule cannot be.
-        OutOfMemory: there is no room for both.
+        InvalidArgument: shape, dtype or device of the tensors differ, they overlap in memory, or
+            are not rows in host memory; or the rule is invalid.
+        OutOfMemory: no memory is left for both.
     """
     one, other = bits_of("new", new), bits_of("shadow", shadow, is_written=True)
     check_pair(one, other)
@@ -96,7 +96,7 @@ def link_pack(
     if one.device != CPU:
         raise InvalidArgument(f"new is on {one.device}: use delta_pack and strat_pack there")
     if (fault := rule.fault(one.width)) is not None:
-        raise InvalidArgument(f"the class rule cannot be: {fault}")
+        raise InvalidArgument(f"the class rule is invalid: {fault}")
     check_base_digest(base_digest)
     entries, payload, digest_before, digest_after, link_entries, link_payload = _core.link_pack(
         one.bits,
@@ -115,24 +115,24 @@ def link_pack(
 
 
 def strat_unpack(link: Delta, base: Any, *, threads: int = 1) -> Delta:
-    """Make of a link the delta that `strat_pack` was given, bit for bit.
+    """Return the delta that `strat_pack` encoded, bit for bit.
 
     Args:
-        link: as it was received; one without STRAT blocks is returned as it is.
-        base: the weights that the delta is for; read only.
+        link: received wire encoding; one without STRAT blocks is returned unchanged.
+        base: base weights of the delta; only read.
         threads: 1 to 64.
 
     Raises:
-        InvalidArgument: the base is of another size or width.
-        CorruptData: the base is not what the delta was made from, or the link is not well formed;
-            the sentence names its block.
-        OutOfMemory: there is no room for the delta.
+        InvalidArgument: size or width of the base differ.
+        CorruptData: the weights are not the base of the delta, or the encoding is not well formed
+            (the message names the block).
+        OutOfMemory: no memory is left for the delta.
     """
     if link.rule is None:
         return link
     row = _row("base", base, link)
     if digest(row) != link.base_digest:
-        raise CorruptData("the base is not the weights that the delta was made from")
+        raise CorruptData("the weights are not the base of the delta")
     entries, payload = _core.strat_unpack(
         row,
         link,
@@ -149,7 +149,7 @@ def has_strat(entries: npt.NDArray[np.uint64]) -> bool:
 
 
 def host_row(tensor: TensorBits) -> npt.NDArray[Any]:
-    """Return a tensor as one row in host memory; what is there and contiguous is not copied."""
+    """Return a tensor as one row in host memory, without a copy if it is there and contiguous."""
     bits = tensor.bits
     if tensor.device != CPU:
         bits = bits.cpu().numpy()
@@ -161,8 +161,8 @@ def _row(name: str, tensor: Any, delta: Delta) -> npt.NDArray[Any]:
     row = host_row(bits_of(name, tensor))
     if (len(row), 8 * row.itemsize) != (delta.count, delta.width):
         raise InvalidArgument(
-            f"{name} has {len(row)} elements of {8 * row.itemsize} bits, "
-            f"the delta {delta.count} of {delta.width}"
+            f"{name} must have the {delta.count} elements of {delta.width} bits of the delta, "
+            f"got {len(row)} of {8 * row.itemsize}"
         )
     return row
 

@@ -1,7 +1,7 @@
-"""The tensor edge of transfer: arrays of any library become boxes of 8, 16 or 32-bit numbers.
+"""Tensors of any library as boxes of 8, 16 or 32-bit numbers.
 
-Nothing is copied or converted: what is passed on is the memory that was given, with its strides.
-torch is touched only where it is given a tensor of torch, or memory that NumPy cannot look at.
+Nothing is copied or converted: the boxes share memory and strides with the tensors. torch is used
+only for torch tensors and for memory that NumPy cannot read.
 """
 
 import sys
@@ -17,9 +17,9 @@ from rose.transfer.codec.foreign import taken
 
 CPU: Final = "cpu"
 BFLOAT16: Final = "bfloat16"
-# Bits without a meaning: they go with any dtype of their width. Their width is in their name.
+# Raw bits match any dtype of their width, which their name ends in.
 _RAW_WIDTHS: Final = {f"{kind}{width}": width for kind in ("uint", "int") for width in (8, 16, 32)}
-# The width of a float, and its exponent: the lowest bit, and how many.
+# Width of a float, and its exponent: lowest bit and number of bits.
 _FLOATS: Final = {
     "float8_e4m3fn": (8, (3, 4)),
     "float8_e5m2": (8, (2, 5)),
@@ -34,15 +34,13 @@ class TensorBits:
     """The elements of a tensor as a box of numbers that shares its memory.
 
     Args:
-        name: of the argument, for sentences.
+        name: argument name, for messages.
         bits: a NumPy array of uint8, uint16 or uint32 on the CPU, a torch tensor of int8, int16 or
-            int32 elsewhere. One row where the elements lie one behind the other; otherwise with the
-            strides of the tensor, all of them 0 or more. Row-major order is that of the elements.
-        shape: of the tensor.
-        dtype: what the elements are.
-        device: "cpu", or as torch names it.
-        width: bits of an element.
-        exponent: of a float its lowest bit and how many bits; None for other elements.
+            int32 elsewhere. One row if the elements are contiguous; otherwise with the strides of
+            the tensor, all >= 0. Elements are in row-major order.
+        dtype: name of the dtype.
+        device: "cpu", or torch's name of the device.
+        exponent: (lowest bit, number of bits) of a float's exponent; None for other elements.
     """
 
     name: str
@@ -55,26 +53,26 @@ class TensorBits:
 
     @property
     def is_raw(self) -> bool:
-        """Whether its dtype says nothing but how wide the elements are."""
+        """Whether its dtype gives the width of the elements only."""
         return self.dtype in _RAW_WIDTHS
 
 
 def bits_of(name: str, tensor: Any, *, is_written: bool = False, stream: Any = None) -> TensorBits:
-    """Look at a tensor as bits.
+    """Return the bits of a tensor.
 
     Args:
-        name: of the argument.
-        tensor: an array of NumPy, a tensor of torch, or what offers its memory by DLPack; of
-            integers or floats of 8, 16 or 32 bits, or of the bf16 and fp8 of ml_dtypes; with any
-            strides but negative ones. One that requires grad is detached.
+        name: argument name, for messages.
+        tensor: a NumPy array, a torch tensor, or an object with DLPack; integers or floats of 8, 16
+            or 32 bits, or bf16 and fp8 of ml_dtypes; any strides >= 0. A tensor that requires grad
+            is detached.
         is_written: whether the elements will be changed in place.
-        stream: that will read it, for arrays of other libraries on a GPU.
+        stream: stream that will read it, for GPU arrays of other libraries.
 
     Raises:
-        InvalidArgument: it is something else, or cannot be written to.
-        Unavailable: it is on a GPU, and torch has none.
+        InvalidArgument: dtype, strides or library are not supported, or the tensor is read-only.
+        Unavailable: the tensor is on a GPU, and torch has none.
     """
-    torch = sys.modules.get("torch")  # where it was never imported there are no tensors of it
+    torch = sys.modules.get("torch")  # without an import there are no torch tensors
     if not isinstance(tensor, np.ndarray) and not (torch and isinstance(tensor, torch.Tensor)):
         if not hasattr(tensor, "__dlpack__"):
             raise InvalidArgument(
@@ -105,7 +103,7 @@ def _bits_of_numpy(name: str, array: Any) -> TensorBits:
     width, exponent = _meaning(name, dtype)
     if not array.flags.aligned:
         raise InvalidArgument(f"{name} is not aligned to its elements: pass a copy of it")
-    box = array.squeeze()  # where there is one index only, its stride says nothing
+    box = array.squeeze()  # the stride of a dimension of 1 has no meaning
     if box.size and min(box.strides, default=0) < 0:
         raise InvalidArgument(f"{name} runs backwards, with a stride below 0: pass a copy of it")
     bits = box.view(f"u{width // 8}")
@@ -138,7 +136,7 @@ def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
 
 
 def _meaning(name: str, dtype: str) -> tuple[int, tuple[int, int] | None]:
-    """Return the width of a dtype, and where its exponent is."""
+    """Return the width of a dtype, and its exponent field."""
     if dtype in _FLOATS:
         return _FLOATS[dtype]
     if dtype not in _RAW_WIDTHS:
@@ -159,7 +157,7 @@ def _check_written(tensor: TensorBits) -> None:
 
 
 def check_pair(one: TensorBits, other: TensorBits) -> None:
-    """Refuse two tensors that cannot be versions of each other.
+    """Check that two tensors can be versions of each other.
 
     Raises:
         InvalidArgument: shape, dtype or device differ.
@@ -180,10 +178,10 @@ def check_pair(one: TensorBits, other: TensorBits) -> None:
 
 
 def check_bfloat16(tensor: TensorBits) -> None:
-    """Refuse what is known to be no bf16.
+    """Refuse tensors that cannot be bf16.
 
     Raises:
-        InvalidArgument: its dtype is another float, or of another width.
+        InvalidArgument: the dtype is another float, or has another width.
     """
     if tensor.dtype != BFLOAT16 and not (tensor.is_raw and tensor.width == 16):
         raise InvalidArgument(

@@ -1,1 +1,1 @@
-"""What operators see of it: metrics, and timelines of updates."""
+"""What operators see of transfer: metrics, and timelines of updates."""

@@ -1,4 +1,4 @@
-"""What programs that move weights count, for Prometheus. It needs the extra `metrics`."""
+"""Prometheus metrics of publishers, relays and receivers; needs the extra `metrics`."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,37 +13,37 @@ from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable, check
 from rose.transfer.wire.security import Security
 
-# Seconds: from a slice of a tile to a pause that nobody wants.
+# Seconds, from the time to change part of a tile to an unacceptable pause.
 PAUSE_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 COUNTERS: Final[Mapping[str, str]] = {
     "versions": "Versions published or, at a receiver, committed.",
-    "sent_bytes": "Bytes of chunks that were handed out.",
-    "received_bytes": "Bytes of chunks that came, damaged ones included.",
-    "crossing_bytes": "Bytes of chunks that came over the slow link into this cluster.",
-    "chunks_retried": "Chunks that were asked for again since they came damaged.",
-    "staged": "Versions that lay ready to be committed.",
+    "sent_bytes": "Bytes of chunks sent.",
+    "received_bytes": "Bytes of chunks received, damaged ones included.",
+    "crossing_bytes": "Bytes of chunks received over the slow link into this cluster.",
+    "chunks_retried": "Chunks requested again because they arrived damaged.",
+    "staged": "Versions staged and ready to be committed.",
     "committed": "Versions that became the weights.",
-    "rolled_back": "Commits after which the weights were the base again.",
-    "quarantined": "Commits after which the weights were no known version.",
-    "seeds": "Seeds: made by a publisher, committed by a receiver.",
+    "rolled_back": "Commits that restored the base.",
+    "quarantined": "Commits that left the weights at no known version.",
+    "seeds": "Snapshots made by a publisher, or committed by a receiver.",
 }
 GAUGES: Final[Mapping[str, str]] = {
     "version": "The newest version here.",
-    "lag_versions": "By how many versions the weights are not the newest.",
-    "lag_seconds": "Since when the weights are not the newest.",
+    "lag_versions": "Versions by which the weights are behind the newest.",
+    "lag_seconds": "Time for which the weights have been behind the newest version.",
     "receivers": "Receivers that reported.",
 }
 _PREFIX: Final = "rose_transfer_"
 
 
 class Metrics(Collector):
-    """Reads the figures of a program whenever somebody asks.
+    """Exports the figures of a program at each scrape.
 
     Args:
         role: "publisher", "relay" or "receiver": a label of every figure.
-        read: returns figures by their names in `COUNTERS` and `GAUGES`, those that it has. Called
-            by the threads of the server.
+        read: returns figures by their names in `COUNTERS` and `GAUGES`, not necessarily all. Called
+            by the server's threads.
     """
 
     def __init__(self, role: str, read: Callable[[], Mapping[str, float]]) -> None:
@@ -63,11 +63,11 @@ class Metrics(Collector):
         self._pause.observe(seconds)
 
     def describe(self) -> list[Metric]:
-        """Return nothing: what is here is known when it is asked for."""
+        """Return nothing: the figures are known only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Return the figures as they are."""
+        """Yield the current figures."""
         figures = self._read()
         unknown = figures.keys() - COUNTERS.keys() - GAUGES.keys()
         check(not unknown, f"figures without a name: {sorted(unknown)}")
@@ -80,15 +80,15 @@ class Metrics(Collector):
 
 
 class MetricsServer(Closing):
-    """Answers scrapes by HTTP, or by HTTPS with certificates of both sides, until it is closed.
+    """Answers scrapes over HTTP, or HTTPS with certificates on both sides, until it is closed.
 
     Args:
-        metrics: what is scraped.
-        address: on loopback, or of any machine where `security` has certificates.
-        security: of the program; its token is not asked for, as scrapers have none.
+        metrics: figures to export.
+        address: host and port; on loopback, unless `security` has certificates.
+        security: certificates of the program. Its token is not required, since scrapers have none.
 
     Raises:
-        InvalidArgument: the address may not be.
+        InvalidArgument: the address is not allowed.
         Unavailable: the port is taken.
     """
 
@@ -107,13 +107,13 @@ class MetricsServer(Closing):
                 port, host, registry=metrics.registry, **tls
             )
         except (OSError, OverflowError) as error:
-            raise Unavailable(f"port {port} of {host} cannot be listened on: {error}") from error
+            raise Unavailable(f"cannot listen on port {port} of {host}: {error}") from error
         except ValueError as error:
             raise InvalidArgument(f"metrics cannot be served: {error}") from error
         self.address: str = spelled(host, self._server.server_port)
 
     def close(self) -> None:
-        """Answer no more, and join the thread."""
+        """Stop answering, and join the thread."""
         self._server.shutdown()
         self._server.server_close()
         if self._thread is not threading.current_thread():

@@ -1,4 +1,4 @@
-"""The parts of an update that a timeline shows, each around the part that does the work."""
+"""Parts of an update that record themselves in a timeline."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,33 +13,33 @@ from rose.transfer.views import TileViews
 
 
 class TimedContributor(Contributor):
-    """Notes how long a pack takes; `timeline` is set by who made it."""
+    """Records how long a pack takes; its creator sets `timeline`."""
 
     timeline: Timeline
 
     def pack(self, new: TileViews, part: Part) -> None:
-        """Pack, and note it."""
+        """Pack, and record it."""
         with self.timeline.span("pack", tiles=len(self.owned)):
             super().pack(new, part)
 
 
 class TimedLog(VersionLog):
-    """Notes how long versions take to be kept; `timeline` is set by who made it."""
+    """Records how long versions take to be stored; its creator sets `timeline`."""
 
     timeline: Timeline
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
-        """Append, and note it."""
+        """Append, and record it."""
         with self.timeline.span("append", n=manifest.version.n, bytes=manifest.nbytes):
             super().append(manifest, chunks)
 
 
 class TimedSource(SourceAround):
-    """A source that notes what crosses and when, and knows how far a receiver is behind.
+    """A source that records transfers, and knows how far a receiver is behind.
 
     Args:
-        source: where versions come from.
-        timeline: gets "wire" and, when `staged` is called, the "stage" around it.
+        source: source of the versions.
+        timeline: gets "wire" spans and, when `staged` is called, the "stage" span around them.
     """
 
     def __init__(self, source: Source, timeline: Timeline) -> None:
@@ -49,17 +49,17 @@ class TimedSource(SourceAround):
         self._stage_ns: int | None = None
         self._stage_n = 0
         self.staged_ns = 0
-        self.reported_n = NOTHING_KNOWN  # of the version that the source heard of last
+        self.reported_n = NOTHING_KNOWN  # version of the last report
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait, and note which versions there are."""
+        """Wait, and record the offered versions."""
         manifests = self._source.wait_manifests(after_n, timeout_s)
         for one in manifests:
             self.staleness.seen(one.version)
         return manifests
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Pass them on; the span lasts until the last one is taken."""
+        """Yield the chunks; the span lasts until the last one is consumed."""
         begin_ns = self._timeline.now_ns()
         if self._stage_ns is None or self._stage_n != key.n:
             self._stage_ns, self._stage_n = begin_ns, key.n
@@ -68,12 +68,12 @@ class TimedSource(SourceAround):
             yield from self._source.chunks(key, wanted)
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Pass it on, and note that it was heard."""
+        """Send the report, and record its version."""
         self._source.report(receiver, n, is_match, digest)
         self.reported_n = n
 
     def staged(self, then: Callable[[], None]) -> Callable[[], None]:
-        """Return what a receiver calls when a version lies ready: it notes that, and calls on."""
+        """Return a callback for staged versions that records the time and calls `then`."""
 
         def call() -> None:
             self.staged_ns = self._timeline.now_ns()

@@ -1,7 +1,6 @@
-"""A timeline of an update: who did what when, as JSON that Perfetto and Chrome show.
+"""A timeline of an update, as JSON for Perfetto and Chrome.
 
-Times are of CLOCK_BOOTTIME, which all processes of a machine share, so that what several of them
-wrote can be laid side by side.
+Times are CLOCK_BOOTTIME, shared by all processes of a machine, so that their files can be merged.
 """
 
 import json
@@ -24,14 +23,14 @@ _NS_PER_US: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time.
+    """A period of work.
 
     Args:
-        name: of what was done: pack, append, wire, stage, barrier, commit, pause, ...
-        begin_ns: on CLOCK_BOOTTIME.
-        end_ns: not before it.
-        thread: that did it.
-        arguments: shown with it; what JSON can hold.
+        name: kind of work: pack, append, wire, stage, barrier, commit, pause, ...
+        begin_ns: start on CLOCK_BOOTTIME.
+        end_ns: end, not before the start.
+        thread: native id of the thread.
+        arguments: JSON values to show with it.
     """
 
     name: str
@@ -45,8 +44,8 @@ class Timeline:
     """Keeps the latest spans of this process. Any thread adds to it.
 
     Args:
-        process: what it is called in the picture.
-        clock: of the times.
+        process: name of the process in the picture.
+        clock: source of times; CLOCK_BOOTTIME by default.
     """
 
     def __init__(self, process: str, *, clock: Clock | None = None) -> None:
@@ -61,7 +60,7 @@ class Timeline:
 
     @contextmanager
     def span(self, name: str, **arguments: Any) -> Iterator[None]:
-        """Add what the block does, also where it fails."""
+        """Add the block as a span, even if it fails."""
         begin_ns = self.clock.now_ns()
         try:
             yield
@@ -69,7 +68,7 @@ class Timeline:
             self.add(name, begin_ns, **arguments)
 
     def add(self, name: str, begin_ns: int, end_ns: int | None = None, **arguments: Any) -> None:
-        """Add what this thread did since `begin_ns`, until now if nothing else is said."""
+        """Add a span of this thread from `begin_ns` to `end_ns`, by default now."""
         end_ns = self.clock.now_ns() if end_ns is None else end_ns
         one = Span(name, begin_ns, end_ns, threading.get_native_id(), arguments)
         with self._lock:
@@ -77,12 +76,12 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Return what is kept, in the order in which it ended."""
+        """Return the kept spans, in order of their ends."""
         with self._lock:
             return tuple(self._spans)
 
     def as_json(self) -> bytes:
-        """Return a trace with this process alone."""
+        """Return a trace of this process."""
         names = [_meta("process_name", self._pid, 0, self._process)]
         events = [
             {
@@ -101,16 +100,16 @@ class Timeline:
 
 
 def merged(contents: Sequence[tuple[str, bytes]]) -> bytes:
-    """Lay traces of processes of one machine side by side.
+    """Merge traces of several processes of one machine.
 
-    Two of them may have one pid, as processes that followed each other or of two containers do;
-    all but the first get another.
+    Processes may share a pid, when one followed the other or in different containers; all but the
+    first then get a new one.
 
     Args:
-        contents: what each is called in sentences, and its bytes.
+        contents: (name for messages, content) of each file.
 
     Raises:
-        InvalidArgument: one is no such trace.
+        InvalidArgument: a file is not a timeline of rose.
     """
     events: list[dict[str, Any]] = []
     taken: set[int] = set()
@@ -136,10 +135,10 @@ def _events(where: str, content: bytes) -> list[dict[str, Any]]:
         raise InvalidArgument(f"{where} is not JSON: {error}") from None
     other = trace.get("otherData") if isinstance(trace, dict) else None
     if not isinstance(other, dict) or other.get("clock") != _CLOCK:
-        raise InvalidArgument(f"{where} is no timeline of rose")
+        raise InvalidArgument(f"{where} is not a timeline of rose")
     events = trace.get("traceEvents")
     if not isinstance(events, list) or not all(map(_is_event, events)):
-        raise InvalidArgument(f"{where} has events that no timeline of rose has")
+        raise InvalidArgument(f"{where} has an event that is not of rose")
     return events
 
 

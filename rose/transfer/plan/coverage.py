@@ -1,4 +1,4 @@
-"""Whether a shard map says where everything is: of the checkpoint, and of the memory of ranks."""
+"""Whether a shard map covers the whole checkpoint and the whole memory of the ranks."""
 
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from rose.transfer.plan.storage import Storage, described_elements, uncovered_el
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a shard map covers.
+    """Coverage of a shard map.
 
     Args:
-        shards: the map with tied tensors under one name, and no piece twice.
-        ties: each other name of a tensor, and the name that it goes by.
-        elements: of all tensors.
-        held: of those, how many at least one rank holds.
-        unheld: by tensor, how many no rank holds.
-        storage: elements of all storages of all ranks; None if nobody knows.
-        uncovered: elements of a storage that no piece describes; all of them excused.
+        shards: the map with one name per tied tensor, and no piece twice.
+        ties: canonical name of each other name of a tensor.
+        elements: elements of all tensors.
+        held: elements that at least one rank holds.
+        unheld: elements that no rank holds, by tensor.
+        storage: elements of all storages of all ranks; None if unknown.
+        uncovered: elements that no piece describes, by storage; all of them excused.
     """
 
     shards: ShardMap
@@ -43,19 +43,19 @@ def check_coverage(
     buffers: Collection[str] = (),
     known: Container[str] | None = None,
 ) -> Coverage:
-    """Say what a shard map covers, or refuse it.
+    """Return the coverage of a shard map, or refuse the map.
 
     Args:
-        shards: the map.
-        is_source: whether every element of every tensor must be held, but of computed ones.
-        storages: elements of every parameter of every rank, in which every element must be
-            described; None if nobody knows.
-        buffers: parameters of which that is not asked, and computed ones neither.
-        known: names that a tied tensor goes by, if it has one of them.
+        shards: map to check.
+        is_source: whether some rank must hold every element of every tensor that is not computed.
+        storages: number of elements of every parameter of every rank; pieces must describe all of
+            them. None if unknown.
+        buffers: parameters that need no description; computed ones need none either.
+        known: preferred names for tied tensors.
 
     Raises:
-        InvalidArgument: a piece is of no tensor or storage; two elements of tensors share one of a
-            storage, and the tensors are not tied; or something is silently uncovered.
+        InvalidArgument: a piece names no tensor or storage; untied tensors share an element of a
+            storage; or something is uncovered and not excused.
     """
     check_pieces(shards)
     ties = find_ties(shards, known=known)
@@ -74,11 +74,11 @@ def check_coverage(
 
 
 def _unheld(shards: ShardMap) -> dict[str, list[Region]]:
-    """Return, by tensor, boxes that no rank holds."""
+    """Return the boxes that no rank holds, by tensor."""
     held: dict[str, set[Region]] = {name: set() for name in shards.tensors}
     for piece in shards.pieces:
         held[piece.tensor].add(piece.region)
-    known = cache(cells)  # the layers of a model are held alike
+    known = cache(cells)  # the layers of a model repeat
     unheld: dict[str, list[Region]] = {}
     for name, regions in held.items():
         found = known(shards.tensors[name].shape, tuple(sorted(regions)))
@@ -99,7 +99,7 @@ def _refuse_uncovered(uncovered: Mapping[Storage, int], *, excused: Collection[s
     silent = {where: count for where, count in uncovered.items() if where[1] not in excused}
     for (rank, parameter), count in silent.items():
         raise InvalidArgument(
-            f"no piece says what {count} elements of {parameter} on rank {rank} are"
+            f"no piece describes {count} elements of {parameter} on rank {rank}"
             f"{_more(silent)}; add pieces, or list the parameter as computed or as a buffer"
         )
 
@@ -109,17 +109,17 @@ def _more(found: Collection[object]) -> str:
     return f", and there {'is' if more == 1 else 'are'} {more} more like it" if more else ""
 
 
-# ---- tensors under several names: one remains, and every element is described once
+# ---- tied tensors: one name remains, and every element is described once
 
 
 def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[str, str]:
-    """Return each other name of a tensor, and the name that it goes by.
+    """Return the canonical name of each other name of a tensor.
 
-    Names are tied where shape, dtype and every view of every rank are the same.
+    Names are tied if shape, dtype and all views on all ranks are equal.
 
     Args:
-        shards: the map.
-        known: names to prefer; else a tensor goes by the first of its names, in the map's order.
+        shards: map to search.
+        known: names to prefer; otherwise the first name in the map's order is canonical.
     """
     views: dict[str, set[tuple[int, Region, LocalView]]] = {}
     for piece in shards.pieces:
@@ -138,7 +138,7 @@ def find_ties(shards: ShardMap, *, known: Container[str] | None = None) -> dict[
 
 
 def renamed(shards: ShardMap, ties: Mapping[str, str]) -> ShardMap:
-    """Return the map with every tensor under the name that it goes by, and no piece twice."""
+    """Return the map with canonical tensor names, and no piece twice."""
     tensors: dict[str, TensorSpec] = {}
     for name, spec in shards.tensors.items():
         goes_by = ties.get(name, name)
@@ -149,7 +149,7 @@ def renamed(shards: ShardMap, ties: Mapping[str, str]) -> ShardMap:
 
 
 def _plain(piece: Piece, tensor: str) -> Piece:
-    """Return a piece of a tensor whose view has no strides that are never taken."""
+    """Return a piece of a tensor, with stride 0 in dimensions of size 1."""
     view = piece.view
     if 1 in piece.region.shape:
         steps = zip(piece.region.shape, view.strides, strict=True)

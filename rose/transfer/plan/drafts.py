@@ -1,4 +1,4 @@
-"""Tiles before they have a way: what both sides hold, refined and cut to size."""
+"""Tiles before they have a route: the regions of both sides, refined and cut to size."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ T = TypeVar("T", int, Holder)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tile that nobody has a part of only.
+    """A tile that each rank holds whole or not at all.
 
     Args:
-        tensor: by its canonical name.
-        region: of it.
-        dtype: that crosses.
-        contributors: the source ranks that hold it, ascending, at least one.
-        receivers: who wants it, ascending; nobody, perhaps.
+        tensor: canonical name of the tensor.
+        region: its box in the tensor.
+        dtype: dtype on the wire.
+        contributors: source ranks that hold it, ascending, at least one.
+        receivers: ranks that need it, ascending; may be empty.
     """
 
     tensor: str
@@ -38,21 +38,21 @@ class Draft:
 def refine(
     source: Source, replicas: Iterable[Replica], *, tile_elements: int = TILE_ELEMENTS
 ) -> tuple[Source, tuple[Replica, ...], tuple[Draft, ...]]:
-    """Divide what the source holds into tiles that each rank of all has whole or not at all.
+    """Divide the source's tensors into tiles that each rank holds whole or not at all.
 
     Args:
-        source: must hold every element of every tensor that it does not compute.
-        replicas: of any layouts.
-        tile_elements: of a tile, at most; fewer where they would be more than `TILE_BYTES`.
+        source: ranks of the trainer; they hold every element of every tensor that is not computed.
+        replicas: ranks of the engines, with any layouts.
+        tile_elements: most elements of a tile; fewer if they exceed `TILE_BYTES`.
 
     Returns:
-        The source with tied tensors under one name, the replicas as it names its tensors, and
-        tiles, by tensor in alphabetical order, then ascending.
+        The source with one name per tied tensor, the replicas with the source's names, and the
+        tiles, by tensor name, then offset.
 
     Raises:
-        InvalidArgument: a map is unsound, or a replica wants what the source does not have: another
-            tensor, shape, part or dtype, or one storage for two tensors of the source; or nothing
-            crosses as the dtype of a tensor.
+        InvalidArgument: a map is unsound; a replica needs a tensor, shape, part or dtype that the
+            source lacks, or has one storage for two tensors of the source; or a dtype cannot be
+            sent.
     """
     if not 0 < tile_elements <= TILE_ELEMENTS:
         raise InvalidArgument(f"tile_elements {tile_elements} must be from 1 to {TILE_ELEMENTS}")
@@ -66,17 +66,17 @@ def _under_one_name(source: Source) -> Source:
     for name, goes_by in source.ties.items():
         here, there = tensors.get(name), tensors.get(goes_by)
         if here and there and (here.shape, here.dtype) != (there.shape, there.dtype):
-            raise InvalidArgument(f"{name} and {goes_by} are tied, and differ in shape or dtype")
+            raise InvalidArgument(f"{name} and {goes_by} are tied, but differ in shape or dtype")
     coverage = check_coverage(renamed(source.shards, source.ties), is_source=True)
     declared = {name: coverage.ties.get(by, by) for name, by in source.ties.items()}
     return Source(source.cluster, coverage.shards, {**coverage.ties, **declared})
 
 
 def _fitted(replica: Replica, source: Source) -> Replica:
-    """Return a replica in the source's names.
+    """Return a replica with the source's names.
 
     Raises:
-        InvalidArgument: it holds something that the source has not.
+        InvalidArgument: it holds something that the source lacks.
     """
     tensors = source.shards.tensors
     coverage = check_coverage(renamed(replica.shards, source.ties), known=tensors)
@@ -113,7 +113,7 @@ def _check_fit(name: str, shards: ShardMap, replica: Replica, source: Source) ->
 
 def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> Iterator[Draft]:
     ranks_of, holders_of = _ranks_of(source.shards), _holders_of(replicas)
-    known = cache(cells)  # the layers of a model are held alike
+    known = cache(cells)  # the layers of a model repeat
     cut: dict[tuple[Region, int], tuple[Region, ...]] = {}
     for name, spec in sorted(source.shards.tensors.items()):
         giving, taking = ranks_of.get(name, {}), holders_of.get(name, {})
@@ -125,10 +125,10 @@ def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> 
             receivers = _all(taking, held_by)
             if receivers and not ranks:
                 raise InvalidArgument(
-                    f"replica {receivers[0].replica} holds {name}{described(cell.region)}, which "
-                    f"no rank of the source does{_reason(source.shards, name)}"
+                    f"replica {receivers[0].replica} needs {name}{described(cell.region)}, which "
+                    f"no rank of the source holds{_reason(source.shards, name)}"
                 )
-            if not ranks:  # computed, and nobody asks for it
+            if not ranks:  # computed, and no replica needs it
                 continue
             if (cell.region, most) not in cut:
                 cut[cell.region, most] = tuple(slabs(cell.region, most))
@@ -137,13 +137,13 @@ def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> 
 
 
 def _all(members: Mapping[Region, set[T]], regions: Iterable[Region]) -> tuple[T, ...]:
-    """Return who holds one of some regions, ascending."""
+    """Return the holders of any of these regions, ascending."""
     found: set[T] = set()
     return tuple(sorted(found.union(*(members.get(region, ()) for region in regions))))
 
 
 def _holders_of(replicas: Iterable[Replica]) -> dict[str, dict[Region, set[Holder]]]:
-    """Return who of all replicas holds each region, by tensor."""
+    """Return the holders in all replicas, by tensor and region."""
     found: dict[str, dict[Region, set[Holder]]] = {}
     for replica in replicas:
         holders = {one: Holder(replica.cluster, replica.name, one) for one in replica.shards.ranks}
@@ -154,7 +154,7 @@ def _holders_of(replicas: Iterable[Replica]) -> dict[str, dict[Region, set[Holde
 
 
 def _ranks_of(shards: ShardMap) -> dict[str, dict[Region, set[int]]]:
-    """Return who holds each region, by tensor."""
+    """Return the ranks that hold each region, by tensor."""
     found: dict[str, dict[Region, set[int]]] = {}
     for piece in shards.pieces:
         found.setdefault(piece.tensor, {}).setdefault(piece.region, set()).add(piece.rank)

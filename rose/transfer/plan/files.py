@@ -1,8 +1,8 @@
-"""Shard maps and plans as JSON: what one party writes, another can check and read.
+"""Shard maps and plans as JSON.
 
-Of a plan, the maps of all members are kept, from which the same plan is made again.
+A plan is stored as the maps of all members, from which the same plan is made again.
 
-It is not imported by `rose.transfer.plan`, as it needs msgspec, of the extra `wire`.
+`rose.transfer.plan` does not import this module, because it needs msgspec, of the extra `wire`.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from rose.transfer.plan.storage import Storage
 
 FORMAT: Final = 1
 PLAN_FORMAT: Final = 3
-# A map of 256 ranks with flat shards of 120 B parameters has 40 MiB, its plan 100 MiB.
+# A map of 256 ranks with flat shards of 120 B parameters takes 40 MiB, its plan 100 MiB.
 FILE_BYTES_MAX: Final = 512 << 20
 
 T = TypeVar("T")
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """What a member of a transfer says of itself.
+    """The shard map of one member of a transfer.
 
     Args:
-        name: of a replica; a source needs none.
-        cluster: where it is; whoever reads the file says so if it does not.
-        shards: who of it holds what.
-        storages: (rank, parameter, elements) of every storage; None if nobody knows.
-        buffers: parameters that no checkpoint has.
-        ties: of a source: names of copies, and the names they go by.
-        converts: of a replica: (what crosses, what it keeps).
-        format: of the file.
+        name: name of a replica; a source needs none.
+        cluster: cluster of the ranks; None if the reader of the file supplies it.
+        shards: pieces of its ranks.
+        storages: (rank, parameter, elements) of every storage; None if unknown.
+        buffers: parameters that are in no checkpoint.
+        ties: canonical name by other name; for a source.
+        converts: (dtype on the wire, dtype kept) that a replica converts.
+        format: format number of the file.
     """
 
     shards: ShardMap
@@ -50,7 +50,7 @@ class ShardFile:
 
     @property
     def sizes(self) -> dict[Storage, int] | None:
-        """Return the elements of every storage, as `check_coverage` takes them."""
+        """Return the elements of every storage, as in `check_coverage`."""
         if self.storages is None:
             return None
         return {(rank, parameter): elements for rank, parameter, elements in self.storages}
@@ -58,7 +58,7 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class _Envelope:
-    """What every file has, whatever its version."""
+    """The field that every format has."""
 
     format: int
 
@@ -72,11 +72,11 @@ def shards_from_json(content: bytes, *, what: str) -> ShardFile:
     """Read a shard map.
 
     Args:
-        content: of the file.
-        what: it is called in sentences.
+        content: content of the file.
+        what: name of the file, for messages.
 
     Raises:
-        InvalidArgument: it is none, of another format, or too large.
+        InvalidArgument: not a shard map, another format, or too large.
     """
     file = _decoded(ShardFile, content, what)
     _check_named(file.shards, what)
@@ -89,10 +89,10 @@ def shards_from_json(content: bytes, *, what: str) -> ShardFile:
 
 
 def _decoded(kind: type[T], content: bytes, what: str, *, reads: int = FORMAT) -> T:
-    """Read the content of a file as what it should be.
+    """Decode the content of a file.
 
     Raises:
-        InvalidArgument: it is something else, of another format, or too large.
+        InvalidArgument: not of this kind, another format, or too large.
     """
     if len(content) > FILE_BYTES_MAX:
         raise InvalidArgument(f"{what} has more than {FILE_BYTES_MAX >> 20} MiB")
@@ -106,7 +106,7 @@ def _decoded(kind: type[T], content: bytes, what: str, *, reads: int = FORMAT) -
 
 
 def _check_named(shards: ShardMap, what: str) -> None:
-    """Refuse a map as `check_pieces` does, in sentences that name the file."""
+    """Refuse a map as `check_pieces` does, with the file's name in the message."""
     try:
         check_pieces(shards)
     except InvalidArgument as error:
@@ -130,11 +130,11 @@ def plan_to_json(plan: Plan) -> bytes:
 
 
 def plan_from_json(content: bytes, *, what: str) -> Plan:
-    """Read a plan: make it of its maps again.
+    """Read a plan, by making it again from its maps.
 
     Raises:
-        InvalidArgument: it is none, of another format, or too large.
-        CorruptData: its maps make another plan than its identity names.
+        InvalidArgument: not a plan, another format, or too large.
+        CorruptData: the maps make another plan than `plan_id` names.
     """
     file = _decoded(_PlanFile, content, what, reads=PLAN_FORMAT)
     for shards in (file.source.shards, *(replica.shards for replica in file.replicas)):
@@ -142,7 +142,7 @@ def plan_from_json(content: bytes, *, what: str) -> Plan:
     try:
         plan = make_plan(file.source, file.replicas, file.relays, tile_elements=file.tile_elements)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{what} is no plan: {error}") from None
+        raise InvalidArgument(f"{what} is not a plan: {error}") from None
     if plan.plan_id != file.plan_id:
-        raise CorruptData(f"{what} is not the plan that its identity names")
+        raise CorruptData(f"{what} does not make the plan that its plan_id names")
     return plan

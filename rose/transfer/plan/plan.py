@@ -1,4 +1,4 @@
-"""The plan: which tiles there are, the way of each, and where each is in whose memory."""
+"""The plan: all tiles, the route of each, and its place in the memory of each rank."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,14 +23,14 @@ from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who sends which change to whom.
+    """Which rank sends which tile to which receivers.
 
     Args:
-        tiles: every element that the source holds is in one of them, and no tile is held in part.
-        sources: the trainer's side, under canonical names.
-        replicas: the serving side, under the same names.
-        relays: between them.
-        tile_elements: of a tile, at most.
+        tiles: tiles of all elements that the source holds; every rank holds each whole or not at
+            all.
+        sources: the trainer's ranks, with canonical tensor names.
+        replicas: the serving ranks, with the same names.
+        tile_elements: most elements of a tile.
     """
 
     tiles: tuple[PlannedTile, ...]
@@ -41,37 +41,37 @@ class Plan:
 
     @property
     def layout_id(self) -> str:
-        """Return what two plans share whose digests of tiles can be compared: 64 hex digits.
+        """Return 64 hex digits; plans that share them have comparable tile digests.
 
-        This and what else has no argument is worked out anew each time.
+        Properties are computed at each access.
         """
         return layout_id(self.tiles)
 
     @property
     def plan_id(self) -> str:
-        """Return what two plans share of which nobody can tell one from the other."""
+        """Return 64 hex digits; plans that share them are interchangeable."""
         return plan_id(self.layout_id, self.tiles)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Return the elements of each tile."""
+        """Return the number of elements of each tile."""
         return tuple(tile.count for tile in self.tiles)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the bits of an element of each tile."""
+        """Return the bits per element of each tile."""
         return tuple(tile.width for tile in self.tiles)
 
     @property
     def cut(self) -> Tiles:
-        """Return the tiles as publishers and receivers take them."""
+        """Return the tiles for publishers and receivers."""
         return Tiles(self.counts, self.widths, self.layout_id)
 
     def tiles_for(self, replica: str, rank: int) -> tuple[int, ...]:
         """Return the tiles that a rank receives, ascending.
 
         Raises:
-            InvalidArgument: there is no such replica.
+            InvalidArgument: the plan has no such replica.
         """
         holder = Holder(self._replica(replica).cluster, replica, rank)
         return tuple(tile.index for tile in self.tiles if holder in tile.receivers)
@@ -81,18 +81,18 @@ class Plan:
         return tuple(tile.index for tile in self.tiles if tile.contributor == rank)
 
     def places(self, replica: str, rank: int) -> dict[int, tuple[LocalView, ...]]:
-        """Return, by tile that a rank receives, every place it has in the rank's memory.
+        """Return all places of each tile that a rank receives, in the rank's memory.
 
         A view has the shape of the tile's region.
 
         Raises:
-            InvalidArgument: there is no such replica.
+            InvalidArgument: the plan has no such replica.
         """
         wanted = (self.tiles[tile] for tile in self.tiles_for(replica, rank))
         return dict(_places(self._replica(replica).shards, rank, wanted))
 
     def sent_from(self, rank: int) -> dict[int, LocalView]:
-        """Return, by tile that a source rank sends, where the rank has it."""
+        """Return the place of each tile that a source rank sends, in the rank's memory."""
         sent = (tile for tile in self.tiles if tile.contributor == rank)
         return {tile: views[0] for tile, views in _places(self.sources.shards, rank, sent)}
 
@@ -110,10 +110,10 @@ def make_plan(
     *,
     tile_elements: int = TILE_ELEMENTS,
 ) -> Plan:
-    """Plan from nothing; the same members have the same plan.
+    """Make a plan; the same members give the same plan.
 
     Raises:
-        InvalidArgument: two members have one name, or `refine` refuses the maps.
+        InvalidArgument: two members share a name, or `refine` refuses the maps.
     """
     members, nodes = tuple(replicas), tuple(relays)
     names = Counter([*(one.name for one in members), *(one.name for one in nodes)])

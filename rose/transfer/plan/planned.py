@@ -1,4 +1,4 @@
-"""A tile of a plan: a box of a tensor, and its way from one contributor to all receivers."""
+"""A tile of a plan: a box of a tensor, and its route from one contributor to all receivers."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from typing import Final
 from rose.errors import InvalidArgument
 from rose.transfer.plan.spec import Holder, Region
 
-# What the codec takes, as numbers of 8, 16 or 32 bits.
+# Dtypes that the codec takes, with their bits.
 _WIDTHS: Final = {
     "bool": 8,
     "float8_e4m3fn": 8,
@@ -30,10 +30,10 @@ _WIDTHS: Final = {
 
 
 def width_of(tensor: str, dtype: str) -> int:
-    """Return the bits of an element.
+    """Return the bits per element.
 
     Raises:
-        InvalidArgument: nothing of this dtype crosses; the sentence names the tensor.
+        InvalidArgument: this dtype cannot be sent; the message names the tensor.
     """
     if dtype not in _WIDTHS:
         raise InvalidArgument(f"{tensor} is of {dtype}: choose one of {', '.join(_WIDTHS)}")
@@ -42,11 +42,11 @@ def width_of(tensor: str, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Landing:
-    """Where a tile comes into a cluster.
+    """The relay through which a tile enters a cluster.
 
     Args:
-        cluster: that it comes into.
-        relay: the one it lands on, before it fans out.
+        cluster: cluster of the relay.
+        relay: name of the relay, which distributes the tile in the cluster.
     """
 
     cluster: str
@@ -55,17 +55,17 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTile:
-    """A box of a tensor that all ranks have whole or not at all, in row-major order.
+    """A box of a tensor that each rank holds whole or not at all, in row-major order.
 
     Args:
-        index: its place among the tiles.
-        tensor: by its canonical name.
-        region: of it.
-        dtype: that crosses.
+        index: index among the tiles.
+        tensor: canonical name of the tensor.
+        region: its box in the tensor.
+        dtype: dtype on the wire.
         contributor: the source rank that sends it.
-        landings: where it lands, one relay for each cluster that has relays and needs it; to others
-            the contributor sends it receiver by receiver.
-        receivers: who has it in the end, ascending.
+        landings: one relay for each cluster that needs the tile and has relays; in other clusters
+            the contributor sends it to each receiver.
+        receivers: ranks that need it, ascending.
     """
 
     index: int
@@ -78,12 +78,12 @@ class PlannedTile:
 
     @property
     def count(self) -> int:
-        """Return how many elements it has."""
+        """Return the number of elements."""
         return self.region.count
 
     @property
     def width(self) -> int:
-        """Return the bits of an element."""
+        """Return the bits per element."""
         return width_of(self.tensor, self.dtype)
 
     @property
@@ -97,10 +97,10 @@ _PLAN: Final = b"rose plan 1\n"
 
 
 def tile_name(tensor: str, region: Region) -> bytes:
-    """Return what identifies a tile among all layouts: its tensor and its box.
+    """Return the identity of a tile in any layout: its tensor and its box.
 
-    Little-endian: the bytes of the name and their number (u32) before them, how many dimensions
-    (u32), each offset (u64), each size (u64).
+    Little-endian: length of the name in bytes (u32), the name, number of dimensions (u32), offsets
+    (u64), sizes (u64).
     """
     dimensions = len(region.shape)
     numbers = struct.pack(f"<I{2 * dimensions}Q", dimensions, *region.offset, *region.shape)
@@ -108,7 +108,7 @@ def tile_name(tensor: str, region: Region) -> bytes:
 
 
 def layout_id(tiles: Iterable[PlannedTile]) -> str:
-    """Return 64 hex digits over tensor, region and dtype of each tile, in order."""
+    """Return 64 hex digits over tensor, region and dtype of all tiles, in order."""
     packed = sha256(_LAYOUT)
     for tile in tiles:
         packed.update(tile_name(tile.tensor, tile.region) + _text(tile.dtype))
@@ -116,7 +116,7 @@ def layout_id(tiles: Iterable[PlannedTile]) -> str:
 
 
 def plan_id(layout: str, tiles: Iterable[PlannedTile]) -> str:
-    """Return 64 hex digits over a layout and the way of each of its tiles, in order."""
+    """Return 64 hex digits over a layout and the routes of its tiles, in order."""
     packed = sha256(_PLAN + bytes.fromhex(layout))
     for tile in tiles:
         packed.update(b"".join(_way(tile)))

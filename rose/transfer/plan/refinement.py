@@ -1,8 +1,8 @@
 """The common refinement of boxes: a tensor as cells that no region cuts.
 
-It cuts like a guillotine: one plane through a box at a time, taken from the face of a region, and
-the one that divides the fewest regions. Row shards of a flattened tensor (the end of a row, whole
-rows, the start of a row) so stay three boxes, where a grid of all faces would have hundreds.
+It makes guillotine cuts: one plane through one box at a time, along a face of a region, namely the
+plane that divides the fewest regions. So row shards of a flattened tensor (the end of a row, whole
+rows, the start of a row) stay three boxes; a grid of all faces would have hundreds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,16 +16,16 @@ from rose.errors import check
 from rose.transfer.plan.spec import Region
 from rose.units import ceil_div
 
-_Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # its first indices, and those behind it
+_Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # first indices, ends
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A box that each of the regions has whole or not at all.
+    """A box that each region contains whole or not at all.
 
     Args:
         region: the box.
-        held_by: the places of the regions that have it, ascending.
+        held_by: indices of the regions that contain it, ascending.
     """
 
     region: Region
@@ -33,13 +33,13 @@ class Cell:
 
 
 def cells(shape: tuple[int, ...], regions: tuple[Region, ...]) -> tuple[Cell, ...]:
-    """Divide a tensor into cells, ascending by offset; none where it has no elements.
+    """Divide a tensor into cells, ascending by offset; none without elements.
 
-    Two cells that are one box together are held by different regions.
+    Adjacent cells that form a box belong to different regions.
 
     Args:
-        shape: of the tensor.
-        regions: boxes of it.
+        shape: shape of the tensor.
+        regions: boxes in the tensor.
     """
     if 0 in shape:
         return ()
@@ -64,12 +64,12 @@ def cells(shape: tuple[int, ...], regions: tuple[Region, ...]) -> tuple[Cell, ..
 def slabs(region: Region, most: int) -> Iterator[Region]:
     """Cut a box into parts of at most `most` elements, ascending, nearly equal in size.
 
-    Only the first dimensions are cut, so a part is as few and as long runs as can be. There are
-    at most 2n + 1 parts, n being how often `most` fits into the box.
+    Only leading dimensions are cut, so a part has the fewest and longest contiguous runs. There are
+    at most 2n + 1 parts, for a box of n * `most` elements.
 
     Args:
         region: the box.
-        most: > 0.
+        most: largest number of elements, > 0.
     """
     shape = region.shape
     dimension, inner = 0, prod(shape[1:])
@@ -93,7 +93,7 @@ def _even(size: int, most: int) -> list[int]:
 def _sorted_out(
     box: _Box, near: Iterable[int], boxes: Sequence[_Box]
 ) -> tuple[list[int], tuple[int, ...]]:
-    """Return which boxes have all of one, and which a part of it."""
+    """Return which of the boxes contain `box`, and which overlap it partly."""
     holding: list[int] = []
     partial: list[int] = []
     low, high = box
@@ -107,7 +107,7 @@ def _sorted_out(
 
 
 def _cut(box: _Box, partial: Iterable[int], boxes: Sequence[_Box]) -> tuple[int, int]:
-    """Choose a plane: it divides few regions, cuts an early dimension, and lies in the middle."""
+    """Choose a plane: one that divides few regions, in an early dimension, near the middle."""
     near = [boxes[place] for place in partial]
     planes: list[tuple[int, int, int, int]] = []
     for dimension, (low, high) in enumerate(zip(*box, strict=True)):
@@ -117,7 +117,7 @@ def _cut(box: _Box, partial: Iterable[int], boxes: Sequence[_Box]) -> tuple[int,
             if low < at < high:
                 divided = bisect_left(firsts, at) - bisect_right(behinds, at)
                 planes.append((divided, dimension, abs(2 * at - low - high), at))
-    check(planes, f"a region that has a part of {box} has no face in it")
+    check(planes, f"a region that overlaps {box} partly has no face in it")
     _, dimension, _, at = min(planes)
     return dimension, at
 
@@ -131,7 +131,7 @@ def _halves(box: _Box, cut: tuple[int, int]) -> tuple[_Box, _Box]:
 
 
 def _joined(boxes: list[_Box]) -> list[_Box]:
-    """Make one box of neighbours that are one: a plane that others needed went between them."""
+    """Merge neighbours that form one box: cuts for other regions may have separated them."""
     before = 0
     while len(boxes) not in {before, 1}:
         before = len(boxes)

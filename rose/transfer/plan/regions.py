@@ -1,4 +1,4 @@
-"""Arithmetic of boxes: which lie in which, and where a part of one is in memory."""
+"""Arithmetic of boxes: containment, and the place of a part in memory."""
 
 from math import prod
 from typing import Final
@@ -8,7 +8,7 @@ from rose.transfer.plan.spec import LocalView, Piece, Region, ShardMap, TensorSp
 
 
 def contains(outer: Region, inner: Region) -> bool:
-    """Whether every element of `inner` is one of `outer`; both of one tensor."""
+    """Whether `outer` contains `inner`; both of one tensor."""
     return all(
         first <= at and at + count <= first + size
         for first, size, at, count in zip(
@@ -18,35 +18,35 @@ def contains(outer: Region, inner: Region) -> bool:
 
 
 def whole(shape: tuple[int, ...]) -> Region:
-    """Return the box of a tensor that has elements."""
+    """Return the box of a whole tensor."""
     return Region((0,) * len(shape), shape)
 
 
 def moved(view: LocalView, held: Region, part: Region) -> LocalView:
-    """Return where a part of a region lies, given where the region does."""
+    """Return the view of `part` of a region, given the view of the region."""
     steps = zip(view.strides, held.offset, part.offset, strict=True)
     ahead = sum(stride * (at - first) for stride, first, at in steps)
     return LocalView(view.parameter, view.offset + ahead, view.strides)
 
 
 def described(region: Region) -> str:
-    """Return a box as a slice, for sentences."""
+    """Return a box as a slice, for messages."""
     ranges = zip(region.offset, region.shape, strict=True)
     return f"[{', '.join(f'{at}:{at + size}' for at, size in ranges)}]"
 
 
-# Far more than any has, and few enough for the 64 bits of an address, an identity, or a file.
+# Far more than any model has, yet within the 64 bits of addresses, ids and files.
 _ELEMENTS_MAX: Final = 1 << 48
 _DIMENSIONS_MAX: Final = 16
 _RANKS_MAX: Final = 1 << 32
 
 
 def check_pieces(shards: ShardMap) -> None:
-    """Refuse a map whose pieces are none of its tensors.
+    """Check that pieces, tensors and views of a map are consistent.
 
     Raises:
-        InvalidArgument: a piece is of no tensor of the map or reaches outside of it, its view has
-            other dimensions, or a number is negative or absurd; the sentence names the piece.
+        InvalidArgument: a piece names no tensor of the map or exceeds it, its view has another
+            number of dimensions, or a number is negative or absurd; the message names the piece.
     """
     for name, spec in shards.tensors.items():
         if spec.name != name:
@@ -65,12 +65,14 @@ def _check_piece(piece: Piece, spec: TensorSpec) -> None:
     region, view = piece.region, piece.view
     what = f"the piece {described(region)} of {piece.tensor} on rank {piece.rank}"
     if len(region.shape) != len(spec.shape):
-        raise InvalidArgument(f"{what} has other dimensions than its shape {spec.shape}")
+        raise InvalidArgument(
+            f"{what} has another number of dimensions than its shape {spec.shape}"
+        )
     if 0 in spec.shape or not contains(whole(spec.shape), region):
-        raise InvalidArgument(f"{what} reaches outside of its shape {spec.shape}")
+        raise InvalidArgument(f"{what} exceeds its shape {spec.shape}")
     if len(view.strides) != len(region.shape):
-        raise InvalidArgument(f"{what} has {len(view.strides)} strides")
+        raise InvalidArgument(f"{what} needs {len(region.shape)} strides, got {len(view.strides)}")
     if not 0 <= piece.rank < _RANKS_MAX or min((view.offset, *view.strides)) < 0:
-        raise InvalidArgument(f"{what} has a negative offset or stride, or is on no rank")
+        raise InvalidArgument(f"{what} has a negative offset or stride, or an invalid rank")
     if view.offset + sum(map(int.__mul__, view.strides, region.shape)) > _ELEMENTS_MAX:
         raise InvalidArgument(f"{what} reaches over 2^48 elements of {view.parameter}")

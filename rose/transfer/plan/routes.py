@@ -1,4 +1,4 @@
-"""The way of every tile: who sends it, where it lands, and who has it then."""
+"""The route of every tile: its contributor, its landings and its receivers."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -10,10 +10,10 @@ from rose.transfer.plan.spec import Holder, Relay
 
 
 class Rendezvous:
-    """Where tiles meet the relays of one cluster.
+    """Assignment of tiles to the relays of one cluster.
 
     Args:
-        relays: of the cluster.
+        relays: relays of the cluster.
     """
 
     __slots__ = ("_keys",)
@@ -23,10 +23,10 @@ class Rendezvous:
         self._keys = {name: blake2b(name.encode(), digest_size=32).digest() for name in names}
 
     def landing(self, tile: bytes) -> str | None:
-        """Choose a relay by name; None where there is none.
+        """Choose a relay for a tile, by name; None without relays.
 
         Args:
-            tile: what identifies the tile, however many others there are.
+            tile: identity of the tile; other tiles do not affect the choice.
         """
         return max(self._keys, key=lambda name: _draw(tile, self._keys[name]), default=None)
 
@@ -36,17 +36,17 @@ def _draw(tile: bytes, key: bytes) -> int:
 
 
 def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) -> list[int]:
-    """Choose a rank for every tile; the same input has the same answer.
+    """Choose a rank for every tile; the same input gives the same answer.
 
-    Tiles with few candidates choose first, heavy ones before light ones, and take whoever has the
-    least to send.
+    Tiles with few candidates are assigned first, heavy ones before light ones, each to the
+    candidate with the least to send.
 
     Args:
-        candidates: the ranks that hold a tile, ascending, at least one for each tile.
-        weights: what sending a tile costs, > 0.
+        candidates: ranks that hold each tile, ascending, at least one.
+        weights: cost to send each tile, > 0.
 
     Returns:
-        (n,) ranks, in the order of the tiles.
+        (n,) ranks, in tile order.
     """
     loads = {rank: 0 for ranks in set(candidates) for rank in ranks}
     senders = [0] * len(candidates)
@@ -57,7 +57,7 @@ def contributors(candidates: Sequence[tuple[int, ...]], weights: Sequence[int]) 
     return senders
 
 
-# Bytes of narrow dtypes are no whole numbers; loads are, so that sums are the same everywhere.
+# Narrow elements take fractions of a byte; whole numbers sum to the same everywhere.
 _PARTS_PER_BYTE: Final = 16
 
 
@@ -65,14 +65,14 @@ def routed(
     drafts: Sequence[Draft],
     relays: Iterable[Relay],
 ) -> tuple[PlannedTile, ...]:
-    """Give every tile its way.
+    """Give every tile its route.
 
     Args:
-        drafts: the tiles.
-        relays: of all clusters.
+        drafts: tiles without a route.
+        relays: relays of all clusters.
 
     Raises:
-        InvalidArgument: a dtype has no width.
+        InvalidArgument: a dtype cannot be sent.
     """
     landings = _landings(drafts, relays)
     sends = [_sends(draft, at) for draft, at in zip(drafts, landings, strict=True)]
@@ -105,12 +105,12 @@ def _landings(drafts: Sequence[Draft], relays: Iterable[Relay]) -> list[tuple[La
 
 
 def _sends(draft: Draft, landings: tuple[Landing, ...]) -> int:
-    """Return how often the contributor sends a tile: once to a relay, else to each receiver."""
+    """Return the sends of the contributor: one per landing, else one per receiver."""
     landed = {landing.cluster for landing in landings}
     return len(landed) + sum(holder.cluster not in landed for holder in draft.receivers)
 
 
 def _weight(draft: Draft, sends: int) -> int:
-    """Return what a tile costs its contributor; one nobody wants is packed too, and costs that."""
+    """Return the cost of a tile to its contributor; one without receivers is packed too."""
     size_bytes = draft.region.count * width_of(draft.tensor, draft.dtype) / 8
     return max(1, round(size_bytes * _PARTS_PER_BYTE)) * max(1, sends)

@@ -1,8 +1,8 @@
-"""Who takes part, and holds which part of which tensor: trainers and serving engines alike.
+"""Members of a transfer, trainers and serving engines alike, and the pieces that they hold.
 
 A *region* is a box of a tensor in canonical coordinates: the names and shapes of the checkpoint.
-A *piece* says that one rank holds a region, and where: as a strided view into a parameter of its.
-A *shard map* is all pieces of one group of ranks: of a trainer, or of one replica of an engine.
+A *piece* is a region held by one rank, with its strided view into a parameter of that rank.
+A *shard map* is all pieces of one group of ranks: a trainer, or one replica of an engine.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ class Region:
     """A box of a tensor.
 
     Args:
-        offset: its first index, in each dimension.
-        shape: its size, in each dimension; all > 0. A scalar has no dimension.
+        offset: first index in each dimension.
+        shape: size in each dimension, > 0. A scalar has no dimension.
     """
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no box.
+        """Check the numbers.
 
         Raises:
-            InvalidArgument: dimensions differ, or a number is too small.
+            InvalidArgument: the numbers of dimensions differ, or a number is too small.
         """
         if len(self.offset) != len(self.shape):
             raise InvalidArgument(f"a region at {self.offset} cannot have the shape {self.shape}")
@@ -36,7 +36,7 @@ class Region:
 
     @property
     def count(self) -> int:
-        """Return how many elements it has."""
+        """Return the number of elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -45,12 +45,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor as the checkpoint names it.
+    """A tensor of the checkpoint.
 
     Args:
-        name: of the checkpoint.
-        shape: of the whole tensor.
-        dtype: as torch names it, without "torch."; what crosses the link, on both sides.
+        name: name in the checkpoint.
+        shape: shape of the whole tensor.
+        dtype: torch's name without "torch."; the dtype on the wire, on both sides.
     """
 
     name: str
@@ -60,15 +60,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
-    """Where a region lies in the memory of a rank: an affine map into one parameter.
+    """The place of a region in the memory of a rank: an affine map into one parameter.
 
     Element i of the region, an index relative to the region's offset, is element
     offset + sum(i * strides) of the parameter's storage.
 
     Args:
-        parameter: the rank's own name for it; names of one storage are one name.
-        offset: elements of the storage before the first one.
-        strides: elements from one index to the next, in each dimension; 0 or more.
+        parameter: the rank's name of the parameter; parameters that share a storage share a name.
+        offset: index of the first element in the storage.
+        strides: elements from one index to the next, per dimension, >= 0.
     """
 
     parameter: str
@@ -78,13 +78,12 @@ class LocalView:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A region that a rank holds.
+    """A region held by a rank.
 
     Args:
-        tensor: the canonical name.
-        region: of it.
-        rank: who holds it.
-        view: where.
+        tensor: canonical name of the tensor.
+        region: box in the tensor.
+        view: place in the rank's memory.
     """
 
     tensor: str
@@ -95,13 +94,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShardMap:
-    """Who of one group of ranks holds what.
+    """The pieces of one group of ranks.
 
     Args:
-        tensors: by canonical name.
-        pieces: of all ranks. Ranks may hold the same region; one rank may hold it in two places.
-        computed: tensors whose parameters a loader computes (a transform that is no view), with the
-            reason; no piece shows where they are, so they cannot be changed in place.
+        pieces: pieces of all ranks. Ranks may hold the same region; a rank may hold it twice.
+        computed: reason by tensor whose parameters a loader computes (by a transform that is no
+            view). No piece gives their place, so they cannot be changed in place.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -110,7 +108,7 @@ class ShardMap:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return who there is, ascending."""
+        """Return all ranks with a piece, ascending."""
         return tuple(sorted({piece.rank for piece in self.pieces}))
 
 
@@ -119,11 +117,10 @@ class Source:
     """The ranks of a trainer.
 
     Args:
-        cluster: where they are.
-        shards: what each of them holds.
-        ties: other names of tensors, and the names they go by. Who shares a storage need not be
-            listed; copies that the trainer keeps equal, such as the embedding at both ends of a
-            pipeline, must be.
+        cluster: cluster of the ranks.
+        ties: canonical name by other name of a tensor. Names that share a storage need not be
+            listed; copies that the trainer keeps equal must be, such as the embedding at both ends
+            of a pipeline.
     """
 
     cluster: str
@@ -133,13 +130,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """The ranks of one engine; all commit together.
+    """The ranks of one engine, which commit together.
 
     Args:
-        name: among all replicas and relays.
-        cluster: where they are.
-        shards: what each of them holds.
-        converts: dtypes that it makes of others by itself, as (what crosses, what it keeps).
+        name: unique among all replicas and relays.
+        cluster: cluster of the ranks.
+        converts: (dtype on the wire, dtype kept) that the engine converts by itself.
     """
 
     name: str
@@ -150,11 +146,11 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A node that tiles land on before they fan out in its cluster.
+    """A node that receives tiles for its cluster and distributes them.
 
     Args:
-        name: among all replicas and relays.
-        cluster: that it serves.
+        name: unique among all replicas and relays.
+        cluster: cluster that it serves.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What of the memory of ranks a shard map describes: every element once, or not at all."""
+"""Which elements of the ranks' memory a shard map describes: each at most once."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
@@ -8,22 +8,22 @@ from rose.transfer.codec.box import Box
 from rose.transfer.plan.regions import described
 from rose.transfer.plan.spec import Piece, ShardMap
 
-Storage: TypeAlias = tuple[int, str]  # a rank, and its name of a parameter
+Storage: TypeAlias = tuple[int, str]  # rank, parameter
 _Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, shape, strides
 
-_BASE: Final = 1  # the address of a storage: at 0 NumPy sees no memory
+_BASE: Final = 1  # fake address of a storage: at 0 NumPy sees no memory
 
 
 def described_elements(shards: ShardMap) -> dict[Storage, int]:
-    """Return how many elements of each storage the pieces describe.
+    """Return the number of elements that the pieces describe, by storage.
 
     Raises:
-        InvalidArgument: two elements of tensors are one of a storage; the sentence names both.
+        InvalidArgument: two tensors share an element of a storage; the message names both.
     """
     storages: dict[Storage, list[Piece]] = {}
     for piece in shards.pieces:
         storages.setdefault((piece.rank, piece.view.parameter), []).append(piece)
-    sound: set[tuple[_Place, ...]] = set()  # layers and ranks repeat: each pattern is tried once
+    sound: set[tuple[_Place, ...]] = set()  # layers and ranks repeat: check each pattern once
     for pieces in storages.values():
         pieces.sort(key=_place)
         pattern = tuple(map(_place, pieces))
@@ -38,15 +38,15 @@ def described_elements(shards: ShardMap) -> dict[Storage, int]:
 def uncovered_elements(
     shards: ShardMap, covered: Mapping[Storage, int], sizes: Mapping[Storage, int]
 ) -> dict[Storage, int]:
-    """Return how many elements of each storage no piece describes, where there are some.
+    """Return the number of elements that no piece describes, by storage, where above 0.
 
     Args:
-        shards: whose pieces share no element of a storage.
-        covered: of it, from `described_elements`.
-        sizes: elements of every storage.
+        shards: map whose pieces share no element of a storage.
+        covered: result of `described_elements` for this map.
+        sizes: number of elements, by storage.
 
     Raises:
-        InvalidArgument: a piece is of another storage, or reaches over its end.
+        InvalidArgument: a piece is in an unknown storage, or exceeds it.
     """
     for piece in shards.pieces:
         storage = (piece.rank, piece.view.parameter)
@@ -72,7 +72,7 @@ def _check_apart(pieces: list[Piece]) -> None:
 
 
 def _meetings(pieces: list[Piece]) -> Iterator[tuple[Piece, Piece]]:
-    """Find pairs that share an element, among those whose spans are not over yet."""
+    """Yield pairs of pieces that share an element."""
     near: list[tuple[Box, Piece]] = []
     for piece in pieces:
         box = _box(piece)
@@ -86,7 +86,7 @@ def _place(piece: Piece) -> _Place:
 
 
 def _box(piece: Piece) -> Box:
-    """Return the elements as a box of bytes, as if an element had one."""
+    """Return the elements as a box of bytes, one byte per element."""
     steps = zip(piece.region.shape, piece.view.strides, strict=True)
     taken = [(size, stride) for size, stride in steps if size > 1]
     shape, strides = tuple(size for size, _ in taken), tuple(stride for _, stride in taken)

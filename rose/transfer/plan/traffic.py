@@ -1,4 +1,4 @@
-"""What a plan moves: over each link between clusters, inside of them, and through each NIC."""
+"""Bytes that a plan moves: between clusters, inside them, and per member."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from rose.errors import InvalidArgument
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.spec import Holder
 
-Link: TypeAlias = tuple[str, str]  # from a cluster, to another
+Link: TypeAlias = tuple[str, str]  # (from cluster, to cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class Traffic:
     """Bytes of one update.
 
     Args:
-        crossing: over the link between two clusters.
-        fan_out: inside a cluster, to receivers.
-        sent: by source rank.
-        relayed: by relay, what it sends on.
-        landed: by relay, what comes in.
-        received: by receiver.
+        crossing: bytes over each link between clusters.
+        fan_out: bytes to receivers inside each cluster.
+        sent: bytes that each source rank sends.
+        relayed: bytes that each relay sends.
+        landed: bytes that each relay receives.
+        received: bytes that each receiver gets.
     """
 
     crossing: Mapping[Link, int]
@@ -34,17 +34,19 @@ class Traffic:
 
 
 def traffic(plan: Plan, bytes_of_tile: Sequence[int]) -> Traffic:
-    """Add up one update.
+    """Add up the traffic of one update.
 
     Args:
-        plan: the plan.
-        bytes_of_tile: its packed tiles, by index.
+        plan: plan of the tiles.
+        bytes_of_tile: packed size of each tile, by index.
 
     Raises:
-        InvalidArgument: there are more or fewer tiles.
+        InvalidArgument: the number of tiles differs.
     """
     if len(bytes_of_tile) != len(plan.tiles):
-        raise InvalidArgument(f"{len(bytes_of_tile)} sizes are none of {len(plan.tiles)} tiles")
+        raise InvalidArgument(
+            f"bytes_of_tile needs {len(plan.tiles)} sizes, got {len(bytes_of_tile)}"
+        )
     home = plan.sources.cluster
     crossing, fan_out = Counter[Link](), Counter[str]()
     sent, received = Counter[int](), Counter[Holder]()

@@ -1,1 +1,1 @@
-"""The trainer's side: contributors pack, the publisher signs, the log keeps."""
+"""The trainer's side: contributors pack, the publisher signs, the log stores."""

@@ -1,4 +1,4 @@
-"""The contributor: owns the shadow of some tiles, and packs what changed in them."""
+"""The contributor: owns the shadow of some tiles, and packs their changes."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ _BF16_BITS: Final = 16
 
 @dataclass(slots=True)
 class Part:
-    """What one contributor changed for a version: noted tile by tile, so that it can be taken back.
+    """The changes of one contributor for a version, recorded tile by tile so they can be undone.
 
     Args:
-        deltas: that the shadow has moved by, by tile.
-        frames: what is sent.
-        chunks: what the manifest says of them.
-        ages: as they were before, of tiles of which a selection is sent.
-        drift: what is left of those tiles to send.
+        deltas: deltas applied to the shadow, by tile.
+        frames: frames to send, by tile.
+        chunks: entries of the manifest.
+        ages: previous ages of the tiles with a selection.
+        drift: changes of those tiles that are still unsent.
     """
 
     deltas: dict[int, Delta] = field(default_factory=dict)
@@ -47,21 +47,21 @@ class Part:
 
 
 class Contributor:
-    """Owns the shadow: what receivers of the newest version hold in its tiles.
+    """Owns the shadow of its tiles: the weights that receivers of the newest version hold.
 
     One thread uses it.
 
     Args:
-        shadow: of the weights; changed in place by nobody else.
-        tiles: how all weights are cut.
-        owned: the tiles that are its to send, ascending; None for all.
-        link: "strat" sends about a quarter fewer bytes, for a second pass over the weights on both
-            sides: for links slower than that. Over loopback, "gap" is the faster one.
-        threads: of a CPU.
-        selections: what is sent of some tiles, all of them bf16; of the others everything is.
+        shadow: shadow weights; only this object may change them.
+        tiles: all tiles of the weights.
+        owned: indices of the tiles to send, ascending; None for all.
+        link: "strat" sends about a quarter fewer bytes for a second pass over the weights on both
+            sides, which pays on slow links. Over loopback, "gap" is faster.
+        threads: CPU threads.
+        selections: selections of bf16 tiles; of the others every change is sent.
 
     Raises:
-        InvalidArgument: there is no such link, or a selection is for a tile of another width.
+        InvalidArgument: an unknown link, or a selection for a tile that is not bf16.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Contributor:
         self.digests = TileDigests({tile: digest(shadow.bits(tile)) for tile in self.owned})
 
     def begin(self, new: TileViews) -> None:
-        """Do nothing: what is here is packed by the thread that asks for it."""
+        """Do nothing: this contributor packs in the publisher's thread."""
 
     def pack(self, new: TileViews, part: Part) -> None:
-        """Pack every owned tile that changed, and move the shadow to `new`; `part` is filled."""
+        """Pack every owned tile that changed, and move the shadow to `new`; fills `part`."""
         rules = self._rules(new)
         for tile in self.owned:
             if tile in self._selections:
@@ -107,14 +107,14 @@ class Contributor:
                 part.chunks.append(chunk_of(tile, delta, frame))
 
     def keep(self, part: Part) -> None:
-        """Hold the shadow to be what `part` made of it."""
+        """Adopt the shadow's state after `part`."""
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
     def give_up(self, part: Part) -> None:
-        """Do nothing, as in `begin`."""
+        """Do nothing; see `begin`."""
 
     def take_back(self, part: Part) -> bool:
-        """Let the shadow be what it was; return whether it is, bit by bit."""
+        """Restore the shadow; return whether it is restored bit for bit."""
         for tile, delta in part.deltas.items():
             delta_apply(self._shadow.bits(tile), delta, undo=True)
         for tile, ages in part.ages.items():
@@ -124,11 +124,11 @@ class Contributor:
     def whole(
         self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
     ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros, as they are or were before some deltas.
+        """Yield tiles as deltas from zeros, in their current state or before some deltas.
 
         Args:
-            tiles: owned ones.
-            undone: deltas by tile that led here, the last one first.
+            tiles: indices of owned tiles.
+            undone: deltas to undo, by tile, the latest first.
         """
         for tile in tiles:
             bits = host_row(bits_of("shadow", self._shadow.bits(tile)))
@@ -146,7 +146,7 @@ class Contributor:
     def _pack_both(
         self, new: Any, tile: int, rules: dict[int, ClassRule | None]
     ) -> tuple[Delta, Delta]:
-        """Return what takes the shadow back, and what is sent."""
+        """Return the delta that undoes the change of the shadow, and the delta to send."""
         shadow = self._shadow.bits(tile)
         rule = rules.get(self._tiles[tile].width)
         if rule is None:
@@ -160,7 +160,7 @@ class Contributor:
         return link_pack(new, shadow, rule)
 
     def _rules(self, new: TileViews) -> dict[int, ClassRule | None]:
-        """Choose a class rule for each width, from blocks that are spread evenly over the tiles."""
+        """Choose a class rule per width, from blocks spread evenly over the tiles."""
         if not self._is_strat:
             return {}
         by_width: dict[int, list[int]] = {}
@@ -179,7 +179,7 @@ class Contributor:
 
 
 def whole_tile(tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]]) -> tuple[Chunk, bytes]:
-    """Return a tile as a delta from zeros, once some deltas are undone in `bits`."""
+    """Return a tile as a delta from zeros, after some deltas are undone in `bits`."""
     for deltas in undone:
         if tile in deltas:
             delta_apply(bits, deltas[tile], undo=True)
@@ -189,5 +189,5 @@ def whole_tile(tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]]) -> t
 
 
 def chunk_of(tile: int, delta: Delta, frame: bytes) -> Chunk:
-    """Return what a manifest says of a frame."""
+    """Return the manifest's entry for a frame."""
     return Chunk(tile, len(frame), delta.changed, hashlib.sha256(frame).digest(), delta.digest)

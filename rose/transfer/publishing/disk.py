@@ -1,4 +1,4 @@
-"""A folder as a store of updates sees it: few calls, so that tests can put faults behind each."""
+"""A folder as a store of updates uses it: few calls, so that tests can inject faults into each."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -12,25 +12,25 @@ from rose.whole_file import sync_folder, write_whole
 
 WRITE_S: Final = 30.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Files that `write_whole` of a process which was killed had begun.
+# Temporary files left by `write_whole` of a killed process.
 _BEGUN: Final = ".*." + 16 * "[0-9a-f]"
 
 
 class HostDisk:
-    """A folder of this machine, for which no caller waits longer than `write_s` with a change.
+    """A folder of this machine; no caller waits longer than `write_s` for a change.
 
-    Any thread reads; one thread at a time changes. Every call raises OutOfMemory where the disk is
-    full, and Unavailable where it fails or is slow.
+    Any thread may read; one thread at a time may change. Every call raises OutOfMemory if the disk
+    is full, and Unavailable if it fails or is slow.
 
-    One thread of its own changes the folder. What it could not finish in time is given up: it is
-    not in the folder once that thread gets to it, and until then every further change is refused.
+    One internal thread changes the folder. A change that misses its deadline is undone as soon as
+    that thread can; until then every further change is refused.
 
     Args:
-        directory: made where it is not there; nobody else may change it.
-        write_s: for one change.
+        directory: folder, created if missing; nobody else may change it.
+        write_s: deadline of one change, in seconds.
 
     Raises:
-        Unavailable: the folder cannot be made.
+        Unavailable: the folder cannot be created.
     """
 
     def __init__(self, directory: Path, *, write_s: float = WRITE_S) -> None:
@@ -46,7 +46,7 @@ class HostDisk:
         self._pool = ThreadPoolExecutor(1, "rose-disk")
 
     def names(self) -> list[str]:
-        """Return the names of all whole files."""
+        """Return the names of all complete files."""
         try:
             found = [one.name for one in self._directory.iterdir() if one.is_file()]
         except OSError as error:
@@ -54,7 +54,7 @@ class HostDisk:
         return sorted(name for name in found if not name.startswith("."))
 
     def read(self, name: str, first: int = 0, nbytes: int | None = None) -> bytes:
-        """Return bytes of a file from `first` on, to its end or at most so many."""
+        """Return bytes of a file from `first` on: up to `nbytes`, by default to its end."""
         try:
             with (self._directory / name).open("rb") as file:
                 file.seek(first)
@@ -63,7 +63,7 @@ class HostDisk:
             raise _failure(self._directory / name, error) from error
 
     def write(self, name: str, parts: Sequence[bytes]) -> None:
-        """Make a file that is there whole, also after a crash, or not at all."""
+        """Write a file; it exists whole, even after a crash, or not at all."""
         path = self._directory / name
 
         def change() -> None:
@@ -71,13 +71,13 @@ class HostDisk:
             try:
                 sync_folder(self._directory)
             except OSError:
-                path.unlink(missing_ok=True)  # A crash might take it: it is not there.
+                path.unlink(missing_ok=True)  # A crash might remove it, so it must not exist.
                 raise
 
         self._run(path, change, take_back=lambda: path.unlink(missing_ok=True))
 
     def extend(self, name: str, first: int, parts: Sequence[bytes]) -> None:
-        """Cut off what is torn and write on; the disk gets it when the system sees fit."""
+        """Truncate a file at `first` and append; the system decides when this reaches the disk."""
         path = self._directory / name
 
         def change() -> None:
@@ -89,7 +89,7 @@ class HostDisk:
         self._run(path, change)
 
     def remove(self, name: str) -> None:
-        """Drop a file; one that is not there is as good as dropped."""
+        """Remove a file, if it exists."""
         path = self._directory / name
         self._run(path, lambda: path.unlink(missing_ok=True))
 
@@ -105,14 +105,14 @@ class HostDisk:
         take_back: Callable[[], None] = lambda: None,
     ) -> None:
         if self._late is not None and not self._late.done():
-            raise Unavailable(f"the disk of {path} still works on an earlier change")
+            raise Unavailable(f"the disk of {path} is still busy with an earlier change")
         self._late = self._pool.submit(change)
         try:
             self._late.result(self._write_s)
         except LateError as error:
-            # It will come through, or has at this very moment; nobody was told that it did.
+            # It may finish later, or just did; the caller is told that it failed.
             self._late = self._pool.submit(take_back)
-            raise Unavailable(f"the disk did not take {path} within {self._write_s} s") from error
+            raise Unavailable(f"the disk did not write {path} within {self._write_s} s") from error
         except OSError as error:
             raise _failure(path, error) from error
 

@@ -1,4 +1,4 @@
-"""A store on a disk: one file an update, whole or not there, and the newest in memory besides."""
+"""A store on disk: one file per update; the newest updates also stay in memory."""
 
 import threading
 import zlib
@@ -19,24 +19,24 @@ _SUFFIX: Final = ".update"
 
 
 class DiskStore(MemoryStore):
-    """Keeps each update in a file of a folder; the folder is the index.
+    """Stores each update as a file of a folder; the folder is the index.
 
-    The first frames of an update come with its manifest, and are there after a crash, all or none.
-    Frames that are put later are appended; a crash may take those. What is torn, or was changed
-    at rest, is dropped when the folder is opened, or when it is read.
+    The first frames of an update are written with its manifest; after a crash either all are there
+    or none. Later frames are appended, and a crash may lose them. Torn or damaged data is dropped
+    when the folder is opened or the data is read.
 
-    Any thread may call. The lock guards what is known of the files, and is held over no call to the
-    disk; another one lets one thread at a time change them.
+    Any thread may call. `_lock` guards the knowledge of the files and is not held over disk calls;
+    `_changing` lets one thread at a time change them.
 
     Args:
         disk: the folder; closed with the store.
-        bytes_max: of all frames.
-        memory_bytes_max: of the frames of the newest updates that memory has too, so that a slow
-            disk keeps nobody waiting who follows closely.
+        bytes_max: limit for all frames.
+        memory_bytes_max: limit for frames of the newest updates that also stay in memory, so that a
+            slow disk does not delay receivers that follow closely.
 
     Raises:
         Unavailable: the disk cannot be read.
-        InvalidArgument: an earlier rose wrote a file of it.
+        InvalidArgument: a file was written by an earlier rose.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DiskStore(MemoryStore):
         self._disk = disk
         self._bytes_max = bytes_max
         self._memory_bytes_max = memory_bytes_max
-        super().__init__()  # of the newest updates
+        super().__init__()  # for the newest updates
         self._changing = threading.Lock()
         self._files: dict[UpdateKey, UpdateFile] = {}
         self._unwanted: set[str] = set()  # files that could not be removed yet
@@ -59,7 +59,7 @@ class DiskStore(MemoryStore):
             return sum(one.nbytes for one in self._files.values())
 
     def put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Write them, and wait for the disk."""
+        """Write frames, and wait for the disk."""
         check_sizes(manifest, frames)
         with self._changing:
             with self._lock:
@@ -72,7 +72,7 @@ class DiskStore(MemoryStore):
             size = sum(map(len, fresh.values()))
             if self.nbytes + size > self._bytes_max:
                 raise OutOfMemory(
-                    f"{size} bytes of {manifest.version}: the folder keeps {self._bytes_max}"
+                    f"{size} bytes of {manifest.version} exceed the folder's {self._bytes_max}"
                 )
             file = self._create(manifest, fresh) if known is None else self._extend(known, fresh)
             with self._lock:
@@ -80,7 +80,7 @@ class DiskStore(MemoryStore):
             self._remember(manifest, fresh)
 
     def get(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Look in memory, then on the disk; a frame that changed there is not kept any more."""
+        """Look in memory, then on disk; a frame damaged on disk is dropped."""
         if (frame := super().get(key, tile)) is not None:
             return frame
         with self._lock:
@@ -94,7 +94,7 @@ class DiskStore(MemoryStore):
         except Unavailable:
             with self._lock:
                 if self._files.get(key) is not file:
-                    return None  # it was forgotten meanwhile
+                    return None  # forgotten meanwhile
             raise
         if len(frame) != nbytes or zlib.crc32(frame) != crc:
             with self._lock:
@@ -103,7 +103,7 @@ class DiskStore(MemoryStore):
         return frame
 
     def forget(self, key: UpdateKey) -> None:
-        """Remove the file; one that cannot be removed now is as good as gone, and tried later."""
+        """Remove the file; if that fails it counts as gone, and removal is retried later."""
         super().forget(key)
         with self._changing:
             with self._lock:
@@ -115,18 +115,18 @@ class DiskStore(MemoryStore):
                     self._unwanted.discard(name)
 
     def manifests(self) -> list[Manifest]:
-        """Return what there is, ascending by key."""
+        """Return all manifests, ascending by key."""
         with self._lock:
             return [self._files[key].manifest for key in sorted(self._files)]
 
     def tiles(self, key: UpdateKey) -> frozenset[int]:
-        """Return the tiles of which an update has frames here."""
+        """Return the tiles of an update with stored frames."""
         with self._lock:
             file = self._files.get(key)
             return frozenset(() if file is None else file.places)
 
     def nbytes_of(self, key: UpdateKey) -> int:
-        """Add them up."""
+        """Return the bytes of the frames of an update."""
         with self._lock:
             file = self._files.get(key)
             return 0 if file is None else file.nbytes
@@ -155,7 +155,7 @@ class DiskStore(MemoryStore):
             super().forget(old.key)
 
     def _open(self, name: str) -> None:
-        """Learn what a file has; one that is not sound from its first byte on is removed."""
+        """Index a file; remove it if it is damaged from the start."""
         if not name.endswith(_SUFFIX):
             return
         content = self._disk.read(name)

@@ -1,4 +1,4 @@
-"""The log of versions: what publishers hand in and receivers pull, for as long as it is kept."""
+"""The log of versions: publishers append, receivers pull, within limits of size and age."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,25 +13,26 @@ from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.version import Version
 
-# Counts are small and outlive the chunks, but not without end.
+# Counts are small and outlive the chunks, within a limit.
 COUNTS_MAX: Final = 4096
 RECEIVERS_MAX: Final = 1024
 NAME_MAX: Final = 256
 ELEMENT_BYTES: Final = 2
 
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
-# Makes a version, None for the newest, with these tiles whole; None where it cannot any more.
+# Makes a snapshot with these tiles whole, of version n or for None the newest; returns None if it
+# cannot make that version any more.
 SeedMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What a receiver said last.
+    """The last report of a receiver.
 
     Args:
-        n: the version it tried.
-        is_match: whether its weights have the digest of the trainer.
-        digest: of its weights.
+        n: number of the version it tried.
+        is_match: whether its weights have the trainer's digest.
+        digest: digest of its weights.
     """
 
     n: int
@@ -41,13 +42,13 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class TransferStatistics:
-    """All versions since the log was made, also those that it forgot.
+    """Sums over all versions since the log was made, including forgotten ones.
 
     Args:
-        versions: published; what the log began with is none.
-        seeds: made.
-        sent_bytes: of all chunks handed out.
-        dense_bytes: of whole weights, for each answer of a receiver for a version.
+        versions: published versions, without the opening.
+        seeds: snapshots made.
+        sent_bytes: bytes of all chunks sent.
+        dense_bytes: bytes of whole weights, once per receiver and reported version.
     """
 
     versions: int = 0
@@ -58,11 +59,11 @@ class TransferStatistics:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is noted of one version, which is less than its manifest: thousands are noted.
+    """Counts of one version. They are kept for thousands of versions, unlike manifests.
 
     Args:
-        dense_bytes: of whole weights; 0 of what the log began with.
-        answered: receivers that did.
+        dense_bytes: bytes of whole weights; 0 for the opening.
+        answered: names of receivers that reported.
     """
 
     dense_bytes: int
@@ -70,20 +71,21 @@ class _Counts:
 
 
 class VersionLog(Shelf):
-    """Keeps manifests and chunks, forgets the oldest, and counts what it hands out.
+    """Stores manifests and chunks, forgets the oldest, and counts what it sends.
 
-    Single versions are kept for the last `versions_max`; of spans, which lead over several versions
-    at once, those among them and `spans_max` of each length before. The opening stays always.
+    It keeps the single versions of the last `versions_max`. Of merged deltas, which skip versions,
+    it keeps those in that range and the last `spans_max` of each length before. The opening always
+    stays.
 
-    Any thread may call. The lock guards the counts and whole tiles, and is held over nothing that
-    takes long; one thread at a time appends.
+    Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
+    at a time appends.
 
     Args:
-        versions_max: versions kept, at least 1.
-        bytes_max: of all chunks kept, the seed's included.
-        spans_max: as said above.
-        store: of the chunks; in memory by default. What it has of an earlier process is served
-            until there is a publisher.
+        versions_max: number of versions to keep, at least 1.
+        bytes_max: bytes of all chunks to keep, snapshots included.
+        spans_max: merged deltas of each length to keep before those versions.
+        store: store of the chunks, by default in memory. Updates of an earlier process in it are
+            served until a publisher opens the log.
     """
 
     def __init__(
@@ -101,9 +103,9 @@ class VersionLog(Shelf):
         self._appending = threading.Lock()
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
-        self._whole = MemoryStore()  # seeds of some versions
+        self._whole = MemoryStore()  # snapshots of some versions
         self._make_seed: SeedMaker | None = None
-        self._opened: Version | None = None  # by the publisher that has it now
+        self._opened: Version | None = None  # by the current publisher
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
         self._is_closed = False
@@ -111,18 +113,19 @@ class VersionLog(Shelf):
     # ---- the publisher's side
 
     def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
-        """Begin with an announcement of what the publisher has, and how to make a seed of it.
+        """Start with an announcement of the publisher's weights, and a way to make snapshots.
 
-        What an earlier process or incarnation left is forgotten: no receiver goes by links that are
-        dead. A publisher that had the log before publishes nothing any more.
+        Updates of other runs and incarnations are forgotten, since no receiver may follow them. An
+        earlier publisher of this log can publish no more.
 
         Raises:
-            InvalidArgument: the log has an opening of this or a later incarnation, or this is none.
-            OutOfMemory: the store has no room.
-            Unavailable: the store cannot be written to.
+            InvalidArgument: not an announcement, or the log was opened by the same or a later
+                incarnation.
+            OutOfMemory: the store is full.
+            Unavailable: the store cannot be written.
         """
         if not manifest.is_announcement or manifest.chunks:
-            raise InvalidArgument(f"{manifest.version} is no announcement")
+            raise InvalidArgument(f"{manifest.version} is not an announcement")
         with self._appending:
             opened = self._opened
             is_heir = opened is None or (
@@ -130,7 +133,7 @@ class VersionLog(Shelf):
                 and opened.incarnation < manifest.version.incarnation
             )
             if not is_heir:
-                raise InvalidArgument("this log has a publisher: begin another incarnation")
+                raise InvalidArgument("the log has a publisher: begin another incarnation")
             self._check_newer(manifest)
             self._put(manifest, {})
             self._forget_others(manifest.version.run, manifest.version.incarnation)
@@ -140,18 +143,18 @@ class VersionLog(Shelf):
             self._count(manifest.version.n, dense_bytes=0)
 
     def append(self, manifest: Manifest, chunks: Chunks) -> None:
-        """Keep a version; on an error the log is as before.
+        """Store a version; on an error the log is unchanged.
 
         Raises:
-            InvalidArgument: its number is not above all before, or chunks and manifest differ.
-            OutOfMemory: it alone is more than the log may keep, or the store has no room.
-            Unavailable: the log is closed, or the store cannot be written to.
+            InvalidArgument: its number is not the highest, or chunks and manifest differ.
+            OutOfMemory: it exceeds the log's limit by itself, or the store is full.
+            Unavailable: the log is closed, or the store cannot be written.
         """
         _check_chunks(manifest, chunks)
         with self._appending:
             self._check_newer(manifest)
             self._check_room(manifest)
-            # Before anybody can answer for it.
+            # Before any receiver can report it.
             self._count(manifest.version.n, dense_bytes=ELEMENT_BYTES * manifest.count)
             is_kept = False
             try:
@@ -165,15 +168,15 @@ class VersionLog(Shelf):
             self._trim()
 
     def append_span(self, manifest: Manifest, chunks: Chunks) -> bool:
-        """Keep an update that leads over versions which are here; no version is new by it.
+        """Store a merged delta over versions of this log; it adds no version.
 
         Returns:
-            Whether it is kept: its versions are still here, and there is room.
+            Whether it is kept: its versions are still in the log, and there is room.
 
         Raises:
             InvalidArgument: chunks and manifest differ.
-            OutOfMemory: the store has no room.
-            Unavailable: the log is closed, or the store cannot be written to.
+            OutOfMemory: the store is full.
+            Unavailable: the log is closed, or the store cannot be written.
         """
         _check_chunks(manifest, chunks)
         with self._appending:
@@ -186,7 +189,7 @@ class VersionLog(Shelf):
             return self.manifest(manifest.key) is not None
 
     def version_named(self, n: int) -> Version | None:
-        """Return the version of this number, if anything that leads there is kept."""
+        """Return the version with this number, if an update to it is kept."""
         found = (one.version for one in self.manifests_after(n - 1))
         return next((one for one in found if one.n == n), None)
 
@@ -202,8 +205,8 @@ class VersionLog(Shelf):
     def _check_room(self, manifest: Manifest) -> None:
         if manifest.nbytes > self._bytes_max:
             raise OutOfMemory(
-                f"version {manifest.version} has {manifest.nbytes} bytes, and the log keeps "
-                f"{self._bytes_max}"
+                f"version {manifest.version} has {manifest.nbytes} bytes, more than the "
+                f"{self._bytes_max} of the log"
             )
 
     def _count(self, n: int, *, dense_bytes: int) -> None:
@@ -213,14 +216,14 @@ class VersionLog(Shelf):
                 del self._counts[next(iter(self._counts))]
 
     def _trim(self) -> None:
-        """Keep to the limits: whole tiles go first, they can be made again; then the oldest."""
+        """Enforce the limits: drop snapshots first, which can be made again; then the oldest."""
         with self._lock:
             if self._whole.nbytes + self._store.nbytes > self._bytes_max:
                 self._whole.clear()
         self._trim_to(replace(self._limits, bytes_max=self._bytes_max))
 
     def _cut_short(self) -> list[UpdateKey]:
-        """Return updates of an earlier process that a damaged disk has only parts of."""
+        """Return updates of an earlier process that a damaged disk holds only partly."""
         return [
             one.key
             for one in self.manifests_after(NO_VERSION)
@@ -228,26 +231,26 @@ class VersionLog(Shelf):
         ]
 
     def close(self) -> None:
-        """Take no more versions; what is kept can be pulled on."""
+        """Accept no more versions; kept ones can still be pulled."""
         with self._appending:
             self._is_closed = True
 
     # ---- the receivers' side
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a seed with these tiles; its frames are kept until there is no room.
+        """Make a snapshot with these tiles; its frames are kept while there is room.
 
-        The thread that asks makes it, so no publisher waits for a receiver to want one.
+        The calling thread makes it, so no publisher waits for a receiver's request.
 
         Args:
-            n: the version; None for the newest.
+            n: number of the version; None for the newest.
             tiles: ascending, each once.
 
         Returns:
-            None where that version cannot be made any more.
+            None if that version cannot be made any more.
 
         Raises:
-            OutOfMemory: the seed is more than the log may keep.
+            OutOfMemory: the snapshot exceeds the log's limit.
             Unavailable: the log has no publisher yet.
         """
         if (make := self._make_seed) is None:
@@ -269,15 +272,15 @@ class VersionLog(Shelf):
             self._whole.put(manifest, chunks)
             room = self._bytes_max - self._store.nbytes
             self._whole.trim(room, staying=manifest.key)
-            if self._whole.nbytes > room:  # others of this version
+            if self._whole.nbytes > room:  # other tiles of this version
                 self._whole.clear()
                 self._whole.put(manifest, chunks)
             left = self._bytes_max - self._whole.nbytes
-        with self._appending:  # this one was asked for now, so versions make room
+        with self._appending:  # it is needed now, so versions make room
             self._trim_to(replace(self._limits, bytes_max=max(left, 1)))
 
     def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, or None when it is not kept; it counts as sent.
+        """Return the frame of a tile, counted as sent; None if it is not kept.
 
         Raises:
             Unavailable: the store cannot be read.
@@ -294,7 +297,7 @@ class VersionLog(Shelf):
         return frame
 
     def frames(self, key: UpdateKey) -> Chunks | None:
-        """Return all frames of an update, for its publisher; None when they are not kept."""
+        """Return all frames of an update, for its publisher; None if they are not all kept."""
         if (manifest := self.manifest(key)) is None:
             return None
         frames = {one.tile: self._store.get(key, one.tile) for one in manifest.chunks}
@@ -302,9 +305,9 @@ class VersionLog(Shelf):
         return kept if len(kept) == len(frames) else None
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Take a receiver's answer; one for a version that is unknown says nothing.
+        """Record a receiver's report; a report on an unknown version is ignored.
 
-        Names come and go with processes: of too many, the one not heard of for longest is dropped.
+        Receiver names change with processes: beyond a limit, the one silent for longest is dropped.
         """
         if len(receiver) > NAME_MAX:
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
@@ -324,12 +327,12 @@ class VersionLog(Shelf):
     # ---- what it counted
 
     def receivers(self) -> dict[str, Acknowledgement]:
-        """Return what each receiver said last."""
+        """Return the last report of each receiver."""
         with self._lock:
             return dict(self._receivers)
 
     def statistics(self) -> TransferStatistics:
-        """Return the sums over all versions there were."""
+        """Return the sums over all versions."""
         with self._lock:
             return self._totals
 

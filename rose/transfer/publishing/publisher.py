@@ -1,4 +1,4 @@
-"""The publisher: turns fresh weights into a version of the log, or leaves everything as it was."""
+"""The publisher: appends fresh weights to the log as a version, or leaves all unchanged."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,30 +21,30 @@ if TYPE_CHECKING:  # It needs the extra `wire`.
 
 
 class Past:
-    """The single versions since one, read from the log once each, so that they can be undone.
+    """The single versions since a given one, each read from the log once, so they can be undone.
 
-    One thread uses it, and nobody publishes meanwhile.
+    One thread uses it, while nobody publishes.
 
     Args:
-        log: that has them.
-        n: of the version to go back to.
+        log: log of the versions.
+        n: number of the version to return to.
     """
 
     def __init__(self, log: VersionLog, n: int) -> None:
         self._log = log
         self._newest_n = n
-        self.digests: dict[int, Digest] = {}  # before, of the tiles that have changed since
+        self.digests: dict[int, Digest] = {}  # at that version, of tiles changed since
         self._since: list[dict[int, Delta]] = []  # ascending
 
     def extend(self, newest_n: int) -> bool:
-        """Read what came since; False where the log has too little, or none that can be undone."""
+        """Read newer versions; False if the log lacks one, or one cannot be undone."""
         for n in range(self._newest_n + 1, newest_n + 1):
             frames = self._log.frames(UpdateKey(n, n - 1))
             if frames is None:
                 return False
             deltas = {tile: Delta.from_bytes(frame) for tile, frame in frames.items()}
             if any(delta.rule is not None for delta in deltas.values()):
-                return False  # what went over a slow link is read from its base only
+                return False  # a STRAT delta can only be read from its base
             for tile, frame in frames.items():
                 self.digests.setdefault(tile, frame_digests(frame)[0])
             self._since.append(deltas)
@@ -52,38 +52,39 @@ class Past:
         return True
 
     def undone(self) -> list[dict[int, Delta]]:
-        """Return what leads back, the last version first."""
+        """Return the deltas to undo, the latest version first."""
         return self._since[::-1]
 
 
-# Tiles of a seed that are made at a time, and how long it waits for a version that is made.
+# Tiles of a snapshot made per lock, and the longest wait for a publish in progress.
 SEED_TILES: Final = 16
 SEED_WAIT_S: Final = 60.0
 
-# A rank's part: here, or in the process of that rank.
+# A contributor: in this process, or in the process of its rank.
 PartOwner: TypeAlias = "Contributor | RemotePart"
 Published: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
 
 
 class Publisher:
-    """Makes versions of what its contributors pack.
+    """Makes versions from the parts that its contributors pack.
 
-    One thread publishes; the log may ask for a seed from any thread. The lock guards the shadows
-    and everything said of them. A seed takes it for a few tiles at a time, so that no version waits
-    for one: what was published meanwhile is undone in its tiles, and it is of one version still.
+    One thread publishes; the log may request a snapshot from any thread. The lock guards the
+    shadows and their metadata. A snapshot holds it for a few tiles at a time, so publishing does
+    not wait for one; versions published in between are undone in its tiles, so it is still one
+    version.
 
     Args:
-        contributors: who own the tiles, each tile one of them: here, or in other ranks' processes.
-        tiles: how the weights are cut.
-        opening: the name of what the shadows are: its n is above all that earlier incarnations
-            used, and its incarnation higher than any before it.
-        log: gets what is published; one publisher has it.
-        signing: with the key that receivers have.
-        on_published: told of each version once the log has it, with the deltas of the tiles that
-            change, before they were coded for a link; must not wait. `SpanMaker.note` is one.
+        contributors: owners of the tiles, each tile with one: here, or in other ranks' processes.
+        tiles: all tiles of the weights.
+        opening: name of the shadows' current version: n above all numbers of earlier incarnations,
+            incarnation above all earlier ones.
+        log: log to append to; it has one publisher.
+        signing: key shared with the receivers.
+        on_published: called with each version in the log and the deltas of the tiles that change,
+            before wire encoding; must not wait, like `SpanMaker.note`.
 
     Raises:
-        InvalidArgument: a tile has no contributor, or two, or the name cannot be.
+        InvalidArgument: a tile has no contributor or two, or the opening is invalid.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Publisher:
     ) -> None:
         owned = sorted(tile for one in contributors for tile in one.owned)
         if owned != list(range(len(tiles))):
-            raise InvalidArgument("every tile needs one contributor, and no tile has two")
+            raise InvalidArgument("every tile must have exactly one contributor")
         if opening.incarnation < 0 or opening.n < 0:
             raise InvalidArgument(
                 f"incarnation {opening.incarnation} and first version {opening.n} must not be "
@@ -107,13 +108,13 @@ class Publisher:
         self._contributors = contributors
         self._owner = {tile: one for one in contributors for tile in one.owned}
         self._tiles = tiles
-        self._is_sound = True  # the shadows are the newest version
+        self._is_sound = True  # the shadows equal the newest version
         self._log = log
         self._signing = signing
         self._on_published = on_published
         self._lock = threading.Lock()
-        self._wanted = threading.Condition()  # guards the next, and is held over nothing that waits
-        self._publishing = 0  # calls that make a version, or wait to
+        self._wanted = threading.Condition()  # guards the next; never held over a wait
+        self._publishing = 0  # publishes in progress or waiting
         self._version = opening
         self._drift = Drift()
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
@@ -128,20 +129,20 @@ class Publisher:
 
     @property
     def is_sound(self) -> bool:
-        """Whether anything can be published: if not, another incarnation begins."""
+        """Whether anything can be published; if not, begin another incarnation."""
         with self._lock:
             return self._is_sound
 
     @property
     def tiles(self) -> Tiles:
-        """Return how the weights are cut."""
+        """Return all tiles of the weights."""
         return self._tiles
 
     @property
     def drift(self) -> Drift:
-        """Return how far the newest version is from the weights it was made of.
+        """Return the distance between the newest version and the weights it was made from.
 
-        Of the tiles of which a selection is sent; the others are what was published.
+        It covers tiles with a selection; the others are sent exactly.
         """
         with self._lock:
             return self._drift
@@ -150,23 +151,21 @@ class Publisher:
         """Make `new` the next version.
 
         Args:
-            new: the fresh weights of each contributor, or what names them there; read only.
+            new: the fresh weights of each contributor, or their name there; only read.
 
         Raises:
-            InvalidArgument: they are other weights than those to begin with.
-            OutOfMemory: there is no room for it, here or in the log.
-            Unavailable: the log is closed, or an earlier call was interrupted.
-                After any error the version, the shadows and the log are as before. Where they may
-                not be, as after an interrupt, nothing is published or seeded any more.
+            InvalidArgument: the weights do not match the tiles.
+            OutOfMemory: no memory is left, here or in the log.
+            Unavailable: the log is closed, or an earlier call was interrupted. After any error
+                version, shadows and log are unchanged. If that cannot be ensured, as after an
+                interrupt, nothing is published or snapshot any more.
         """
         if len(new) != len(self._contributors):
-            raise InvalidArgument(
-                f"{len(new)} sets of weights are published by {len(self._contributors)}"
-            )
+            raise InvalidArgument(f"expected {len(self._contributors)} weight sets, got {len(new)}")
         with self._first(), self._lock:
             self._check_sound()
             parts = [Part() for _ in new]
-            # Until it is known to be: an interrupt may come between a change and what notes it.
+            # False until proven: an interrupt may come between a change and its record.
             self._is_sound = False
             try:
                 for one, views in zip(self._contributors, new, strict=True):
@@ -176,8 +175,8 @@ class Publisher:
                 manifest = self._append(parts)
                 self._is_sound = True
             finally:
-                if not self._is_sound:  # whatever it was that failed
-                    # What the log has shown stays shown: nobody gives its number to other weights.
+                if not self._is_sound:  # whatever failed
+                    # A published version stays: its number must not be given to other weights.
                     self._is_sound = self._taken_back(parts) and (
                         self._log.newest_n <= self._version.n
                     )
@@ -187,7 +186,7 @@ class Publisher:
             return manifest
 
     def _taken_back(self, parts: Sequence[Part]) -> bool:
-        """Let all shadows be what they were; return whether they are."""
+        """Restore all shadows; return whether that succeeded."""
         for one, part in zip(self._contributors, parts, strict=True):
             one.give_up(part)
         back = [one.take_back(part) for one, part in zip(self._contributors, parts, strict=True)]
@@ -220,19 +219,19 @@ class Publisher:
         return manifest
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]] | None:
-        """Return a version with some tiles whole, as deltas from zeros, and the digests of all.
+        """Return a snapshot with some tiles, as deltas from zeros, and the digests of all tiles.
 
         Args:
-            n: the version; None for the newest. An older one is made by taking back what the log
-                still has of the versions since.
+            n: number of the version; None for the newest. An older one is made by undoing the
+                versions since, as far as the log has them.
             tiles: ascending, each once.
 
         Returns:
-            The manifest, and frames by tile; None where the log has too little of it.
+            The manifest, and frames by tile; None if the log lacks a version.
 
         Raises:
-            InvalidArgument: there is no such tile.
-            Unavailable: a call that published was interrupted.
+            InvalidArgument: an unknown tile.
+            Unavailable: an earlier publish was interrupted.
         """
         if any(tile not in self._owner for tile in tiles):
             raise InvalidArgument(f"a seed of tile {max(tiles)} of {len(self._tiles)}")
@@ -256,7 +255,7 @@ class Publisher:
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _seed_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
-        """Return the newest version while nobody publishes: for a link whose deltas are no undo."""
+        """Return a snapshot made under one lock, for wire encodings that cannot be undone."""
         with self._lock:
             self._check_sound()
             made = [one for tile in tiles for one in self._owner[tile].whole((tile,))]
@@ -266,10 +265,10 @@ class Publisher:
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
     def _whole(self, tiles: Sequence[int], past: Past) -> list[tuple[Chunk, bytes]] | None:
-        """Return tiles as they were, though versions came since; None where that is too long ago.
+        """Return tiles of a past version; None if the log lacks a version since.
 
         Raises:
-            Unavailable: a call that published was interrupted.
+            Unavailable: an earlier publish was interrupted.
         """
         self._check_sound()
         if not past.extend(self._version.n):
@@ -278,13 +277,13 @@ class Publisher:
         return [one for tile in tiles for one in self._owner[tile].whole((tile,), undone)]
 
     def _let_publish(self) -> None:
-        """Wait while a version is made: whoever wants whole tiles comes after it."""
+        """Wait for a publish in progress: it has priority over snapshots."""
         with self._wanted:
             self._wanted.wait_for(lambda: self._publishing == 0, SEED_WAIT_S)
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        """Let seeds that are under way wait, from now on."""
+        """Give this thread priority over snapshots in progress."""
         with self._wanted:
             self._publishing += 1
         try:
@@ -306,7 +305,7 @@ class Publisher:
     def _check_sound(self) -> None:
         if not self._is_sound:
             raise Unavailable(
-                "publishing was interrupted, so the shadow may be no version: begin another "
+                "publishing was interrupted, so the shadow may match no version: begin another "
                 "incarnation"
             )
 
@@ -317,7 +316,7 @@ class Publisher:
         digests: TileDigests,
         chunks: Sequence[Chunk],
     ) -> Manifest:
-        """Return an announcement or a seed, which say the digests of all tiles."""
+        """Return an announcement or a snapshot, which carry the digests of all tiles."""
         return self._signing.signed(
             Manifest(
                 version=version,

@@ -1,7 +1,7 @@
-"""Which updates a log keeps: a pure choice, so that whatever is kept leads to the newest version.
+"""Which updates a log keeps: a pure choice; every kept update leads to the newest version.
 
-Updates are links from version to version, all forward. A *path* is links end to end. A link whose
-end has no path to the newest version helps nobody and is not kept.
+Updates are links from version to later version. A *path* is a chain of links. A link whose end has
+no path to the newest version is useless and not kept.
 """
 
 from collections import defaultdict
@@ -19,11 +19,11 @@ BYTES_MAX = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An update as retention sees it.
+    """An update, for retention.
 
     Args:
-        key: from where to where.
-        nbytes: of its chunks, as far as they are kept.
+        key: start and end of the link.
+        nbytes: bytes of its kept chunks.
     """
 
     key: UpdateKey
@@ -31,18 +31,18 @@ class Link:
 
     @property
     def length(self) -> int:
-        """Return how many versions it goes on by."""
+        """Return the number of versions it advances."""
         return self.key.n - self.key.base_n
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept.
+    """How much a log keeps.
 
     Args:
-        versions_max: single links, and the spans among them, at least 1.
-        spans_max: of each length, spans that begin before those.
-        bytes_max: of all chunks.
+        versions_max: last versions whose links, single or merged, are kept; at least 1.
+        spans_max: merged links of each length to keep that begin before those versions.
+        bytes_max: bytes of all chunks.
     """
 
     versions_max: int = VERSIONS_MAX
@@ -53,7 +53,7 @@ class Limits:
         """Refuse limits that keep nothing.
 
         Raises:
-            InvalidArgument: one is too small.
+            InvalidArgument: a limit is too small.
         """
         if self.versions_max < 1 or self.bytes_max < 1 or self.spans_max < 0:
             raise InvalidArgument(
@@ -62,12 +62,12 @@ class Limits:
 
 
 def path(links: Iterable[Link], start_n: int, end_n: int) -> list[Link] | None:
-    """Return the way of fewest bytes from a version to a later one; of equals, the fewest links.
+    """Return the path of fewest bytes from a version to a later one; of equals, the fewest links.
 
-    None where there is no way; none is needed from a version to itself.
+    None if there is no path; [] from a version to itself.
     """
     best: dict[int, tuple[tuple[int, int], Link | None]] = {start_n: ((0, 0), None)}
-    # Links only go forward: in this order whatever leads to a base is known before it is used.
+    # Links only go forward: in this order all links to a base come before links from it.
     for link in sorted(links, key=lambda one: one.key.base_n):
         came = best.get(link.key.base_n)
         if came is None or link.key.n > end_n:
@@ -86,10 +86,10 @@ def path(links: Iterable[Link], start_n: int, end_n: int) -> list[Link] | None:
 
 
 def connected(links: Iterable[Link], newest_n: int) -> list[Link]:
-    """Return the links whose end has a path to the newest version, ascending by their base."""
+    """Return the links with a path from their end to the newest version, ascending by base."""
     kept: list[Link] = []
     reaching = {newest_n}
-    # From the highest base down: whatever a link could go on by was seen before it.
+    # From the highest base down: all possible continuations of a link come before it.
     for link in sorted(links, key=lambda one: one.key.base_n, reverse=True):
         if link.key.n in reaching:
             reaching.add(link.key.base_n)
@@ -100,12 +100,12 @@ def connected(links: Iterable[Link], newest_n: int) -> list[Link]:
 def to_forget(
     links: Sequence[Link], limits: Limits, *, newest_n: int, opening_n: int | None
 ) -> list[UpdateKey]:
-    """Choose what a log forgets so that it keeps to its limits, the first to go first.
+    """Choose updates to forget so that a log keeps its limits, in order.
 
-    Too old are single links before the last `versions_max` versions, and spans that begin before
-    those and are not among the last `spans_max` of their length. For room, the links with the
-    lowest base go first, for no path from a later version leads over them; those of the cheapest
-    way from the opening go last, because a worker that was away for long may hold just that.
+    Too old are single links before the last `versions_max` versions, and merged links that begin
+    before those and are not among the last `spans_max` of their length. To make room, the links
+    with the lowest base go first, for no path from a later version uses them. Links of the cheapest
+    path from the opening go last: a worker that was away for long may hold that version.
     """
     kept = connected(_young(links, limits, newest_n), newest_n)
     if sum(link.nbytes for link in kept) > limits.bytes_max:
@@ -131,12 +131,12 @@ def _within(
 ) -> list[Link]:
     way = None if opening_n is None else path(links, opening_n, newest_n)
     anchored = {link.key for link in way or ()}
-    # What goes first; of one base, the shortest, for the longer ones serve whoever is there best.
+    # First to go first; of one base the shortest, since longer ones serve its holders better.
     order = sorted(links, key=lambda one: (one.key in anchored, one.key.base_n, one.key.n))
     left = sum(link.nbytes for link in links)
     going = 0
-    # The last in this order leads to the newest version, of which everybody is to hear: it stays
-    # where whole tiles, which are not versions, leave no room for anything.
+    # The last in this order leads to the newest version, which everybody must learn of: it stays
+    # even if snapshots, which are no versions, fill the log.
     while left > bytes_max and going < len(order) - 1:
         left -= order[going].nbytes
         going += 1

@@ -1,4 +1,4 @@
-"""A publisher of weights that are one row of bits: the plainest trainer."""
+"""A publisher for weights that are one row of bits: the simplest trainer."""
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +20,16 @@ class RowPublisher(Publisher):
     """A `Publisher` with one contributor, whose shadow is a row.
 
     Args:
-        weights: (n,) uint16, the bits to begin with; copied.
-        run: names the training run.
-        incarnation: of the trainer, higher than any before it.
-        first_version: the number of `weights`, above all that earlier incarnations used.
-        log: gets what is published; one publisher has it.
-        tile_elements: how the row is cut.
-        link: as for `Contributor`.
-        signing: with the key that receivers have.
-        selection: what is sent of every tile; None for all.
-        on_published: as for `Publisher`.
+        weights: (n,) uint16, the initial bits; copied.
+        run: name of the training run.
+        incarnation: number of this trainer process, higher than all earlier ones.
+        first_version: number of `weights`, above all numbers of earlier incarnations.
+        log: log to append to; it has one publisher.
+        tile_elements: elements per tile.
+        link: see `Contributor`.
+        signing: key shared with the receivers.
+        selection: selection for every tile; None to send all changes.
+        on_published: see `Publisher`.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class RowPublisher(Publisher):
         """Make `new`, (n,) uint16, the next version; see `Publisher.publish`."""
         _check_row(new)
         if len(new) != self.tiles.count:
-            raise InvalidArgument(f"{len(new)} elements are published as {self.tiles.count}")
+            raise InvalidArgument(f"expected {self.tiles.count} elements, got {len(new)}")
         return super().publish(Row(new, self.tiles))
 
 
 def _check_row(weights: Bits) -> None:
     if weights.dtype != np.uint16 or weights.ndim != 1:
         raise InvalidArgument(
-            f"weights of {weights.ndim} dimensions and {weights.dtype} must be one row of uint16"
+            f"weights must be one row of uint16, got {weights.ndim} dimensions of {weights.dtype}"
         )

@@ -1,7 +1,7 @@
-"""Which changes are sent: all, or, where a user asks for it, the large ones and those that waited.
+"""Which changes to send: all, or on request the large ones and those unsent for long.
 
-What was not sent stays in the difference between weights and shadow, so it comes with a later
-version: the shadow is the error feedback, and the policy that rollouts really follow.
+Unsent changes remain in the difference between weights and shadow, so a later version sends them:
+the shadow is the error feedback, and the policy that rollouts follow.
 """
 
 import math
@@ -23,13 +23,13 @@ _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The largest changes of each bf16 tile of a group; one of the first two is given.
+    """The largest changes of each bf16 tile of a group. Exactly one of `share` and `least` is set.
 
     Args:
-        share: of a tile's elements that are sent at most, over 0 to 1.
-        least: the smallest change that is sent, in the weights' own unit, > 0.
-        age_limit: after so many versions in which an element was left out it is sent, whatever its
-            change: 1 to 255.
+        share: largest share of a tile's elements to send, above 0 to 1.
+        least: smallest change to send, in the weights' own unit, > 0.
+        age_limit: number of versions, 1 to 255, after which an unsent element is sent whatever its
+            change.
     """
 
     share: float | None = None
@@ -37,13 +37,13 @@ class Selection:
     age_limit: int = AGE_LIMIT
 
     def __post_init__(self) -> None:
-        """Refuse what selects nothing, or cannot be.
+        """Check the ranges of the fields.
 
         Raises:
-            InvalidArgument: the sentence names the value.
+            InvalidArgument: a field is invalid; the message names its value.
         """
         if (self.share is None) == (self.least is None):
-            raise InvalidArgument("give a selection one of share and least")
+            raise InvalidArgument("a selection needs exactly one of share and least")
         if self.share is not None and not 0 < self.share <= 1:
             raise InvalidArgument(f"share {self.share}: choose more than 0, and at most 1")
         if self.least is not None and not (self.least > 0 and math.isfinite(self.least)):
@@ -52,7 +52,7 @@ class Selection:
             raise InvalidArgument(f"age_limit {self.age_limit}: choose 1 to {AGE_LIMIT}")
 
     def pack(self, new: Any, shadow: Any, ages: Any) -> Delta:
-        """Pack what is selected of a tile, and move the shadow there; ages move on."""
+        """Pack the selected changes of a tile and apply them to the shadow; updates the ages."""
         count = math.prod(new.shape)
         return topk_pack(
             new,
@@ -66,12 +66,12 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far what receivers hold is from the trainer's weights.
+    """The difference between the receivers' weights and the trainer's.
 
     Args:
-        elements: that were looked at.
-        unsent: elements that differ.
-        largest: of their differences; inf where one is not finite.
+        elements: number of elements compared.
+        unsent: number of elements that differ.
+        largest: largest difference; inf if one is not finite.
         square: sum of the squares of the differences.
         weight_square: sum of the squares of the trainer's weights.
     """
@@ -84,7 +84,7 @@ class Drift:
 
     @property
     def relative(self) -> float:
-        """Return the length of the difference over the length of the weights."""
+        """Return the norm of the difference relative to the norm of the weights."""
         return math.sqrt(self.square / self.weight_square) if self.weight_square else 0.0
 
     def __add__(self, other: "Drift") -> "Drift":
@@ -116,5 +116,5 @@ def drift_of(new: Any, shadow: Any) -> Drift:
 
 
 def total_drift(parts: Iterable[Drift]) -> Drift:
-    """Return the drift of all of them together."""
+    """Return the sum of drifts."""
     return sum(parts, Drift())

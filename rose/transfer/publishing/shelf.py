@@ -1,4 +1,4 @@
-"""The shelf: the updates of one chain that are kept here, for receivers to ask for and wait for."""
+"""The shelf: the kept updates of one chain, which receivers request and wait for."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -15,15 +15,15 @@ NO_VERSION: Final = -1
 
 
 class Shelf(ABC):
-    """Manifests of what is kept, their frames in a store, and an opening that stays.
+    """Manifests of kept updates, their frames in a store, and an opening that stays.
 
-    It is the source that a log or a relay is, for this process and for a server of it.
+    It is the source side of a log or a relay, for this process and for its server.
 
-    Any thread may call. The lock guards the manifests and is held over no call to the store that
-    writes; one thread at a time puts and trims.
+    Any thread may call. The lock guards the manifests and is not held over writes to the store; one
+    thread at a time puts and trims.
 
     Args:
-        store: of the frames. What it has already is taken over.
+        store: store of the frames; updates already in it are adopted.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -42,39 +42,39 @@ class Shelf(ABC):
 
     @property
     def newest_n(self) -> int:
-        """Return the number of the newest version, -1 where there is none."""
+        """Return the number of the newest version; -1 without versions."""
         with self._changed:
             return self._newest_n()
 
     @property
     def opening(self) -> Manifest | None:
-        """Return what the chain began with, as far as that is known."""
+        """Return the announcement of the chain's first version, if known."""
         with self._changed:
             return self._opening
 
     def links(self) -> list[Link]:
-        """Return what is kept as retention sees it."""
+        """Return the kept updates, for retention."""
         with self._changed:
             keys = [one.key for one in self._manifests.values() if not one.is_announcement]
         return [Link(key, self._store.nbytes_of(key)) for key in keys]
 
     def manifest(self, key: UpdateKey) -> Manifest | None:
-        """Return the manifest of an update that is kept."""
+        """Return the manifest of an update, if kept."""
         with self._changed:
             return self._manifests.get(key)
 
     def _put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Keep an update, or more frames of one, and let everybody see it.
+        """Keep an update, or more frames of one, and announce it.
 
         Raises:
-            OutOfMemory: the store has no room.
-            Unavailable: the store cannot be written to. The shelf is as before.
+            OutOfMemory: the store is full.
+            Unavailable: the store cannot be written. The shelf is unchanged.
         """
         self._store.put(manifest, frames)
         self._show(manifest)
 
     def _show(self, manifest: Manifest) -> None:
-        """Let everybody see an update, whether or not its frames are here."""
+        """Announce an update, whether or not its frames are here."""
         with self._changed:
             self._manifests[manifest.key] = manifest
             if manifest.is_announcement:
@@ -93,7 +93,7 @@ class Shelf(ABC):
             self._store.forget(key)
 
     def _forget_others(self, run: str, incarnation: int) -> None:
-        """Drop what is of another chain."""
+        """Drop updates of other chains."""
         with self._changed:
             others = [
                 key
@@ -103,32 +103,32 @@ class Shelf(ABC):
         self._forget(others)
 
     def _trim_to(self, limits: Limits) -> None:
-        """Keep to limits; the opening stays, for it has no frames."""
+        """Enforce limits; the opening stays, since it has no frames."""
         opening = self.opening
         opening_n = None if opening is None else opening.version.n
         self._forget(to_forget(self.links(), limits, newest_n=self.newest_n, opening_n=opening_n))
 
     def manifests_after(self, n: int) -> list[Manifest]:
-        """Return what is kept that leads above version `n`, ascending."""
+        """Return the kept updates to versions above `n`, ascending."""
         with self._changed:
             return [self._manifests[key] for key in sorted(self._manifests) if key.n > n]
 
     def wait_manifests(
         self, after_n: int, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False
     ) -> list[Manifest]:
-        """Wait for a version above a number; nothing comes back when there was none in time.
+        """Wait for a version above a number; return nothing on timeout.
 
         Args:
-            after_n: of the newest version that is known; -1 for none.
-            timeout_s: how long to wait.
-            is_over: asked when `wake` is called: whether to wait no longer.
+            after_n: number of the newest known version; -1 for none.
+            timeout_s: longest wait, in seconds.
+            is_over: checked after `wake`: whether to stop waiting.
         """
         with self._changed:
             self._changed.wait_for(lambda: is_over() or self._newest_n() > after_n, timeout_s)
         return self.manifests_after(after_n)
 
     def wake(self) -> None:
-        """Let whoever waits look whether the wait is over."""
+        """Make waiting threads check whether their wait is over."""
         with self._changed:
             self._changed.notify_all()
 
@@ -136,21 +136,21 @@ class Shelf(ABC):
         return max(self._manifests).n if self._manifests else NO_VERSION
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield the frames as they lie here; nothing is copied."""
+        """Yield the frames without copying."""
         for one in wanted:
             yield one.tile, self.chunk(key, one.tile)
 
     def break_off(self) -> None:  # noqa: B027  (a log has nothing to do)
-        """Do nothing: chunks that are here keep nobody waiting."""
+        """Do nothing: local chunks never block."""
 
     @abstractmethod
     def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, or None when it is kept no more; it counts as sent."""
+        """Return the frame of a tile, counted as sent; None if it is not kept."""
 
     @abstractmethod
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a seed; see `Source.seed`."""
+        """Make a snapshot; see `Source.seed`."""
 
     @abstractmethod
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Take what came of a version at a receiver; see `Source.report`."""
+        """Record a receiver's outcome; see `Source.report`."""

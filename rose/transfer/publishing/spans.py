@@ -1,7 +1,7 @@
-"""Spans: updates that lead over 2, 4, 8 ... versions at once, merged from the halves they have.
+"""Merged deltas over 2, 4, 8 ... versions, each made of two halves.
 
-A span of 2^k versions begins at a multiple of 2^k from the opening. So a receiver that is L
-versions behind needs at most 2 log2(L) + 1 updates, and each version is merged once a level.
+A merge of 2^k versions begins at a multiple of 2^k from the opening. So a receiver that is L
+versions behind needs at most 2 log2(L) + 1 updates, and each version is merged once per level.
 """
 
 import threading
@@ -22,18 +22,18 @@ from rose.transfer.version import Version
 from rose.units import GIB
 
 LEVELS_MAX: Final = 20
-# Of deltas that wait for their other half; with more than that, spans begin anew.
+# Limit for deltas that wait for their other half; beyond it, the largest are dropped.
 WAITING_BYTES_MAX: Final = 2 * GIB
 _LOOK_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An update with its deltas, none of them coded for a link.
+    """An update with its deltas, before wire encoding.
 
     Args:
-        manifest: what was published.
-        deltas: by tile, of those that change.
+        manifest: manifest as published.
+        deltas: deltas of the tiles that change, by tile.
     """
 
     manifest: Manifest
@@ -46,10 +46,10 @@ class Update:
 
 
 def merged_deltas(first: Mapping[int, Delta], second: Mapping[int, Delta]) -> dict[int, Delta]:
-    """Return what two updates in a row change together, without the tiles that end as they began.
+    """Merge two consecutive updates; tiles that end as they began are left out.
 
     Raises:
-        CorruptData: the second was not made from what the first makes.
+        CorruptData: the base of the second is not the result of the first.
     """
     merged = {**first, **second}
     for tile in first.keys() & second.keys():
@@ -60,8 +60,8 @@ def merged_deltas(first: Mapping[int, Delta], second: Mapping[int, Delta]) -> di
 def merged_update(
     first: Update, second: Update, signing: Signing
 ) -> tuple[Update, dict[int, bytes]]:
-    """Return two updates in a row as one, signed, and its frames."""
-    check(second.manifest.base == first.manifest.version, "two updates are not in a row")
+    """Return two consecutive updates as one, signed, and its frames."""
+    check(second.manifest.base == first.manifest.version, "the updates are not consecutive")
     deltas = merged_deltas(first.deltas, second.deltas)
     frames = {tile: delta.to_bytes() for tile, delta in deltas.items()}
     target = second.manifest
@@ -79,13 +79,13 @@ def merged_update(
 
 
 class Spans:
-    """Makes the spans of one chain, a merge a step. Threadless; `SpanMaker` gives it a thread.
+    """Merges the versions of one chain, one merge per step. `SpanMaker` gives it a thread.
 
-    Any thread notes; one thread steps.
+    Any thread calls `note`; one thread calls `step`.
 
     Args:
-        log: that the versions are in; gets the spans.
-        signing: the publisher's.
+        log: log of the versions; gets the merged deltas.
+        signing: signing of the publisher.
     """
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:
@@ -97,17 +97,17 @@ class Spans:
         self._noted_bytes = 0
         self._origin = 0
         self._last: Version | None = None
-        self._halves: dict[int, Update] = {}  # by level: the first halves that wait for the second
-        self._rising: tuple[int, Update] | None = None  # a level, and what was made for it
+        self._halves: dict[int, Update] = {}  # by level: first halves that wait for the second
+        self._rising: tuple[int, Update] | None = None  # level and update of the next merge
         self.made = 0
-        self.failure: str | None = None  # why the last span that could not be made could not
+        self.failure: str | None = None  # why the last failed merge failed
 
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
-        """Take a version that the log has; nothing is computed, and nobody waits.
+        """Queue a version of the log; computes nothing and does not wait.
 
         Args:
-            manifest: of the version; its base is the one before.
-            deltas: by tile, as they were packed, before they were coded for a link.
+            manifest: manifest of the version; its base is the version before.
+            deltas: deltas as packed, by tile, before wire encoding.
         """
         update = Update(manifest, deltas)
         with self._lock:
@@ -117,7 +117,7 @@ class Spans:
                 self._noted_bytes -= self._noted.popleft().nbytes
 
     def step(self) -> bool:
-        """Do one merge, or take the next version; return whether there is more to do."""
+        """Do one merge, or take the next version; return whether work is left."""
         if self._rising is None:
             with self._lock:
                 if not self._noted:
@@ -132,14 +132,14 @@ class Spans:
 
     def _begin(self, update: Update) -> None:
         base = update.manifest.base
-        check(base is not None, "a version without a base has no spans")
-        if base != self._last:  # the first, or one after a gap: spans begin anew
+        check(base is not None, "a version without a base cannot be merged")
+        if base != self._last:  # the first version, or one after a gap: start over
             self._origin, self._halves = update.manifest.key.base_n, {}
         self._last = update.manifest.version
         self._rising = (0, update)
 
     def _rise(self, level: int, update: Update) -> None:
-        """Merge an update with the half before it, or let it wait for the half after it."""
+        """Merge an update with the half before it, or store it until the half after it exists."""
         self._rising = None
         is_first = ((update.manifest.key.base_n - self._origin) >> level) % 2 == 0
         if level >= LEVELS_MAX:
@@ -155,42 +155,42 @@ class Spans:
             span, frames = merged_update(first, update, self._signing)
             self._log.append_span(span.manifest, frames)
         except (CorruptData, OutOfMemory, Unavailable) as error:
-            self.failure = str(error)  # nobody needs a span: there are the versions
+            self.failure = str(error)  # merged deltas are optional: the versions suffice
             return
         self.made += 1
         self._rising = (level + 1, span)
 
     def _drop_oldest(self) -> None:
-        """Keep to the limit: the largest halves are those of the highest levels."""
+        """Enforce the limit: the halves of the highest levels are the largest."""
         while sum(one.nbytes for one in self._halves.values()) > self._waiting_bytes_max:
             del self._halves[max(self._halves)]
 
 
 class SpanMaker(Spans, Closing):
-    """`Spans` with a thread, from the first line of a `with` to its last.
+    """`Spans` with a thread, for use in a `with` block.
 
     Args:
-        log: that the versions are in; gets the spans.
-        signing: the publisher's.
+        log: log of the versions; gets the merged deltas.
+        signing: signing of the publisher.
     """
 
     def __init__(self, log: VersionLog, signing: Signing) -> None:
         super().__init__(log, signing)
-        self._bell = threading.Event()  # rung when there is a version to take, or at the end
+        self._bell = threading.Event()  # set when a version is queued, or at the end
         self._is_closed = False
         self._thread = Thread(self._run, name="rose-spans", on_failure=self._broke)
         self._thread.start()
 
     def _broke(self, failure: BaseException) -> None:
-        self.failure = f"no more spans are made: {sentence(failure)}"
+        self.failure = f"no more deltas are merged: {sentence(failure)}"
 
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
-        """Take a version that the log has; see `Spans.note`."""
+        """Queue a version of the log; see `Spans.note`."""
         super().note(manifest, deltas)
         self._bell.set()
 
     def close(self) -> None:
-        """Stop after the merge that is under way, and join the thread."""
+        """Stop after the merge in progress, and join the thread."""
         self._is_closed = True
         self._bell.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Stores: where the frames of updates are kept, in memory or, by `DiskStore`, on a disk."""
+"""Stores for the frames of updates: in memory or, with `DiskStore`, on disk."""
 
 import threading
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from rose.transfer.manifest import Manifest, UpdateKey
 
 
 class MemoryStore:
-    """Manifests of updates, and frames of theirs, until the process ends. Any thread may call.
+    """Manifests of updates and their frames, until the process ends. Any thread may call.
 
-    What is put is there for whoever calls next, all of it, or on an error none.
+    A put is visible to the next call, in full, or after an error not at all.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class MemoryStore:
             return self._nbytes
 
     def put(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-        """Keep frames, by tile, beside those of the update that are kept already.
+        """Store frames, by tile, in addition to the update's existing ones.
 
         Raises:
-            OutOfMemory: there is no room for them.
-            Unavailable: the disk cannot be written to, or is too slow.
-            CorruptData: a frame has another size than its chunk, or belongs to none.
+            OutOfMemory: the store is full.
+            Unavailable: the disk cannot be written, or is too slow.
+            CorruptData: a frame differs in size from its chunk, or has none.
         """
         check_sizes(manifest, frames)
         with self._lock:
@@ -41,7 +41,7 @@ class MemoryStore:
             self._updates[manifest.key] = (manifest, kept)
 
     def get(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a frame; None where it is not kept.
+        """Return a frame; None if it is not kept.
 
         Raises:
             Unavailable: the disk cannot be read.
@@ -51,13 +51,13 @@ class MemoryStore:
             return None if update is None else update[1].get(tile)
 
     def forget(self, key: UpdateKey) -> None:
-        """Drop an update; one that is not there is as good as dropped."""
+        """Drop an update, if it exists."""
         with self._lock:
             if (update := self._updates.pop(key, None)) is not None:
                 self._nbytes -= sum(map(len, update[1].values()))
 
     def trim(self, bytes_max: int, *, staying: UpdateKey | None = None) -> None:
-        """Drop the lowest updates beyond a number of bytes, but for one."""
+        """Drop the updates with the lowest keys until `bytes_max` is met; `staying` is kept."""
         for key in [one.key for one in self.manifests() if one.key != staying]:
             if self.nbytes <= bytes_max:
                 return
@@ -68,12 +68,12 @@ class MemoryStore:
         self.trim(-1)
 
     def manifests(self) -> list[Manifest]:
-        """Return what there is, ascending by key."""
+        """Return all manifests, ascending by key."""
         with self._lock:
             return [self._updates[key][0] for key in sorted(self._updates)]
 
     def tiles(self, key: UpdateKey) -> frozenset[int]:
-        """Return the tiles of which an update has frames here."""
+        """Return the tiles of an update with stored frames."""
         with self._lock:
             update = self._updates.get(key)
             return frozenset(() if update is None else update[1])
@@ -85,14 +85,14 @@ class MemoryStore:
             return 0 if update is None else sum(map(len, update[1].values()))
 
     def close(self) -> None:
-        """Join what it started, of which memory has nothing; nothing may be called after it."""
+        """Release threads and files; nothing may be called after it."""
 
 
 def check_sizes(manifest: Manifest, frames: Mapping[int, bytes]) -> None:
-    """Refuse frames that are not of the sizes a manifest says.
+    """Check the sizes of frames against a manifest.
 
     Raises:
-        CorruptData: one is not, or is of no chunk.
+        CorruptData: a size differs, or the manifest has no chunk for a frame.
     """
     sizes = {chunk.tile: chunk.nbytes for chunk in manifest.chunks}
     for tile, frame in frames.items():

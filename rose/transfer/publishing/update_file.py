@@ -1,4 +1,4 @@
-"""Update files: a manifest and its frames, of a log on a disk or of `rose delta make`.
+"""Update files: a manifest and its frames, from a log on disk or from `rose delta make`.
 
 The bytes are in `docs/protocol.md`, "Update files".
 """
@@ -15,20 +15,20 @@ from rose.transfer.wire import manifest_message
 
 _MAGIC: Final = b"ROSEUPM2"
 _MAGIC_BEFORE: Final = b"ROSEUPD1"
-# magic, bytes of the manifest, its CRC
+# magic, size of the manifest, its CRC
 _HEADER: Final = struct.Struct("<8sII")
-# tile, bytes of the frame, its CRC; the frame follows
+# tile, size of the frame, its CRC; the frame follows
 _RECORD: Final = struct.Struct("<III")
 
 
 @dataclass(slots=True)
 class UpdateFile:
-    """What of a file is sound.
+    """The sound part of a file.
 
     Args:
-        manifest: of the update.
-        end: the bytes up to the end of the last whole record.
-        places: (first byte, bytes, CRC) of each frame, by tile.
+        manifest: manifest of the update.
+        end: offset after the last complete record.
+        places: (offset, size, CRC) of each frame, by tile.
     """
 
     manifest: Manifest
@@ -41,7 +41,7 @@ class UpdateFile:
         return sum(nbytes for _, nbytes, _ in self.places.values())
 
     def add(self, frames: Mapping[int, bytes]) -> list[bytes]:
-        """Note frames, by tile, and return the bytes to write behind the end."""
+        """Add frames, by tile, and return the bytes to append."""
         said: list[bytes] = []
         for tile, frame in frames.items():
             crc = zlib.crc32(frame)
@@ -52,18 +52,18 @@ class UpdateFile:
 
 
 def begin_update(manifest: Manifest) -> tuple[UpdateFile, bytes]:
-    """Return the file of an update without frames, and its bytes."""
+    """Return the file of an update without frames, and its content."""
     said = manifest_message.to_bytes(manifest)
     header = _HEADER.pack(_MAGIC, len(said), zlib.crc32(said)) + said
     return UpdateFile(manifest, len(header)), header
 
 
 def read_update(content: bytes | memoryview) -> UpdateFile:
-    """Read the manifest, and records up to the first that is not whole.
+    """Read the manifest, and all records before the first damaged one.
 
     Raises:
-        CorruptData: there is no manifest.
-        InvalidArgument: an earlier rose wrote it.
+        CorruptData: the manifest is damaged.
+        InvalidArgument: the file was written by an earlier rose.
     """
     view = memoryview(content)
     if len(view) < _HEADER.size:
@@ -73,7 +73,7 @@ def read_update(content: bytes | memoryview) -> UpdateFile:
         raise InvalidArgument("an earlier rose wrote this update: remove the file")
     said = view[_HEADER.size : _HEADER.size + nbytes]
     if magic != _MAGIC or len(said) != nbytes or zlib.crc32(said) != crc:
-        raise CorruptData("the file does not begin with an update")
+        raise CorruptData("the file does not begin with a sound update header")
     file = UpdateFile(manifest_message.from_bytes(bytes(said)), _HEADER.size + nbytes)
     sizes = {chunk.tile: chunk.nbytes for chunk in file.manifest.chunks}
     while len(view) - file.end >= _RECORD.size:

@@ -1,1 +1,1 @@
-"""An engine's side: what to take next, staging, the commit, and the sweep after it."""
+"""An engine's side: choice of the next version, staging, the commit, and checks in between."""

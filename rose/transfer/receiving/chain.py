@@ -1,4 +1,4 @@
-"""Which version a receiver takes next: a pure choice from what it holds and what there is."""
+"""Which version a receiver takes next: a pure choice from its weights and the offers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from rose.transfer.version import Version
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a receiver's weights are.
+    """A receiver's weights.
 
     Args:
-        version: their name; one that no publisher gave until the first commit.
-        digest: of their bits.
+        version: name of the weights; not a published one until the first commit.
+        digest: digest of their bits.
     """
 
     version: Version
@@ -25,7 +25,7 @@ class Held:
 
 
 class Choice(Enum):
-    """What to do when there is no version to take."""
+    """What to do when there is no version to stage."""
 
     WAIT = "nothing is newer"
     SEED = "what there is cannot be reached by deltas"
@@ -39,15 +39,15 @@ def next_version(
 ) -> NextVersion:
     """Choose what to stage next.
 
-    In the chain of its own incarnation a receiver goes from link to link, by the longest that
-    starts at what it holds. It enters the chain of another one by its digest: it may hold the bits
-    of a version already, or of the base of one.
+    In the chain of its own incarnation a receiver follows the longest link that starts at its
+    version. It enters the chain of another incarnation by digest: its bits may equal a version
+    already, or the base of one.
 
     Args:
-        held: what the receiver has.
-        offered: versions in any order, some perhaps twice, of dead incarnations, or of other
+        held: current version and digest of the receiver.
+        offered: manifests in any order, possibly repeated, of dead incarnations, or of other
             weights.
-        subscription: of the receiver.
+        subscription: tiles of the receiver.
     """
     known = fitting(held, offered, subscription)
     if not known:
@@ -59,10 +59,10 @@ def next_version(
 
 
 def fitting(held: Held, offered: Sequence[Manifest], subscription: Subscription) -> list[Manifest]:
-    """Return the versions of these weights and of the latest incarnation, ascending, each once.
+    """Return the versions of these weights in the latest incarnation, ascending, each once.
 
-    A run that is not the receiver's is another chain like another incarnation; but within the run,
-    an incarnation before the one that is held is dead and says nothing.
+    Another run counts as another chain, like another incarnation. Within the run, incarnations
+    before the receiver's are dead and ignored.
     """
     alive = [
         one
@@ -105,7 +105,7 @@ def _entrance(held: Held, known: Sequence[Manifest], subscription: Subscription)
 
 
 def as_held(manifest: Manifest, held: Held) -> Manifest:
-    """Return a version whose bits are there already as one that changes nothing but the name."""
+    """Return a version whose bits the receiver has already as a mere change of name."""
     return replace(
         manifest,
         base=held.version,

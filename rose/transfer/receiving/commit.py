@@ -1,10 +1,9 @@
-"""The commit: a staged version becomes the weights tile by tile, or they stay what they were.
+"""The commit: a staged version becomes the weights tile by tile, or they are restored.
 
-CHECKING -> APPLYING -> COMMITTED, with the digest of the trainer, from where nothing goes back. A
-base that is another one goes CHECKING -> ROLLED_BACK, and nothing was touched. Any fault after that
-goes APPLYING -> UNDOING -> ROLLED_BACK, where what was there is there again, bit for bit, and is
-called by its digests, also where it was not what it was held to be; or, when even that fails, to
-QUARANTINED: nobody may use such bits.
+CHECKING -> APPLYING -> COMMITTED, with the trainer's digest; that state is final. If the base
+differs, CHECKING -> ROLLED_BACK, and nothing was touched. After any later fault, APPLYING ->
+UNDOING -> ROLLED_BACK: the original bits are restored exactly and identified by their digests, even
+if they were not the expected base. If that fails too, QUARANTINED: nobody may use the weights.
 """
 
 from collections.abc import Sequence
@@ -25,23 +24,23 @@ from rose.transfer.version import Version
 
 
 class Target(Protocol):
-    """Live weights as tiles. One thread changes them."""
+    """Live weights, accessed by tile. One thread changes them."""
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
-        """Change one tile by `delta`, or back; on an error the tile is unchanged."""
+        """Apply or undo `delta` on one tile; on an error the tile is unchanged."""
         ...
 
     def digest(self, tile: int) -> Digest:
-        """Read the tile, and return its digest."""
+        """Return the digest of the tile, read from memory."""
         ...
 
     def bits(self, tile: int) -> Any:
-        """Return a tile, as the codec takes it; the caller reads it at once and writes nothing."""
+        """Return a tile for the codec; the caller reads it at once and does not write it."""
         ...
 
 
 class CommitState(Enum):
-    """Where a commit is; the last three are final."""
+    """State of a commit; the last three are final."""
 
     CHECKING = "the base is compared; nothing was changed"
     APPLYING = "some tiles are changed"
@@ -66,15 +65,15 @@ _FINAL: Final = frozenset({CommitState.COMMITTED, CommitState.ROLLED_BACK, Commi
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a commit.
+    """Result of a commit.
 
     Args:
-        version: that was to be committed.
-        state: one of the three final ones.
-        digest: of the weights, as far as it is known: of the base where nothing was committed.
-        is_abandoned: it was told to go back; the version is not at fault.
-        reason: why it went back, one sentence; None when it did not.
-        digests: of their tiles, where they are known; nobody changes them any more.
+        version: version to commit.
+        state: final state.
+        digest: digest of the weights, as far as known; of the base if nothing was committed.
+        is_abandoned: whether the commit was cancelled, with no fault of the version.
+        reason: why it was rolled back, one sentence; None if it was not.
+        digests: digests of the tiles, if known; no longer changed by the commit.
     """
 
     version: Version
@@ -86,20 +85,20 @@ class Outcome:
 
 
 class Commit:
-    """One attempt to make a staged version the weights, in slices of at most one tile.
+    """One attempt to turn the weights into a staged version, in slices of at most one tile.
 
-    An engine calls `step` at its step boundary until it says False. It may stop for any time in
-    between, but nobody may use the weights before the commit is over. An error that is not of rose
-    passes through; `abandon` is safe after it.
+    An engine calls `step` between its steps until it returns False. It may pause between calls, but
+    nobody may use the weights before the commit is over. An error of another library passes
+    through; `abandon` is safe after it.
 
     Args:
-        staged: what to apply.
-        target: the weights.
-        base_digest: what they are held to be. A seed is for any base, and goes back to whatever
-            there was.
-        digests: of the target's tiles, from an earlier commit, so that only tiles that change are
-            read. Updated when this one is committed. Without them all tiles are read first.
-        subscribed: the target's tiles, ascending; None for all.
+        staged: version to apply.
+        target: weights to change.
+        base_digest: expected digest of the weights. A snapshot fits any base, and rolls back to the
+            actual one.
+        digests: digests of the target's tiles, from an earlier commit, so that only tiles that
+            change are read. Updated on success. Without them all tiles are read first.
+        subscribed: tiles of the target, ascending; None for all.
     """
 
     def __init__(
@@ -118,13 +117,13 @@ class Commit:
         self._is_seed = manifest.is_seed
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
         self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
-        # A seed may come because the digests are not to be believed.
+        # A snapshot may be the answer to digests that proved wrong.
         self._digests = None if self._is_seed else digests
         self._kept = digests
         self._read: dict[int, Digest] = {}
         self._next = 0
         self._fresh: dict[int, Digest] = {}
-        # What an undo has to look at: the delta to take back, or None where a target failed.
+        # Tiles to undo, each with its delta, or None if the target failed on it.
         self._touched: list[tuple[int, Delta | None]] = []
         self._is_restored = True
         self._is_abandoned = False
@@ -133,12 +132,12 @@ class Commit:
 
     @property
     def staged(self) -> StagedVersion:
-        """Return what is committed."""
+        """Return the version to commit."""
         return self._staged
 
     @property
     def state(self) -> CommitState:
-        """Return where it is."""
+        """Return the current state."""
         return self._state
 
     @property
@@ -148,14 +147,14 @@ class Commit:
 
     @property
     def digests(self) -> TileDigests | None:
-        """Return the digests of the tiles for the next commit; None when they are not known."""
+        """Return the digests of the tiles for the next commit; None if unknown."""
         if self._state is CommitState.QUARANTINED:
             return None
         return self._kept if self._digests is None else self._digests
 
     @property
     def outcome(self) -> Outcome:
-        """Return what came of it, once it is over."""
+        """Return the result of a finished commit."""
         check(self.is_over, f"the commit of {self._staged.manifest.version} is not over")
         return Outcome(
             version=self._staged.manifest.version,
@@ -167,7 +166,7 @@ class Commit:
         )
 
     def step(self) -> bool:
-        """Do one slice of work; return whether there is more."""
+        """Do one slice of work; return whether more is left."""
         match self._state:
             case CommitState.CHECKING:
                 self._check_slice()
@@ -178,7 +177,7 @@ class Commit:
         return not self.is_over
 
     def run(self) -> Outcome:
-        """Do all that is left; an interrupt passes on once the weights are a version again."""
+        """Do all remaining work; an interrupt leaves the weights at a version."""
         try:
             while self.step():
                 pass
@@ -188,7 +187,7 @@ class Commit:
         return self.outcome
 
     def abandon(self) -> CommitState:
-        """Go back to the base at once, unless it is over, and return what came of it."""
+        """Roll back at once, unless it is over, and return the final state."""
         if self._state is CommitState.CHECKING:
             self._is_abandoned = True
             self._reason = "it was abandoned"
@@ -201,7 +200,7 @@ class Commit:
         return self._state
 
     def _check_slice(self) -> None:
-        """Read one tile; with the last, or when all are known, compare with the base."""
+        """Read one tile; once all digests are known, compare them with the base."""
         try:
             if self._digests is None and len(self._read) < len(self._tiles):
                 tile = self._tiles[len(self._read)]
@@ -237,7 +236,7 @@ class Commit:
 
     @property
     def _is_all(self) -> bool:
-        """Whether the target has every tile, so that the digest of all of them is its own."""
+        """Whether the target has every tile, so that their digest is the digest of the weights."""
         return len(self._tiles) == self._staged.manifest.tile_count
 
     def _base(self) -> Digest:
@@ -257,9 +256,9 @@ class Commit:
     def _apply(self, tile: int, delta: Delta) -> None:
         if self._is_seed:
             delta = _from_base(delta, self._target.bits(tile))
-        if delta.rule is not None:  # its receiver had no base to unpack it with
+        if delta.rule is not None:  # its receiver had no base for decoding
             delta = self._unpacked(tile, delta)
-        # Noted first: a target that fails is not believed to have changed nothing.
+        # Recorded first: a target that fails may have changed the tile.
         self._touched.append((tile, None))
         self._target.apply(tile, delta, undo=False)
         self._touched[-1] = (tile, delta)
@@ -268,7 +267,7 @@ class Commit:
     def _unpacked(self, tile: int, delta: Delta) -> Delta:
         try:
             return strat_unpack(delta, self._target.bits(tile))
-        except CorruptData:  # nothing was changed: what is there is another base
+        except CorruptData:  # nothing was changed: the weights are another base
             self._book().update({tile: self._target.digest(tile)})
             raise
 
@@ -280,9 +279,9 @@ class Commit:
         self._book().update(self._fresh)
 
     def _is_target(self) -> bool:
-        """Whether the weights are the version: each tile that changed, and, where it is known, all.
+        """Whether the weights are the version: each changed tile, and all tiles if known.
 
-        Without the digests of all tiles, those that did not change are what the base had.
+        Without the digests of all tiles, unchanged tiles are taken to be those of the base.
         """
         manifest, digests = self._staged.manifest, self._book()
         if any(self._after[tile] != digest for tile, digest in self._fresh.items()):
@@ -299,7 +298,7 @@ class Commit:
         self._move(CommitState.UNDOING)
 
     def _undo_slice(self) -> None:
-        """Take one tile back, the latest first, and see that it is what it was."""
+        """Undo the latest tile, and check that it is restored."""
         if self._touched:
             self._is_restored &= self._is_undone(*self._touched.pop())
         if not self._touched:
@@ -321,9 +320,10 @@ class Commit:
         return True
 
     def _is_there_and_back(self, tile: int, delta: Delta, found: Digest) -> bool:
-        """Whether a tile that is not what it was held to be is what it was before the commit.
+        """Whether a tile with an unexpected digest is as it was before the commit.
 
-        Memory that changed meanwhile shows: what came of the tile then does not come again.
+        Apply the delta again: if memory changed during the commit, the result differs from the
+        first.
         """
         self._target.apply(tile, delta, undo=False)
         is_as_then = self._target.digest(tile) == self._fresh.get(tile)
@@ -341,7 +341,7 @@ class Commit:
 
 
 def _from_base(whole: Delta, base: Any) -> Delta:
-    """Return the delta from `base` to what `whole` makes of zeros: a seed that can be undone."""
+    """Return the delta from `base` to the tile that `whole` makes from zeros."""
     held = host_row(bits_of("weights", base)).copy()
     bits = np.zeros_like(held)
     delta_apply(bits, whole)

@@ -1,4 +1,4 @@
-"""The puller: gets the chunks of a version, and lets none through that was not published."""
+"""The puller: fetches the chunks of a version, and accepts only published ones."""
 
 import threading
 from collections import deque
@@ -20,7 +20,7 @@ from rose.transfer.tiles import Tile, Tiles
 RETRIES: Final = 3
 BACKOFF_S: Final = 0.05
 THREADS_MAX: Final = 64
-# Frames that wait to be looked at, for each thread: as much memory as keeps it busy.
+# Frames per thread that wait for validation: enough to keep it busy.
 _AHEAD: Final = 2
 
 _Reading: TypeAlias = Callable[[], Delta]
@@ -29,16 +29,16 @@ _Reading: TypeAlias = Callable[[], Delta]
 class Puller:
     """Pulls one version at a time. One thread uses it.
 
-    What was pulled of a version stays when the source breaks off, and until `forget`, so that it
-    does not cross again where what is made of it fails. It is dropped with the first chunk of
-    another version: a dead incarnation leaves nothing behind.
+    Pulled chunks are kept after a broken pull, until `forget`, so that they are not sent again if a
+    later stage fails. The first chunk of another version drops them: nothing of a dead incarnation
+    remains.
 
     Args:
-        source: where chunks come from.
-        stop: set by whoever wants the pulling to end soon.
-        retries: further attempts for a chunk that is damaged.
-        threads: that look at what came.
-        backoff_s: before the first of them; twice as long before each further one.
+        source: source of the chunks.
+        stop: event that ends a pull soon.
+        retries: further attempts for a damaged chunk.
+        threads: threads that validate chunks.
+        backoff_s: pause before the first retry, in seconds; doubles with each.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Puller:
         self.retried = 0
 
     def pull(self, manifest: Manifest, subscription: Subscription) -> StagedVersion | None:
-        """Return the version, or None when it is kept no more, or `stop` was set.
+        """Return the version; None if it is no longer kept, or `stop` was set.
 
         Raises:
-            CorruptData: a chunk is damaged, each time it is asked for.
-            Unavailable: the source broke off.
-            DeadlineExceeded: it said nothing for too long.
+            CorruptData: a chunk arrived damaged in every attempt.
+            Unavailable: the source failed.
+            DeadlineExceeded: the source sent nothing for too long.
         """
         if manifest != self._manifest:
             self._manifest, self._pulled = manifest, {}
@@ -89,7 +89,7 @@ class Puller:
             fault = next(iter(faults.items()), None)
         if fault is not None:
             raise CorruptData(
-                f"tile {fault[0]} of {manifest.version} came damaged {self._retries + 1} times: "
+                f"tile {fault[0]} of {manifest.version} arrived damaged {self._retries + 1} times: "
                 f"{fault[1]}"
             )
         return StagedVersion(
@@ -97,13 +97,13 @@ class Puller:
         )
 
     def forget(self) -> None:
-        """Drop what was pulled: it lies ready elsewhere."""
+        """Drop the pulled chunks, once the version is stored elsewhere."""
         self._manifest, self._pulled = None, {}
 
     def _pull_missing(
         self, manifest: Manifest, missing: Sequence[Chunk], tiles: Tiles
     ) -> dict[int, str] | None:
-        """Return what is wrong with tiles that came damaged, or None when there is no more."""
+        """Return faults by tile; None if the pull must end."""
         if self._stop.is_set():
             return None
         by_tile = {chunk.tile: chunk for chunk in missing}
@@ -119,14 +119,14 @@ class Puller:
                     self.received_bytes += len(frame)
                     chunk = by_tile.pop(tile, None)
                     if chunk is None:
-                        continue  # nobody asked for it, or it is here already
+                        continue  # not requested, or here already
                     reading.append((tile, read(frame, chunk, tiles[tile])))
                     if len(reading) > _AHEAD * self._threads:
                         self._settle(*reading.popleft(), faults)
-            finally:  # what came before the source broke off is good
+            finally:  # chunks before a failure of the source are good
                 for one in reading:
                     self._settle(*one, faults)
-        faults.update(dict.fromkeys(by_tile, "it did not come"))
+        faults.update(dict.fromkeys(by_tile, "it did not arrive"))
         return faults if is_all else None
 
     def _settle(self, tile: int, reading: "_Reading", faults: dict[int, str]) -> None:
@@ -137,7 +137,7 @@ class Puller:
 
     @contextmanager
     def _readers(self) -> Iterator[Callable[[Frame, Chunk, Tile], "_Reading"]]:
-        """Yield what begins to read a frame and returns how to wait for it."""
+        """Yield a function that starts to read a frame and returns the wait for it."""
         if self._threads == 1:
             yield lambda *frame: partial(sound_delta, *frame)
             return
@@ -146,12 +146,12 @@ class Puller:
 
 
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
-    """Read a frame that is what the manifest says, and well formed throughout.
+    """Read a frame; accept it only if it is the published chunk and well formed.
 
-    Of a delta for a link, only its frame: `strat_unpack`, which has the base, looks at the rest.
+    Of a STRAT delta only the frame is checked; `strat_unpack`, which has the base, checks the rest.
 
     Raises:
-        CorruptData: it is not.
+        CorruptData: the frame is not accepted.
     """
     if not chunk.is_of(frame):
         raise CorruptData(f"the chunk of tile {chunk.tile} is not the one that was published")
@@ -165,4 +165,4 @@ def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
     if delta.rule is not None:
         return delta
     delta_check(delta)
-    return replace(delta, is_checked=True)  # its arrays are a copy that nobody else has
+    return replace(delta, is_checked=True)  # its arrays are a private copy

@@ -17,35 +17,35 @@ from rose.transfer.source import Source
 from rose.transfer.version import Version
 
 WAIT_S: Final = 0.5
-# Between two tries to end a pull of a receiver that is closed.
+# Interval between attempts to end a pull of a closed receiver.
 BREAK_OFF_S: Final = 0.1
 
 
 class Receiver(Staging, Closing):
-    """Brings the versions of a publisher to one set of weights.
+    """Fetches the versions of a publisher for one set of weights.
 
-    The engine's thread calls `take_staged`, commits, and calls `report`; neither waits for the
-    network. The receiver's own thread, which starts at once, does everything else until `close`.
+    The engine's thread calls `take_staged`, commits, and calls `report`; these do not wait for the
+    network. The receiver's own thread, started at once, does everything else until `close`.
 
     Args:
         source: the publisher.
-        name: tells its receivers apart.
-        held: what the weights are called; any name will do for weights of no publisher yet.
-        digest: of the weights.
-        subscription: the tiles that they have; `Subscription(tiles)` for all.
-        on_staged: called by the receiver's thread when a version lies ready; it must not wait.
-        base: reads a tile of the weights, from the receiver's thread, while no commit runs. With it
-            deltas for a link are unpacked while the engine generates, and not in its pause.
-        signing: what the publisher signs with; unsigned by default, for one process.
-        digests: of the tiles as they are, where the caller knows them; nobody else changes them.
-            With them, a receiver that joins fetches only tiles that differ.
-        threads: that look at what came; of an engine's cores.
-        backoff_s: before the first further attempt; doubles each time.
-        backoff_max_s: the longest pause while the publisher cannot be reached.
-        wait_s: how long to wait for a version before looking around; bounds `close`.
+        name: name that identifies this receiver to the publisher.
+        held: name of the weights; any name will do before the first version.
+        digest: digest of the weights.
+        subscription: tiles of the weights; `Subscription(tiles)` for all.
+        on_staged: called by the receiver's thread when a version is staged; must not wait.
+        base: reads a tile of the weights; called by the receiver's thread while no commit runs.
+            With it STRAT deltas are decoded while the engine generates, not in its pause.
+        signing: key shared with the publisher; none by default, for one process.
+        digests: current digests of the tiles, if known; nobody else changes them. With them, a new
+            receiver fetches only tiles that differ.
+        threads: threads that validate chunks, on the engine's cores.
+        backoff_s: pause before the first retry, in seconds; doubles each time.
+        backoff_max_s: longest pause while the publisher cannot be reached.
+        wait_s: longest wait for a version, in seconds; bounds `close`.
     """
 
-    def __init__(  # noqa: PLR0917  (what it is made of is plain in this order)
+    def __init__(  # noqa: PLR0917  (the positional ones are in natural order)
         self,
         source: Source,
         name: str,
@@ -75,7 +75,7 @@ class Receiver(Staging, Closing):
             digests=digests,
         )
         self._wait_s = wait_s
-        # Rung when the engine has taken or reported, or the receiver is closed.
+        # Set when the engine takes or reports a version, and at `close`.
         self._bell = threading.Event()
         self._rounds = Rounds(
             self._round,
@@ -90,27 +90,27 @@ class Receiver(Staging, Closing):
 
     @property
     def failure(self) -> str | None:
-        """Return what is in the way, one sentence; None while all is well."""
+        """Return the current problem, one sentence; None if there is none."""
         return self._rounds.failure
 
     def report(self, outcome: Outcome) -> None:
-        """Take what came of the version that was taken."""
+        """Accept the result of the version that was taken."""
         super().report(outcome)
         self._bell.set()
 
     def drifted(self, digests: TileDigests) -> None:
-        """Repair weights that are not what they are held to be; their tiles have these digests."""
+        """Repair weights that were found corrupted; `digests` are the actual ones."""
         super().drifted(digests)
         self._bell.set()
 
     def close(self) -> None:
-        """Stop and join the thread; what is staged is dropped.
+        """Stop and join the thread; a staged version is dropped.
 
-        A pull that waits for a slow frame is broken off.
+        A pull that waits for a slow frame is interrupted.
         """
         self._stop.set()
         self._bell.set()
-        # Again and again: it may have been about to ask for chunks when it was told.
+        # Repeated: the thread may have been about to request chunks.
         while not self._rounds.has_ended(BREAK_OFF_S):
             self._source.break_off()
         self._rounds.close()

@@ -1,6 +1,6 @@
-"""Staging: what a receiver holds, what it fetches next, and what came of it.
+"""Staging: which version a receiver holds, fetches next, and has committed.
 
-Threadless, so that every order of events can be tried; `Receiver` gives it a thread.
+Threadless, so that tests can try every order of events; `Receiver` gives it a thread.
 """
 
 import threading
@@ -24,7 +24,7 @@ from rose.transfer.version import Version
 
 
 class ReceiverState(Enum):
-    """Where a receiver is with the next version."""
+    """State of a receiver's next version."""
 
     SYNCED = "it holds a version, and looks for the next"
     STAGING = "chunks come in"
@@ -51,24 +51,24 @@ MOVES: Final = frozenset(
 
 ReadTile: TypeAlias = Callable[[int], Any]
 
-# Answers that wait for a publisher that cannot be reached; the oldest are dropped.
+# Reports that wait for an unreachable publisher; the oldest are dropped.
 REPORTS_MAX: Final = 64
-# Pulls of a version that is told of and lacks a chunk, before it counts as kept no more.
+# Pulls of an offered version that lacks a chunk, before it counts as forgotten.
 MISSES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverStatistics:
-    """What a receiver did so far.
+    """Counters of a receiver.
 
     Args:
-        received_bytes: of chunks, damaged ones included.
-        versions: committed.
-        rolled_back: commits that went back, abandoned ones too.
-        chunks_retried: attempts after a damaged chunk.
-        seeds: staged, of all tiles or of those that differed.
-        repaired: tiles that came whole.
-        given_up: versions whose chunks stayed damaged.
+        received_bytes: bytes of chunks, damaged ones included.
+        versions: versions committed.
+        rolled_back: commits rolled back, abandoned ones included.
+        chunks_retried: retries after damaged chunks.
+        seeds: snapshots staged, of all tiles or of those that differed.
+        repaired: whole tiles received.
+        given_up: versions given up because chunks stayed damaged.
     """
 
     received_bytes: int
@@ -83,21 +83,20 @@ class ReceiverStatistics:
 class Staging:
     """Follows the chain of versions.
 
-    One thread calls `round`, one thread takes and reports; the lock guards the state, what is held
-    and what is staged, and is held over no call to the source.
+    One thread calls `round`, another takes and reports; the lock guards the state, the held and the
+    staged version, and is not held over calls to the source.
 
     Args:
         source: the publisher.
-        name: of the receiver, for reports.
-        held: what the weights are and their digest.
-        subscription: the tiles that they have.
-        puller: gets chunks from the same source.
-        on_staged: called by `round`, without a lock, when a version lies ready.
-        base: reads a tile of the weights. Called by `round`, and only between commits, when they
-            are what is held; so deltas for a link become such that can be applied while the engine
-            still generates. Without it, the commit does that.
-        signing: what manifests must be signed with.
-        digests: of the tiles as they are, where the caller knows them.
+        name: name of the receiver, for reports.
+        held: version and digest of the weights.
+        subscription: tiles of the weights.
+        puller: puller for the same source.
+        on_staged: called by `round`, without a lock, when a version is staged.
+        base: reads a tile of the weights; called by `round`, only between commits. With it STRAT
+            deltas are decoded while the engine generates; without it, in the commit.
+        signing: key with which manifests must be signed.
+        digests: current digests of the tiles, if known.
     """
 
     def __init__(
@@ -113,8 +112,8 @@ class Staging:
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
     ) -> None:
-        # That was committed from: what another run of the same key once signed leads nowhere,
-        # whoever says it again.
+        # Run of the last commit: old manifests of another run with the same key are not accepted,
+        # whoever replays them.
         self._run: str | None = None
         self._source = source
         self._name = name
@@ -130,18 +129,19 @@ class Staging:
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
         self._versions = self._rolled_back = self._seeds = self._repaired = self._given_up = 0
-        self._missing: tuple[UpdateKey | None, int] = (None, 0)  # what did not come, how often
-        # The oldest seed that would help; None while deltas do. Set by the thread of `round`, and
-        # by a report, while that thread has nothing to do.
+        self._missing: tuple[UpdateKey | None, int] = (None, 0)  # last incomplete update, times
+        # Lowest version whose snapshot would help; None while deltas do. Set by the thread of
+        # `round`, and by a report while that thread is idle.
         self._seed_from: int | None = None
-        # What the weights were held to be when a link did not fit them: there they may be repaired.
+        # Version that the weights should be when a delta did not fit them: they may be repaired to
+        # it.
         self._repair_at: Version | None = None
 
     # ---- the engine's side
 
     @property
     def held(self) -> Version:
-        """Return the version that the weights are."""
+        """Return the version of the weights."""
         return self._holding().version
 
     @property
@@ -155,20 +155,20 @@ class Staging:
 
     @property
     def state(self) -> ReceiverState:
-        """Return where it is."""
+        """Return the current state."""
         with self._lock:
             return self._state
 
     @property
     def is_idle(self) -> bool:
-        """Whether `round` has nothing to do until the engine comes by."""
+        """Whether `round` has nothing to do until the engine calls."""
         with self._lock:
             is_at_rest = self._state is not ReceiverState.SYNCED
             return is_at_rest and self._repair_at is None and not self._reports
 
     @property
     def staged_version(self) -> Version | None:
-        """Return what lies ready; None when nothing does."""
+        """Return the staged version, if any."""
         with self._lock:
             is_ready = self._state is ReceiverState.STAGED and self._staged is not None
             return self._staged.manifest.version if is_ready and self._staged else None
@@ -179,13 +179,13 @@ class Staging:
             self._move(ReceiverState.SYNCED)
 
     def drifted(self, digests: TileDigests) -> None:
-        """Repair weights that were found to be others than they are held to be, tile by tile.
+        """Repair weights that were found corrupted, tile by tile.
 
-        What lies ready is dropped: it was made for what they were held to be. During a commit this
-        does nothing: one that was given these digests goes back by itself.
+        A staged version is dropped, since it was made for other weights. During a commit this does
+        nothing: a commit that knows these digests rolls back by itself.
 
         Args:
-            digests: of the tiles as they are.
+            digests: actual digests of the tiles.
         """
         with self._lock:
             if self._state in {ReceiverState.APPLYING, ReceiverState.QUARANTINED}:
@@ -199,7 +199,7 @@ class Staging:
 
     @property
     def stats(self) -> ReceiverStatistics:
-        """Return the figures so far."""
+        """Return the counters."""
         with self._lock:
             return ReceiverStatistics(
                 received_bytes=self._puller.received_bytes,
@@ -212,7 +212,7 @@ class Staging:
             )
 
     def take_staged(self) -> StagedVersion | None:
-        """Hand out the version that lies ready; `report` must follow before there is another."""
+        """Return the staged version, if any; `report` must follow before the next."""
         with self._lock:
             if self._state is not ReceiverState.STAGED:
                 return None
@@ -220,7 +220,7 @@ class Staging:
             return self._staged
 
     def report(self, outcome: Outcome) -> None:
-        """Take what came of the version that was handed out; the publisher hears of it later."""
+        """Accept the result of the version taken; the publisher is informed later."""
         with self._lock:
             check(
                 self._staged is not None and self._staged.manifest.version == outcome.version,
@@ -252,36 +252,36 @@ class Staging:
         self._rolled_back += 1
         was_as_held = outcome.digest == held.digest
         if not was_as_held:
-            # The weights were not what they were held to be, so they have no name.
+            # The weights were not the version that they should be, so they have no name.
             self._held = Held(Version("", 0, self._held.version.n), outcome.digest)
         if not outcome.is_abandoned:
             was_in_chain = self._versions > 0 and held.version.run != "" and not is_whole
             self._repair_at = held.version if was_in_chain else None
-            # A whole version that could not be committed is not tried again; a newer one is. But
-            # one that lacked tiles, because the weights were not what they were held to be, is.
+            # A snapshot that could not be committed is not tried again; a newer one is. But one
+            # that lacked tiles, because the weights had an unexpected digest, is.
             self._seed_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
-    # ---- the side of the network
+    # ---- the network's side
 
     def round(self, timeout_s: float) -> None:
-        """Send what is to be said, and stage the next version if there is one within the time.
+        """Send pending reports, and stage the next version if one appears in time.
 
-        Weights that a link did not fit are repaired where they are, tile by tile, if the publisher
-        can still make that version; otherwise the newest comes whole, as far as it differs.
+        Weights that did not fit a delta are repaired tile by tile, if the publisher can still make
+        their version; otherwise the newest is fetched whole, as far as it differs.
 
         Raises:
-            Unavailable: the publisher cannot be reached, or lacks what it tells of; call again
-                later.
-            OutOfMemory: it has no room for a seed.
-            CorruptData: what it says makes no sense, or a seed came damaged.
-            InvalidArgument: its weights are another row than the receiver's.
+            Unavailable: the publisher cannot be reached, or lacks a version that it offers; call
+                again later.
+            OutOfMemory: the publisher has no room for a snapshot.
+            CorruptData: an answer is invalid, or a snapshot arrived damaged.
+            InvalidArgument: the publisher has other weights, or another run.
         """
         self._send_reports()
         if self.state is not ReceiverState.SYNCED:
             return
         if (at := self._repair_at) is not None:
-            self._repair_at = None  # tried once
+            self._repair_at = None  # one attempt
             if self._stage_seed(at.n, named=at, is_repair=True):
                 return
         if self._seed_from is not None:
@@ -300,7 +300,7 @@ class Staging:
                 if not self._reports:
                     return
                 n, is_match, digest = self._reports[0]
-            with suppress(InvalidArgument):  # what the publisher does not take is only that one
+            with suppress(InvalidArgument):  # a refused report does not block the others
                 self._source.report(self._name, n, is_match, digest)
             with self._lock:
                 self._reports.popleft()
@@ -309,7 +309,7 @@ class Staging:
         offered = self._offered(self._source.wait_manifests(self._after_n(held), timeout_s))
         chosen = self._next(held, offered)
         if chosen is Choice.WAIT and offered:
-            # They came at once and say nothing to this receiver: wait until there are others.
+            # They arrived at once and do not apply to this receiver: wait for others.
             self._source.wait_manifests(max(one.version.n for one in offered), timeout_s)
         return chosen
 
@@ -320,10 +320,11 @@ class Staging:
         return chosen
 
     def _is_base_of(self, link: Manifest, held: Held) -> bool:
-        """Whether the weights are what a link starts at, and not only called so.
+        """Whether the weights really are the base of a link, not only by name.
 
-        A link says the digest of all tiles of its base. Who holds some of them goes by the name of
-        what it holds; until a commit has shown that to be true, it asks what that version is.
+        A link has the digest of all tiles of its base. A receiver with some tiles trusts the name
+        of its version; before the first commit it asks for that version's tile digests to verify
+        it.
         """
         subscription = self._subscription
         if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
@@ -334,7 +335,7 @@ class Staging:
         return subscription.digest_of(survey) == held.digest
 
     def _after_n(self, held: Held) -> int:
-        """Ask for all that is kept, unless what is held is known to be of a publisher's chain."""
+        """Return the number to ask after; all versions if the weights are in no known chain."""
         is_known = self._versions > 0 and held.version.run != ""
         return held.version.n if is_known else NOTHING_KNOWN
 
@@ -342,13 +343,13 @@ class Staging:
         """Stage the newest version whole, as far as it differs; wait until it is new enough.
 
         Raises:
-            Unavailable: one that is new enough is told of, and does not come.
+            Unavailable: a new enough version is offered, but cannot be fetched whole.
         """
         if not self._source.wait_manifests(at_least_n - 1, timeout_s):
             return
         if not self._stage_seed(None, at_least_n=at_least_n):
             raise Unavailable(
-                f"version {at_least_n} or a newer one is told of, and none comes whole"
+                f"version {at_least_n} or a newer one is offered, but none comes whole"
             )
 
     def _stage_seed(
@@ -359,7 +360,7 @@ class Staging:
         at_least_n: int = NOTHING_KNOWN,
         is_repair: bool = False,
     ) -> bool:
-        """Ask what a version is, and stage those tiles of it that differ; return whether it was."""
+        """Ask for a version's digests, and stage the tiles that differ; return whether it did."""
         survey = self._seed(n, ())
         if survey is None or (named is not None and survey.version != named):
             return False
@@ -372,7 +373,7 @@ class Staging:
             return not is_repair
         seed = self._seed(survey.version.n, self._differing(survey))
         if seed is None or seed.version != survey.version:
-            return False  # it moved on meanwhile
+            return False  # a newer version appeared meanwhile
         self._stage(seed, held)
         return True
 
@@ -381,12 +382,12 @@ class Staging:
         return version.run == held.run and version.incarnation < held.incarnation
 
     def _differing(self, survey: Manifest) -> list[int]:
-        """Return the tiles that are not what they are in a version; all that may be others."""
+        """Return the tiles that differ from a version, or all that may differ."""
         known, wanted = self._digests, self._subscription.wanted
         if known is None or not survey.tile_digests or any(one not in known for one in wanted):
             return list(wanted)
         differing = [one for one in wanted if known[one] != survey.tile_digests[one]]
-        return differing or list(wanted)  # not what they were held to be: take none on trust
+        return differing or list(wanted)  # the known digests were wrong: trust none
 
     def _seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         manifest = self._source.seed(n, tiles)
@@ -398,13 +399,11 @@ class Staging:
         return manifest
 
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
-        """Return those of the publisher; one that it did not sign is as if it had not come.
-
-        Nor has one of another run come than the receiver's.
+        """Return the manifests signed by the publisher, of the receiver's run; ignore the others.
 
         Raises:
-            CorruptData: it signed none of them, or one cannot be what it says.
-            InvalidArgument: they are of another run, or of other weights.
+            CorruptData: none is signed, or one contradicts its layout.
+            InvalidArgument: all are of another run, or of other weights.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
         if manifests and not signed:
@@ -433,9 +432,9 @@ class Staging:
         return same
 
     def _stage(self, manifest: Manifest, held: Held) -> None:
-        """Bring a version here that was chosen for `held`; nothing, if the weights are others now.
+        """Fetch a version that was chosen for `held`; do nothing if the weights changed meanwhile.
 
-        Who holds some tiles only cannot tell by a link itself that it is for another base.
+        A receiver with some tiles cannot detect from a link itself that it has another base.
         """
         with self._lock:
             if self._held is not held:
@@ -457,7 +456,7 @@ class Staging:
         finally:
             with self._lock:
                 if self._held is not held:
-                    staged = None  # it was made for what the weights are not
+                    staged = None  # the weights changed: it does not fit them
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:
@@ -467,27 +466,29 @@ class Staging:
             self._on_staged()
 
     def _missed(self, manifest: Manifest) -> None:
-        """Go on by a seed where a version is kept no more.
+        """Switch to a snapshot if a version is no longer kept.
 
-        A relay cannot always get a chunk of what it tells of, so while a version is told of it is
-        tried again, some times: whole tiles are more bytes than waiting.
+        A relay cannot always get a chunk of a version it offers, so an offered version is tried a
+        few more times: whole tiles cost more than waiting.
 
         Raises:
-            Unavailable: it is told of still.
+            Unavailable: the version is still offered.
         """
         key, times = self._missing
         self._missing = (manifest.key, times + 1 if key == manifest.key else 1)
         if not manifest.is_seed and self._missing[1] < MISSES_MAX:
             told = self._source.wait_manifests(manifest.version.n - 1, 0)
             if any(one.key == manifest.key for one in told):
-                raise Unavailable(f"{manifest.version} is told of, and a chunk of it does not come")
+                raise Unavailable(
+                    f"{manifest.version} is offered, but a chunk of it does not arrive"
+                )
         self._seed_from = manifest.version.n
 
     def _unlinked(self, staged: StagedVersion) -> StagedVersion:
-        """Make of deltas for a link such that can be applied.
+        """Decode STRAT deltas, so that they can be applied.
 
         Raises:
-            CorruptData: the weights are not the base that a delta was made from.
+            CorruptData: the weights are not the base of a delta.
         """
         base = self._base
         if base is None:

@@ -1,4 +1,4 @@
-"""Staleness: how far weights are behind what is published."""
+"""Staleness: how far weights are behind the published versions."""
 
 import threading
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from rose.clock import Clock
 from rose.transfer.version import Version
 from rose.units import NS_PER_S
 
-# Versions whose arrival is remembered; of more, the oldest counts as the first of the rest.
+# Versions whose arrival is remembered; beyond that the oldest are dropped.
 SEEN_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far behind.
+    """Distance to the newest version.
 
     Args:
-        versions: published since the one that is held.
-        seconds: since the first of those was seen; 0 where there is none.
+        versions: number of versions published since the held one.
+        seconds: time since the first of those was seen; 0 if there is none.
     """
 
     versions: int
@@ -26,22 +26,22 @@ class Lag:
 
 
 class Staleness:
-    """Compares what was seen with what was committed.
+    """Compares published versions with committed ones.
 
-    Any thread may call; the lock guards what is known.
+    Any thread may call; the lock guards all fields.
 
     Args:
-        clock: of the seconds.
+        clock: source of times.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: Version | None = None
-        self._seen: dict[Version, int] = {}  # when each version after the held one was seen first
+        self._seen: dict[Version, int] = {}  # time when each newer version was first seen
 
     def seen(self, version: Version) -> None:
-        """Take a version that is published; one of a dead incarnation, or known, says nothing."""
+        """Record a published version; known ones and dead incarnations are ignored."""
         with self._lock:
             if self._is_news(version):
                 self._seen = {one: at for one, at in self._seen.items() if _is_alive(one, version)}
@@ -50,13 +50,13 @@ class Staleness:
                     del self._seen[min(self._seen)]
 
     def committed(self, version: Version) -> None:
-        """Take the version that the weights are now, an older one too."""
+        """Record the current version of the weights, which may be an older one."""
         with self._lock:
             self._held = version
             self._seen = {one: at for one, at in self._seen.items() if _is_after(one, version)}
 
     def lag(self) -> Lag:
-        """Return how far behind the weights are."""
+        """Return how far the weights are behind."""
         with self._lock:
             return self._lag(self._clock.now_ns())
 
@@ -75,12 +75,12 @@ class Staleness:
 
 
 def _is_alive(one: Version, other: Version) -> bool:
-    """Whether `one` is not of an incarnation that `other` shows to be dead."""
+    """Whether `one` is not of an incarnation before that of `other`."""
     return one.run == other.run and one.incarnation >= other.incarnation
 
 
 def _is_after(one: Version, held: Version) -> bool:
-    """Whether weights that hold `held` are behind `one`."""
+    """Whether `one` is newer than `held`."""
     if one.run != held.run:
         return True
     return (one.incarnation, one.n) > (held.incarnation, held.n)

@@ -1,4 +1,4 @@
-"""What a receiver wants of a version: all tiles, or those that its shard holds."""
+"""The tiles that a receiver needs: all, or those of its shard."""
 
 from collections.abc import Iterable
 
@@ -9,14 +9,14 @@ from rose.transfer.tiles import Tiles
 
 
 class Subscription:
-    """Some tiles of weights, or all.
+    """Some tiles of the weights, or all.
 
     Args:
-        tiles: how the weights are cut.
-        subset: the tiles that are wanted; None for all.
+        tiles: all tiles of the weights.
+        subset: indices of the needed tiles; None for all.
 
     Raises:
-        InvalidArgument: there is no such tile.
+        InvalidArgument: an index out of range.
     """
 
     def __init__(self, tiles: Tiles, subset: Iterable[int] | None = None) -> None:
@@ -27,23 +27,23 @@ class Subscription:
 
     @property
     def is_all(self) -> bool:
-        """Whether every tile is wanted."""
+        """Whether every tile is needed."""
         return self._subset is None or len(self._subset) == len(self.tiles)
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """Return the tiles, ascending."""
+        """Return the indices of the needed tiles, ascending."""
         return tuple(range(len(self.tiles)) if self._subset is None else sorted(self._subset))
 
     def __contains__(self, tile: int) -> bool:
         return self._subset is None or tile in self._subset
 
     def chunks_of(self, manifest: Manifest) -> list[Chunk]:
-        """Return the chunks that are wanted."""
+        """Return the chunks of needed tiles."""
         return [chunk for chunk in manifest.chunks if chunk.tile in self]
 
     def digest_of(self, manifest: Manifest) -> Digest | None:
-        """Return what the digest of the wanted tiles is at a version; None if it does not say."""
+        """Return the digest of the needed tiles after a version; None if the manifest lacks it."""
         if self.is_all:
             return manifest.digest
         if not manifest.tile_digests:
@@ -51,7 +51,7 @@ class Subscription:
         return digest_sum(keyed(tile, manifest.tile_digests[tile]) for tile in self.wanted)
 
     def base_digest_of(self, manifest: Manifest) -> Digest | None:
-        """Return what their digest is before it; None if it does not say."""
+        """Return the digest of the needed tiles before a version; None if the manifest lacks it."""
         if manifest.is_announcement:
             return self.digest_of(manifest)
         return manifest.base_digest if self.is_all else None

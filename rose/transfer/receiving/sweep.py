@@ -1,7 +1,7 @@
-"""The sweep: weights in use are read, a little between two steps, and compared with their digests.
+"""The sweep: checks weights in use against their digests, a little between two steps.
 
-A commit reads what it changes. What it does not change was right once; memory that is overwritten
-or flips later is found here, and repaired tile by tile (`Receiver.drifted`).
+A commit reads only the tiles it changes. Memory of other tiles that is overwritten or flips is
+detected here, and repaired tile by tile (`Receiver.drifted`).
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from rose.units import NS_PER_MS
 
 
 class Sweep:
-    """Reads all tiles once. The thread that commits uses it, between two steps.
+    """Reads all tiles once. The committing thread uses it, between two steps.
 
     Args:
-        weights: in use.
-        digests: what they are held to be: those that commits keep up, so that a sweep may be under
-            way while versions come. What is found is written there, so that the next commit knows.
-        clock: of the budget.
-        mend: where steps read a copy of the tile: lets that be the tile again, and returns whether
-            it was another.
+        weights: weights in use.
+        digests: expected digests, kept up to date by commits, so that a sweep may go on across
+            versions. Actual digests are written to it, so that the next commit knows them.
+        clock: clock of the budget.
+        mend: for engines that compute on a copy of a tile: repairs the copy from the tile, and
+            returns whether it differed.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class Sweep:
 
     @property
     def digests(self) -> TileDigests:
-        """Return the digests, with what was found in them."""
+        """Return the digests, updated with the actual ones."""
         return self._digests
 
     @property
     def drifted(self) -> dict[int, Digest]:
-        """Return the tiles that were others than they were held to be, and what they are."""
+        """Return the actual digest of each corrupted tile."""
         return dict(self._drifted)
 
     @property
     def mended(self) -> tuple[int, ...]:
-        """Return the tiles of which steps read a copy that was another."""
+        """Return the tiles whose copy was repaired."""
         return tuple(self._mended)
 
     def step(self, budget_ms: float) -> bool:
-        """Read until the budget is spent, one tile at least; return whether there is more.
+        """Read at least one tile, until the budget is spent; return whether tiles are left.
 
         Raises:
             InvalidArgument: the budget is negative.

@@ -1,1 +1,1 @@
-"""Between the two: relays, each of which keeps versions for a cluster."""
+"""Relays between publisher and receivers, each of which keeps versions for a cluster."""

@@ -1,4 +1,4 @@
-"""A relay with a thread, so that it follows its upstream from the first line of a `with` on."""
+"""A relay with a thread that follows its upstream, for use in a `with` block."""
 
 import threading
 from typing import Final
@@ -10,13 +10,13 @@ WAIT_S: Final = 0.5
 
 
 class Follower(Rounds):
-    """Calls the rounds of a relay until it is closed; the relay serves on then.
+    """Calls the rounds of a relay until it is closed; the relay can still serve afterwards.
 
     Args:
-        relay: nobody else calls its rounds.
-        backoff_s: before another round after one that failed; doubles each time.
-        backoff_max_s: the longest such pause.
-        wait_s: how long to wait for a version before looking around; bounds `close`.
+        relay: relay whose rounds nobody else calls.
+        backoff_s: pause after a failed round, in seconds; doubles each time.
+        backoff_max_s: longest such pause.
+        wait_s: longest wait for a version, in seconds; bounds `close`.
     """
 
     def __init__(

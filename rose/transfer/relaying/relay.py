@@ -33,24 +33,24 @@ RETRIES: Final = 3
 REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
-# A span is made after its version was published: so many rounds a relay looks back for it.
+# A merged delta is published after its version: a relay checks for it in this many rounds.
 SPAN_ROUNDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """What a relay did so far.
+    """Counters of a relay.
 
     Args:
-        crossing_bytes: of chunks that came from upstream, damaged ones included.
-        sent_bytes: of chunks that were handed on.
-        landed: updates whose chunks were fetched before anybody asked.
-        read_through: chunks that were fetched because they were asked for.
-        shared: times that a chunk was asked for while it was on its way.
-        rebuilt: chunks of spans that were merged here, and so did not cross.
-        rejected: chunks that were not what their manifest says.
-        seeds: that were forwarded.
-        receivers: that reported.
+        crossing_bytes: bytes of chunks from upstream, damaged ones included.
+        sent_bytes: bytes of chunks sent to receivers.
+        landed: updates whose chunks were fetched in advance.
+        read_through: chunks fetched on request.
+        shared: requests for a chunk that was already on its way.
+        rebuilt: chunks of merged deltas that were merged here, instead of fetched.
+        rejected: chunks that did not match their manifest.
+        seeds: snapshots forwarded.
+        receivers: receivers that reported.
     """
 
     crossing_bytes: int
@@ -65,24 +65,24 @@ class RelayStatistics:
 
 
 class Relay(Shelf):
-    """A source that keeps what another one has. Threadless: `Follower` gives it a thread.
+    """A source that keeps the versions of another. Threadless: `Follower` gives it a thread.
 
     One thread calls `round`, which follows upstream's manifests and fetches the tiles that land
-    here. Any thread may ask for the rest: what is not here is fetched once, however many ask.
-    Manifests pass as they came, signatures included. While upstream is away, what is here is
-    served on. The lock guards counts and reports, and is held over no call.
+    here. Any thread may request the rest: a missing chunk is fetched once, for all requests.
+    Manifests pass unchanged, signatures included. While upstream is away, kept versions are still
+    served. The lock guards counts and reports, and is not held over calls.
 
-    Of the history before its first round a relay fetches only what is asked for. Spans are merged
-    from the updates that are here and compared with their manifests, so they do not cross either.
+    Of the history before its first round a relay fetches only what is requested. Merged deltas are
+    made from local updates and compared with their manifests, so they are not sent either.
 
     Args:
-        upstream: of the thread that calls `round`.
-        store: of frames; with one on a disk nothing crosses again after a restart.
-        landing: the tiles that come here as soon as they are published; None for all.
-        reader: upstream for what is asked for meanwhile; None where any thread may call `upstream`.
-        limits: of what is kept.
-        memory_bytes_max: of frames that the store does not take, because it is full or slow.
-        patience_s: how long a thread waits for upstream.
+        upstream: source used by the thread that calls `round`.
+        store: store of the frames; if on disk, nothing is fetched again after a restart.
+        landing: tiles to fetch as soon as they are published; None for all.
+        reader: source for requests; None if any thread may call `upstream`.
+        limits: limits of what is kept.
+        memory_bytes_max: limit for frames that a full or slow store does not take.
+        patience_s: longest wait of a thread for upstream, in seconds.
         retries: further attempts for a damaged chunk.
     """
 
@@ -107,34 +107,34 @@ class Relay(Shelf):
         self._seeds = SeedBook()
         self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
         self._patience_s = patience_s
-        self._reading = threading.Lock()  # held by the one that calls `reader`
-        self._future = threading.Lock()  # of the one that waits for a version to come
+        self._reading = threading.Lock()  # held while calling `reader`
+        self._future = threading.Lock()  # held while waiting for a future version
         self._lock = threading.Lock()
         self._reports: deque[tuple[str, int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
-        self._receivers: dict[str, None] = {}  # who reported; the one silent for longest is first
+        self._receivers: dict[str, None] = {}  # by last report, the oldest first
         self._sent_bytes = self._landed = self._read = self._rebuilt = self._forwarded = 0
-        # Of the thread of `round` alone: what is to land or to be merged, and the versions to which
-        # spans may still come, with the rounds for which a relay looks.
+        # Used by the thread of `round` alone: updates to fetch or to merge, and versions that may
+        # still get merged deltas, with the rounds left to check.
         self._to_land: list[UpdateKey] = []
         self._to_merge: list[Manifest] = []
         self._awaiting: dict[int, int] = {}
         self._has_spans = False
         self._has_surveyed = False
 
-    # ---- the side of upstream
+    # ---- upstream's side
 
     def round(self, timeout_s: float) -> None:
-        """Pass reports on, and fetch what is new if there is something within the time.
+        """Forward reports, and fetch new versions if any appear in time.
 
         Raises:
-            Unavailable: upstream cannot be reached; call again later, what came is kept.
-            DeadlineExceeded: it said nothing for too long.
-            CorruptData: what it says makes no sense, or a chunk stays damaged.
+            Unavailable: upstream cannot be reached; received chunks are kept, call again later.
+            DeadlineExceeded: upstream sent nothing for too long.
+            CorruptData: an answer is invalid, or a chunk stays damaged.
             OutOfMemory: the store has no room for a manifest.
         """
         self._send_reports()
-        # It asks before it fetches what is left from another round, without waiting then: an
-        # upstream that came back may have its chunks elsewhere, and says where when it tells.
+        # Ask before fetching the rest of an earlier round, without waiting then: an upstream that
+        # restarted may serve its chunks elsewhere, and its answer says where.
         self._learn(self._offered(0 if self._to_land else timeout_s))
         self._has_surveyed = True
         self._land()
@@ -145,13 +145,14 @@ class Relay(Shelf):
         self._frames.forget_below(min((one.key.n for one in self.links()), default=0))
 
     def _offered(self, timeout_s: float) -> Sequence[Manifest]:
-        """Return what is new at upstream, and all that it has where it began another run."""
+        """Return upstream's new manifests, or all if it began another run."""
         newest = self.newest
         if newest is None or not self._has_surveyed:
             return self._upstream.wait_manifests(NO_VERSION, timeout_s)
         n, run = newest.version.n, newest.version.run
         offered = self._upstream.wait_manifests(n, timeout_s)
-        # Another run has numbers of its own: where nothing is above, is that still what it tells?
+        # Another run has its own numbers: if nothing is above, check that upstream has the same
+        # run.
         told = offered or self._upstream.wait_manifests(n - 1, 0)
         if told and told[-1].version.run == run:
             return offered
@@ -163,14 +164,14 @@ class Relay(Shelf):
                 if not self._reports:
                     return
                 report = self._reports[0]
-            with suppress(InvalidArgument):  # what upstream does not take is only that one
+            with suppress(InvalidArgument):  # a refused report does not block the others
                 self._upstream.report(*report)
             with self._lock:
                 if self._reports and self._reports[0] == report:
                     self._reports.popleft()
 
     def _learn(self, offered: Sequence[Manifest]) -> None:
-        """Show what is new, and note what of it lands here."""
+        """Offer new manifests, and note which of them to fetch."""
         before = self.newest
         fresh = [one for one in self._alive(offered) if not self._is_shown(one)]
         if not fresh:
@@ -198,14 +199,14 @@ class Relay(Shelf):
         return known is not None and known.version == manifest.version
 
     def _forget_run(self) -> None:
-        """Drop what is noted by numbers, which mean other weights in another run."""
+        """Drop all data keyed by numbers, which mean other weights in another run."""
         self._to_land, self._to_merge, self._awaiting = [], [], {}
         self._frames.forget_below()
         self._whole.forget_below()
         self._seeds.clear()
 
     def _alive(self, offered: Sequence[Manifest]) -> list[Manifest]:
-        """Return those of the latest chain, unless that is older than the one that is here."""
+        """Return manifests of the latest chain, unless the local chain is newer."""
         if not offered:
             return []
         known = [one.version for one in (*offered, self.newest) if one is not None]
@@ -218,7 +219,7 @@ class Relay(Shelf):
         ]
 
     def _way(self, start_n: int) -> list[UpdateKey]:
-        """Return the updates by which the fewest bytes cross from a version to the newest."""
+        """Return the updates with the fewest bytes from a version to the newest."""
         manifests = [one for one in self.manifests_after(start_n) if not one.is_announcement]
         links = [Link(one.key, sum(c.nbytes for c in self._landing_of(one))) for one in manifests]
         way = path(links, start_n, self.newest_n)
@@ -228,14 +229,14 @@ class Relay(Shelf):
         if self._landing is None:
             return manifest.chunks
         if self._landing.tiles.layout != manifest.layout:
-            return ()  # its numbers are those of other tiles
+            return ()  # its numbers are those of another layout
         return self._landing.chunks_of(manifest)
 
     def _keep(self, manifest: Manifest, frames: Mapping[int, bytes]) -> None:
         try:
             self._store.put(manifest, frames)
         except (OutOfMemory, Unavailable) as error:
-            self._frames.failure = str(error)  # it is shown all the same
+            self._frames.failure = str(error)  # it is offered nevertheless
 
     def _land(self) -> None:
         while self._to_land:
@@ -256,14 +257,14 @@ class Relay(Shelf):
         try:
             self._frames.fetch(self._upstream, manifest, mine, turn=nullcontext())
         except CorruptData as error:
-            self._frames.failure = str(error)  # whoever asks for it lets it be tried again
+            self._frames.failure = str(error)  # a request for it will retry
 
     def _look_back(self) -> None:
-        """Ask for spans to versions that are here: they are made after those were published."""
+        """Ask for merged deltas to known versions: they are made after the versions."""
         opening = self.opening
         origin = 0 if opening is None else opening.version.n
         for n in [n for n in self._awaiting if (n - origin) % 2]:
-            del self._awaiting[n]  # no span of a chain that began there leads to it
+            del self._awaiting[n]  # no merged delta of this chain leads to it
         if not self._awaiting:
             return
         oldest = min(self._awaiting)
@@ -274,7 +275,7 @@ class Relay(Shelf):
         self._learn([one for one in told if one.version.run == run])
 
     def _merge(self) -> None:
-        """Make spans of what is here, shorter ones first."""
+        """Merge deltas from local updates, shorter ones first."""
         spans, self._to_merge = self._to_merge, []
         for span in sorted(spans, key=lambda one: one.key.n - one.key.base_n):
             chunks = self._landing_of(span)
@@ -284,16 +285,16 @@ class Relay(Shelf):
                 self._rebuilt += len(frames)
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
-        """Return shorter updates that lead where one leads, in order; [] where there are none."""
+        """Return shorter updates with the same start and end, in order; [] if there are none."""
         links = [link for link in self.links() if link.key != key and link.nbytes]
         way = path(links, key.base_n, key.n)
         found = [self.manifest(link.key) for link in way or ()]
         return [] if None in found else [one for one in found if one is not None]
 
-    # ---- the side of the receivers
+    # ---- the receivers' side
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Pass an answer on with the next round; of too many, the oldest are dropped."""
+        """Queue a report for the next round; beyond a limit the oldest are dropped."""
         if len(receiver) > NAME_MAX:
             raise InvalidArgument(f"a receiver's name has at most {NAME_MAX} characters")
         with self._lock:
@@ -304,12 +305,12 @@ class Relay(Shelf):
                 del self._receivers[next(iter(self._receivers))]
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask upstream; while it is away, return what it said before, if that is known.
+        """Ask upstream; while it is away, return an earlier answer, if there is one.
 
         Raises:
-            Unavailable: upstream is away, and it never was asked for this.
-            DeadlineExceeded: others asked for too long.
-            OutOfMemory: upstream has no room for a seed.
+            Unavailable: upstream is away, and this was not requested before.
+            DeadlineExceeded: other requests took too long.
+            OutOfMemory: upstream has no room for a snapshot.
         """
         if n is not None and (known := self._seeds.find(n, tiles)) is not None:
             return known
@@ -327,20 +328,20 @@ class Relay(Shelf):
         return manifest
 
     def chunk(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return the frame of a tile, fetched from upstream where it is not here.
+        """Return the frame of a tile, fetched from upstream if it is not here.
 
         Returns:
-            None where it is kept no more.
+            None if it is no longer kept.
 
         Raises:
-            Unavailable: upstream is away, or has not told of this update yet.
-            DeadlineExceeded: it did not come in time.
+            Unavailable: upstream is away, or has not offered this update yet.
+            DeadlineExceeded: it did not arrive in time.
             CorruptData: it stays damaged.
         """
         return self.read(key, (tile,))[tile]
 
     def held(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a frame that is here; upstream is not asked."""
+        """Return a local frame, without asking upstream."""
         return (self._whole if key.is_whole else self._frames).held(key, tile)
 
     def read(self, key: UpdateKey, tiles: Sequence[int]) -> dict[int, bytes | None]:
@@ -364,7 +365,7 @@ class Relay(Shelf):
         if mine:
             try:
                 found |= frames.fetch(self._reader, manifest, mine, turn=self._turn())
-            finally:  # what was trimmed while it crossed would stay in the store for good
+            finally:  # a frame trimmed during the fetch would stay in the store for good
                 if not key.is_whole and not self._is_shown(manifest):
                     self._store.forget(key)
         for chunk in wanted:
@@ -374,20 +375,20 @@ class Relay(Shelf):
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
             if None in found.values():
-                self._seeds.forget(key)  # upstream has to make it again, or to say that it cannot
+                self._seeds.forget(key)  # upstream has to make it again, or report that it cannot
             self._seeds.trim()
         elif None in found.values() and not self._store.tiles(key):
-            self._forget([key])  # upstream has it no more, so nobody can go by it
+            self._forget([key])  # upstream no longer has it, so it is useless
         with self._lock:
             self._read += len(mine)
         return found
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Be the one that calls `reader`.
+        """Wait for exclusive use of `reader`.
 
         Raises:
-            DeadlineExceeded: others called it for too long.
+            DeadlineExceeded: other requests took too long.
         """
         if not self._reading.acquire(timeout=self._patience_s):
             raise DeadlineExceeded(f"upstream was busy with others for {self._patience_s} s")
@@ -397,12 +398,12 @@ class Relay(Shelf):
             self._reading.release()
 
     def _known(self, key: UpdateKey) -> Manifest | None:
-        """Return the manifest with the chunks of a key; one from the future is waited for.
+        """Return the manifest with the chunks of a key; wait for a future one.
 
-        By one caller at a time: whoever asks for versions that never come keeps nobody else.
+        One caller at a time waits, so requests for versions that never appear do not block others.
 
         Raises:
-            Unavailable: upstream has not told of that version yet.
+            Unavailable: upstream has not offered that version yet.
         """
         if key.is_whole:
             return self._seeds.chunks(key)
@@ -418,15 +419,15 @@ class Relay(Shelf):
         finally:
             self._future.release()
 
-    # ---- what it counted
+    # ---- counters
 
     @property
     def failure(self) -> str | None:
-        """Return what the store or a chunk last failed with; None if nothing did."""
+        """Return the last failure of the store or of a chunk, if any."""
         return self._frames.failure
 
     def statistics(self) -> RelayStatistics:
-        """Return the figures so far."""
+        """Return the counters."""
         with self._lock:
             return RelayStatistics(
                 crossing_bytes=self._frames.crossing_bytes + self._whole.crossing_bytes,
@@ -445,8 +446,6 @@ def _landed(flight: Flight, timeout_s: float) -> bytes | None:
     try:
         return flight.result(timeout_s)
     except LateError:
-        raise DeadlineExceeded(
-            f"a chunk that is fetched did not come within {timeout_s} s"
-        ) from None
-    except RoseError as error:  # each caller raises its own
+        raise DeadlineExceeded(f"a requested chunk did not arrive within {timeout_s} s") from None
+    except RoseError as error:  # each caller gets its own exception
         raise type(error)(str(error)) from error

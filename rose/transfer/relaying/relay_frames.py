@@ -1,7 +1,7 @@
-"""The frames of a relay: what came, what is on its way, and what is fetched because it is asked.
+"""The frames of a relay: stored, in flight, and fetched on request.
 
-A frame that is not what its manifest says is never kept and never handed on: a relay must not
-spread damage. Who made the manifest a relay cannot tell; its receivers can.
+A frame that differs from its manifest is neither kept nor sent on: a relay must not spread damage.
+A relay cannot verify who made a manifest; its receivers can.
 """
 
 import math
@@ -16,21 +16,21 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import Frame, Source
 
-Place: TypeAlias = tuple[UpdateKey, int]  # an update, and a tile of it
-# A chunk that somebody fetches: its frame, or None where it is kept no more.
+Place: TypeAlias = tuple[UpdateKey, int]  # update, tile
+# A chunk that is being fetched: its frame, or None if it is no longer kept.
 Flight: TypeAlias = Future[bytes | None]
 
 
 class RelayFrames:
-    """Chunks that cross once each, and the store that they go to.
+    """Chunks, each fetched once, and their store.
 
-    Any thread may call. The lock guards counts, flights and what has arrived. It is held over no
-    call.
+    Any thread may call. The lock guards counts, flights and received frames, and is not held over
+    calls.
 
     Args:
-        store: where frames go.
-        memory_bytes_max: of frames that the store does not take, because it is full or slow.
-        retries: further attempts for a chunk that came damaged.
+        store: store of the frames.
+        memory_bytes_max: limit for frames that a full or slow store does not take.
+        retries: further attempts for a damaged chunk.
     """
 
     def __init__(self, store: MemoryStore, *, memory_bytes_max: int, retries: int) -> None:
@@ -39,7 +39,7 @@ class RelayFrames:
         self._retries = retries
         self._lock = threading.Lock()
         self._flights: dict[Place, Flight] = {}
-        self._arrived: dict[Place, bytes] = {}  # and are not in the store, perhaps not yet
+        self._arrived: dict[Place, bytes] = {}  # received, not yet in the store
         self._arrived_bytes = 0
         self.crossing_bytes = 0
         self.rejected = 0
@@ -47,21 +47,21 @@ class RelayFrames:
         self.failure: str | None = None
 
     def held(self, key: UpdateKey, tile: int) -> bytes | None:
-        """Return a frame that is here."""
+        """Return a local frame."""
         with self._lock:
             frame = self._arrived.get((key, tile))
         if frame is not None:
             return frame
         try:
             return self._store.get(key, tile)
-        except Unavailable as error:  # as if it were not here: it can cross once more
+        except Unavailable as error:  # treated as missing: it can be fetched again
             self.failure = str(error)
             return None
 
     def begin(
         self, key: UpdateKey, chunks: Iterable[Chunk]
     ) -> tuple[list[Chunk], dict[int, Flight]]:
-        """Return the chunks that the caller is to fetch, by `fetch`, and flights of others."""
+        """Return the chunks that the caller must `fetch`, and the flights of the others."""
         mine: list[Chunk] = []
         others: dict[int, Flight] = {}
         with self._lock:
@@ -76,25 +76,25 @@ class RelayFrames:
         is_known = False
         try:
             for chunk in mine:
-                # It may have landed between the caller's look and the flight that begins here.
+                # It may have landed between the caller's check and the start of this flight.
                 if (frame := self.held(key, chunk.tile)) is not None:
                     self._land((key, chunk.tile), frame)
                 else:
                     fetched.append(chunk)
             is_known = True
         finally:
-            if not is_known:  # whatever it was: nobody fetches them, so nobody is to wait
+            if not is_known:  # whatever failed: nobody fetches them, so nobody must wait
                 self._fail(key, mine, Unavailable("the fetch was interrupted"))
         return fetched, others
 
     def _land(self, place: Place, frame: bytes | None) -> None:
-        """End a flight; the frame is where everybody finds it before this is called."""
+        """End a flight; the frame must be available before this is called."""
         with self._lock:
             flight = self._flights.pop(place)
         flight.set_result(frame)
 
     def _fail(self, key: UpdateKey, chunks: Iterable[Chunk], error: RoseError) -> None:
-        """End flights that did not come."""
+        """End failed flights."""
         for chunk in chunks:
             with self._lock:
                 flight = self._flights.pop((key, chunk.tile), None)
@@ -109,19 +109,19 @@ class RelayFrames:
         *,
         turn: AbstractContextManager[None],
     ) -> dict[int, bytes | None]:
-        """Fetch chunks that were begun, and keep them; returns them by tile, None where forgotten.
+        """Fetch chunks from `begin` and keep them; returns frames by tile, None if forgotten.
 
         Args:
-            source: of one thread at a time.
-            manifest: of the chunks.
-            chunks: as `begin` returned them.
-            turn: entered while the source is called.
+            source: source of the chunks.
+            manifest: manifest of the chunks.
+            chunks: chunks from `begin`.
+            turn: context entered while the source is called.
 
         Raises:
-            RoseError: as the turn raises.
-            Unavailable: the source broke off; what came is kept.
-            DeadlineExceeded: nothing came for too long; what came is kept.
-            CorruptData: one came damaged, each time.
+            RoseError: the turn failed.
+            Unavailable: the source failed; received frames are kept.
+            DeadlineExceeded: nothing arrived for too long; received frames are kept.
+            CorruptData: a chunk arrived damaged in every attempt.
         """
         pending = {chunk.tile: chunk for chunk in chunks}
         came: dict[int, bytes | None] = {}
@@ -133,7 +133,7 @@ class RelayFrames:
                         self._attempt(source, manifest, pending, came)
             if pending:
                 error = CorruptData(
-                    f"tile {min(pending)} of {manifest.version} came damaged "
+                    f"tile {min(pending)} of {manifest.version} arrived damaged "
                     f"{self._retries + 1} times"
                 )
                 raise error
@@ -155,7 +155,7 @@ class RelayFrames:
         with closing(source.chunks(manifest.key, list(pending.values()))) as frames:
             for tile, frame in frames:
                 if (chunk := pending.get(tile)) is None:
-                    continue  # nobody asked for it, or it is here already
+                    continue  # not requested, or here already
                 sound = None if frame is None else self._sound(frame, chunk)
                 if frame is not None and sound is None:
                     continue
@@ -176,7 +176,7 @@ class RelayFrames:
         return bytes(frame) if is_sound else None
 
     def _keep(self, manifest: Manifest, came: dict[int, bytes | None]) -> None:
-        """Hand what came to the store; what it does not take stays in memory, as far as it may."""
+        """Store received frames; those the store refuses stay in memory, up to the limit."""
         frames = {tile: frame for tile, frame in came.items() if frame is not None}
         if not frames:
             return
@@ -194,7 +194,7 @@ class RelayFrames:
                     self._drop((manifest.key, tile))
 
     def forget_below(self, n: float = math.inf) -> None:
-        """Drop what memory has of versions before one; of all, where none is named."""
+        """Drop frames in memory of versions below `n`, by default of all."""
         with self._lock:
             for place in [place for place in self._arrived if place[0].n < n]:
                 self._drop(place)

@@ -1,4 +1,4 @@
-"""Several relays of a cluster as one source: each chunk is asked of the relay where it lands."""
+"""Several relays of a cluster as one source: each chunk is requested where it lands."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
 from rose.transfer.source import Frame, Frames, Source
 from rose.units import NS_PER_S
 
-# For which a relay is left out at first; doubles each time, up to the longest pause.
+# First pause of a failed relay; doubles with each failure, up to the longest.
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
 
@@ -34,14 +34,14 @@ class _One:
 
 
 class Standing:
-    """Leaves relays out that failed, for longer each time, and asks them again later.
+    """Skips failed relays, for longer each time, and retries them later.
 
-    One that lied is left out for the longest time at once, and each time. It is told of once.
+    A relay that sent forged data is skipped for the longest pause each time, and reported once.
 
     Args:
-        count: of relays.
-        clock: of the pauses.
-        on_liar: called with a relay and what it did, the first time that it lies.
+        count: number of relays.
+        clock: clock of the pauses.
+        on_liar: called with a relay and its offence, the first time it sends forged data.
     """
 
     def __init__(self, count: int, clock: Clock, on_liar: Told) -> None:
@@ -50,27 +50,27 @@ class Standing:
         self._relays = [_One() for _ in range(count)]
 
     def present(self) -> list[int]:
-        """Return who is asked, ascending; those who never lied first."""
+        """Return the usable relays, ascending; those that never lied first."""
         now_ns = self._clock.now_ns()
         there = [at for at, one in enumerate(self._relays) if one.out_until_ns <= now_ns]
         return sorted(there, key=lambda at: self._relays[at].is_liar)
 
     def is_liar(self, relay: int) -> bool:
-        """Return whether it ever lied."""
+        """Whether a relay ever sent forged data."""
         return self._relays[relay].is_liar
 
     def answered(self, relay: int) -> None:
-        """Note that it did what it should."""
+        """Record a good answer."""
         self._relays[relay].pause_s = 0.0
 
     def failed(self, relay: int) -> None:
-        """Leave it out, for twice as long as last time."""
+        """Skip a relay, for twice as long as last time."""
         one = self._relays[relay]
         one.pause_s = min(max(2 * one.pause_s, BACKOFF_S), BACKOFF_MAX_S)
         self._leave_out(one)
 
     def lied(self, relay: int, what: str) -> None:
-        """Leave it out for long."""
+        """Skip a relay for the longest pause."""
         one = self._relays[relay]
         one.pause_s = BACKOFF_MAX_S
         self._leave_out(one)
@@ -84,28 +84,28 @@ class Standing:
 
 T = TypeVar("T")
 
-# What a relay that is gone, slow or broken does; another one is asked.
+# Errors of a relay that is gone, slow or broken; another one is asked.
 _AWAY: Final = (Unavailable, DeadlineExceeded)
-# What one does that has no room, or does not speak as this rose does; so is another one.
+# Errors of a relay that has no room, or is of another version; another one is asked.
 _REFUSED: Final = (InvalidArgument, OutOfMemory)
 
 
 class RelaySet:
-    """A source that goes on as long as one relay answers and is honest.
+    """A source that works as long as one relay answers and is honest.
 
-    Manifests come from any relay. A chunk is asked of the relay where its tile lands, all of them
-    in turns, and of another one where that fails: it reads through. A relay that fails is left out
-    for a while. So is one that lies: whose frames are not what a signed manifest says, or whose
-    manifests nobody signed; what it said is dropped.
+    Manifests come from any relay. A chunk is requested from the relay where its tile lands, from
+    all relays in turns, and after a failure from another relay, which reads through. A failed relay
+    is skipped for a while. So is a lying one, whose frames differ from a signed manifest or whose
+    manifests are not signed; its answers are dropped.
 
     One thread calls it.
 
     Args:
-        relays: of the cluster.
-        landing: by tile, the relay where it lands; a tile that is not there is asked of any.
-        signing: the publisher's.
-        clock: of the pauses for which a relay is left out.
-        on_liar: called with a relay and what it did, the first time that it lies.
+        relays: relays of the cluster.
+        landing: index of the landing relay, by tile; other tiles are requested from any relay.
+        signing: key shared with the publisher.
+        clock: clock of the pauses of failed relays.
+        on_liar: called with a relay and its offence, the first time it sends forged data.
     """
 
     def __init__(
@@ -118,19 +118,21 @@ class RelaySet:
         on_liar: Told,
     ) -> None:
         if not relays or not all(0 <= relay < len(relays) for relay in landing.values()):
-            raise InvalidArgument("a landing is a relay of the set, and there is at least one")
+            raise InvalidArgument(
+                "a relay set needs at least one relay, and landings among its relays"
+            )
         self._relays = relays
         self._landing = landing
         self._signing = signing
         self._standing = Standing(len(relays), clock, on_liar)
-        self._first = 0  # whom to ask first for what any relay has
-        self._seeds: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, and who gave it
+        self._first = 0  # index of the relay to ask first
+        self._seeds: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, with its relay
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait on one relay; on another one the next time, if that had nothing.
+        """Wait on one relay, and on the next one the next time, if that had nothing.
 
-        So a relay that stands still, or tells of old versions only, keeps nobody. Without a time to
-        wait it is what any of them tells: they keep different updates that lead to one version.
+        So a relay that is stuck, or offers old versions only, blocks nobody. With timeout 0, return
+        the offers of all relays: they may keep different updates to one version.
         """
 
         def ask(relay: int) -> list[Manifest]:
@@ -147,7 +149,7 @@ class RelaySet:
         return manifests
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask one relay after the other; what it gives is signed, and what was asked for."""
+        """Ask one relay after the other; an answer must be signed and match the request."""
         gave: dict[int, Manifest] = {}
 
         def ask(relay: int) -> Manifest | None:
@@ -163,7 +165,7 @@ class RelaySet:
         return seed
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield frames that are what the manifest says; of several relays, in turns."""
+        """Yield frames that match the manifest, from several relays in turns."""
         left = {chunk.tile: chunk for chunk in wanted}
         tried: dict[int, set[int]] = {tile: set() for tile in left}
         forgotten: dict[int, int] = dict.fromkeys(left, 0)
@@ -174,38 +176,38 @@ class RelaySet:
             yield from self._of_groups(key, groups, left, forgotten)
         for tile, relays in tried.items():
             if tile in left and forgotten[tile] == len(relays) > 0:
-                yield tile, None  # whoever was asked keeps it no more
+                yield tile, None  # no relay keeps it any more
                 del left[tile]
         if left:
             raise Unavailable(f"no relay gives tile {min(left)} of version {key.n} now")
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Tell one relay, which passes it on."""
+        """Send the report to one relay, which forwards it."""
         self._first_of(lambda relay: self._relays[relay].report(receiver, n, is_match, digest))
 
     def break_off(self) -> None:
-        """End what is pulled from any of them; any thread may call."""
+        """End all running pulls; any thread may call."""
         for relay in self._relays:
             relay.break_off()
 
-    # ---- who is asked
+    # ---- choice of the relay
 
     def _first_of(
         self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool] = lambda _: True
     ) -> T:
-        """Return what the first relay says that does not fail, or the last that says too little.
+        """Return the first sufficient answer, else the last one.
 
         Raises:
-            What `_said` does.
+            As `_said`.
         """
         return self._said(ask, is_enough=is_enough)[-1]
 
     def _said(self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool]) -> list[T]:
-        """Return what relays say that do not fail, one after the other until one says enough.
+        """Return the answers of relays, one after the other until one is enough.
 
         Raises:
-            Unavailable: all failed, or none is left that may be asked now.
-            InvalidArgument, OutOfMemory: so the last one said, and no other answers.
+            Unavailable: all failed, or all are skipped now.
+            InvalidArgument, OutOfMemory: the last relay raised it, and no other answered.
         """
         there = self._standing.present()
         order = sorted(
@@ -234,15 +236,15 @@ class RelaySet:
         return said
 
     def _signed(self, relay: int, manifests: Sequence[Manifest]) -> list[Manifest]:
-        """Return what the publisher signed.
+        """Return the manifests signed by the publisher.
 
         Raises:
-            CorruptData: the relay has nothing that is.
+            CorruptData: the relay has only unsigned ones.
         """
         signed = [one for one in manifests if self._signing.is_signed(one)]
         if len(signed) < len(manifests):
             forged = next(one for one in manifests if one not in signed)
-            what = f"relay {relay} says {forged.version}, which the publisher did not sign"
+            what = f"relay {relay} offers {forged.version}, which the publisher did not sign"
             if not signed:
                 raise CorruptData(what)
             self._standing.lied(relay, what)
@@ -259,7 +261,7 @@ class RelaySet:
     def _groups(
         self, key: UpdateKey, left: Mapping[int, Chunk], tried: Mapping[int, set[int]]
     ) -> dict[int, list[Chunk]]:
-        """Choose a relay for each chunk: where it lands, else one that was not asked for it yet."""
+        """Choose a relay for each chunk: where it lands, else one not yet asked for it."""
         there = self._standing.present()
         groups: dict[int, list[Chunk]] = {}
         for tile, chunk in left.items():
@@ -280,7 +282,7 @@ class RelaySet:
         left: dict[int, Chunk],
         forgotten: dict[int, int],
     ) -> Frames:
-        """Yield what comes from several relays in turns, so that all of them work at once."""
+        """Yield frames from several relays in turns, so that all of them work at once."""
         running: dict[int, Frames] = {}
         try:
             for relay, chunks in groups.items():
@@ -307,7 +309,7 @@ class RelaySet:
                 frames.close()
 
     def _next_of(self, relay: int, running: dict[int, Frames]) -> tuple[int, Frame | None] | None:
-        """Return the next frame of a relay; one that ends or fails runs no more."""
+        """Return the next frame of a relay; remove it from `running` when it ends or fails."""
         try:
             return next(running[relay])
         except StopIteration:
@@ -326,7 +328,7 @@ class RelaySet:
         return False
 
     def _is_introduced(self, relay: int, key: UpdateKey) -> bool:
-        """Whether a relay knows the chunks of a seed; one that did not give it is asked for it."""
+        """Whether a relay knows the chunks of a snapshot; if it did not make it, ask it for it."""
         if key not in self._seeds or self._seeds[key][0] == relay:
             return True
         seed = self._seeds[key][1]

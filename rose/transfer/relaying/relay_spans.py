@@ -1,4 +1,4 @@
-"""Spans at a relay: merged from what is here, and believed only if they are what was signed."""
+"""Merged deltas at a relay: made from local updates, and verified by signed manifests."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -12,16 +12,15 @@ Held: TypeAlias = Callable[[UpdateKey, int], bytes | None]
 
 
 def rebuilt(chunks: Iterable[Chunk], parts: Sequence[Manifest], held: Held) -> dict[int, bytes]:
-    """Return the frames of a span that can be made of shorter updates, by tile.
+    """Return the frames of a merged delta that can be made from shorter updates, by tile.
 
-    A merge gives the bytes that the publisher's merge gave, so the SHA-256 of a chunk says whether
-    it is that chunk. Those that are not, or whose parts are not all here or coded for a link, are
-    left out.
+    A merge gives the same bytes as the publisher's, so the SHA-256 of a chunk verifies it. Chunks
+    that do not match, and those with missing or STRAT-encoded parts, are left out.
 
     Args:
-        chunks: of the span.
-        parts: updates that lead where it leads, in order.
-        held: gives their frames.
+        chunks: chunks of the merged delta.
+        parts: updates with the same start and end, in order.
+        held: returns their frames.
     """
     made: dict[int, bytes] = {}
     tiles_of = [(part.key, {chunk.tile for chunk in part.chunks}) for part in parts]
@@ -42,5 +41,5 @@ def _merged(frames: Sequence[bytes]) -> bytes | None:
         for delta in others:
             merged = delta_merge(merged, delta)
     except (CorruptData, InvalidArgument):
-        return None  # such as what was coded for a link: only its base can read that
+        return None  # such as a STRAT delta, which only its base can decode
     return merged.to_bytes()

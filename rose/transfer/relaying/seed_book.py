@@ -1,4 +1,4 @@
-"""The seeds that a relay forwarded, so that their chunks can be asked for, and given again."""
+"""The snapshots that a relay forwarded, so that their chunks can be requested again."""
 
 import threading
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.units import GIB
 
-# Of whole tiles.
+# Limit for whole tiles.
 WHOLE_BYTES_MAX: Final = GIB
-# One for each rank of a cluster that joins at once; of their fields, as many as 600 MB hold.
+# One per rank of a cluster that joins at once; their fields take at most about 600 MB.
 SEEDS_MAX: Final = 64
 FIELDS_MAX: Final = 1 << 22
-# Seeds of no tiles, which only say what a version is.
+# Snapshots without tiles, which only give a version's digests.
 SURVEYS_MAX: Final = 16
 
 
 class SeedBook:
-    """Manifests of the latest seeds, and a store for whole tiles.
+    """Manifests of the latest snapshots, and a store for whole tiles.
 
     Any thread may call; the lock guards the manifests.
     """
@@ -30,7 +30,7 @@ class SeedBook:
         self._seeds: dict[tuple[int, tuple[int, ...]], Manifest] = {}  # the oldest first
 
     def note(self, seed: Manifest) -> None:
-        """Take a seed that was forwarded."""
+        """Record a forwarded snapshot."""
         name = (seed.version.n, tuple(chunk.tile for chunk in seed.chunks))
         with self._lock:
             self._seeds.pop(name, None)
@@ -38,9 +38,10 @@ class SeedBook:
             self._drop_beyond(is_survey=not seed.chunks)
 
     def _drop_beyond(self, *, is_survey: bool) -> None:
-        """Drop the oldest seeds, or the oldest surveys; the newest one stays.
+        """Drop the oldest snapshots, or the oldest surveys; the newest one stays.
 
-        A survey drops no seed: it is asked for often, and somebody pulls a seed's chunks.
+        Surveys, which are requested often, do not displace snapshots, whose chunks are still
+        pulled.
         """
         alike = [name for name, one in self._seeds.items() if is_survey != bool(one.chunks)]
         left, most = len(alike), SURVEYS_MAX if is_survey else SEEDS_MAX
@@ -51,7 +52,7 @@ class SeedBook:
             left, fields = left - 1, fields - _fields_of(self._seeds.pop(name))
 
     def find(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Return a seed of a version with just these tiles; of the latest one where n is None."""
+        """Return a snapshot with exactly these tiles, of version n or for None the latest."""
         with self._lock:
             found = [
                 seed
@@ -61,7 +62,7 @@ class SeedBook:
         return max(found, key=lambda one: one.version.n) if found else None
 
     def chunks(self, key: UpdateKey) -> Manifest | None:
-        """Return a manifest with the chunks of all seeds of a version; nobody signed it."""
+        """Return an unsigned manifest with the chunks of all snapshots of a version."""
         with self._lock:
             seeds = [seed for seed in self._seeds.values() if seed.key == key]
         if not seeds:
@@ -70,18 +71,18 @@ class SeedBook:
         return replace(seeds[-1], chunks=tuple(chunks[tile] for tile in sorted(chunks)), mac=b"")
 
     def forget(self, key: UpdateKey) -> None:
-        """Drop the seeds of a version; whole tiles that are here stay."""
+        """Drop the snapshots of a version; its whole tiles stay."""
         with self._lock:
             self._seeds = {name: one for name, one in self._seeds.items() if one.key != key}
 
     def clear(self) -> None:
-        """Drop all seeds and all whole tiles."""
+        """Drop all snapshots and whole tiles."""
         with self._lock:
             self._seeds.clear()
         self.store.clear()
 
     def trim(self) -> None:
-        """Keep to the limit: the newest version's tiles stay longest."""
+        """Enforce the limit: the newest version's tiles stay longest."""
         self.store.trim(WHOLE_BYTES_MAX)
 
 

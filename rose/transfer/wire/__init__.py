@@ -1,1 +1,1 @@
-"""Between processes: control by gRPC, chunks by TCP, and who may talk."""
+"""Between processes: control by gRPC, chunks by TCP, and access rules."""

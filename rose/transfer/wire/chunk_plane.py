@@ -1,8 +1,7 @@
-"""Chunks over TCP: threads of the C++ core move the bytes, and hold no lock of Python's meanwhile.
+"""Chunks over TCP, moved by threads of the C++ core without Python's lock.
 
-A receiver lives in a serving process, where a loop in Python that wakes for every piece of a frame
-would take the interpreter's lock from serving. Bytes: `docs/protocol.md`, "Weights between
-processes".
+A receiver runs in a serving process, where a Python loop that wakes for every piece of a frame
+would take the GIL from serving. Bytes: `docs/protocol.md`, "Weights between processes".
 """
 
 from collections import deque
@@ -20,18 +19,18 @@ from rose.units import MIB
 
 STREAMS: Final = 4
 TIMEOUT_S: Final = 10.0
-# What is on its way at most, in memory where it stays when it came: with more of it a loopback is
-# slower. More is asked for once an eighth of it has come, so the rest, 56 MiB, keeps 10 Gb/s busy
-# at 40 ms from ask to answer.
+# Most bytes in flight, in the memory where they stay; more makes a loopback slower. More is
+# requested once an eighth has arrived, so the rest, 56 MiB, keeps 10 Gb/s busy at a latency of 40
+# ms.
 AHEAD_BYTES: Final = 64 * MIB
 AHEAD_CHUNKS: Final = 1024
 _MS_PER_S: Final = 1000.0
 
 
 def core_files(tls: TlsFiles | None) -> _core.TlsFiles | None:
-    """Return certificates as the core takes them: TLS 1.3, and both sides show one.
+    """Return certificates for the core: TLS 1.3, with certificates on both sides.
 
-    A client takes only a server whose certificate is for the host that it connects to.
+    A client accepts only a server whose certificate is for the host it connects to.
     """
     if tls is None:
         return None
@@ -39,19 +38,19 @@ def core_files(tls: TlsFiles | None) -> _core.TlsFiles | None:
 
 
 class _Ahead:
-    """What is wanted: which of it is on its way, and when to ask for more."""
+    """Wanted chunks: those in flight, and when to request more."""
 
     def __init__(self, wanted: Sequence[Chunk]) -> None:
         self._waiting = deque(wanted)
         self._nbytes = 0
-        self.sizes: dict[int, int] = {}  # of what is on its way, by tile
+        self.sizes: dict[int, int] = {}  # bytes in flight, by tile
 
     @property
     def has_more(self) -> bool:
         return bool(self._waiting or self.sizes)
 
     def portion(self) -> list[Chunk]:
-        """Return what to ask for now: nothing while most of what may be on its way is."""
+        """Return the chunks to request now; none while most of the limit is in flight."""
         portion: list[Chunk] = []
         if 8 * self._nbytes > 7 * AHEAD_BYTES or 8 * len(self.sizes) > 7 * AHEAD_CHUNKS:
             return portion
@@ -75,16 +74,16 @@ class ChunkClient(Closing):
     One thread at a time iterates `chunks`; any thread may call `cancel` and `close`.
 
     Args:
-        host: of the server, a name or an address.
-        port: of the server.
-        token: of the server.
-        tls: None for bytes in the clear: on loopback only.
-        timeout_s: without a byte, before a connection is given up. A server that parks asks must
-            park them for less.
+        host: name or address of the server.
+        port: port of the server.
+        token: token of the server.
+        tls: certificates; None for plain TCP, on loopback only.
+        timeout_s: silence after which a connection is given up, in seconds. A server must answer
+            parked requests sooner.
 
     Raises:
-        InvalidArgument: the token, a number or a file of TLS is none.
-        Unavailable: the host has no address, or the machine no libssl.so.3.
+        InvalidArgument: the token, a number or a TLS file is invalid.
+        Unavailable: the host cannot be resolved, or the machine has no libssl.so.3.
     """
 
     def __init__(
@@ -107,17 +106,17 @@ class ChunkClient(Closing):
         )
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Yield (tile, frame) in the order they come; None for what is kept no more.
+        """Yield (tile, frame) in order of arrival; None for chunks no longer kept.
 
-        Frames arrive in the bytes objects that are yielded: nothing is copied. Close the generator,
-        or exhaust it, before the next: what is on its way then is given up.
+        Frames are received into the bytes objects that are yielded, without a copy. Close or
+        exhaust the generator before the next call; closing gives up chunks in flight.
 
         Raises:
-            InvalidArgument: a tile is wanted twice.
+            InvalidArgument: a tile is listed twice.
             Unavailable: the server cannot be reached, broke off twice without a chunk in between,
-                or somebody cancelled. What came is good.
-            DeadlineExceeded: no byte came for `timeout_s`.
-            CorruptData: what came is no answer, or no frame of the size that was published.
+                or the pull was cancelled. Earlier frames are good.
+            DeadlineExceeded: no byte arrived for `timeout_s`.
+            CorruptData: the answer is invalid, or a frame has another size than published.
         """
         if len({chunk.tile for chunk in wanted}) != len(wanted):
             raise InvalidArgument("a tile is wanted twice")
@@ -127,7 +126,7 @@ class ChunkClient(Closing):
                 if portion := ahead.portion():
                     tiles = [chunk.tile for chunk in portion]
                     self._client.fetch(key.n, key.base_n, tiles, [one.nbytes for one in portion])
-                # Twice: the core's own verdict about a connection that is silent comes first.
+                # Twice: the core itself detects a silent connection first.
                 arrived = self._client.next(2 * self._timeout_ms)
                 if arrived is None:
                     raise Unavailable("the fetch was cancelled")
@@ -138,9 +137,9 @@ class ChunkClient(Closing):
                 self._client.cancel()
 
     def cancel(self) -> None:
-        """Give up what is on its way: whoever iterates gets `Unavailable`."""
+        """Give up chunks in flight: a running iteration raises `Unavailable`."""
         self._client.cancel()
 
     def close(self) -> None:
-        """Cancel for good, hang up and join the thread; once is enough."""
+        """Cancel for good, disconnect and join the thread; call it once."""
         self._client.close()

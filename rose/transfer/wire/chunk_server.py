@@ -1,4 +1,4 @@
-"""The chunk plane of a weight server: what receivers ask for and the plane has not, it looks up."""
+"""The chunk server of a weight server: finds the requested chunks in a shelf."""
 
 import threading
 from contextlib import suppress
@@ -12,30 +12,29 @@ from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire.chunk_plane import core_files
 from rose.transfer.wire.security import TlsFiles
 
-# How long an ask waits for whoever has the chunk: a relay may have to fetch it. Less than a client
-# waits for a byte.
+# Longest wait for a chunk, which a relay may have to fetch; less than a client's timeout.
 PARK_MS: Final = 8000.0
-# Of all receivers; a receiver has several.
+# Limit for all receivers; a receiver has several.
 CONNECTIONS_MAX: Final = 64
-# As many asks as can be looked up at once: one that takes long delays no other.
+# Requests served at once, so a slow one does not delay the others.
 ANSWERERS: Final = 4
 _LOOK_MS: Final = 60_000.0
-# A bug that comes back at once must not take a core.
+# Pause, so that a bug that repeats does not take a whole core.
 _BREATH_S: Final = 0.1
-# What the world does to who looks a chunk up: the receiver asks again.
+# Environment failures of a lookup: the receiver asks again.
 _WORLD: Final = (RoseError, MemoryError)
 
 
 class ChunkServer:
-    """Answers for chunks of a log until it is closed.
+    """Serves the chunks of a log until it is closed.
 
-    Bytes are moved by a thread of the core; a thread of Python only says which frame it is.
+    A thread of the core moves the bytes; a Python thread only finds the frames.
 
     Args:
-        served: has the chunks.
-        token: that every peer must present first.
-        host: an address of this machine; the port is any that is free.
-        tls: certificates that both sides show; None: loopback only.
+        served: shelf with the chunks.
+        token: token that every peer must present first.
+        host: address of this machine; any free port is used.
+        tls: certificates for both sides; None for loopback only.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class ChunkServer:
         self._threads.append(thread)  # after it was started: `close` joins what is here
 
     def _begin_again(self, _failure: BaseException) -> None:
-        """Have others answered; who asked what failed is refused when its time is over."""
+        """Replace a failed thread; its request is refused when its time is over."""
         if not self._is_closing.wait(_BREATH_S):
             self._begin()
 
@@ -75,7 +74,7 @@ class ChunkServer:
         """Break off all connections and join all threads."""
         self._is_closing.set()
         self._plane.close()
-        while self._threads:  # One that failed may still begin another.
+        while self._threads:  # One that failed may still start another.
             self._threads.pop().join()
 
     def _answer(self) -> None:
@@ -93,4 +92,4 @@ class ChunkServer:
             self._plane.refuse(key.n, key.base_n, tile)
         with suppress(*_WORLD):
             for _ in range(1, asked):
-                self._served.chunk(key, tile)  # looked up once for several, and sent to each
+                self._served.chunk(key, tile)  # counted once per request

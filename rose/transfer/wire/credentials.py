@@ -1,4 +1,4 @@
-"""Security as gRPC takes it: ports and channels, with certificates of both sides or on loopback."""
+"""Security for gRPC: ports and channels, with certificates on both sides or on loopback."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -9,22 +9,22 @@ from rose.addresses import spelled
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.transfer.wire.security import Security, TlsFiles
 
-# What the handshake says when one side does not like the other's certificate.
+# Handshake errors that mean a refused certificate.
 _REFUSED: Final = ("CERTIFICATE_VERIFY_FAILED", "erification", "SSL_ERROR_SSL")
 _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),  # loopback
-    ("grpc.use_local_subchannel_pool", 1),  # a server that is gone leaves no back-off to its heir
+    ("grpc.use_local_subchannel_pool", 1),  # a new server does not inherit an old back-off
 )
 
 
 def add_port(server: Any, host: str, port: int, security: Security) -> int:
-    """Let a gRPC server listen; return the port.
+    """Add a port to a gRPC server; return its number.
 
     Raises:
-        Unavailable: it is taken.
+        Unavailable: the port is taken.
         InvalidArgument: a certificate cannot be read.
     """
     where = spelled(host, port)
@@ -41,11 +41,11 @@ def add_port(server: Any, host: str, port: int, security: Security) -> int:
             )
         )
     except RuntimeError as error:
-        raise Unavailable(f"port {port} of {host} cannot be listened on: {error}") from error
+        raise Unavailable(f"cannot listen on port {port} of {host}: {error}") from error
 
 
 def open_channel(host: str, port: int, security: Security, reply_bytes_max: int) -> Any:
-    """Return a channel to a server; it connects when it is used.
+    """Return a channel to a server; it connects on first use.
 
     Raises:
         InvalidArgument: a certificate cannot be read.
@@ -60,21 +60,21 @@ def open_channel(host: str, port: int, security: Security, reply_bytes_max: int)
 
 
 def failure_of(who: str, what: str, error: Any) -> RoseError:
-    """Return what a failed call is for its caller.
+    """Return the error to raise for a failed call.
 
     Args:
-        who: was called, for sentences.
-        what: it was asked for, likewise.
-        error: of gRPC.
+        who: name of the callee, for messages.
+        what: name of the request, for messages.
+        error: exception of gRPC.
     """
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return Unavailable(f"{who} wants another token")
-    if code is grpc.StatusCode.INVALID_ARGUMENT:  # to ask again would change nothing
-        return InvalidArgument(f"{who} does not take {what}: {details}")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:  # a retry would not help
+        return InvalidArgument(f"{who} refuses {what}: {details}")
     if code is grpc.StatusCode.UNAVAILABLE and any(one in details for one in _REFUSED):
         return Unavailable(
-            f"{who} and this process do not take each other's certificates: {details}"
+            f"{who} and this process do not accept each other's certificates: {details}"
         )
     name = "" if code is None else code.name
     return Unavailable(f"{who} did not answer {what}: {name} {details}".strip())

@@ -1,6 +1,6 @@
-"""Manifests as protobuf, for peers, disks and signatures alike.
+"""Manifests as protobuf, for peers, disks and signatures.
 
-Tiles are in columns, so that very many of them are read in one go.
+Tiles are in columns, so that many of them decode in one go.
 """
 
 import struct
@@ -24,7 +24,7 @@ _DIGEST: Final = struct.Struct("<2Q")
 
 
 def to_bytes(one: Manifest, *, is_signed: bool = True) -> bytes:
-    """Return a manifest as bytes; without its MAC where they are what is signed."""
+    """Encode a manifest; for the signature, without its MAC."""
     message = manifest_to(one)
     if not is_signed:
         message.ClearField("mac")
@@ -32,10 +32,10 @@ def to_bytes(one: Manifest, *, is_signed: bool = True) -> bytes:
 
 
 def from_bytes(content: bytes) -> Manifest:
-    """Read a manifest.
+    """Decode a manifest.
 
     Raises:
-        CorruptData: these bytes are none.
+        CorruptData: the bytes are not a manifest.
     """
     try:
         return manifest_of(pb.Manifest.FromString(content))
@@ -47,7 +47,7 @@ def manifest_to(one: Manifest) -> Any:
     """Return a manifest as its message.
 
     Raises:
-        ValueError: a field does not fit.
+        ValueError: a field is out of range.
     """
     chunks = one.chunks
     return pb.Manifest(
@@ -70,18 +70,18 @@ def manifest_to(one: Manifest) -> Any:
 
 
 def manifest_of(message: Any) -> Manifest:
-    """Read a manifest.
+    """Convert a message to a manifest.
 
     Raises:
-        InvalidArgument: the sentence says what no manifest has.
+        InvalidArgument: a field is invalid; the message names it.
     """
     chunks = len(message.chunk_tile)
     if max(chunks, len(message.tile_digests) // _DIGEST.size) > TILES_MAX:
         raise InvalidArgument(f"a manifest has more than {TILES_MAX} tiles")
     if not message.HasField("version") or len(message.layout) != _LAYOUT_BYTES:
-        raise InvalidArgument("a manifest has no version, or no layout")
+        raise InvalidArgument("a manifest needs a version and a layout")
     if len(message.mac) > MAC_BYTES_MAX:
-        raise InvalidArgument(f"a MAC of {len(message.mac)} bytes")
+        raise InvalidArgument(f"a MAC has at most {MAC_BYTES_MAX} bytes, got {len(message.mac)}")
     return Manifest(
         version=_version_of(message.version),
         base=_version_of(message.base) if message.HasField("base") else None,
@@ -117,7 +117,7 @@ def digest_bytes(digest: Digest) -> bytes:
     """Return a digest as 16 bytes.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: a part is not a 64-bit number.
     """
     return digests_bytes([digest])
 
@@ -126,10 +126,10 @@ def as_digest(content: bytes) -> Digest:
     """Read 16 bytes as a digest.
 
     Raises:
-        InvalidArgument: they are not as many.
+        InvalidArgument: not 16 bytes.
     """
     if len(content) != _DIGEST.size:
-        raise InvalidArgument(f"a digest of {len(content)} bytes")
+        raise InvalidArgument(f"a digest must have {_DIGEST.size} bytes, got {len(content)}")
     first, second = _DIGEST.unpack(content)
     return first, second
 
@@ -138,22 +138,24 @@ def digests_bytes(digests: Sequence[Digest]) -> bytes:
     """Return digests as a column.
 
     Raises:
-        InvalidArgument: one is none.
+        InvalidArgument: a part is not a 64-bit number.
     """
     try:
         return struct.pack(f"<{2 * len(digests)}Q", *chain.from_iterable(digests))
     except struct.error as error:
-        raise InvalidArgument(f"what is sent as digests are none: {error}") from error
+        raise InvalidArgument(f"digests must be 64-bit numbers: {error}") from error
 
 
 def as_digests(content: bytes) -> list[Digest]:
     """Read a column of digests.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: not a multiple of 16 bytes.
     """
     if len(content) % _DIGEST.size:
-        raise InvalidArgument(f"digests of {len(content)} bytes")
+        raise InvalidArgument(
+            f"digests need a multiple of {_DIGEST.size} bytes, got {len(content)}"
+        )
     return list(_DIGEST.iter_unpack(content))
 
 

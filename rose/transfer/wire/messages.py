@@ -1,7 +1,7 @@
-"""What receivers, relays and publishers say to each other, and its bytes: protobuf, checked.
+"""Messages between receivers, relays and publishers, as checked protobuf.
 
-The values are dataclasses; `rose/transfer/wire/proto/weights.proto` says what crosses. Whatever
-comes is either such a value or refused: nothing of protobuf is seen outside of this module.
+The values are dataclasses; `rose/transfer/wire/proto/weights.proto` defines the bytes. Received
+bytes become such a value or are refused: protobuf objects never leave this module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +27,11 @@ from rose.transfer.wire.proto import weights_pb2 as pb
 FORMAT: Final = 4
 SERVICE: Final = "rose.transfer.Weights"
 PARTS_SERVICE: Final = "rose.transfer.Parts"
-TOKEN_KEY: Final = "rose-token"  # of the call's metadata
-REQUEST_BYTES_MAX: Final = 1 << 20  # a seed of some 200,000 tiles
-REPLY_BYTES_MAX: Final = 64 << 20  # manifests of a million tiles together
+TOKEN_KEY: Final = "rose-token"  # in the call's metadata
+REQUEST_BYTES_MAX: Final = 1 << 20  # a snapshot request of some 200,000 tiles
+REPLY_BYTES_MAX: Final = 64 << 20  # manifests with a million tiles in total
 PART_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64
-PART_TILES_MAX: Final = 1 << 17  # in one message of digests, or of a question
+PART_TILES_MAX: Final = 1 << 17  # in one message of digests, or one request
 
 NAME_MAX: Final = 256
 LABEL_MAX: Final = 4096
@@ -49,7 +49,7 @@ C = TypeVar("C", bound=Sequence[Any])
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Ask who serves, or say that something was heard."""
+    """Request the server's identity, or acknowledge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RelayPlace:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a checkpoint, with its dtype as the header of a safetensors file names it."""
+    """A tensor of a checkpoint; the dtype is named as in safetensors headers."""
 
     name: str
     dtype: str
@@ -71,15 +71,15 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
-    """Who serves, and what receiving from it takes.
+    """The server's identity, and what a receiver needs to know.
 
     Args:
-        name: of who serves.
+        name: name of the server.
         role: one of `ROLES`.
-        layout: how the weights are cut, 64 hexadecimal digits; "" while that is not known.
-        chunk_port: of the same host.
-        relays: that tiles land at.
-        tensors: of the checkpoint that the weights are, in its order; () where they are none.
+        layout: layout id, 64 hexadecimal digits; "" if unknown.
+        chunk_port: port for chunks, on the same host.
+        relays: relays with their landing tiles.
+        tensors: tensors of the checkpoint, in its order; () if the weights are not a checkpoint.
     """
 
     name: str
@@ -92,7 +92,7 @@ class HelloReply:
 
 @dataclass(frozen=True, slots=True)
 class KeptHello:
-    """What a relay keeps on its disk of what upstream said: a `HelloReply`, and its SHA-256."""
+    """A relay's copy on disk of upstream's `HelloReply`, and its SHA-256."""
 
     hello: bytes
     sha256: bytes
@@ -100,13 +100,13 @@ class KeptHello:
 
 @dataclass(frozen=True, slots=True)
 class WaitRequest:
-    """Ask for versions above a number, and wait for one.
+    """Request versions above a number, and wait for one.
 
     Args:
-        after_n: the number.
-        timeout_ms: how long to wait.
-        after_base_n: of the last update that a reply had room for, which led to `after_n`; then it
-            is what follows that one, and nobody waits.
+        after_n: number of the newest known version.
+        timeout_ms: longest wait.
+        after_base_n: base of the last update of a partial reply, which led to `after_n`; then the
+            reply continues after that update, without waiting.
     """
 
     after_n: int
@@ -116,7 +116,7 @@ class WaitRequest:
 
 @dataclass(frozen=True, slots=True)
 class SeedRequest:
-    """Ask for a version, the newest where n is None, with some tiles whole."""
+    """Request a snapshot with some tiles, of version n or for None the newest."""
 
     n: int | None
     tiles: tuple[int, ...]
@@ -124,10 +124,10 @@ class SeedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestsReply:
-    """Answer both: what there is, and the port of this host that gives the chunks.
+    """Answer to both requests: manifests, and the port of this host for chunks.
 
-    To a `SeedRequest` it is the seed, or nothing where it cannot be made. To a `WaitRequest` as
-    much as fits, ascending; `is_more` says that there is more behind it.
+    For a `SeedRequest`, the snapshot, or nothing if it cannot be made. For a `WaitRequest`, the
+    manifests that fit, ascending; `is_more` says whether more follow.
     """
 
     manifests: tuple[Manifest, ...]
@@ -137,7 +137,7 @@ class ManifestsReply:
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """Say what came of a version."""
+    """Report the result of a version."""
 
     receiver: str
     n: int
@@ -147,16 +147,16 @@ class ReportRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartAsk:
-    """What every call of a part begins with.
+    """Common fields of all calls to a part.
 
     Args:
-        session: of the publisher; whoever opens another one ends it.
-        number: of the newest pack that was asked for, this one included; a call with a lower one
-            than the rank has heard was given up, and says nothing.
-        kept: of the newest pack that the log has; one that is packed and not kept is taken back.
-        layout: how the publisher cuts the weights, of `Open`; else "".
-        label: names the weights, of `Open` and `Pack`; else "".
-        tiles: ascending, of `Whole`; else ().
+        session: number of the publisher's session; opening another one ends it.
+        number: number of the newest pack requested, including this call; a call with a lower number
+            than the rank has seen was given up, and is ignored.
+        kept: number of the newest pack in the log; a later pack that was not kept is undone.
+        layout: publisher's layout id, in `Open`; else "".
+        label: name of the weights, in `Open` and `Pack`; else "".
+        tiles: tiles, ascending, in `Whole`; else ().
     """
 
     session: int
@@ -175,10 +175,12 @@ class PartDigests:
     digests: tuple[Digest, ...]
 
     def __post_init__(self) -> None:
-        """Refuse tiles without a digest, and digests of no tile."""
+        """Check that each tile has a digest."""
         _at_most(self.digests, PART_TILES_MAX, "digests")
         if len(self.tiles) != len(self.digests):
-            raise InvalidArgument(f"{len(self.tiles)} tiles have {len(self.digests)} digests")
+            raise InvalidArgument(
+                f"{len(self.tiles)} tiles need as many digests, got {len(self.digests)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +192,10 @@ class PartFrame:
 
 
 def encode(message: object) -> bytes:
-    """Return a message as bytes.
+    """Encode a message.
 
     Raises:
-        InvalidArgument: a field does not fit, such as a name that is no text.
+        InvalidArgument: a field is invalid, such as a name that is not text.
     """
     kind = _KINDS[type(message)]
     try:
@@ -203,11 +205,11 @@ def encode(message: object) -> bytes:
 
 
 def decode(kind: type[T], content: bytes) -> T:
-    """Read a message.
+    """Decode a message.
 
     Raises:
-        CorruptData: the bytes are no such message.
-        InvalidArgument: it is of another version.
+        CorruptData: the bytes are not such a message.
+        InvalidArgument: another version of the format.
     """
     try:
         message = _KINDS[kind].FromString(content)
@@ -225,13 +227,13 @@ def decode(kind: type[T], content: bytes) -> T:
 
 
 def _fields_of(message: Any) -> dict[str, Any]:
-    """Return the fields of a value as its message takes them; None is left out there."""
+    """Return the fields of a value for its message, which omits None."""
     names = [one.name for one in fields(message)]
     return {name: _SENT.get(name, _same)(getattr(message, name)) for name in names}
 
 
 def _received(message: Any, name: str) -> Any:
-    """Return a field of a message as its value takes it; None where it was left out."""
+    """Return a field of a message for its value; None if it was omitted."""
     is_optional = message.DESCRIPTOR.fields_by_name[name].has_presence
     if is_optional and not message.HasField(name):
         return None
@@ -242,7 +244,7 @@ def _same(value: object) -> object:
     return value
 
 
-# How fields are sent that are not what their message takes.
+# Conversions of fields whose value differs from the message's.
 _SENT: Final[Mapping[str, Callable[[Any], object]]] = {
     "layout": bytes.fromhex,
     "digest": digest_bytes,
@@ -255,13 +257,13 @@ _SENT: Final[Mapping[str, Callable[[Any], object]]] = {
 
 def _role(text: str) -> str:
     if text not in ROLES:
-        raise InvalidArgument(f"role '{text:.32}' is none")
+        raise InvalidArgument(f"role '{text:.32}' must be one of {', '.join(ROLES)}")
     return text
 
 
 def _layout(content: bytes) -> str:
     if len(content) not in (0, _LAYOUT_BYTES):
-        raise InvalidArgument(f"a layout of {len(content)} bytes")
+        raise InvalidArgument(f"a layout must have {_LAYOUT_BYTES} bytes, got {len(content)}")
     return content.hex()
 
 
@@ -286,7 +288,7 @@ def _manifests(column: Sequence[Any]) -> tuple[Manifest, ...]:
 def _tiles(column: Sequence[int]) -> tuple[int, ...]:
     tiles = tuple(column)
     if any(one >= other for one, other in pairwise(tiles)):
-        raise InvalidArgument("the tiles are not in order, each once")
+        raise InvalidArgument("tiles must be ascending, each once")
     return tiles
 
 
@@ -300,13 +302,13 @@ def _label(text: str) -> str:
 
 def _number(value: int) -> int:
     if value > _N_MAX:
-        raise InvalidArgument(f"{value} is more than any number here")
+        raise InvalidArgument(f"{value} is more than {_N_MAX}")
     return value
 
 
 def _port(value: int) -> int:
     if value >= 1 << 16:
-        raise InvalidArgument(f"{value} is no port")
+        raise InvalidArgument(f"port {value} must be below 65536")
     return value
 
 
@@ -316,7 +318,7 @@ def _at_most(column: C, most: int, what: str) -> C:
     return column
 
 
-# How fields are read, and refused, that a value does not take as they come.
+# Conversions and checks of received fields.
 _RECEIVED: Final[Mapping[str, Callable[[Any], object]]] = {
     "chunk_port": _port,
     "digest": as_digest,
@@ -333,7 +335,7 @@ _RECEIVED: Final[Mapping[str, Callable[[Any], object]]] = {
     "tiles": _tiles,
 }
 
-# The message of each value, of the same name.
+# Message type of each value type, by name.
 _KINDS: Final[Mapping[type[Any], Any]] = {
     kind: getattr(pb, kind.__name__)
     for kind in (

@@ -1,4 +1,4 @@
-"""The part of one rank of a trainer: packed where its weights are, for a publisher elsewhere."""
+"""The part of one trainer rank: packed where its weights are, for a remote publisher."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,36 +13,35 @@ from rose.transfer.wire import messages
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, streamed
 
-# One publisher calls, and one that took its place while the calls of the other run out.
+# One publisher, and its successor while calls of the first end.
 _CALLS_MAX: Final = 4
 
-# A rank's tiles by name: of a step, or of a checkpoint. All ranks know the same names. Raises
-# `Unavailable` where the rank does not have them, now or any more. Threads of the server call it,
-# and a call that was given up keeps its thread until this returns.
+# Returns a rank's tiles by a name that all ranks know: of a step, or of a checkpoint. Raises
+# `Unavailable` if the rank does not have them. Server threads call it; a cancelled call keeps its
+# thread until this returns.
 LabelledWeights: TypeAlias = Callable[[str], TileViews]
 
 
 class PartServer(Closing):
     """Serves one rank's part until it is closed.
 
-    The shadow is here and the log is the publisher's: what a pack changed is undone unless the
-    publisher says, with whatever it calls next, that its log has it. It opens a part with the
-    shadow that a name stands for, so ranks that lived on and such that were started again begin
-    from the same step.
+    The shadow is here and the log is the publisher's: a pack is undone unless the publisher's next
+    call says that its log has it. The publisher opens a part by naming the weights of the shadow,
+    so surviving and restarted ranks begin from the same step.
 
-    The lock guards the shadow and the session. It is held while tiles are packed, and over no wait.
+    The lock guards the shadow and the session. It is held while tiles are packed, but over no wait.
 
     Args:
-        owned: the tiles that are this rank's to send, ascending.
-        tiles: how all weights are cut.
-        weights: returns those of this rank, to be read; the shadow is a copy.
-        address: on loopback, or of any machine with `tls`; port 0 for any that is free.
+        owned: indices of this rank's tiles to send, ascending.
+        tiles: all tiles of the weights.
+        weights: returns this rank's weights by name; only read, the shadow is a copy.
+        address: host and port, on loopback unless `tls` is given; port 0 for any free one.
         token: 64 hexadecimal digits; None makes a new one.
-        tls: certificates that both sides show.
-        threads: that pack.
+        tls: certificates for both sides.
+        threads: threads that pack.
 
     Raises:
-        InvalidArgument: as of `serve`.
+        InvalidArgument: see `serve`.
         Unavailable: the port is taken.
     """
 
@@ -63,8 +62,8 @@ class PartServer(Closing):
         self._lock = threading.Lock()
         self._session: int | None = None
         self._contributor: Contributor | None = None
-        self._newest = 0  # pack that the publisher has asked for
-        self._pending: tuple[int, Part] | None = None  # packed, and neither kept nor taken back
+        self._newest = 0  # number of the newest requested pack
+        self._pending: tuple[int, Part] | None = None  # packed, neither kept nor undone
         self._is_sound = False
         host, port = self._security.place(address)
         methods = {
@@ -89,18 +88,18 @@ class PartServer(Closing):
 
     @property
     def token(self) -> str:
-        """Return what a publisher must present, in hexadecimal digits."""
+        """Return the token that a publisher must present, in hexadecimal digits."""
         return self._security.token.hex()
 
     def close(self) -> None:
-        """Break off all calls and join their threads, in `CLOSE_S` of `TokenServer` at most."""
+        """Break off all calls and join their threads, within `CLOSE_S` of `TokenServer`."""
         self._server.close()
 
     # ---- the four methods: each yields messages
 
     def _open(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
         if ask.layout != self._tiles.layout:
-            raise InvalidArgument("the publisher cuts the weights otherwise than this rank")
+            raise InvalidArgument("the publisher has another layout than this rank")
         views = self._weights(_label(ask))
         shadow = ShardViews({tile: (_copied(views.bits(tile)),) for tile in self._owned})
         with self._lock:
@@ -116,11 +115,11 @@ class PartServer(Closing):
     def _pack(self, ask: messages.PartAsk, context: Any) -> Iterator[object]:
         new = self._weights(_label(ask))
         if not context.is_active():
-            raise Unavailable(f"nobody waits for the weights of '{ask.label}' any more")
+            raise Unavailable(f"the caller no longer waits for the weights of '{ask.label}'")
         part = Part()
         with self._lock:
             contributor = self._settled(ask)
-            self._pending = ask.number, part  # first: whatever is changed is taken back
+            self._pending = ask.number, part  # first, so that any change is undone
             contributor.pack(new, part)
         for tile, frame in part.frames.items():
             yield messages.PartFrame(tile, frame)
@@ -134,26 +133,26 @@ class PartServer(Closing):
         if not set(ask.tiles) <= set(self._owned):
             raise InvalidArgument("these tiles are of another rank")
         for tile in ask.tiles:
-            with self._lock:  # for each: a new session does not wait for whoever reads slowly
+            with self._lock:  # per tile: a new session does not wait for a slow reader
                 [(_, frame)] = self._settled(ask).whole((tile,))
             yield messages.PartFrame(tile, frame)
 
     def _settled(self, ask: messages.PartAsk) -> Contributor:
-        """Keep the last pack or take it back, as the publisher says.
+        """Keep or undo the last pack, as the publisher says.
 
         Raises:
-            Unavailable: another publisher has opened the part, or none has; or the shadow cannot be
-                brought back to where it was.
+            Unavailable: the call is not of the current session, or was given up; or the shadow
+                could not be restored.
         """
         contributor = self._contributor
         if contributor is None or ask.session != self._session:
             raise Unavailable("this rank is not in the publisher's session: open its part again")
-        if ask.number < self._newest:  # what it says of packs is not true any more
-            raise Unavailable("this call was given up: the publisher has gone on")
+        if ask.number < self._newest:  # its statement about packs is outdated
+            raise Unavailable("this call was given up: the publisher has sent a newer one")
         self._newest = ask.number
         if self._pending is not None:
             number, part = self._pending
-            self._is_sound = False  # until it is known to be
+            self._is_sound = False  # until proven
             if number == ask.kept:
                 contributor.keep(part)
                 self._is_sound = True
@@ -161,13 +160,13 @@ class PartServer(Closing):
                 self._is_sound = contributor.take_back(part)
             self._pending = None
         if not self._is_sound:
-            raise Unavailable("what this rank last sent may be no version: open its part again")
+            raise Unavailable("this rank's shadow may be no version: open its part again")
         return contributor
 
 
 def _label(ask: messages.PartAsk) -> str:
     if not ask.label:
-        raise InvalidArgument("the call names no weights")
+        raise InvalidArgument("the call must name the weights")
     return ask.label
 
 

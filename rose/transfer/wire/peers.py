@@ -1,4 +1,4 @@
-"""Who serves: what a weight server answers beside versions."""
+"""The server's identity, as it answers beside versions."""
 
 import threading
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from rose.transfer.wire.messages import ROLES, HelloReply, RelayPlace, TensorEnt
 
 
 class Peers:
-    """What is known of who serves. Any thread asks and fills it.
+    """Identity of a server. Any thread reads and changes it.
 
     Args:
-        name: of who serves.
+        name: name of the server.
         role: one of `ROLES`.
-        layout: how the weights are cut; "" while that is not known.
-        tensors: of the checkpoint that the weights are, where they are one.
+        layout: layout id; "" if unknown.
+        tensors: tensors of the checkpoint, if the weights are one.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Peers:
         self._relays: tuple[RelayPlace, ...] = ()
 
     def hello(self, chunk_port: int) -> HelloReply:
-        """Say who serves."""
+        """Return the answer to `Hello`."""
         with self._lock:
             known = self._layout, chunk_port, self._relays, self._tensors
         return HelloReply(self._name, self._role, *known)
@@ -45,6 +45,6 @@ class Peers:
         tensors: Sequence[TensorEntry] = (),
         relays: Sequence[RelayPlace] = (),
     ) -> None:
-        """Let this be the cut from now on, of these tensors, and these the relays."""
+        """Set layout, tensors and relays."""
         with self._lock:
             self._layout, self._tensors, self._relays = layout, tuple(tensors), tuple(relays)

@@ -1,4 +1,4 @@
-"""A publisher or a relay in another process, of another machine where there are certificates."""
+"""A remote publisher or relay, on another machine if there are certificates."""
 
 import threading
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ class RemoteSource:
     next one connects again.
 
     Args:
-        address: of the server.
-        token: of the server.
-        tls: certificates that both sides show; without them the server is on this machine.
-        timeout_s: for an answer; a wait for versions takes its own time besides.
+        address: host and port of the server.
+        token: token of the server.
+        tls: certificates for both sides; without them the server must be on this machine.
+        timeout_s: longest wait for an answer, in seconds, on top of a wait for versions.
 
     Raises:
-        InvalidArgument: as of `follow`.
+        InvalidArgument: see `follow`.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class RemoteSource:
         self.follow(address, token)
 
     def follow(self, address: str, token: str) -> None:
-        """Go to another server from the next call on; one that is under way breaks off.
+        """Use another server from the next call on; a running call breaks off.
 
         Raises:
             InvalidArgument: the address is not on loopback and there are no certificates, or the
-                token is none.
+                token is invalid.
         """
         if not token:
-            raise InvalidArgument(f"{address} has no token: it is that of the weight server")
+            raise InvalidArgument(f"{address} has no token: pass that of the weight server")
         security = Security(token_bytes(token), self._tls)
         host, port = security.place(address)
         if port == 0:
@@ -77,7 +77,7 @@ class RemoteSource:
         self._hang_up()
 
     def close(self) -> None:
-        """Hang up; calls that are under way break off, and later ones are `Unavailable`."""
+        """Disconnect; running calls break off, and later ones raise `Unavailable`."""
         with self._lock:
             self._is_closed = True
             channel = self._channel
@@ -85,18 +85,18 @@ class RemoteSource:
         self._hang_up()
 
     def break_off(self) -> None:
-        """End a pull of chunks that is under way; later ones go on. Any thread may call."""
+        """End a running pull of chunks; later ones work. Any thread may call."""
         with self._lock:
             chunks = self._chunks
         if chunks is not None:
             chunks.cancel()
 
     def hello(self) -> messages.HelloReply:
-        """Ask who serves.
+        """Ask for the server's identity.
 
         Raises:
-            Unavailable: nobody answers.
-            CorruptData: what came is no answer.
+            Unavailable: no server answers.
+            CorruptData: the answer is invalid.
         """
         content = self._call("Hello", messages.Empty(), self._timeout_s)
         reply = messages.decode(messages.HelloReply, content)
@@ -104,44 +104,44 @@ class RemoteSource:
         return reply
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Ask the server to wait, and for more as long as it has more than fits into a reply."""
+        """Ask the server to wait, and for further pages while there are any."""
         request = messages.WaitRequest(after_n, int(timeout_s * 1000))
         reply = self._manifests("Wait", request, timeout_s + self._timeout_s)
         manifests = list(reply.manifests)
         while reply.is_more:
             if not reply.manifests or len(manifests) > messages.MANIFESTS_MAX:
-                raise CorruptData("the weight server says that there is more, and tells no end")
+                raise CorruptData("the weight server announces ever more manifests")
             last = manifests[-1].key
             reply = self._manifests(
                 "Wait", messages.WaitRequest(last.n, 0, last.base_n), self._timeout_s
             )
             if reply.manifests and reply.manifests[0].key <= last:
-                raise CorruptData("the weight server tells again what it has told")
+                raise CorruptData("the weight server repeats manifests")
             manifests += reply.manifests
         return manifests
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask the server for one; it may have to make it."""
+        """Ask the server for a snapshot, which it may have to make."""
         reply = self._manifests("Seed", messages.SeedRequest(n, tuple(tiles)), _SEED_S)
         manifests = reply.manifests
         if len(manifests) > 1:
-            raise CorruptData("the weight server gave several seeds for one")
+            raise CorruptData("the weight server sent several snapshots for one request")
         return manifests[0] if manifests else None
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
-        """Tell the server.
+        """Send the report.
 
         Raises:
-            InvalidArgument: it does not take that.
-            Unavailable: it cannot be reached.
+            InvalidArgument: the server refuses it.
+            Unavailable: the server cannot be reached.
         """
         request = messages.ReportRequest(receiver, n, is_match, digest)
         messages.decode(messages.Empty, self._call("Report", request, self._timeout_s))
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        """Ask on the chunk connections; where they are is asked first, and again after a failure.
+        """Request chunks; ask for the chunk port first, and again after a failure.
 
-        A server that was started again has its chunks elsewhere.
+        A restarted server has another chunk port.
         """
         if self._chunk_port == 0:
             self.hello()
@@ -158,7 +158,7 @@ class RemoteSource:
             if self._chunks is not None:
                 return self._chunks
             if self._chunk_port == 0 or self._is_closed:
-                raise Unavailable("the weight server did not say where its chunks are")
+                raise Unavailable("the weight server did not name its chunk port")
             self._chunks = ChunkClient(
                 self._host,
                 self._chunk_port,
@@ -169,7 +169,7 @@ class RemoteSource:
             return self._chunks
 
     def _hang_up(self) -> None:
-        """Close the chunk connections; who pulls by them breaks off."""
+        """Close the chunk connections; a running pull breaks off."""
         with self._lock:
             chunks, self._chunks = self._chunks, None
         if chunks is not None:

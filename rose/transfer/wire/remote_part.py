@@ -29,45 +29,44 @@ from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles
 
-# For a rank to come to the step, to pack it, and to bring its frames.
+# Time for a rank to reach the step, to pack it, and to send its frames.
 PACK_S: Final = 120.0
-# Whole tiles in one call: what a rank sends is bounded by its deadline.
+# Whole tiles per call: what a rank can send within its deadline.
 _WHOLE_AT_ONCE: Final = 64
 
 
 class WeightsElsewhere(TileViews):
-    """What a publisher is given in the place of weights: the name that their rank knows them by."""
+    """Stands for weights in another process: the name by which their rank knows them."""
 
     def __init__(self, label: str) -> None:
         self.label = label
 
     def bits(self, tile: int) -> Any:
-        """Raise: they are not here."""
+        """Raise: the weights are not in this process."""
         raise InternalError(f"tile {tile} of {self.label} is in another process")
 
 
 class RemotePart(Closing):
-    """A contributor to a `Publisher` that is a `PartServer` elsewhere. One thread uses it.
+    """A contributor to a `Publisher` that runs as a `PartServer` elsewhere. One thread uses it.
 
-    What it packed is fetched from `begin` on, by a thread of its own: all ranks have as long from
-    the moment they were asked, whichever is waited for first, and a publisher waits for all of them
-    no longer than for one.
+    An internal thread fetches the result of a pack from `begin` on: all ranks have the same
+    deadline, whichever is waited for first, so a publisher waits for all no longer than for one.
 
-    A failed pack changes nothing that lasts: the rank takes back what the log did not take. Once a
-    rank was started again, all is `Unavailable` until `open`, for another incarnation.
+    A failed pack has no lasting effect: the rank undoes it. After a restart of the rank every call
+    raises `Unavailable` until `open`, for another incarnation.
 
     Args:
-        address: of the server.
-        token: of the server.
-        tiles: how all weights are cut.
-        label: of the weights to begin with, which the rank takes as its shadow.
-        tls: certificates that both sides show.
-        timeout_s: for each call, from the moment it is made.
+        address: host and port of the server.
+        token: token of the server.
+        tiles: all tiles of the weights.
+        label: name of the initial weights, which become the rank's shadow.
+        tls: certificates for both sides.
+        timeout_s: deadline of each call, in seconds.
 
     Raises:
-        InvalidArgument: the rank has another layout, or the address or token is none.
-        Unavailable: it cannot be reached, or has no weights of that name.
-        CorruptData: it says what no rank says.
+        InvalidArgument: the rank has another layout, or address or token are invalid.
+        Unavailable: the rank cannot be reached, or has no weights of that name.
+        CorruptData: an answer is invalid.
     """
 
     def __init__(
@@ -85,9 +84,9 @@ class RemotePart(Closing):
         host, port = security.place(address)
         self._channel = open_channel(host, port, security, messages.PART_BYTES_MAX)
         self._metadata = ((messages.TOKEN_KEY, security.token.hex()),)
-        self._running: Any = None  # the call that `begin` or `give_up` made
+        self._running: Any = None  # call of `begin` or `give_up`
         self._fetcher = ThreadPoolExecutor(1, "rose-part-frames")
-        self._coming: Future[Part] | None = None  # what `begin` asked for
+        self._coming: Future[Part] | None = None  # result of `begin`
         try:
             self.open(label)
         except RoseError:
@@ -95,10 +94,10 @@ class RemotePart(Closing):
             raise
 
     def open(self, label: str) -> None:
-        """Begin a session: the rank's shadow is what this names. Waits until the rank is there.
+        """Begin a session with the named weights as the rank's shadow; waits for the rank.
 
         Raises:
-            What the constructor does.
+            As the constructor.
         """
         self._hang_up()
         self._session = secrets.randbits(63)
@@ -109,12 +108,12 @@ class RemotePart(Closing):
             some = messages.decode(messages.PartDigests, content)
             found.update(zip(some.tiles, some.digests, strict=True))
         if any(tile >= len(self._tiles) for tile in found):
-            raise CorruptData(f"the part at {self._address} has tiles that there are not")
+            raise CorruptData(f"the part at {self._address} has a tile beyond {len(self._tiles)}")
         self.owned: Sequence[int] = sorted(found)
         self.digests = TileDigests(found)
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._hang_up()
         self._channel.close()
         self._fetcher.shutdown()
@@ -122,17 +121,17 @@ class RemotePart(Closing):
     # ---- a version
 
     def begin(self, new: TileViews) -> None:
-        """Let the rank pack what `new` names while others do."""
+        """Start the pack of the weights that `new` names; ranks work in parallel."""
         check(isinstance(new, WeightsElsewhere), "the weights of another rank are named")
         self._hang_up()
         self._number += 1
         self._running = self._call("Pack", label=getattr(new, "label", ""))
         self._coming = self._fetcher.submit(self._fetched, self._running)
 
-    def pack(self, new: TileViews, part: Part) -> None:  # noqa: ARG002  (`begin` was told)
-        """Take what the rank packed."""
+    def pack(self, new: TileViews, part: Part) -> None:  # noqa: ARG002  (known from `begin`)
+        """Wait for the rank's pack, and fill `part`."""
         if self._coming is None:
-            raise InternalError("a pack is begun first")
+            raise InternalError("pack needs a begin first")
         packed = self._coming.result()
         self._running = self._coming = None
         part.deltas.update(packed.deltas)
@@ -140,31 +139,31 @@ class RemotePart(Closing):
         part.chunks.extend(packed.chunks)
 
     def _fetched(self, call: Any) -> Part:
-        """Return what a rank packed."""
+        """Return the rank's pack."""
         part, before = Part(), -1
         for content in self._messages(call):
             tile, frame = _frame(content)
             delta = self._sound(tile, frame)
             if tile <= before or delta.base_digest != self.digests[tile]:
-                raise CorruptData(f"the part at {self._address} sent tile {tile} out of turn")
+                raise CorruptData(f"the part at {self._address} sent tile {tile} out of order")
             before = tile
             part.deltas[tile], part.frames[tile] = delta, frame
             part.chunks.append(chunk_of(tile, delta, frame))
         return part
 
     def keep(self, part: Part) -> None:
-        """Note that the log has it; the rank hears so with the next call."""
+        """Record that the log has it; the next call informs the rank."""
         self._kept = self._number
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
     def give_up(self, part: Part) -> None:  # noqa: ARG002  (the rank knows what it packed)
-        """Let the rank take back what it packed last."""
+        """Start the undo of the rank's last pack."""
         self._hang_up()
-        with suppress(Unavailable):  # it was closed, as `take_back` will say
+        with suppress(Unavailable):  # if closed, `take_back` will report it
             self._running = self._call("Settle")
 
     def take_back(self, part: Part) -> bool:  # noqa: ARG002  (as above)
-        """Return whether the rank could."""
+        """Return whether the rank restored its shadow."""
         running, self._running = self._running, None
         if running is None:
             return False
@@ -178,11 +177,11 @@ class RemotePart(Closing):
     def whole(
         self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
     ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros; what is undone is undone here.
+        """Yield tiles as deltas from zeros; deltas are undone here.
 
         Raises:
-            Unavailable: the rank cannot be reached, or was started again.
-            CorruptData: it sent something else.
+            Unavailable: the rank cannot be reached, or was restarted.
+            CorruptData: an answer is invalid.
         """
         wanted = iter(tiles)
         while some := list(islice(wanted, _WHOLE_AT_ONCE)):
@@ -210,7 +209,9 @@ class RemotePart(Closing):
         delta = Delta.from_bytes(frame)
         at = self._tiles[tile]
         if (delta.count, delta.width) != (at.count, at.width) or delta.rule is not None:
-            raise CorruptData(f"the part at {self._address} sent a delta of no tile {tile}")
+            raise CorruptData(
+                f"the part at {self._address} sent a delta that does not fit tile {tile}"
+            )
         delta_check(delta)
         return delta
 
@@ -225,7 +226,7 @@ class RemotePart(Closing):
         tiles: Sequence[int] = (),
         waits: bool = False,
     ) -> Any:
-        """Begin a call; `waits` for a rank that does not listen yet, too."""
+        """Start a call; with `waits` also to a rank that does not listen yet."""
         numbers = (self._session, self._number, self._kept)
         ask = messages.encode(messages.PartAsk(*numbers, layout, label, tuple(tiles)))
         try:
@@ -242,7 +243,9 @@ class RemotePart(Closing):
         try:
             return next(came)
         except StopIteration:
-            raise CorruptData(f"the part at {self._address} has fewer tiles than asked") from None
+            raise CorruptData(
+                f"the part at {self._address} sent fewer tiles than requested"
+            ) from None
 
     def _messages(self, call: Any) -> Iterator[bytes]:
         try:
@@ -250,7 +253,7 @@ class RemotePart(Closing):
         except grpc.RpcError as error:
             raise failure_of(f"the part at {self._address}", "this", error) from error
         finally:
-            call.cancel()  # of no effect once it is over
+            call.cancel()  # no effect once it is over
 
     def _hang_up(self) -> None:
         running, self._running = self._running, None
@@ -258,7 +261,7 @@ class RemotePart(Closing):
         if running is not None:
             running.cancel()
         if coming is not None:
-            wait([coming])  # not for long: the call is cancelled
+            wait([coming])  # briefly: the call is cancelled
 
 
 def _frame(content: bytes) -> tuple[int, bytes]:

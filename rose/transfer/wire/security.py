@@ -1,4 +1,4 @@
-"""Who may talk: a token on every connection, and certificates of both sides between machines."""
+"""Access rules: a token on every connection, and certificates on both sides between machines."""
 
 import logging
 import secrets
@@ -13,7 +13,7 @@ from rose.addresses import reachable
 from rose.errors import InvalidArgument
 
 TOKEN_BYTES: Final = 32
-# More kinds and addresses than a healthy service sees; a flood of them is not worth more lines.
+# More than a healthy service sees; a flood of rejections is not worth more log lines.
 REJECTIONS_MAX: Final = 256
 
 _LOG: Final = logging.getLogger(__name__)
@@ -21,12 +21,12 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The certificate of this process and what it takes to check that of others, as PEM.
+    """Certificate of this process, its key, and the authority that signs peers, as PEM files.
 
     Args:
-        certificate: of this process, with the host or address that others reach it at.
-        key: its private key, without a pass phrase.
-        authority: who signs the certificates of all peers.
+        certificate: certificate of this process, for the host or address that peers connect to.
+        key: private key, without a pass phrase.
+        authority: certificate of the authority that signs all peers.
     """
 
     certificate: Path
@@ -36,11 +36,11 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a listener asks of its peers, and a caller shows.
+    """What a listener requires of peers, and a caller presents.
 
     Args:
-        token: 32 bytes that all of them share.
-        tls: certificates, without which nothing leaves the machine; None: there are none.
+        token: 32 bytes shared by all.
+        tls: certificates; without them nothing leaves the machine.
     """
 
     token: bytes = field(repr=False)
@@ -48,20 +48,20 @@ class Security:
 
     @classmethod
     def of(cls, token: str | None, tls: TlsFiles | None = None) -> "Security":
-        """Read a token; None makes a new one. The files of `tls` are looked at.
+        """Parse a token, None for a new one, and check the files of `tls`.
 
         Raises:
-            InvalidArgument: the token is none, or a file of `tls` is no use.
+            InvalidArgument: the token is invalid, or a file of `tls` is unusable.
         """
         if tls is not None:
             check_files(tls)
         return cls(token_bytes(token), tls)
 
     def place(self, address: str) -> tuple[str, int]:
-        """Return host and port; an address of another machine only with certificates.
+        """Return host and port; another machine's address needs certificates.
 
         Raises:
-            InvalidArgument: it may not be.
+            InvalidArgument: the address is not allowed.
         """
         return reachable(address, is_encrypted=self.tls is not None)
 
@@ -70,7 +70,7 @@ def token_bytes(token: str | None) -> bytes:
     """Return a token as bytes, or a new one.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: the token is invalid.
     """
     if token is None:
         return secrets.token_bytes(TOKEN_BYTES)
@@ -79,15 +79,15 @@ def token_bytes(token: str | None) -> bytes:
     except ValueError:
         content = b""
     if len(content) != TOKEN_BYTES:
-        raise InvalidArgument(f"a token is {2 * TOKEN_BYTES} hexadecimal digits")
+        raise InvalidArgument(f"a token must be {2 * TOKEN_BYTES} hexadecimal digits")
     return content
 
 
 def context(tls: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
-    """Return what sockets are wrapped with: TLS 1.3, and both sides show certificates.
+    """Return the context to wrap sockets with: TLS 1.3, with certificates on both sides.
 
     Raises:
-        InvalidArgument: a file cannot be read, or the key is not that of the certificate.
+        InvalidArgument: a file cannot be read, or key and certificate do not match.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -105,14 +105,14 @@ def context(tls: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
 
 
 def check_files(tls: TlsFiles) -> None:
-    """Refuse certificates that no peer would accept: each side is played here, without a socket.
+    """Refuse certificates that no peer would accept, by a handshake of both sides in memory.
 
     Raises:
-        InvalidArgument: one sentence: a file is missing, the key is another's, the certificate has
-            expired, or another authority signed it.
+        InvalidArgument: a file is missing, the key does not match, the certificate has expired, or
+            another authority signed it.
     """
     server, client = context(tls, is_server=True), context(tls, is_server=False)
-    client.check_hostname = False  # it is its own peer here, under no name
+    client.check_hostname = False  # it is its own peer here, without a name
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_side=False),
@@ -129,14 +129,14 @@ def check_files(tls: TlsFiles) -> None:
 
 
 class Rejections:
-    """Says of each kind of rejection and each address once that it was. Any thread."""
+    """Logs each kind of rejection once per address. Any thread may call."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what was said
+        self._lock = threading.Lock()  # guards the set
         self._said: set[tuple[str, str]] = set()
 
     def note(self, kind: str, peer: str) -> bool:
-        """Log that `peer` was rejected; return whether that had not been said before."""
+        """Log that `peer` was rejected; return whether it was logged."""
         with self._lock:
             is_new = (kind, peer) not in self._said and len(self._said) < REJECTIONS_MAX
             if is_new:

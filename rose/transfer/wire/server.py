@@ -1,4 +1,4 @@
-"""The weight server: versions for receivers in other processes, and on other machines with TLS."""
+"""The weight server: versions for receivers in other processes, and with TLS on other machines."""
 
 import threading
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
 from rose.units import MIB
 
-# Half of what a message may have: one manifest alone is never more than the other half.
+# Half of a message's limit: one manifest alone is never more than the other half.
 PAGE_BYTES: Final = 32 * MIB
-# Of a manifest as a message, at most: what it has besides columns, and of each chunk and digest.
+# Largest encoded sizes: of a manifest without columns, of a chunk, of a digest.
 _HEADER_BYTES: Final = 2048
 _CHUNK_BYTES: Final = 5 + 5 + 10 + 32 + 16
 _DIGEST_BYTES: Final = 16
@@ -26,7 +26,7 @@ _DIGEST_BYTES: Final = 16
 def page(
     manifests: Sequence[Manifest], *, bytes_max: int = PAGE_BYTES
 ) -> tuple[tuple[Manifest, ...], bool]:
-    """Return the first manifests, at least one of them, and whether there are more."""
+    """Return the first manifests that fit, at least one, and whether more follow."""
     nbytes = 0
     for count, one in enumerate(manifests):
         nbytes += _HEADER_BYTES
@@ -37,14 +37,14 @@ def page(
 
 
 WAIT_MAX_S: Final = 10.0
-# Each receiver that waits takes a thread.
+# Each waiting receiver takes a thread.
 RECEIVERS_MAX: Final = 32
 
 
 class WeightServer(Closing):
     """Serves one log until it is closed: control by gRPC, chunks by TCP.
 
-    Made by `serve`. Who does not present the token learns nothing on either.
+    Made by `serve`. Without the token a peer learns nothing on either.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class WeightServer(Closing):
 
     @property
     def token(self) -> str:
-        """Return what receivers must present, in hexadecimal digits."""
+        """Return the token that receivers must present, in hexadecimal digits."""
         return self._security.token.hex()
 
     @property
     def peers(self) -> Peers:
-        """Return who serves."""
+        """Return the server's identity."""
         return self._peers
 
     def close(self) -> None:
-        """Break off all calls and join all threads; the log stays as it is."""
+        """Break off all calls and join all threads; the log is unchanged."""
         self._is_closing.set()
         self._log.wake()
         self._server.close()
@@ -134,16 +134,16 @@ def serve(
     """Serve a log.
 
     Args:
-        log: the publisher's, or what a relay keeps.
-        address: on loopback, or of any machine with `tls`; port 0 for any that is free.
-        token: 64 hexadecimal digits; None makes a new one. A parent that starts a trainer again
-            passes the old port and token, so that receivers find it.
-        tls: certificates that both sides show.
-        peers: who serves, for those who ask.
+        log: shelf to serve: the publisher's log, or a relay.
+        address: host and port, on loopback unless `tls` is given; port 0 for any free one.
+        token: 64 hexadecimal digits; None makes a new one. A parent that restarts a trainer passes
+            the old port and token, so that receivers find it.
+        tls: certificates for both sides.
+        peers: the server's identity.
 
     Raises:
-        InvalidArgument: the address is not on loopback and there is no `tls`, the token is none, or
-            a certificate is no use.
+        InvalidArgument: the address is not on loopback and there is no `tls`, the token is invalid,
+            or a certificate is unusable.
         Unavailable: the port is taken.
     """
     security = Security.of(token, tls)

@@ -1,4 +1,4 @@
-"""A gRPC server for those who show its token: of a log, or of the part of a trainer's rank."""
+"""A gRPC server that requires a token: for a log, or for the part of a trainer's rank."""
 
 import hmac
 import threading
@@ -23,12 +23,12 @@ _CODES: Final = (
 
 
 class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the method of a call; without the token there is none to find.
+    """Finds the method of a call; without the token there is none.
 
     Args:
-        token: that is shown.
-        methods: handlers by the full names of the methods.
-        has_room: whether there is room for a stranger, who is told what is wrong then.
+        token: token to require.
+        methods: handlers by full method name.
+        has_room: whether a call without the token may take a thread to be told so.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class TokenMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._rejections = Rejections()
 
     def service(self, call: Any) -> Any:
-        """Return what answers a call."""
+        """Return the handler of a call."""
         presented = dict(call.invocation_metadata or ()).get(messages.TOKEN_KEY, "")
         if not hmac.compare_digest(str(presented).encode(), self._token.encode()):
             if not self._has_room():
-                return None  # gRPC says that there is no such method: without a place or a thread
-            # As a stream its messages are not even read, so that none can be too large.
+                return None  # gRPC answers "no such method" itself, without a thread
+            # As a stream: its messages are not even read, so none can be too large.
             return grpc.stream_stream_rpc_method_handler(self._denied)
         return self._methods.get(call.method)
 
@@ -59,7 +59,7 @@ M = TypeVar("M")
 
 
 def unary(kind: type[M], method: Callable[[M], object]) -> Any:
-    """Return the handler of a method that answers a message with one."""
+    """Return the handler of a method with one answer."""
 
     def answered(content: bytes, context: Any) -> bytes:
         try:
@@ -71,7 +71,7 @@ def unary(kind: type[M], method: Callable[[M], object]) -> Any:
 
 
 def streamed(kind: type[M], method: Callable[[M, Any], Iterator[object]]) -> Any:
-    """Return the handler of a method that answers a message with several."""
+    """Return the handler of a method with a stream of answers."""
 
     def answered(content: bytes, context: Any) -> Iterator[bytes]:
         try:
@@ -83,14 +83,14 @@ def streamed(kind: type[M], method: Callable[[M, Any], Iterator[object]]) -> Any
 
 
 def _abort_with(error: RoseError, context: Any) -> NoReturn:
-    """End a call with an error of rose as gRPC says it."""
+    """End a call with an error of rose as a gRPC status."""
     codes = (code for kind, code in _CODES if isinstance(error, kind))
     context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
     raise error  # abort has raised
 
 
 def _host(peer: str) -> str:
-    """Return who called, without the port, which is another one each time."""
+    """Return the caller's host; the port changes each time."""
     return peer.rpartition(":")[0]
 
 
@@ -98,13 +98,13 @@ T = TypeVar("T")
 
 
 class CallThreads(ThreadPoolExecutor):
-    """What a gRPC server runs its calls in.
+    """The thread pool for the calls of a gRPC server.
 
-    Any thread. The condition guards the number of calls.
+    Any thread may use it. The condition guards the number of calls.
 
     Args:
-        name: of the threads.
-        most: how many there are.
+        name: name of the threads.
+        most: number of threads.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -114,12 +114,12 @@ class CallThreads(ThreadPoolExecutor):
 
     @property
     def calls(self) -> int:
-        """Return how many run, or wait for a thread."""
+        """Return the number of running and waiting calls."""
         with self._changed:
             return self._calls
 
     def submit(self, work: Callable[..., T], /, *arguments: Any) -> Future[T]:  # type: ignore[override]
-        """Run a call, as gRPC asks for it: without names."""
+        """Submit a call, with positional arguments as gRPC does."""
         future = super().submit(work, *arguments)
         with self._changed:
             self._calls += 1
@@ -127,7 +127,7 @@ class CallThreads(ThreadPoolExecutor):
         return future
 
     def join(self, timeout_s: float) -> bool:
-        """Take no more calls, and wait for those that run; return whether they ended in time."""
+        """Refuse new calls, and wait for the running ones; return whether they ended in time."""
         self.shutdown(wait=False, cancel_futures=True)
         with self._changed:
             has_ended = self._changed.wait_for(lambda: self._calls == 0, timeout_s)
@@ -141,26 +141,26 @@ class CallThreads(ThreadPoolExecutor):
             self._changed.notify_all()
 
 
-# For a call that is in the middle of something when its server is closed.
+# Time for running calls to end after a close.
 CLOSE_S: Final = 10.0
 
 
 class TokenServer(Closing):
-    """Has its port when it is made, and answers from `start` until it is closed.
+    """Takes its port when made, and answers from `start` until it is closed.
 
-    However many strangers call, there is a place for as many who show the token as there are
-    threads: strangers get none while there are twice as many calls.
+    Callers with the token always find a place, however many others call: those are refused while
+    there are twice as many calls as threads.
 
     Args:
-        name: of its threads.
-        host: an address of this machine.
-        port: 0 for any that is free.
-        security: what callers must show.
-        service: that it is.
-        methods: their handlers, as `unary` and `streamed` make them.
-        calls_max: that are answered at a time, each by a thread; others wait for one.
-        request_bytes_max: of a message to it.
-        reply_bytes_max: of a message from it.
+        name: name of its threads.
+        host: address of this machine.
+        port: port; 0 for any free one.
+        security: what callers must present.
+        service: gRPC service name.
+        methods: handlers made by `unary` and `streamed`, by name.
+        calls_max: calls served at a time, each by a thread; others wait.
+        request_bytes_max: limit for a received message.
+        reply_bytes_max: limit for a sent message.
 
     Raises:
         Unavailable: the port is taken.
@@ -189,9 +189,9 @@ class TokenServer(Closing):
             options=(
                 ("grpc.max_receive_message_length", request_bytes_max),
                 ("grpc.max_send_message_length", reply_bytes_max),
-                ("grpc.so_reuseport", 0),  # a second server on a port is an error, not a lottery
+                ("grpc.so_reuseport", 0),  # a second server on a port must be an error
             ),
-            # gRPC counts a call that has ended a moment longer: at most one for each thread.
+            # gRPC counts an ended call a moment longer: at most one per thread.
             maximum_concurrent_rpcs=room + 2 * calls_max,
         )
         with ExitStack() as undo:
@@ -200,14 +200,13 @@ class TokenServer(Closing):
             undo.pop_all()
 
     def start(self) -> None:
-        """Answer from here on."""
+        """Start to answer."""
         self._grpc.start()
 
     def close(self) -> None:
-        """Break off all calls and join their threads, in `CLOSE_S` at most.
+        """Break off all calls and join their threads, within `CLOSE_S`.
 
-        A thread that takes longer is left, and nobody hears what it answers; Python waits for it
-        when the program ends.
+        A thread that takes longer is left, and its answer is dropped; Python waits for it at exit.
         """
         self._grpc.stop(None).wait()
         self._threads.join(CLOSE_S)

@@ -175,7 +175,7 @@ def test_silently_uncovered_memory_is_refused_unless_it_is_excused():
     with pytest.raises(InvalidArgument) as raised:
         check_coverage(shards, storages=storages)
     assert str(raised.value) == (
-        "no piece says what 2 elements of p on rank 0 are, and there is 1 more like it; add "
+        "no piece describes 2 elements of p on rank 0, and there is 1 more like it; add "
         "pieces, or list the parameter as computed or as a buffer"
     )
     computed = replace(shards, computed={"p": "padded"})
@@ -209,14 +209,14 @@ HUGE = 1 << 50
     ("shards", "says"),
     [
         (map_of(piece("x", (0,), (4,)), v=(4,)), "a piece of x, not listed"),
-        (map_of(piece("v", (1,), (4,)), v=(4,)), r"\[1:5\] of v .* outside of its shape \(4,\)"),
-        (map_of(piece("v", (0,), (4,)), v=(0,)), "outside of its shape"),
-        (map_of(piece("v", (0,), (4,)), v=(4, 1)), "other dimensions than its shape"),
-        (map_of(piece("v", (0,), (4,), 0, (1, 1)), v=(4,)), "has 2 strides"),
+        (map_of(piece("v", (1,), (4,)), v=(4,)), r"\[1:5\] of v .* exceeds its shape \(4,\)"),
+        (map_of(piece("v", (0,), (4,)), v=(0,)), "exceeds its shape"),
+        (map_of(piece("v", (0,), (4,)), v=(4, 1)), "another number of dimensions than"),
+        (map_of(piece("v", (0,), (4,), 0, (1, 1)), v=(4,)), "needs 1 strides, got 2"),
         (map_of(piece("v", (0,), (4,), -1), v=(4,)), "negative offset or stride"),
         (map_of(piece("v", (0,), (4,), 0, (-1,)), v=(4,)), "negative offset or stride"),
         (map_of(piece("v", (0,), (4,), 0, (0,)), v=(4,)), "may have two elements in one place"),
-        (map_of(piece("v", (0,), (4,), rank=-1), v=(4,)), "or is on no rank"),
+        (map_of(piece("v", (0,), (4,), rank=-1), v=(4,)), "or an invalid rank"),
         (map_of(piece("v", (0,), (1,), 0, (HUGE,)), v=(1,)), "reaches over 2.48 elements of p"),
         (map_of(v=(HUGE,)), "more than 2.48 elements"),
         (map_of(v=(HUGE, 0)), "more than 2.48 elements"),

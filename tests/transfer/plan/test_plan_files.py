@@ -89,7 +89,7 @@ NAME = "model.norm.weight"
         (changed(SHARDS, "shards", "pieces", 0, "rank", to=1 << 80), "rank 12089258196"),
         (
             changed(SHARDS, "shards", "pieces", 0, "rank", to=-1),
-            "x.json: the piece .* or is on no rank",
+            "x.json: the piece .* or an invalid rank",
         ),
         (changed(SHARDS, "shards", "pieces", 0, "tensor", to="no"), "a piece of no, not listed"),
         (changed(SHARDS, "shards", "pieces", 0, "region", "shape", to=[0, 1]), "is empty"),
@@ -134,15 +134,15 @@ PLAN = plan_to_json(
     ("content", "kind", "says"),
     [
         (changed(PLAN, "format", to=1), InvalidArgument, "has format 1; this rose reads 3"),
-        (changed(PLAN, "tile_elements", to=0), InvalidArgument, "x.json is no plan: tile_elements"),
-        (changed(PLAN, "tile_elements", to=64), CorruptData, "not the plan that its identity"),
-        (changed(PLAN, "relays", to=[]), CorruptData, "not the plan that its identity names"),
-        (changed(PLAN, "plan_id", to="0" * 64), CorruptData, "not the plan that its identity"),
+        (changed(PLAN, "tile_elements", to=0), InvalidArgument, "x.json is not a plan: tile_"),
+        (changed(PLAN, "tile_elements", to=64), CorruptData, "not make the plan that its plan_id"),
+        (changed(PLAN, "relays", to=[]), CorruptData, "not make the plan that its plan_id"),
+        (changed(PLAN, "plan_id", to="0" * 64), CorruptData, "not make the plan that its plan_id"),
         (changed(PLAN, "relays", 0, "name", to="r"), InvalidArgument, "have the name r"),
         (
             changed(PLAN, "source", "shards", "pieces", 0, "rank", to=-1),
             InvalidArgument,
-            "is on no rank",
+            "an invalid rank",
         ),
         (changed(SHARDS, "format", to=3), InvalidArgument, "x.json cannot be read: "),
     ],
@@ -157,7 +157,7 @@ def test_a_relay_of_another_cluster_makes_another_plan():
         Source("home", MADE.shards), [Replica("r", "east", MADE.shards)], [Relay("e", "east")]
     )
     moved = changed(plan_to_json(made), "relays", 0, "cluster", to="west")
-    with pytest.raises(CorruptData, match="not the plan"):
+    with pytest.raises(CorruptData, match="not make the plan"):
         plan_from_json(moved, what="x")
 
 
