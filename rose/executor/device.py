@@ -14,13 +14,12 @@ from rose.closing import Closing
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.events import Reason
-from rose.executor.demand import ServingLimits
 from rose.executor.lender import Borrower, OnRevoke
 from rose.executor.reading import DeviceReading
 from rose.executor.refusals import REASONS, read_refusals
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
-from rose.executor.serving import ServingLane
+from rose.executor.serving import ServingLane, ServingLimits
 from rose.executor.wiring import BORROWER, SERVING, Opened, Parts, build
 from rose.memory import (
     ISOLATIONS,

@@ -12,6 +12,7 @@ from rose._core import (
     Arbiter,
     Clock,
     Creditor,
+    Demand,
     HostGate,
     LatencyModel,
     MoveLog,
@@ -21,15 +22,14 @@ from rose._core import (
 from rose.compute import Gpu
 from rose.errors import InvalidArgument, check
 from rose.executor.certified import certificate_log, certified_creditor
-from rose.executor.demand import Demand, ServingLimits
 from rose.executor.keeper import Keeper
 from rose.executor.lender import Lender
 from rose.executor.safety import Safety
-from rose.executor.serving import ServingLane
+from rose.executor.serving import ServingLane, ServingLimits
 from rose.memory import Isolation, KVGeometry, KVSpace, choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import load_latency_model, new_latency_model
-from rose.slo.policy import WATCHDOG_MS
+from rose.slo.policy import RESIDUAL_WINDOW, WATCHDOG_MS
 from rose.slo.prior import ModelCost, prior_ms
 from rose.units import GIB, MIB, ceil_div
 
@@ -111,11 +111,16 @@ def build(
     slabs = _slab_count(opened, slab_bytes)
     model, identity = _latency_model(opened, geometry, limits.step_tokens, cost)
     demand = Demand(
-        geometry=geometry,
-        slab_bytes=slab_bytes,
-        limits=limits,
-        model=model,
-        policy=policy,
+        model,
+        blocks_per_slab=geometry.blocks_per_slab(slab_bytes),
+        block_tokens=geometry.block_tokens,
+        step_tokens=limits.step_tokens,
+        request_tokens=limits.request_tokens,
+        burst_requests=policy.burst_requests,
+        horizon_ms=policy.revoke_ms,
+        memory_ms=policy.arrival_memory_ms,
+        epsilon=policy.epsilon,
+        window=RESIDUAL_WINDOW,
         clock=clock,
     )
     reserve_slabs = _reserve_slabs(opened, reserve_bytes, demand, slab_bytes, slabs)

@@ -87,7 +87,7 @@ def test_a_probe_is_no_request_for_the_forecast_of_arrivals(unknown) -> None:
     refuse(unknown)
     for _ in range(5):
         probe(unknown)
-    assert unknown.device._parts.serving._demand._arrivals.longest_prompt_tokens == 0
+    assert unknown.device.lender.demand.terms(running=0).burst_requests == 1
     assert not unknown.serving.has_requests
 
 
