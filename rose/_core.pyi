@@ -808,6 +808,37 @@ def largest_grant(terms: AdmissionTerms) -> int: ...
 def admission_certificate(
     terms: AdmissionTerms, *, log: CertificateLog | None, serving: ServingState | None = None
 ) -> AdmissionBalance | None: ...
+
+class Demand:
+    def __init__(
+        self,
+        model: LatencyModel,
+        *,
+        blocks_per_slab: int,
+        block_tokens: int,
+        step_tokens: int,
+        request_tokens: int,
+        burst_requests: int,
+        horizon_ms: float,
+        memory_ms: float,
+        epsilon: float,
+        window: int,
+        clock: Clock | None = None,
+    ) -> None: ...
+    @property
+    def blocks_per_slab(self) -> int: ...
+    def arrived(self, *, prompt_tokens: int) -> None: ...
+    def step_ended(
+        self,
+        *,
+        predicted_ms: float,
+        actual_ms: float,
+        decode_sequences: float,
+        prefill_tokens: float,
+    ) -> None: ...
+    def terms(self, *, running: int) -> AdmissionTerms: ...
+    def blocks(self, *, running: int) -> int: ...
+
 def empty_call() -> None: ...
 
 class QuantumRefusal(Enum):
@@ -949,7 +980,7 @@ class MoveLog(MoveObserver):
 
 class CertifiedAdmission(Admission):
     def __init__(
-        self, lender: int, terms: AdmissionTerms, *, log: CertificateLog, serving: ServingState
+        self, lender: int, demand: Demand, *, log: CertificateLog, serving: ServingState
     ) -> None: ...
 
 # Chunks between processes. `frame` is anything with contiguous bytes; it is kept, not copied.

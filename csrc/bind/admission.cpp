@@ -3,9 +3,13 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
+#include "bind/clock.h"
 #include "bind/status.h"
 #include "slo/admission.h"
+#include "slo/demand.h"
 
 namespace rose::bind {
 
@@ -13,6 +17,7 @@ namespace py = pybind11;
 using slo::AdmissionBalance;
 using slo::AdmissionTerms;
 using slo::CertificateLog;
+using slo::Demand;
 
 namespace {
 
@@ -42,6 +47,46 @@ AdmissionTerms create_terms(std::uint64_t epoch, std::uint32_t to_partition, std
                              .burst_request_tokens = burst_request_tokens};
   check(slo::check(terms));
   return terms;
+}
+
+std::shared_ptr<Demand> create_demand(std::shared_ptr<slo::LatencyModel> model,
+                                      std::uint32_t blocks_per_slab, std::uint32_t block_tokens,
+                                      std::uint32_t step_tokens, std::uint32_t request_tokens,
+                                      std::uint32_t burst_requests, double horizon_ms,
+                                      double memory_ms, double epsilon, std::uint32_t window,
+                                      std::shared_ptr<Clock> clock) {
+  return take(Demand::create({.blocks_per_slab = blocks_per_slab,
+                              .block_tokens = block_tokens,
+                              .step_tokens = step_tokens,
+                              .request_tokens = request_tokens,
+                              .burst_requests = burst_requests,
+                              .horizon_ms = horizon_ms,
+                              .memory_ms = memory_ms,
+                              .epsilon = epsilon,
+                              .window = window},
+                             std::move(model), clock_or_boot(std::move(clock))));
+}
+
+void bind_demand(py::module_& module) {
+  py::class_<Demand, std::shared_ptr<Demand>>(module, "Demand")
+      .def(py::init(&create_demand), py::arg("model").none(false), py::kw_only(),
+           py::arg("blocks_per_slab"), py::arg("block_tokens"), py::arg("step_tokens"),
+           py::arg("request_tokens"), py::arg("burst_requests"), py::arg("horizon_ms"),
+           py::arg("memory_ms"), py::arg("epsilon"), py::arg("window"),
+           py::arg("clock") = py::none())
+      .def_property_readonly("blocks_per_slab",
+                             [](const Demand& demand) { return demand.config().blocks_per_slab; })
+      .def("arrived", &Demand::arrived, py::kw_only(), py::arg("prompt_tokens"))
+      .def("step_ended", &Demand::step_ended, py::kw_only(), py::arg("predicted_ms"),
+           py::arg("actual_ms"), py::arg("decode_sequences"), py::arg("prefill_tokens"))
+      .def(
+          "terms",
+          [](Demand& demand, std::uint32_t running) { return take(demand.terms(running)); },
+          py::kw_only(), py::arg("running"))
+      .def(
+          "blocks",
+          [](Demand& demand, std::uint32_t running) { return take(demand.blocks(running)); },
+          py::kw_only(), py::arg("running"));
 }
 
 }  // namespace
@@ -81,6 +126,7 @@ void bind_admission(py::module_& module) {
         return take(slo::admission_certificate(terms, log, serving));
       },
       py::arg("terms"), py::kw_only(), py::arg("log"), py::arg("serving") = py::none());
+  bind_demand(module);
   // What a call costs that does nothing: the measure of those that do something.
   module.def("empty_call", [] {});
 }

@@ -2,10 +2,12 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <utility>
 
 #include "memory/arbiter.h"
 #include "slo/admission.h"
 #include "slo/certificate_log.h"
+#include "slo/demand.h"
 #include "slo/serving_state.h"
 
 namespace rose::bind {
@@ -31,28 +33,35 @@ class MoveLog final : public memory::MoveObserver {
   std::shared_ptr<slo::CertificateLog> log_;
 };
 
-// Certifies a loan. The caller's terms say what serving could need; admit() adds what serving has,
-// while the arbiter holds its mutex.
+// Certifies loans. The demand says what serving could need; admit() adds what serving has, while
+// the arbiter holds its mutex.
 class CertifiedAdmission final : public memory::Admission {
  public:
-  CertifiedAdmission(memory::PartitionId lender_id, const slo::AdmissionTerms& terms,
+  CertifiedAdmission(memory::PartitionId lender_id, std::shared_ptr<slo::Demand> demand,
                      std::shared_ptr<slo::CertificateLog> log,
                      std::shared_ptr<slo::ServingState> serving) noexcept
-      : Admission{lender_id}, terms_{terms}, log_{std::move(log)}, serving_{std::move(serving)} {}
+      : Admission{lender_id},
+        demand_{std::move(demand)},
+        log_{std::move(log)},
+        serving_{std::move(serving)} {}
 
   Result<std::int32_t> admit(const memory::Supply& supply) noexcept override {
-    terms_.epoch = supply.epoch;
-    terms_.to_partition = static_cast<std::uint32_t>(supply.borrower);
-    terms_.slabs = static_cast<std::uint32_t>(supply.slabs);
-    terms_.free_serving_blocks = static_cast<std::uint32_t>(supply.free_blocks);
-    terms_.unowned_slabs = static_cast<std::uint32_t>(supply.unowned);
-    const auto certificate = slo::admission_certificate(terms_, log_.get(), serving_.get());
+    // How many requests run is filled in when no arrival can be recorded any more.
+    const Result<slo::AdmissionTerms> demanded = demand_->terms(0);
+    if (!demanded.ok()) return demanded.status();
+    slo::AdmissionTerms terms = demanded.value();
+    terms.epoch = supply.epoch;
+    terms.to_partition = static_cast<std::uint32_t>(supply.borrower);
+    terms.slabs = static_cast<std::uint32_t>(supply.slabs);
+    terms.free_serving_blocks = static_cast<std::uint32_t>(supply.free_blocks);
+    terms.unowned_slabs = static_cast<std::uint32_t>(supply.unowned);
+    const auto certificate = slo::admission_certificate(terms, log_.get(), serving_.get());
     if (!certificate.ok()) return certificate.status();
-    return certificate.value() ? static_cast<std::int32_t>(terms_.slabs) : 0;
+    return certificate.value() ? static_cast<std::int32_t>(terms.slabs) : 0;
   }
 
  private:
-  slo::AdmissionTerms terms_;
+  std::shared_ptr<slo::Demand> demand_;
   std::shared_ptr<slo::CertificateLog> log_;
   std::shared_ptr<slo::ServingState> serving_;
 };
@@ -63,10 +72,10 @@ void bind_moves(py::module_& module) {
   py::class_<MoveLog, memory::MoveObserver, std::shared_ptr<MoveLog>>(module, "MoveLog")
       .def(py::init<std::shared_ptr<slo::CertificateLog>>(), py::arg("log").none(false));
   py::class_<CertifiedAdmission, memory::Admission>(module, "CertifiedAdmission")
-      .def(py::init<memory::PartitionId, const slo::AdmissionTerms&,
+      .def(py::init<memory::PartitionId, std::shared_ptr<slo::Demand>,
                     std::shared_ptr<slo::CertificateLog>, std::shared_ptr<slo::ServingState>>(),
-           py::arg("lender"), py::arg("terms"), py::kw_only(), py::arg("log").none(false),
-           py::arg("serving").none(false));
+           py::arg("lender"), py::arg("demand").none(false), py::kw_only(),
+           py::arg("log").none(false), py::arg("serving").none(false));
 }
 
 }  // namespace rose::bind

@@ -10,8 +10,7 @@ namespace rose::slo {
 
 namespace {
 
-// Rates and horizons beyond this are mistakes; below it every sum stays under 2^62.
-constexpr double kRateMax = 1e8;
+// A horizon beyond this is a mistake; below it and kRateMax every sum stays under 2^62.
 constexpr double kHorizonMaxMs = 1e7;
 constexpr std::uint32_t kRequestsMax = 1'000'000;
 // More slabs than any machine has; products of two such counts stay far from 2^63.

@@ -10,6 +10,9 @@
 
 namespace rose::slo {
 
+// Tokens per second; a faster engine than that is a mistake.
+inline constexpr double kRateMax = 1e8;
+
 // What is known when n slabs are asked for. Blocks are serving's blocks, whole ones.
 struct AdmissionTerms {
   std::uint64_t epoch{0};  // of the arbiter, when the terms were read

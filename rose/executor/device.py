@@ -2,54 +2,39 @@
 
 import atexit
 import os
-import resource
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rose._core import (
-    Arbiter,
-    BootClock,
-    Clock,
-    CloseReason,
-    Creditor,
-    GateChoice,
-    HostGate,
-    LatencyModel,
-    MoveLog,
-    ServingState,
-    Watchdog,
-)
+from rose._core import BootClock, Clock, CloseReason, Creditor, GateChoice
 from rose.closing import Closing
 from rose.compute import Gpu, device_ordinal, tested_gate
-from rose.errors import InvalidArgument, RoseError, Unavailable, check
+from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.events import Reason
-from rose.executor.certified import certificate_log, certified_creditor
-from rose.executor.demand import Demand, ServingLimits
-from rose.executor.keeper import Keeper
-from rose.executor.lender import Borrower, Lender, OnRevoke
+from rose.executor.lender import Borrower, OnRevoke
 from rose.executor.reading import DeviceReading
 from rose.executor.refusals import REASONS, read_refusals
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
-from rose.executor.serving import ServingLane
+from rose.executor.serving import ServingLane, ServingLimits
+from rose.executor.wiring import BORROWER, SERVING, Opened, Parts, build
 from rose.memory import (
     ISOLATIONS,
     Isolation,
     KVGeometry,
     KVGroups,
-    KVSpace,
     choose_slab_bytes,
     groups_of,
 )
 from rose.memory.geometry import WASTE_MAX
 from rose.slo import SLO, Policy
-from rose.slo.latency_file import load_latency_model, new_latency_model, save_latency_model
-from rose.slo.policy import GATE_WINDOW, WATCHDOG_MS
-from rose.slo.prior import ModelCost, prior_ms
-from rose.units import GIB, MIB, NS_PER_MS, ceil_div
+from rose.slo.latency_file import save_latency_model
+from rose.slo.policy import GATE_WINDOW
+from rose.slo.prior import ModelCost
+from rose.units import MIB, NS_PER_MS
 
 if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose._core import Process
@@ -61,11 +46,6 @@ if TYPE_CHECKING:  # Messages between processes need an extra of this package.
 
 _EXIT_LOOKS: Final = 100
 _EXIT_LOOK_S: Final = 0.01
-_SERVING: Final = 0
-_BORROWER: Final = 1  # its header slab
-_SLABS_MAX: Final = (1 << 31) - 1  # The core counts them in 32 bits.
-_TENANTS: Final = 2
-_OTHER_DESCRIPTORS: Final = 64  # sockets, bells and files that serving has besides its memory
 
 
 class CoServing(Closing):
@@ -77,31 +57,12 @@ class CoServing(Closing):
     memory policy in `lender`, and the `gate`.
     """
 
-    def __init__(
-        self,
-        *,
-        gpu: Gpu | None,
-        pool_bytes: int,
-        slab_bytes: int | None,
-        log_path: str,
-        latency_path: Path | None,
-        isolation: Isolation,
-        policy: Policy,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, opened: Opened) -> None:
         """Use `open`."""
-        self._gpu = gpu
-        self._pool_bytes = pool_bytes
-        self._slab_bytes = slab_bytes
-        self._log_path = log_path
-        self._latency_path = latency_path
-        self._isolation = isolation
-        self._policy = policy
-        self._clock = clock
-        self._serving: ServingLane | None = None
+        self._opened = opened
+        self._parts: Parts | None = None
         self._rollout: RolloutLane | None = None
         self._listener: Listener | None = None
-        self._creditor: Creditor | None = None
         self._is_closed = False
         self.safety = Safety(self._give_back)
         # Which gate stops the borrower on a GPU, and why; None on a CPU.
@@ -149,16 +110,17 @@ class CoServing(Closing):
             raise InvalidArgument(
                 f"an isolation of '{isolation}' is none: use '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}'"
             )
-        policy = policy or Policy()
         return cls(
-            gpu=None if ordinal is None else Gpu.open(ordinal),
-            pool_bytes=pool_bytes,
-            slab_bytes=slab_bytes,
-            log_path=str(log_path),
-            latency_path=None if latency_path is None else Path(latency_path),
-            isolation=isolation,
-            policy=policy,
-            clock=clock or BootClock(),
+            Opened(
+                gpu=None if ordinal is None else Gpu.open(ordinal),
+                pool_bytes=pool_bytes,
+                slab_bytes=slab_bytes,
+                log_path=str(log_path),
+                latency_path=None if latency_path is None else Path(latency_path),
+                isolation=isolation,
+                policy=policy or Policy(),
+                clock=clock or BootClock(),
+            )
         )
 
     # ---- tenants --------------------------------------------------------------------------------
@@ -193,113 +155,21 @@ class CoServing(Closing):
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
-        if self._serving is not None:
+        if self._parts is not None:
             raise InvalidArgument("this device has a serving engine already: open one per device")
-        policy = self._policy
-        slab_bytes = self._slab_bytes or choose_slab_bytes(geometry)
-        slabs = self._pool_bytes // slab_bytes - _TENANTS
-        if slabs < 1:
-            raise InvalidArgument(
-                f"a pool of {self._pool_bytes // MIB} MiB has no room for {_TENANTS} headers and a "
-                f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
-            )
-        if slabs > _SLABS_MAX:
-            raise InvalidArgument(
-                f"a pool of {self._pool_bytes} bytes has {slabs} slabs, more than the "
-                f"{_SLABS_MAX} there may be: lower pool_bytes or raise slab_bytes"
-            )
-        if self._isolation == "mapped" and self._gpu is None:
-            _check_descriptors(slabs + _TENANTS)
-        limits = ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens)
-        model = self._latency_model(geometry, step_tokens, cost)
-        demand = Demand(
-            geometry=geometry,
-            slab_bytes=slab_bytes,
-            limits=limits,
-            model=model,
-            policy=policy,
-            clock=self._clock,
-        )
-        if reserve_bytes is None:
-            wanted = ceil_div(demand.blocks(running=0), demand.blocks_per_slab)
-            reserve_bytes = min(wanted, slabs) * slab_bytes
-        reserve_slabs = ceil_div(reserve_bytes, slab_bytes)
-        if not 0 <= reserve_slabs <= slabs:
-            raise InvalidArgument(
-                f"a reserve of {reserve_bytes} bytes does not fit the {slabs * slab_bytes} bytes "
-                f"that a pool of {self._pool_bytes} leaves: lower reserve_bytes or raise pool_bytes"
-            )
-        needed = geometry.blocks_for(request_tokens)
-        if needed > slabs * geometry.blocks_per_slab(slab_bytes):
-            raise InvalidArgument(
-                f"a request of {request_tokens} tokens needs {needed} blocks, more than a pool of "
-                f"{self._pool_bytes} bytes holds: lower request_tokens or raise pool_bytes"
-            )
-        log = certificate_log(
-            self._log_path,
+        parts = build(
+            self._opened,
+            geometry,
             slo=slo,
-            policy=policy,
-            clock=self._clock,
-            slabs=slabs,
-            partitions=_TENANTS,
-            blocks_per_slab=geometry.blocks_per_slab(slab_bytes),
-            block_tokens=geometry.block_tokens,
-            max_request_tokens=request_tokens,
-            max_batch_tokens=step_tokens,
-            burst_requests=policy.burst_requests,
-            revoke_ms=policy.revoke_ms,
+            reserve_bytes=reserve_bytes,
+            limits=ServingLimits(step_tokens=step_tokens, request_tokens=request_tokens),
+            cost=cost,
+            safety=self.safety,
+            tend=self._tend,
         )
-        with ExitStack() as undo:
-            undo.callback(log.close)
-            arbiter = Arbiter.create(
-                slab_bytes=slab_bytes,
-                slab_count=slabs,
-                header_slabs=_TENANTS,
-                clock=self._clock,
-                observer=MoveLog(log),
-                device=self._gpu.device if self._gpu else None,
-                object_bytes_max=slab_bytes if self._isolation == "mapped" else GIB,
-            )
-            partition = arbiter.add_partition(
-                "serving", reserve_slabs=reserve_slabs, limit_slabs=slabs
-            )
-            check(partition == _SERVING, "serving must be the first partition")
-            kv = KVSpace(arbiter, partition, geometry, header_index=_SERVING)
-            arbiter.take(partition, reserve_slabs)
-            self.gate = HostGate(clock=self._clock)
-            self._state = ServingState(log, gate=self.gate)
-            self._watchdog = Watchdog(self.gate, log=log, after_ms=WATCHDOG_MS, clock=self._clock)
-            self._model, self._limits, self._slo = model, limits, slo
-            self.lender = Lender(
-                arbiter=arbiter,
-                serving=partition,
-                serving_kv=kv,
-                gate=self.gate,
-                state=self._state,
-                demand=demand,
-                log=log,
-                policy=policy,
-                clock=self._clock,
-            )
-            self._serving = ServingLane(
-                lender=self.lender,
-                model=model,
-                safety=self.safety,
-                watchdog=self._watchdog,
-                stream=self._gpu.serving.handle if self._gpu else None,
-                limits=limits,
-                slowdown=slo.slowdown,
-            )
-            undo.pop_all()
-        self._log, self.arbiter, self._slab_bytes = log, arbiter, slab_bytes
-        self._serving_kv = kv
-        self._keeper = Keeper(
-            self._tend,
-            arbiter,
-            every_ms=policy.tend_every_ms,
-            on_failure=self.safety.report,
-        )
-        return self._serving
+        self.lender, self.arbiter, self.gate = parts.lender, parts.lender.arbiter, parts.lender.gate
+        self._parts = parts
+        return parts.serving
 
     def rollout(
         self,
@@ -322,8 +192,8 @@ class CoServing(Closing):
             Unavailable: rose has failed on this device and given everything back, or the gate's
                 self-test cannot be run on this GPU.
         """
-        slab_bytes = self._check_borrower()
-        if self._isolation == "mapped":
+        parts = self._check_borrower()
+        if self._opened.isolation == "mapped":
             # It could reach serving's own mapping; and its first fault would end serving as well.
             raise InvalidArgument(
                 "isolation='mapped' is for a borrower of another process, and this one would be in "
@@ -332,21 +202,22 @@ class CoServing(Closing):
         groups = groups_of(geometry)
         for one in groups:
             self._check_geometry(one)
-        gate, self.gate_choice = tested_gate(self._gpu, self.gate, window=GATE_WINDOW)
+        gpu = self._opened.gpu
+        gate, self.gate_choice = tested_gate(gpu, self.gate, window=GATE_WINDOW)
         partition = self.arbiter.add_partition(
             "rollout",
             reserve_slabs=0,
-            limit_slabs=min(limit_bytes // slab_bytes, self.arbiter.slab_count),
+            limit_slabs=min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count),
         )
         lane = RolloutLane(
-            groups=KVGroups(self.arbiter, partition, groups, header_index=_BORROWER),
+            groups=KVGroups(self.arbiter, partition, groups, header_index=BORROWER),
             gate=gate,
             loans=self.lender,
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
-            why_refused=self._why_refused,
-            gpu=self._gpu,
-            has_gates=self._policy.has_gates,
+            why_refused=partial(_why_refused, parts),
+            gpu=gpu,
+            has_gates=self._opened.policy.has_gates,
         )
         self._rollout = lane
         self.lender.lend_to(
@@ -360,7 +231,7 @@ class CoServing(Closing):
                 is_done=self._is_borrower_done,
             )
         )
-        self._begin_lending()
+        self._begin_lending(parts)
         return lane
 
     def listen(self, path: str | Path) -> "Listener":
@@ -377,15 +248,15 @@ class CoServing(Closing):
         """
         from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
 
-        self._check_borrower()
+        parts = self._check_borrower()
         self._listener = Listener(
             path,
             admit=self._admit,
-            why_refused=lambda: self._why_refused().name,
-            show=self._show,
+            why_refused=lambda: _why_refused(parts).name,
+            show=partial(self._show, parts),
             on_failure=self.safety.report,
         )
-        self._begin_lending()
+        self._begin_lending(parts)
         return self._listener
 
     @staticmethod
@@ -404,27 +275,28 @@ class CoServing(Closing):
         from rose.executor.tenancy import Tenancy  # noqa: PLC0415 (an extra)
 
         self._check_geometry(hello.geometry)
-        if self.safety.cause is not None:
-            raise Unavailable(f"this device lends no more: {self.gave_back}")
+        self._check_lends()
+        gpu = self._opened.gpu
         tenancy = Tenancy(
             hello,
             process,
             lender=self.lender,
-            header_index=_BORROWER,
-            isolation=self._isolation,
-            device="cpu" if self._gpu is None else f"cuda:{self._gpu.device.ordinal}",
+            header_index=BORROWER,
+            isolation=self._opened.isolation,
+            device="cpu" if gpu is None else f"cuda:{gpu.device.ordinal}",
         )
         self.lender.lend_to(tenancy.borrower)
         return tenancy
 
     def _is_borrower_done(self) -> bool:
-        return not self.gate.is_in_step() and (self._gpu is None or self._gpu.rollout.is_idle())
+        gpu = self._opened.gpu
+        return not self.gate.is_in_step() and (gpu is None or gpu.rollout.is_idle())
 
-    def _show(self, channel: "Channel") -> None:
+    def _show(self, parts: Parts, channel: "Channel") -> None:
         """Send the ledger, and what whoever looks at it cannot read there."""
         from rose.executor.messages import Ledger  # noqa: PLC0415 (an extra)
 
-        said = read_refusals(self._creditor)
+        said = read_refusals(parts.creditor)
         binding = said["binding"]
         answer = Ledger(
             os.getpid(),
@@ -438,64 +310,53 @@ class CoServing(Closing):
         finally:
             os.close(ledger)
 
-    def _check_borrower(self) -> int:
-        """Raise why there can be no borrower; the bytes of a slab otherwise."""
+    def _check_borrower(self) -> Parts:
+        """Raise why there can be no borrower; the parts of the device otherwise."""
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
-        if self._serving is None or self._slab_bytes is None:
-            raise InvalidArgument("add the serving engine before the borrower")
+        parts = self._has_serving("the borrower")
         if self._rollout is not None or self._listener is not None:
             raise InvalidArgument("this device has a borrower already: one per device")
+        self._check_lends()
+        return parts
+
+    def _has_serving(self, what: str) -> Parts:
+        """Return the parts of the device; raise when serving was not added before `what`."""
+        if self._parts is None:
+            raise InvalidArgument(f"add the serving engine before {what}")
+        return self._parts
+
+    def _check_lends(self) -> None:
         if self.safety.cause is not None:
             raise Unavailable(f"this device lends no more: {self.gave_back}")
-        return self._slab_bytes
 
     def _check_geometry(self, geometry: KVGeometry) -> None:
         """Raise when the device's slabs do not suit a borrower's geometry."""
         slab_bytes = self.arbiter.slab_bytes
-        suited = choose_slab_bytes(self._serving_kv.geometry, geometry)
+        suited = choose_slab_bytes(self.lender.kv.geometry, geometry)
         if slab_bytes % suited and geometry.waste(slab_bytes) > WASTE_MAX:
             raise InvalidArgument(
                 f"slabs of {slab_bytes / MIB:g} MiB waste {geometry.waste(slab_bytes):.0%} of the "
                 f"borrower's memory: open the device with slab_bytes={suited}"
             )
 
-    def _begin_lending(self) -> None:
+    def _begin_lending(self, parts: Parts) -> None:
         """Start who grants credit and who minds deadlines."""
-        self._creditor = certified_creditor(
-            self.gate,
-            self._state,
-            self._model,
-            self._log,
-            policy=self._policy,
-            context_tokens=self._limits.request_tokens,
-            step_tokens=self._limits.step_tokens,
-            clock=self._clock,
-            watchdog=self._watchdog,
-        )
-        if self._serving is not None:
-            self._serving.lend_by(self._creditor)
-        self._state.beat()
-        self._creditor.start()
-        self._keeper.start()
+        parts.serving.lend_by(parts.creditor)
+        self.lender.state.beat()
+        parts.creditor.start()
+        parts.keeper.start()
         # A daemon thread that lends when the interpreter ends could never take it up again.
-        atexit.register(self._end_lending_at_exit)
+        atexit.register(self._end_lending_at_exit, parts.creditor)
 
-    def _end_lending_at_exit(self) -> None:
-        if self._creditor is None:
-            return
-        self._creditor.stop()
+    def _end_lending_at_exit(self, creditor: Creditor) -> None:
+        creditor.stop()
         self.gate.shut_down()
         # In a fraction of a second it has looked at the gate; longer nobody is waited for.
         for _ in range(_EXIT_LOOKS):
-            if not self._creditor.is_lending:
+            if not creditor.is_lending:
                 return
             threading.Event().wait(_EXIT_LOOK_S)
-
-    def _why_refused(self) -> Reason:
-        if self._creditor is None:
-            return Reason.CLOSED
-        return REASONS.get(self._creditor.last_refusal, Reason.SERVING_BUSY)
 
     # ---- how much is lent -----------------------------------------------------------------------
 
@@ -515,8 +376,7 @@ class CoServing(Closing):
         Raises:
             InvalidArgument: before `serving`, or a value out of its range.
         """
-        if self._serving is None:
-            raise InvalidArgument("add the serving engine before a cap on what the device lends")
+        self._has_serving("a cap on what the device lends")
         if not (size_bytes >= 0 and ttl_ms >= 0):
             raise InvalidArgument(
                 f"a cap of {size_bytes} bytes for {ttl_ms} ms: neither may be below 0"
@@ -535,39 +395,37 @@ class CoServing(Closing):
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
-        if self._serving is None:
-            raise InvalidArgument("add the serving engine before a reading of how it is")
-        if self.safety.cause is not None:
-            raise Unavailable(f"this device lends no more: {self.gave_back}")
-        arbiter, lender = self.arbiter, self.lender
-        serving = arbiter.snapshot().partitions[_SERVING]
-        blocks = arbiter.slab_count * self._serving_kv.blocks_per_slab
+        parts = self._has_serving("a reading of how it is")
+        self._check_lends()
+        arbiter, lender, state = self.arbiter, self.lender, self.lender.state
+        serving = arbiter.snapshot().partitions[SERVING]
+        blocks = arbiter.slab_count * lender.kv.blocks_per_slab
         revocations, ebbs = lender.pressures
         return DeviceReading(
             pool_bytes=arbiter.slab_count * arbiter.slab_bytes,
             reserve_bytes=serving.reserve_slabs * arbiter.slab_bytes,
             slab_bytes=arbiter.slab_bytes,
-            slo=self._slo,
+            slo=parts.slo,
             used_share=serving.used_blocks / blocks,
-            running=self._state.running,
-            waiting=self._state.waiting,
-            first_tokens=tuple(self._state.first_tokens),
-            later_tokens=tuple(self._state.later_tokens),
+            running=state.running,
+            waiting=state.waiting,
+            first_tokens=tuple(state.first_tokens),
+            later_tokens=tuple(state.later_tokens),
             lent_bytes=len(lender.lent_slabs()) * arbiter.slab_bytes,
             cap_bytes=min(lender.cap_slabs, arbiter.slab_count) * arbiter.slab_bytes,
             revocations=revocations,
             ebbs=tuple(
                 (before * arbiter.slab_bytes, left * arbiter.slab_bytes) for before, left in ebbs
             ),
-            evidence=self._serving.evidence(),
-            **read_refusals(self._creditor),
+            evidence=parts.serving.evidence(),
+            **read_refusals(parts.creditor),
         )
 
     # ---- the device itself ----------------------------------------------------------------------
 
     def _tend(self) -> None:
         with self.safety:
-            self._state.beat()
+            self.lender.state.beat()
             self.lender.tend()
 
     @property
@@ -578,22 +436,22 @@ class CoServing(Closing):
 
     def _give_back(self, cause: BaseException) -> None:
         """Stop launches, wait with a deadline, then reclaim; the mapping stays in place."""
-        self._log.append_gave_back(f"{type(cause).__name__}: {cause}")
+        self.lender.log.append_gave_back(f"{type(cause).__name__}: {cause}")
         self._stop_lending()
 
     def _stop_lending(self) -> None:
-        if self._creditor is None:
+        parts = self._parts
+        if parts is None or (self._rollout is None and self._listener is None):
             return
         # From the last line up, and each even if one before it failed. First comes who could open
         # the gate again.
         with ExitStack() as steps:
             steps.callback(self.gate.shut_down)
             steps.callback(self.lender.close)
-            steps.callback(self.gate.wait_parked, timeout_ms=self._policy.park_wait_ms)
+            steps.callback(self.gate.wait_parked, timeout_ms=self._opened.policy.park_wait_ms)
             steps.callback(self.gate.close, CloseReason.GAVE_BACK)
-            steps.callback(self._creditor.stop)
-            if self._serving is not None:
-                steps.callback(self._serving.lend_by, None)
+            steps.callback(parts.creditor.stop)
+            steps.callback(parts.serving.lend_by, None)
 
     def close(self) -> None:
         """Stop lending, take everything back, and write the certificates out. Idempotent.
@@ -605,44 +463,22 @@ class CoServing(Closing):
         if self._is_closed:
             return
         self._is_closed = True
-        if self._serving is None:
+        parts = self._parts
+        if parts is None:
             return
         atexit.unregister(self._end_lending_at_exit)
-        self._keeper.stop()
+        parts.keeper.stop()
         if self.safety.cause is None:
             self._stop_lending()
         if self._listener is not None:
             self._listener.close()
         try:
-            self._log.close()
+            self.lender.log.close()
         except RoseError as error:
             self.safety.report(error)
-        if self._latency_path is not None:
-            save_latency_model(self._model, self._latency_path, identity=self._identity)
-
-    def _latency_model(
-        self, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
-    ) -> LatencyModel:
-        """Return the model of the last run on this device, or one that starts from a prior."""
-        name = "cpu" if self._gpu is None else self._gpu.device.name
-        cores = len(os.sched_getaffinity(0))
-        self._identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"
-        if self._latency_path is not None:
-            learned = load_latency_model(self._latency_path, self._policy, identity=self._identity)
-            if learned is not None:
-                return learned
-        return new_latency_model(
-            self._policy,
-            step_tokens=step_tokens,
-            prior_ms=None if cost is None else prior_ms(name, cost),
-        )
+        if self._opened.latency_path is not None:
+            save_latency_model(parts.model, self._opened.latency_path, identity=parts.identity)
 
 
-def _check_descriptors(memory_objects: int) -> None:
-    """Raise when memory of the host cannot be kept slab by slab: each is a descriptor."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if memory_objects + _OTHER_DESCRIPTORS > limit:
-        raise InvalidArgument(
-            f"isolation='mapped' keeps a descriptor for each of {memory_objects} slabs, and this "
-            f"process may have {limit}: raise slab_bytes, or the limit (ulimit -n)"
-        )
+def _why_refused(parts: Parts) -> Reason:
+    return REASONS.get(parts.creditor.last_refusal, Reason.SERVING_BUSY)

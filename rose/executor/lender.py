@@ -12,6 +12,7 @@ from rose._core import (
     CertificateLog,
     CertifiedAdmission,
     Clock,
+    Demand,
     GrantRefusal,
     HostGate,
     PartitionSnapshot,
@@ -22,7 +23,6 @@ from rose._core import (
 from rose.errors import DeadlineExceeded
 from rose.events import Reason, Refusal
 from rose.executor.aborts import AbortRation
-from rose.executor.demand import Demand
 from rose.executor.revocation import Cause, Notice, Revocation
 from rose.memory import KVGeometry, KVSpace
 from rose.slo import Policy
@@ -130,6 +130,7 @@ class Lender:
         self.log = log
         self.policy = policy
         self.clock = clock
+        self._admission = CertifiedAdmission(serving, demand, log=log, serving=state)
         self._blocks_per_slab = demand.blocks_per_slab
         self._revoke_ns = int(policy.revoke_ms * NS_PER_MS)
         self._ttl_ns = int(policy.lease_ttl_ms * NS_PER_MS)
@@ -407,12 +408,6 @@ class Lender:
         if wait_ms > 0:
             return Refusal(Reason.RESERVE_AT_RISK, retry_after_ms=wait_ms)
         wanted = ceil_div(blocks, borrower.geometry.blocks_per_slab(self.arbiter.slab_bytes))
-        admission = CertifiedAdmission(
-            self._serving,
-            self.demand.terms(running=0),
-            log=self.log,
-            serving=self.state,
-        )
         with self._lock:
             if self._is_closed:  # Or a grant could slip in behind the last revocation.
                 return Refusal(Reason.CLOSED)
@@ -426,7 +421,7 @@ class Lender:
                 borrower.partition,
                 slabs,
                 ttl_ns=self._ttl_ns,
-                admission=admission,
+                admission=self._admission,
             )
             if isinstance(answer, GrantRefusal):
                 return Refusal(_REASONS[answer])

@@ -31,19 +31,15 @@ class Refusals(TypedDict):
     binding: Binding | None
 
 
-def read_refusals(creditor: Creditor | None) -> Refusals:
-    """Return what `creditor` counted; nothing was refused where there is none yet."""
+def read_refusals(creditor: Creditor) -> Refusals:
+    """Return what `creditor` counted."""
     return {
-        "refusals": {
-            reason.name.lower(): 0 if creditor is None else creditor.refused(why)
-            for why, reason in REASONS.items()
-        },
+        "refusals": {reason.name.lower(): creditor.refused(why) for why, reason in REASONS.items()},
         "refused_s": {
-            reason.name.lower(): 0.0 if creditor is None else creditor.refused_s(why)
-            for why, reason in REASONS.items()
+            reason.name.lower(): creditor.refused_s(why) for why, reason in REASONS.items()
         },
-        "granted_s": 0.0 if creditor is None else creditor.granted_s,
-        "binding": None if creditor is None else _binding(creditor),
+        "granted_s": creditor.granted_s,
+        "binding": _binding(creditor),
     }
 
 

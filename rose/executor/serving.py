@@ -22,7 +22,6 @@ from rose._core import (
 from rose.errors import check
 from rose.events import Reason, Refusal
 from rose.executor.certified import largest_shapes
-from rose.executor.demand import ServingLimits
 from rose.executor.lender import Lender
 from rose.executor.probing import ProbeRation, ShapeName
 from rose.executor.reading import ShapeEvidence
@@ -38,6 +37,19 @@ _BLOCKED_KEPT: Final = 65_536
 _COUNT_MAX: Final = 1_000_000_000
 # What a step that no request was announced for runs under: it closes the gate as one would.
 _STEP: Final = "rose: a step without a request"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """The most serving can ask for at once.
+
+    Args:
+        step_tokens: tokens of one engine step; all prefills of a step share it.
+        request_tokens: tokens of one prompt.
+    """
+
+    step_tokens: int
+    request_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +363,8 @@ class ServingLane:
                 **features,
             )
             self._demand.step_ended(
-                forecast,
-                actual_ms,
+                predicted_ms=forecast.predicted_ms,
+                actual_ms=actual_ms,
                 decode_sequences=batch.decode_sequences,
                 prefill_tokens=batch.prefill_tokens,
             )

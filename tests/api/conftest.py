@@ -46,7 +46,7 @@ class Rig:
             SERVING_KV, reserve_bytes=reserve_slabs * SLAB, step_tokens=64, request_tokens=256
         )
         self.borrower = self.device.borrower(ROLLOUT_KV)
-        confirm(self.device.executor._model, 64)
+        confirm(self.device.executor._parts.model, 64)
         self.threads: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None]) -> threading.Thread:

@@ -115,7 +115,7 @@ class Pair:
             request_tokens=256,
         )
         if not probes:
-            confirm(self.device._model, 64)
+            confirm(self.device._parts.model, 64)
         self.rollout_lane = self.device.rollout(rollout_kv, limit_bytes=pool_bytes)
         # Without it the borrower's weights stay where they are.
         self.weights = None if lease is None else lease(self.rollout_model, self.rollout_lane)

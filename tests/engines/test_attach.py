@@ -38,7 +38,7 @@ def engines(models):
             rose.attach(model, device=device, role=role, config=CONFIG, request_tokens=256)
             for model, role in zip(models, ("serving", "borrower"), strict=True)
         ]
-        confirm(device.executor._model, 64)
+        confirm(device.executor._parts.model, 64)
         for engine in pair:
             engine.start()
         yield device, *pair

@@ -76,7 +76,7 @@ def test_outputs_are_right_while_slabs_change_hands(
     models: tuple[Model, Model], seed: int, seconds: float, slabs: int
 ) -> None:
     pair = Pair(models, probes=True)  # or an outlier could end lending, and rollouts starve
-    confirm(pair.device._model, 64)
+    confirm(pair.device._parts.model, 64)
     with pair:
         serving, rollout = _chaos(pair, seed=seed, seconds=seconds, slabs=slabs)
         gave_back = pair.device.gave_back

@@ -282,7 +282,7 @@ def test_slabs_that_no_step_needs_leave_inside_the_call(stepper: Stepper) -> Non
 
 def test_every_sector_that_serving_takes_is_checked_before_it_is_taken(pair: Pair) -> None:
     device, lane = pair.device, pair.serving_lane
-    device._keeper.stop()  # so that the sector itself must have asked
+    device._parts.keeper.stop()  # so that the sector itself must have asked
     while isinstance(device.lender.grow(10_000), Lease):
         pass
     supply: list[int] = []

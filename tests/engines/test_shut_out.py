@@ -211,7 +211,7 @@ def test_lease_waits_for_evidence(models: tuple[Model, Model]) -> None:
         wait_shut_out(made)
         assert made.heard.ends(0) == [TurnEnd.INTERRUPTED]
         assert made.pair.device.reading().refusals["no_evidence"] > 0
-        confirm(made.pair.device._model, 64)
+        confirm(made.pair.device._parts.model, 64)
         made.heard.wait_lease(lambda lease: lease.lease_epoch == 2 and lease.kv_tokens > 0)
         made.worker.start_turn(turn(0, PROMPTS[0], 20, lease_epoch=2))
         made.heard.wait_ended(0, times=2)

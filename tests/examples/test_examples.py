@@ -92,7 +92,7 @@ def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:
     with rose.open("cpu", slo=slo, pool_bytes=256 << 20, policy=policy) as device:
         serving = device.serving(served.config, step_tokens=256, request_tokens=512)
         borrower = device.borrower(rolled_out.config)
-        confirm(device.executor._model, 256)
+        confirm(device.executor._parts.model, 256)
         rollouts: list[list[int]] = []
         thread = lend.Thread(
             target=lambda: rollouts.extend(

@@ -68,7 +68,7 @@ class Rig:
             request_tokens=64,
         )
         if is_known:
-            confirm(self.device._model, 32)
+            confirm(self.device._parts.model, 32)
         self.revocations: list[Revocation] = []
         if lends:
             self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=limit_slabs * SLAB)
@@ -78,7 +78,7 @@ class Rig:
 
     def stop_keeper(self) -> None:
         """From here on nothing is looked after but by the calls of a test."""
-        self.device._keeper.stop()
+        self.device._parts.keeper.stop()
 
     def on_revoke(self, revocation: Revocation) -> None:
         """Begin, then free whatever lies in a slab that is leaving."""

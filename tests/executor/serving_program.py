@@ -46,7 +46,7 @@ def main() -> None:
             step_tokens=32,
             request_tokens=64,
         )
-        confirm(device._model, 32)
+        confirm(device._parts.model, 32)
         device.listen(path)
         sys.stdout.write('"ready"\n')
         sys.stdout.flush()

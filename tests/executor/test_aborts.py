@@ -112,7 +112,7 @@ class Trace:
             step_tokens=32,
             request_tokens=64,
         )
-        confirm(self.device._model, 32)
+        confirm(self.device._parts.model, 32)
         self.lane = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
         self.lane.on_revoke = lambda revocation: revocation.begin(())
         self.held: list[int] = []

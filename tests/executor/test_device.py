@@ -9,8 +9,7 @@ import pytest
 
 from rose._core import Arbiter
 from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
-from rose.executor import SLO, CoServing, KVGeometry, Policy
-from rose.executor import device as device_module
+from rose.executor import SLO, CoServing, KVGeometry, Policy, wiring
 from rose.slo.verify import verify_log
 from tests.executor.conftest import HEADERS, ROLLOUT_KV, SERVING_KV, SLAB, SLABS, ParkedStep
 
@@ -116,7 +115,7 @@ def test_nothing_leaks_when_the_nth_backend_call_of_opening_fails(monkeypatch, t
     before = belongings()
     failures = 0
     for n in range(1, 100):
-        monkeypatch.setattr(device_module, "Arbiter", FailingArbiter(n))
+        monkeypatch.setattr(wiring, "Arbiter", FailingArbiter(n))
         device = open_device(log_path=tmp_path / "log")
         try:
             device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=SLAB, **LIMITS)
@@ -215,7 +214,7 @@ def test_frozen_host_gets_no_fresh_credit(open_rig) -> None:
     with rig.rollout.try_step(timeout_ms=5000):
         for _ in range(20):
             rig.rollout.gate()
-        rig.device._keeper.stop()
+        rig.device._parts.keeper.stop()
         started = 0
         while gate.pass_(timeout_ms=300).name == "PASSED":
             started += 1

@@ -39,7 +39,7 @@ def test_lane_says_what_the_bounds_of_both_shapes_rest_on(unknown) -> None:
     assert [(one.scores, one.wanted, one.missing, one.bound_ms) for one in evidence] == [
         (0, 9, 17, None)
     ] * 2
-    confirm(unknown.device._model, 32)
+    confirm(unknown.device._parts.model, 32)
     for one in unknown.device.reading().evidence:
         assert one.missing == 0
         assert one.bound_ms == pytest.approx(500)
@@ -87,7 +87,7 @@ def test_a_probe_is_no_request_for_the_forecast_of_arrivals(unknown) -> None:
     refuse(unknown)
     for _ in range(5):
         probe(unknown)
-    assert unknown.device._serving._demand._arrivals.longest_prompt_tokens == 0
+    assert unknown.device.lender.demand.terms(running=0).burst_requests == 1
     assert not unknown.serving.has_requests
 
 

@@ -272,7 +272,7 @@ def serve_and_borrow() -> None:
     except (RoseError, MemoryError):
         device.close()
         raise
-    confirm(device._model, 32)
+    confirm(device._parts.model, 32)
     failure: RoseError | MemoryError | None = None
     try:
         lane = device.rollout(gpu.ROLLOUT_KV, limit_bytes=gpu.SLABS * gpu.SLAB)

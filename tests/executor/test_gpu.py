@@ -52,7 +52,7 @@ class Rig:
             step_tokens=32,
             request_tokens=64,
         )
-        confirm(self.device._model, 32)
+        confirm(self.device._parts.model, 32)
         self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
 
     def step(self) -> Quantum:
@@ -74,7 +74,7 @@ def test_tenants_get_streams_of_their_own_and_a_tested_gate(fake: Fake) -> None:
     rig = Rig()
     assert rig.device.gate_choice.kind is GateKind.MEMOP
     assert rig.serving.stream not in (None, 0, rig.rollout.stream)
-    gpu = rig.device._gpu
+    gpu = rig.device._opened.gpu
     assert gpu is not None
     lowest, highest = gpu.device.priority_range
     assert (gpu.serving.priority, gpu.rollout.priority) == (highest, lowest)
@@ -163,8 +163,8 @@ def test_a_stream_that_is_stuck_ends_the_attempt_to_lend(fake: Fake) -> None:
     device.serving(
         SERVING_KV, slo=SLO(ttft_ms=1, tpot_ms=1), reserve_bytes=0, step_tokens=8, request_tokens=8
     )
-    assert device._gpu is not None
-    fake.hold(device._gpu.rollout.handle)
+    assert device._opened.gpu is not None
+    fake.hold(device._opened.gpu.rollout.handle)
     with pytest.raises(Unavailable, match="so nothing can be lent on it"):
         device.rollout(ROLLOUT_KV, limit_bytes=SLAB)
     device.close()

@@ -217,7 +217,7 @@ class GpuRig:
         self.serving = self.device.serving(
             gpu.SERVING_KV, slo=slo, reserve_bytes=gpu.SLAB, step_tokens=32, request_tokens=64
         )
-        confirm(self.device._model, 32)
+        confirm(self.device._parts.model, 32)
         self.device.listen(path)
         self.attached = CoServing.attach(path)
         self.rollout = self.attached.rollout(gpu.ROLLOUT_KV, limit_bytes=gpu.SLABS * gpu.SLAB)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rose._core import ManualClock
 from rose.errors import InvalidArgument
 from rose.executor import Reason, Refusal, StepBatch
-from rose.executor import lender as lender_module
-from rose.executor.lender import Lease
+from rose.executor.lender import Lease, Lender
 from rose.slo.verify import verify_log
 from rose.units import NS_PER_S
 from tests.executor.conftest import SLABS, ParkedStep, Rig
@@ -95,15 +94,14 @@ def test_reserve_is_there_whatever_is_lent(open_rig) -> None:
 
 
 def before_the_grant(monkeypatch, meanwhile) -> None:
-    """Let something happen between a wish and its grant."""
-    stock = lender_module.CertifiedAdmission
+    """Let something happen between a request for slabs and its grant."""
+    stock = Lender.retry_after_ms
 
-    def admission(*args, **parts):
-        made = stock(*args, **parts)
+    def retry_after_ms(lender: Lender) -> float:
         meanwhile()
-        return made
+        return stock(lender)
 
-    monkeypatch.setattr(lender_module, "CertifiedAdmission", admission)
+    monkeypatch.setattr(Lender, "retry_after_ms", retry_after_ms)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,8 @@ def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_gran
     steps, arrivals, running, wanted
 ) -> None:
     with TemporaryDirectory() as folder:
-        rig = Rig(Path(folder) / "log", reserve_slabs=0, revoke_ms=20.0)
+        clock = ManualClock()
+        rig = Rig(Path(folder) / "log", reserve_slabs=0, revoke_ms=20.0, clock=clock)
         rig.stop_keeper()
         demand = rig.device.lender.demand
         for actual_ms, decoding, prefilled in steps:
@@ -203,9 +202,11 @@ def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_gran
                 actual_ms, decode_sequences=decoding, context_tokens=0, prefill_tokens=prefilled
             )
             demand.step_ended(
-                forecast, actual_ms, decode_sequences=decoding, prefill_tokens=prefilled
+                predicted_ms=forecast.predicted_ms,
+                actual_ms=actual_ms,
+                decode_sequences=decoding,
+                prefill_tokens=prefilled,
             )
-        clock = demand._clock = ManualClock()
         for gap_ms, prompt_tokens in arrivals:
             clock.advance(gap_ms * 1_000_000)
             demand.arrived(prompt_tokens=prompt_tokens)

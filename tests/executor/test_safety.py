@@ -110,8 +110,7 @@ PLACES = [
     ("serving", "_demand", "step_ended"),
     ("serving", "_lender", "foresee"),
     ("serving", "_lender", "load_changed"),
-    ("demand", "_model", "forecast"),
-    ("device", "_state", "beat"),
+    ("lender", "state", "beat"),
     ("lender", "arbiter", "expire"),
 ]
 
@@ -122,8 +121,6 @@ def plant(rig: Rig, place: tuple[str, str, str], *, times: int) -> None:
     owners = {
         "serving": rig.serving,
         "lender": lender,
-        "demand": lender.demand,
-        "device": rig.device,
     }
     if (owner, name) == ("lender", "revoke"):
         # The revocation is made with the lender's arbiter; nothing else of it may be a stand-in.
@@ -174,8 +171,6 @@ def test_nothing_raises_in_serving_when_a_part_stays_broken(open_rig, place) -> 
     owners = {
         "serving": rig.serving,
         "lender": lender,
-        "demand": lender.demand,
-        "device": rig.device,
     }
     if isinstance(getattr(owners[owner], part), Failing):
         setattr(owners[owner], part, getattr(owners[owner], part)._part)

@@ -85,7 +85,7 @@ def test_a_step_begins_after_rollouts_had_what_slack_there_was(run) -> None:
     passed = running.gate.passed
     wait_for(lambda: running.lends(DECODE))
     assert running.gate.passed > passed
-    assert running.rig.device._creditor.granted(HarvestMode.SLACK) > 0
+    assert running.rig.device._parts.creditor.granted(HarvestMode.SLACK) > 0
 
 
 def test_a_batch_that_is_fixed_leaves_no_room_for_the_next_request(run) -> None:
@@ -95,12 +95,12 @@ def test_a_batch_that_is_fixed_leaves_no_room_for_the_next_request(run) -> None:
     assert running.rig.serving.step().__enter__().lent_ms == 0
     running.rig.serving.emitted("a")
     wait_for(lambda: running.lends(DECODE))
-    granted = running.rig.device._creditor.granted(HarvestMode.SLACK)
+    granted = running.rig.device._parts.creditor.granted(HarvestMode.SLACK)
     running.rig.serving.emitted("a")
     with running.rig.serving.step() as step:
-        assert running.rig.device._creditor.granted(HarvestMode.SLACK) == granted
+        assert running.rig.device._parts.creditor.granted(HarvestMode.SLACK) == granted
         step.commit(DECODE)
-        assert running.rig.device._creditor.granted(HarvestMode.SLACK) > granted
+        assert running.rig.device._parts.creditor.granted(HarvestMode.SLACK) > granted
         assert not running.gate.is_open()
 
 
@@ -111,7 +111,7 @@ def test_slack_is_used_up_by_many_quanta_and_no_grant_comes_after_it(run) -> Non
     for _ in range(steps):
         running.rig.serving.step().__enter__()
         running.rig.serving.emitted("a")
-    running.rig.device._log.flush()
+    running.rig.device.lender.log.flush()
     _, records = read_log(running.rig.log_path)
     token_ns, slack = 0, 0
     for one in records:
@@ -145,7 +145,7 @@ def test_nothing_is_lent_while_a_request_waits_for_its_first_token(run) -> None:
     running.serve("a")
     running.rig.serving.arrived("b", prompt_tokens=8)
     assert running.rig.serving.step().__enter__().lent_ms == 0
-    assert running.rig.device._creditor.granted(HarvestMode.SLACK) == 0
+    assert running.rig.device._parts.creditor.granted(HarvestMode.SLACK) == 0
 
 
 def test_without_a_slowdown_nothing_is_lent_before_a_step(run) -> None:
@@ -154,7 +154,7 @@ def test_without_a_slowdown_nothing_is_lent_before_a_step(run) -> None:
     passed = running.gate.passed
     running.rig.serving.step().__enter__()
     assert running.gate.passed == passed
-    assert running.rig.device._log.count(RecordKind.TOKENS) == 1
+    assert running.rig.device.lender.log.count(RecordKind.TOKENS) == 1
 
 
 def test_a_borrower_with_nothing_to_run_is_not_waited_for(open_rig) -> None:
@@ -207,7 +207,7 @@ def test_without_credit_an_open_gate_lets_everything_through(run) -> None:
 
 def test_rollouts_take_no_more_of_a_request_than_its_slowdown(run) -> None:
     running = run(**{**SLACK, "slowdown": 0.5, "tpot_ms": 1e4, "blocking_ms": 1e4})
-    serving, creditor = running.rig.serving, running.rig.device._creditor
+    serving, creditor = running.rig.serving, running.rig.device._parts.creditor
     running.serve("a")
     with serving.step() as step:
         assert step.lent_ms == 0  # It has earned nothing yet.
@@ -230,7 +230,7 @@ def test_a_batch_that_leaves_a_running_request_out_is_not_taken_as_fixed(run) ->
     running.serve("b")
     running.rig.serving.emitted_all(("a", "b"))
     with running.rig.serving.step(DECODE):
-        assert running.rig.device._creditor.granted(HarvestMode.SLACK) == 0
+        assert running.rig.device._parts.creditor.granted(HarvestMode.SLACK) == 0
 
 
 def test_a_step_whose_requests_have_finished_is_still_protected(run) -> None:
@@ -248,7 +248,7 @@ def test_a_step_whose_requests_have_finished_is_still_protected(run) -> None:
 def test_a_device_that_gives_back_lends_no_slack(run) -> None:
     running = run(**SLACK)
     running.serve("a")
-    creditor = running.rig.device._creditor
+    creditor = running.rig.device._parts.creditor
     running.rig.device._stop_lending()
     granted = creditor.granted(HarvestMode.SLACK)
     running.rig.serving.emitted("a")

@@ -71,7 +71,7 @@ def test_a_declared_call_ends_though_the_borrower_is_parked(rig: DeadlockRig) ->
     with rig.serving.blocking():
         assert rig.device_wide_call()
     assert rig.forced == GATES
-    assert rig.device._log.count(RecordKind.FORCED) == GATES
+    assert rig.device.lender.log.count(RecordKind.FORCED) == GATES
     assert not rig.device.gate.is_open()
     assert rig.device.gate.close_reason is CloseReason.ARRIVAL
     assert rig.device.gave_back is None
@@ -94,7 +94,7 @@ def test_nothing_is_let_through_once_the_declaration_is_over(rig: DeadlockRig) -
 def test_a_call_that_raises_ends_its_declaration(rig: DeadlockRig) -> None:
     with pytest.raises(ZeroDivisionError), rig.serving.blocking():
         raise ZeroDivisionError
-    assert not rig.device._watchdog.is_declared
+    assert not rig.device._parts.serving._watchdog.is_declared
     assert rig.device.gave_back is None
 
 

@@ -41,7 +41,7 @@ class Rig:
         )
         slo = SLO(ttft_ms=200_000, tpot_ms=1000)
         self.device.serving(KV, slo=slo, reserve_bytes=SLAB, step_tokens=32, request_tokens=64)
-        confirm(self.device._model, 32)
+        confirm(self.device._parts.model, 32)
         self.lane = self.device.rollout(KV, limit_bytes=SLABS * SLAB)
         rng = np.random.default_rng(3)
         self.rows = [rng.integers(0, 256, size, dtype=np.uint8) for size in SIZES]

@@ -61,7 +61,7 @@ class Rig:
             step_tokens=64,
             request_tokens=256,
         )
-        confirm(self.device._model, 64)
+        confirm(self.device._parts.model, 64)
         self.rollout = self.device.rollout(KV, limit_bytes=SLABS * SLAB)
         self.rollout.on_revoke = self.on_revoke
         self.held: list[int] = []

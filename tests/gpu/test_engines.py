@@ -54,7 +54,7 @@ class Pair:
             step_tokens=64,
             request_tokens=256,
         )
-        confirm(self.device._model, 64)
+        confirm(self.device._parts.model, 64)
         rollout_lane = self.device.rollout(geometries[1], limit_bytes=pool_bytes)
         self.serving = engines.serving_engine(on_gpu[0], self.serving_lane, config)
         self.weights = engines.LeasedWeights(on_gpu[1], rollout_lane) if is_leased else None

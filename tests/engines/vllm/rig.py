@@ -214,7 +214,7 @@ class Pair:
                 step_tokens=request_tokens,
                 request_tokens=request_tokens,
             )
-            confirm(self.device._model, request_tokens)
+            confirm(self.device._parts.model, request_tokens)
             rollout = self.device.rollout(GEOMETRY, limit_bytes=slabs * SLAB_BYTES)
             self.serving = ServingScheduler(lane, **parts.of_scheduler(**options))
             self.borrower = RolloutScheduler(rollout, **parts.of_scheduler(**options))

@@ -11,7 +11,7 @@ def test_the_lane_hears_of_every_request_and_of_its_end(vllm, log_path) -> None:
     from vllm.v1.request import RequestStatus
 
     with Pair(vllm, log_path, slabs=64) as pair:
-        state = pair.device._state
+        state = pair.device.lender.state
         for name in ("ends", "aborted"):
             pair.serving.add_request(vllm.request(name, [1] * BLOCK_TOKENS, tokens=2))
         assert state.pending == 2

@@ -1,0 +1,252 @@
+"""What a device is made of, and the order in which it is built."""
+
+import os
+import resource
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rose._core import (
+    Arbiter,
+    Clock,
+    Creditor,
+    Demand,
+    HostGate,
+    LatencyModel,
+    MoveLog,
+    ServingState,
+    Watchdog,
+)
+from rose.compute import Gpu
+from rose.errors import InvalidArgument, check
+from rose.executor.certified import certificate_log, certified_creditor
+from rose.executor.keeper import Keeper
+from rose.executor.lender import Lender
+from rose.executor.safety import Safety
+from rose.executor.serving import ServingLane, ServingLimits
+from rose.memory import Isolation, KVGeometry, KVSpace, choose_slab_bytes
+from rose.slo import SLO, Policy
+from rose.slo.latency_file import load_latency_model, new_latency_model
+from rose.slo.policy import RESIDUAL_WINDOW, WATCHDOG_MS
+from rose.slo.prior import ModelCost, prior_ms
+from rose.units import GIB, MIB, ceil_div
+
+SERVING: Final = 0
+"""Serving's partition, and its header slab."""
+BORROWER: Final = 1
+"""The borrower's header slab."""
+_TENANTS: Final = 2
+_SLABS_MAX: Final = (1 << 31) - 1  # The core counts them in 32 bits.
+_OTHER_DESCRIPTORS: Final = 64  # sockets, bells and files that serving has besides its memory
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The arguments of `CoServing.open`, checked."""
+
+    gpu: Gpu | None
+    pool_bytes: int
+    slab_bytes: int | None
+    log_path: str
+    latency_path: Path | None
+    isolation: Isolation
+    policy: Policy
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is made when serving is added; threads that belong to lending are not started yet.
+
+    Args:
+        slo: serving's targets.
+        model: how long serving's steps take.
+        identity: what `model` was learned from; a file of another identity is not read.
+        lender: the memory policy, with the books, the gate and the certificates.
+        creditor: grants quanta.
+        keeper: minds the deadlines.
+        serving: serving's lane.
+    """
+
+    slo: SLO
+    model: LatencyModel
+    identity: str
+    lender: Lender
+    creditor: Creditor
+    keeper: Keeper
+    serving: ServingLane
+
+
+def build(
+    opened: Opened,
+    geometry: KVGeometry,
+    *,
+    slo: SLO,
+    reserve_bytes: int | None,
+    limits: ServingLimits,
+    cost: ModelCost | None,
+    safety: Safety,
+    tend: Callable[[], None],
+) -> Parts:
+    """Lay the pool out and make all that serves on it, or nothing.
+
+    Args:
+        opened: what the device was opened with.
+        geometry: KV layout of serving's model.
+        slo: serving's targets.
+        reserve_bytes: what serving can always have; None for the demand of an idle device.
+        limits: the most serving can ask for at once.
+        cost: of a step of serving's model; None for the priors of the policy.
+        safety: around what is rose's own.
+        tend: called by the keeper.
+
+    Raises:
+        InvalidArgument: a pool or a reserve that does not fit.
+        CorruptData: the file of `latency_path` is not one of rose's.
+    """
+    policy, clock = opened.policy, opened.clock
+    slab_bytes = opened.slab_bytes or choose_slab_bytes(geometry)
+    slabs = _slab_count(opened, slab_bytes)
+    model, identity = _latency_model(opened, geometry, limits.step_tokens, cost)
+    demand = Demand(
+        model,
+        blocks_per_slab=geometry.blocks_per_slab(slab_bytes),
+        block_tokens=geometry.block_tokens,
+        step_tokens=limits.step_tokens,
+        request_tokens=limits.request_tokens,
+        burst_requests=policy.burst_requests,
+        horizon_ms=policy.revoke_ms,
+        memory_ms=policy.arrival_memory_ms,
+        epsilon=policy.epsilon,
+        window=RESIDUAL_WINDOW,
+        clock=clock,
+    )
+    reserve_slabs = _reserve_slabs(opened, reserve_bytes, demand, slab_bytes, slabs)
+    needed = geometry.blocks_for(limits.request_tokens)
+    if needed > slabs * demand.blocks_per_slab:
+        raise InvalidArgument(
+            f"a request of {limits.request_tokens} tokens needs {needed} blocks, more than a pool "
+            f"of {opened.pool_bytes} bytes holds: lower request_tokens or raise pool_bytes"
+        )
+    log = certificate_log(
+        opened.log_path,
+        slo=slo,
+        policy=policy,
+        clock=clock,
+        slabs=slabs,
+        partitions=_TENANTS,
+        blocks_per_slab=demand.blocks_per_slab,
+        block_tokens=geometry.block_tokens,
+        max_request_tokens=limits.request_tokens,
+        max_batch_tokens=limits.step_tokens,
+        burst_requests=policy.burst_requests,
+        revoke_ms=policy.revoke_ms,
+    )
+    with ExitStack() as undo:
+        undo.callback(log.close)
+        arbiter = Arbiter.create(
+            slab_bytes=slab_bytes,
+            slab_count=slabs,
+            header_slabs=_TENANTS,
+            clock=clock,
+            observer=MoveLog(log),
+            device=opened.gpu.device if opened.gpu else None,
+            object_bytes_max=slab_bytes if opened.isolation == "mapped" else GIB,
+        )
+        partition = arbiter.add_partition("serving", reserve_slabs=reserve_slabs, limit_slabs=slabs)
+        check(partition == SERVING, "serving must be the first partition")
+        kv = KVSpace(arbiter, partition, geometry, header_index=SERVING)
+        arbiter.take(partition, reserve_slabs)
+        gate = HostGate(clock=clock)
+        state = ServingState(log, gate=gate)
+        watchdog = Watchdog(gate, log=log, after_ms=WATCHDOG_MS, clock=clock)
+        lender = Lender(
+            arbiter=arbiter,
+            serving=partition,
+            serving_kv=kv,
+            gate=gate,
+            state=state,
+            demand=demand,
+            log=log,
+            policy=policy,
+            clock=clock,
+        )
+        creditor = certified_creditor(
+            gate,
+            state,
+            model,
+            log,
+            policy=policy,
+            context_tokens=limits.request_tokens,
+            step_tokens=limits.step_tokens,
+            clock=clock,
+            watchdog=watchdog,
+        )
+        serving = ServingLane(
+            lender=lender,
+            model=model,
+            safety=safety,
+            watchdog=watchdog,
+            stream=opened.gpu.serving.handle if opened.gpu else None,
+            limits=limits,
+            slowdown=slo.slowdown,
+        )
+        keeper = Keeper(tend, arbiter, every_ms=policy.tend_every_ms, on_failure=safety.report)
+        undo.pop_all()
+    return Parts(slo, model, identity, lender, creditor, keeper, serving)
+
+
+def _slab_count(opened: Opened, slab_bytes: int) -> int:
+    """Return how many slabs can be lent."""
+    slabs = opened.pool_bytes // slab_bytes - _TENANTS
+    if slabs < 1:
+        raise InvalidArgument(
+            f"a pool of {opened.pool_bytes // MIB} MiB has no room for {_TENANTS} headers and a "
+            f"slab of {slab_bytes / MIB:g} MiB: raise pool_bytes"
+        )
+    if slabs > _SLABS_MAX:
+        raise InvalidArgument(
+            f"a pool of {opened.pool_bytes} bytes has {slabs} slabs, more than the "
+            f"{_SLABS_MAX} there may be: lower pool_bytes or raise slab_bytes"
+        )
+    objects = slabs + _TENANTS
+    # Memory of the host that is kept slab by slab is a descriptor for each.
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_many = opened.isolation == "mapped" and opened.gpu is None
+    if is_many and objects + _OTHER_DESCRIPTORS > limit:
+        raise InvalidArgument(
+            f"isolation='mapped' keeps a descriptor for each of {objects} slabs, and this "
+            f"process may have {limit}: raise slab_bytes, or the limit (ulimit -n)"
+        )
+    return slabs
+
+
+def _reserve_slabs(
+    opened: Opened, reserve_bytes: int | None, demand: Demand, slab_bytes: int, slabs: int
+) -> int:
+    if reserve_bytes is None:
+        return min(ceil_div(demand.blocks(running=0), demand.blocks_per_slab), slabs)
+    reserve_slabs = ceil_div(reserve_bytes, slab_bytes)
+    if not 0 <= reserve_slabs <= slabs:
+        raise InvalidArgument(
+            f"a reserve of {reserve_bytes} bytes does not fit the {slabs * slab_bytes} bytes "
+            f"that a pool of {opened.pool_bytes} leaves: lower reserve_bytes or raise pool_bytes"
+        )
+    return reserve_slabs
+
+
+def _latency_model(
+    opened: Opened, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
+) -> tuple[LatencyModel, str]:
+    """Return the model of the last run on this device, or one that starts from a prior."""
+    name = "cpu" if opened.gpu is None else opened.gpu.device.name
+    cores = len(os.sched_getaffinity(0))
+    identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"
+    if opened.latency_path is not None:
+        learned = load_latency_model(opened.latency_path, opened.policy, identity=identity)
+        if learned is not None:
+            return learned, identity
+    prior = None if cost is None else prior_ms(name, cost)
+    return new_latency_model(opened.policy, step_tokens=step_tokens, prior_ms=prior), identity
