@@ -101,12 +101,25 @@ class Report:
         bar: Bar | None = None,
         is_void: bool = False,
         terms: Sequence[Term] = (),
+        interval: tuple[float, float] | None = None,
     ) -> None:
         """Report a figure; `is_void` when its control says that the machine was too restless.
 
-        One that was computed from others names them as its `terms`.
+        One that was computed from others names them as its `terms`. Its true value lies in the
+        `interval` with 95 %.
         """
-        self._add(row(name, value, unit, peer=peer, bar=bar, is_void=is_void, terms=terms))
+        self._add(
+            row(
+                name,
+                value,
+                unit,
+                peer=peer,
+                bar=bar,
+                is_void=is_void,
+                terms=terms,
+                interval=interval,
+            )
+        )
 
     def leave_out(self, names: Iterable[str], reason: str) -> None:
         """Say which rows cannot be measured here, and why."""

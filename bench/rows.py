@@ -2,8 +2,8 @@
 
 A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when not all could
 be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
-has exactly these keys; one that was not measured but computed has `terms` besides, and a median of
-paired ratios may have an `interval`:
+has exactly these keys; one that was not measured but computed has `terms` besides, and one of
+paired rounds may have an `interval`:
 
     name    what was measured; the statistic and the unit are its last words
     value   a finite number
@@ -12,7 +12,7 @@ paired ratios may have an `interval`:
     bar     {"at_most": x}, {"at_least": x}, or both; null without one
     ok      whether the value meets the bar; null without a bar, and null for a row that is void
     terms   what the value was computed from, in order: {"name", "value", "unit"} each
-    interval  [low, high]: the median lies between them with 95 % (bench/paired.py)
+    interval  [low, high]: the value lies between them with 95 %
 
 A ratio `name` travels with its A/A control `aa_name`, the subject over itself. When the control is
 out of its bar, the machine was not quiet enough and the ratio is void. `ok` null beside a bar

@@ -2,7 +2,9 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +16,14 @@ from rose.cli.runs import ends_interrupt, load_trace, scratch_folder, traffic_op
 from rose.clock import BootClock
 from rose.demo.progress import Phases, phases
 from rose.demo.record import Plan, RunRecord
-from rose.demo.report import print_loads, write_json
-from rose.demo.schemes import MECHANISMS, ON_ENGINES, SCHEMES, choose_schemes
+from rose.demo.report import print_loads, write_compared
+from rose.demo.schemes import MECHANISMS, ON_ENGINES, SCHEMES, SHARE_ALL, choose_schemes
 from rose.demo.summary import summarise_loads
-from rose.demo.virtual import VirtualExperiment, run_virtual
+from rose.demo.virtual import VirtualExperiment, piece_of, run_virtual
 from rose.errors import InvalidArgument, Unavailable
 from rose.sim.device import DeviceModel
+from rose.sim.load import at_load
+from rose.sim.request import Request
 from rose.sim.simulation import SCHEMES as SIMULATED
 from rose.slo import SLO, Policy
 from rose.traces import Trace
@@ -177,28 +181,51 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     ):
         if virtual:
             device = DeviceModel(noise=_NOISE if noise is None else noise)
-            experiment = VirtualExperiment(plan, trace, seconds, slo, device)
+            pieces = partial(piece_of, trace, seconds=seconds, seed=seed)
+            requests_at = partial(_at_busy, pieces, device, seed, trace.mean_rate_rps)
+            experiment = VirtualExperiment(plan, requests_at, slo, device)
             record = run_virtual(experiment, scratch, shown.begin)
         else:
-            record = _on_engines(plan, trace, seconds, (ttft_ms, tpot_ms), scratch, shown)
+            record = on_engines(plan, trace, seconds, scratch, shown, targets_ms=(ttft_ms, tpot_ms))
     report = summarise_loads(record)
-    write_json(report, out, "compare")
+    written = write_compared(report, out)
     print_loads(report, console)
     if not virtual:
         console.print(_LEFT_OUT, soft_wrap=True)
-    console.print(f"report: {out / 'compare.json'}", soft_wrap=True)
+    console.print(f"report: {', '.join(map(str, written))}", soft_wrap=True)
     return 0 if record.complete else 130
 
 
-def _on_engines(  # noqa: PLR0917 (what the user asked for)
+def _at_busy(
+    pieces: Callable[[float], list[Request]],
+    device: DeviceModel,
+    seed: int,
+    rate: float,
+    load: float,
+) -> list[Request]:
+    return at_load(pieces, device, busy=load, seed=seed, rate=rate)
+
+
+def on_engines(
     plan: Plan,
     trace: Trace,
     seconds: float,
-    targets_ms: tuple[float | None, float | None],
     logs: Path,
     shown: Phases,
+    *,
+    targets_ms: tuple[float | None, float | None] = (None, None),
+    solo: tuple[str, ...] = (SHARE_ALL,),
 ) -> RunRecord:
     """Run every scheme on two small models, on one core of this machine.
+
+    Args:
+        plan: its loads are shares of what serving alone answers at saturation.
+        trace: of the lengths that requests have.
+        seconds: of traffic, for each scheme at each load.
+        logs: folder for certificates.
+        shown: gets the name of each part of the run when it begins.
+        targets_ms: of TTFT and TPOT; None for a multiple of what serving alone takes.
+        solo: arms whose rollouts have the device to themselves in every round.
 
     Raises:
         Unavailable: the packages for it are not installed.
@@ -229,7 +256,7 @@ def _on_engines(  # noqa: PLR0917 (what the user asked for)
             trace=trace,
             rounds=rounds,
             slice_s=seconds / rounds,
-            solo_s=(("share_all", experiment.SHARE_ALL_SOLO_S),),
+            solo_s=tuple((arm, experiment.SHARE_ALL_SOLO_S) for arm in solo),
             ttft_ms=targets_ms[0],
             tpot_ms=targets_ms[1],
             bench=bench,

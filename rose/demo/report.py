@@ -1,5 +1,6 @@
 """From the record of a run to what the user sees: tables, `*.json`, `report.html`."""
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from importlib import resources
@@ -129,6 +130,22 @@ def write_json(report: Mapping[str, Any], out_dir: Path, name: str) -> None:
     """
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
     _write(out_dir, f"{name}.json", f"{text}\n")
+
+
+def write_compared(report: Mapping[str, Any], out_dir: Path) -> list[Path]:
+    """Write `compare.json` and, where matplotlib is installed, `compare.svg`; return their paths.
+
+    Raises:
+        InvalidArgument: `out_dir` is not a directory, or cannot be written.
+    """
+    write_json(report, out_dir, "compare")
+    written = [out_dir / "compare.json"]
+    if importlib.util.find_spec("matplotlib") is not None:
+        from rose.demo.frontier_plot import draw_frontier  # noqa: PLC0415 (optional package)
+
+        _write(out_dir, "compare.svg", draw_frontier(report))
+        written.append(out_dir / "compare.svg")
+    return written
 
 
 def _write(out_dir: Path, name: str, text: str) -> None:

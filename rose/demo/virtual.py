@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,6 @@ from rose.demo.record import Answered, Audit, Plan, RunRecord, Slice, SliceCount
 from rose.demo.schemes import ABLATED, SHARE_ALL, Scheme
 from rose.errors import InvalidArgument
 from rose.sim.device import DeviceModel
-from rose.sim.load import at_load
 from rose.sim.outcome import ArmOutcome
 from rose.sim.request import Request
 from rose.sim.simulation import default_policy, simulate
@@ -28,16 +26,14 @@ class VirtualExperiment:
     """What is simulated.
 
     Args:
-        plan: its loads are busy shares of serving alone, and `alone` is its first scheme.
-        trace: of the lengths that requests have; its rate does not matter.
-        seconds: of traffic, for each scheme at each load.
+        plan: `alone` is its first scheme.
+        requests_at: returns the requests that every scheme serves at one of the plan's loads.
         slo: serving's targets.
         device: what things cost.
     """
 
     plan: Plan
-    trace: Trace
-    seconds: float
+    requests_at: Callable[[float], Sequence[Request]]
     slo: SLO
     device: DeviceModel
 
@@ -61,13 +57,7 @@ def run_virtual(
     try:
         for load in experiment.plan.loads:
             on_progress(f"load {load:g}: looking for the rate")
-            requests = at_load(
-                partial(requests_at, experiment),
-                experiment.device,
-                busy=load,
-                seed=experiment.plan.seed,
-                rate=experiment.trace.mean_rate_rps,
-            )
+            requests = experiment.requests_at(load)
             for scheme in experiment.plan.schemes:
                 on_progress(f"load {load:g}: {scheme.name}")
                 log = logs / f"{scheme.name}-{load:g}.log"
@@ -106,20 +96,19 @@ def _simulate(
     )
 
 
-def requests_at(experiment: VirtualExperiment, rate_rps: float) -> list[Request]:
+def piece_of(trace: Trace, rate_rps: float, *, seconds: float, seed: int) -> list[Request]:
     """Return a piece of the trace at this rate, from a seeded start that leaves room for it.
 
     Raises:
         InvalidArgument: the trace is too short.
     """
-    seconds = experiment.seconds
-    trace = experiment.trace.rescaled(rate_rps=rate_rps)
+    trace = trace.rescaled(rate_rps=rate_rps)
     if trace.duration_s < seconds:
         raise InvalidArgument(
             f"trace {trace.name} covers {trace.duration_s:.0f} s at {rate_rps:.2f} requests/s, "
             f"less than {seconds:g} s: lower --seconds or --load"
         )
-    random = np.random.default_rng(experiment.plan.seed)
+    random = np.random.default_rng(seed)
     start_s = random.uniform(0.0, trace.duration_s - seconds)
     piece = trace.window(start_s, seconds)
     return [

@@ -14,10 +14,36 @@ from rose.units import ceil_div
 # Time over which a delay is followed before it counts as harmless, in TTFT targets: it ends earlier
 # when the engine becomes idle, and later effects can still be avoided by lending less.
 _HORIZON_TTFTS: Final = 3
+_NEVER: Final = 1 << 62
+
+
+# What a request has: times of its first and its last token in ns, and how many tokens. One is made
+# for each token of each look ahead, hence a plain tuple.
+Progress = tuple[int, int, int]
+# Returns by when a request must have its next token, in ns. It gets the request's number, and what
+# the request has; None before its first token.
+Deadline = Callable[[int, Progress | None], int]
+
+
+def within_targets(
+    requests: Sequence[Request], slo: SLO, *, missed_alone: frozenset[int]
+) -> Deadline:
+    """Return the deadlines of serving's targets for each token; `missed_alone` have none."""
+    ttft_ns, tpot_ns = ns_of(slo.ttft_ms), ns_of(slo.tpot_ms)
+    arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
+
+    def deadline_ns(number: int, progress: Progress | None) -> int:
+        if number in missed_alone:
+            return _NEVER
+        if progress is None:
+            return arrivals_ns[number] + ttft_ns
+        return progress[1] + tpot_ns
+
+    return deadline_ns
 
 
 class Clairvoyant(Governor):
-    """Greedy: runs a segment if serving misses nothing by it that it would meet alone.
+    """Greedy: runs a segment whenever no request misses a deadline by it.
 
     It knows all arrivals, lengths and true step times, and follows each delay through the coming
     steps, as if rollouts stopped after it. Greedy is not optimal: it is a computable reference, not
@@ -28,32 +54,30 @@ class Clairvoyant(Governor):
         self,
         requests: Sequence[Request],
         device: DeviceModel,
-        slo: SLO,
+        deadline_ns: Deadline,
         *,
+        patience_ms: float,
         step_noise: Noise,
         rollout_noise: Noise,
-        missed_alone: frozenset[int],
     ) -> None:
         """Store all knowledge.
 
         Args:
             requests: all requests of the trace.
             device: cost model.
-            slo: latency targets.
+            deadline_ns: latest time of each token.
+            patience_ms: longest wait for a first token; the horizon is a multiple of it.
             step_noise: factors of serving's steps, the same as the machine's.
             rollout_noise: factors of rollout steps.
-            missed_alone: requests that serving alone would miss.
         """
-        self._requests = requests
         self._device = device
-        self._ttft_ns, self._tpot_ns = ns_of(slo.ttft_ms), ns_of(slo.tpot_ms)
+        self._deadline_ns = deadline_ns
+        self._patience_ns = ns_of(patience_ms)
         self._step_noise, self._rollout_noise = step_noise, rollout_noise
-        self._given_up = missed_alone
-        self._arrivals_ns = [ns_of(request.arrival_ms) for request in requests]
-        self._ready_ns = [ns + ns_of(device.host_lead_ms) for ns in self._arrivals_ns]
+        self._ready_ns = [ns_of(one.arrival_ms) + ns_of(device.host_lead_ms) for one in requests]
         self._engine = ServingEngine(requests, device)
         self._admitted = 0
-        self._last_ns: dict[int, int] = {}  # last token of each decoding request
+        self._progress: dict[int, Progress] = {}  # of the decoding requests
         self._steps = 0
         self._rollout_steps = 0
         self._segment = 0  # within the rollout step
@@ -87,9 +111,11 @@ class Clairvoyant(Governor):
         del took_ms, blocked_ms, lent_ms
         self._steps += 1
         emitted = self._engine.complete(work)
-        self._last_ns.update(dict.fromkeys(emitted.tokens, ns_of(now_ms)))
+        now_ns = ns_of(now_ms)
+        for number in emitted.tokens:
+            self._progress[number] = _one_more(self._progress.get(number), now_ns)
         for number in emitted.finished:
-            del self._last_ns[number]
+            del self._progress[number]
 
     def segment_ended(self, now_ms: float, *, is_last: bool) -> None:
         """Advance to the next segment."""
@@ -121,10 +147,13 @@ class Clairvoyant(Governor):
     def _harmless_segments(self, now_ns: int, work: StepWork) -> int:
         """Return the largest harmless number of segments; the next step bounds it."""
         self._admit(self._engine, now_ns)
-        saved = [ns for number, ns in self._last_ns.items() if number not in self._given_up]
-        room_ns = self._ttft_ns
-        if saved:
-            room_ns = min(saved) + self._tpot_ns - now_ns - self._step_ns(work, self._steps)
+        due_ns = min(
+            (self._deadline_ns(number, one) for number, one in self._progress.items()),
+            default=_NEVER,
+        )
+        room_ns = self._patience_ns
+        if due_ns < _NEVER:
+            room_ns = due_ns - now_ns - self._step_ns(work, self._steps)
         room_ns -= 2 * ns_of(self._device.signal_ms)
         return _largest(
             most=max(0, room_ns // self._segments_ns(1)),
@@ -140,9 +169,9 @@ class Clairvoyant(Governor):
             self._admitted == len(self._ready_ns) or self._ready_ns[self._admitted] >= start_ns
         ):
             return True
-        horizon_ns = now_ns + _HORIZON_TTFTS * self._ttft_ns
+        horizon_ns = now_ns + _HORIZON_TTFTS * self._patience_ns
         engine, admitted = self._engine.copy(), self._admitted
-        last_ns = dict(self._last_ns)
+        progress = dict(self._progress)
         at_ns, step = start_ns, self._steps
         is_committed = self._device.commits_batch and engine.has_work()
         work = engine.plan() if is_committed else None
@@ -153,19 +182,18 @@ class Clairvoyant(Governor):
             step += 1
             emitted = engine.complete(work)
             for number in emitted.tokens:
-                if self._is_late(number, at_ns, last_ns.get(number)):
+                before = progress.get(number)
+                if at_ns > self._deadline_ns(number, before):
                     return False
-                last_ns[number] = at_ns
+                progress[number] = _one_more(before, at_ns)
             work = None
             admitted = self._admit_from(engine, admitted, at_ns)
         return True
 
-    def _is_late(self, number: int, at_ns: int, last_ns: int | None) -> bool:
-        if number in self._given_up:
-            return False
-        if last_ns is None:
-            return at_ns - self._arrivals_ns[number] > self._ttft_ns
-        return at_ns - last_ns > self._tpot_ns
+
+def _one_more(before: Progress | None, now_ns: int) -> Progress:
+    """Return what a request has after its next token."""
+    return (before[0], now_ns, before[2] + 1) if before else (now_ns, now_ns, 1)
 
 
 def _largest(*, most: int, is_right: Callable[[int], bool]) -> int:

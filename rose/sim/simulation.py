@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rose.errors import InvalidArgument
-from rose.sim.clairvoyant import Clairvoyant
+from rose.sim.clairvoyant import Clairvoyant, within_targets
 from rose.sim.core import CoreGovernor
 from rose.sim.device import DeviceModel, Noise
 from rose.sim.governor import Governor
@@ -99,12 +99,32 @@ def simulate(
         raise InvalidArgument(f"seed is {seed}, give a whole number of at least 0")
     if log_path and scheme not in SLOWDOWNS:
         raise InvalidArgument(f"scheme {scheme!r} writes no certificates: leave the log out")
-    step_noise, rollout_noise = _noises(seed, device)
     if scheme in SLOWDOWNS:
         slo = replace(slo, slowdown=SLOWDOWNS[scheme] if slowdown is None else slowdown)
     governor = _governor(
         scheme, requests, device, slo=slo, policy=policy, seed=seed, log_path=log_path
     )
+    outcome = govern(
+        requests, device, governor, slo=slo, seed=seed, observer=observer, until_ms=until_ms
+    )
+    outcome = replace(outcome, scheme=scheme)
+    if isinstance(governor, CoreGovernor):
+        return _certified(outcome, governor, log_path)
+    return outcome
+
+
+def govern(
+    requests: Sequence[Request],
+    device: DeviceModel,
+    governor: Governor,
+    *,
+    slo: SLO,
+    seed: int,
+    observer: Observer | None = None,
+    until_ms: float = 0.0,
+) -> ArmOutcome:
+    """Serve a trace under a governor that no other run has used; the rest is as for `simulate`."""
+    step_noise, rollout_noise = noises(seed, device)
     machine = Machine(
         requests,
         device,
@@ -115,13 +135,11 @@ def simulate(
         observer=observer,
         until_ms=until_ms,
     )
-    outcome = _outcome(scheme, machine.run())
-    if isinstance(governor, CoreGovernor):
-        return _certified(outcome, governor, log_path)
-    return outcome
+    return _outcome(type(governor).__name__, machine.run())
 
 
-def _noises(seed: int, device: DeviceModel) -> tuple[Noise, Noise]:
+def noises(seed: int, device: DeviceModel) -> tuple[Noise, Noise]:
+    """Return the noise of serving's steps and that of rollouts' steps in every run of this seed."""
     step, rollout = np.random.default_rng(seed).spawn(2)
     return Noise(step, sigma=device.noise), Noise(rollout, sigma=device.noise)
 
@@ -144,14 +162,14 @@ def _governor(
         return CoreGovernor(slo, policy or default_policy(device), device, log_path=log_path)
     if scheme == "clairvoyant":
         alone = simulate(requests, device, "alone", slo=slo, seed=seed)
-        step_noise, rollout_noise = _noises(seed, device)
+        step_noise, rollout_noise = noises(seed, device)
         return Clairvoyant(
             requests,
             device,
-            slo,
+            within_targets(requests, slo, missed_alone=missed(alone, slo=slo)),
+            patience_ms=slo.ttft_ms,
             step_noise=step_noise,
             rollout_noise=rollout_noise,
-            missed_alone=missed(alone, slo=slo),
         )
     raise InvalidArgument(f"scheme {scheme!r} is not known: use {', '.join(SCHEMES)}")
 

@@ -11,15 +11,14 @@ import pytest
 
 from rose.cli.main import main
 from rose.demo import virtual
-from rose.demo.record import Plan
 from rose.demo.schemes import SCHEMES
-from rose.demo.virtual import VirtualExperiment, requests_at
+from rose.demo.virtual import piece_of
 from rose.errors import InvalidArgument
 from rose.sim import at_load, simulate
 from rose.sim.device import DeviceModel
 from rose.sim.simulation import SCHEMES as SIMULATED
 from rose.slo import SLO
-from rose.traces import Trace, generate, write_trace
+from rose.traces import generate, write_trace
 
 QUICK = ("compare", "--virtual", "--seconds", "4", "--profile", "steady")
 
@@ -33,12 +32,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def written(folder: Path) -> dict[str, object]:
     report: dict[str, object] = json.loads((folder / "compare.json").read_text(encoding="utf-8"))
     return report
-
-
-def asked(trace: Trace, *, seconds: float = 5.0) -> VirtualExperiment:
-    plan = Plan((SCHEMES["alone"],), (0.5,), 0, {}, "rose compare", {})
-    slo = SLO(ttft_ms=500, tpot_ms=25)
-    return VirtualExperiment(plan, trace, seconds, slo, DeviceModel(noise=0.1))
 
 
 def test_virtual_time_shows_every_scheme_and_every_certificate_holds(
@@ -67,9 +60,9 @@ def test_virtual_time_shows_every_scheme_and_every_certificate_holds(
     # Without gates inside it a whole step is one loan.
     granted = {name: found["granted"] for name, found in at["certificates"].items()}
     assert granted["rose_slack-gate"] < granted["rose_slack"]
-    assert [path.name for path in out.iterdir()] == ["compare.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["compare.json", "compare.svg"]
     assert "rose slack" in said
-    assert said.splitlines()[-1] == f"report: {out / 'compare.json'}"
+    assert said.splitlines()[-1] == f"report: {out / 'compare.json'}, {out / 'compare.svg'}"
 
 
 def test_equal_arguments_give_equal_numbers(
@@ -119,15 +112,16 @@ def test_an_interrupt_keeps_what_there_is(
 @pytest.mark.parametrize("load", [0.3, 0.95])
 def test_the_load_is_how_busy_serving_alone_is(load: float) -> None:
     trace = generate("steady", duration_s=3600.0, seed=1)
-    one = asked(trace, seconds=20.0)
-    found = at_load(partial(requests_at, one), one.device, busy=load, seed=0, rate=1.0)
-    alone = simulate(found, one.device, "alone", slo=one.slo, seed=0)
+    device = DeviceModel(noise=0.1)
+    pieces = partial(piece_of, trace, seconds=20.0, seed=0)
+    found = at_load(pieces, device, busy=load, seed=0, rate=1.0)
+    alone = simulate(found, device, "alone", slo=SLO(ttft_ms=500, tpot_ms=25), seed=0)
     assert abs(alone.busy - load) <= 0.02
 
 
 def test_a_piece_keeps_the_rate_and_the_lengths_of_the_trace() -> None:
     trace = generate("steady", duration_s=3600.0, seed=2)
-    requests = requests_at(asked(trace, seconds=100.0), 4.0)
+    requests = piece_of(trace, 4.0, seconds=100.0, seed=0)
     assert abs(len(requests) / 100.0 - 4.0) < 1.0
     assert all(0 <= one.arrival_ms <= 100_000.0 for one in requests)
     assert np.isin([one.prompt_tokens for one in requests], trace.prompt_tokens).all()
@@ -136,7 +130,7 @@ def test_a_piece_keeps_the_rate_and_the_lengths_of_the_trace() -> None:
 def test_a_short_trace_is_refused() -> None:
     trace = generate("steady", duration_s=60.0, seed=1)
     with pytest.raises(InvalidArgument, match="lower --seconds or --load"):
-        requests_at(asked(trace, seconds=60.0), 2 * trace.mean_rate_rps)
+        piece_of(trace, 2 * trace.mean_rate_rps, seconds=60.0, seed=0)
 
 
 _BAD: Final = (

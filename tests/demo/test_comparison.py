@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from rose.demo.frontier_plot import draw_frontier
 from rose.demo.record import Audit
 from rose.demo.report import print_loads, write_json
 from rose.demo.schemes import MECHANISMS, SCHEMES, ablation
@@ -156,3 +157,20 @@ def test_the_file_is_whole_and_strict(tmp_path):
     assert json.loads(file.read_text()) == json.loads(json.dumps(report, allow_nan=False))
     with pytest.raises(InvalidArgument, match="name a directory"):
         write_json(report, file, "compare")
+
+
+def test_the_picture_has_a_panel_for_each_load_and_every_arm() -> None:
+    report = summarise_loads(comparison())
+    svg = draw_frontier(report)
+    assert re.findall(r"<text[^>]*>(Load [\d.]+)</text>", svg) == ["Load 0.3", "Load 0.9"]
+    for name in ("share all", "rose idle", "rose slack", "rose slack-margin"):
+        assert f">{name}</text>" in svg
+    assert svg == draw_frontier(report)
+
+
+def test_the_picture_does_without_arms_that_were_not_reached() -> None:
+    whole, report = (summarise_loads(comparison()) for _ in range(2))
+    del report["loads"][1]["arms"]["rose_slack"]
+    del report["loads"][1]["ratios"]["rose_slack"]
+    assert draw_frontier(report) != draw_frontier(whole)
+    assert draw_frontier(summarise_loads(comparison(slices=()))).startswith("<svg")

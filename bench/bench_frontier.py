@@ -1,0 +1,332 @@
+"""The frontier: what rollouts harvest, beside what a loan costs serving, at four loads.
+
+Modelled in virtual time (bench/frontier.py), then measured on real engines
+(bench/frontier_engines.py). FULL=1 judges: on a clean commit the seeds of the model come from the
+commit's hash, and what came of its bars is appended to bench/results/frontier-judged.jsonl. Without
+it, or with changes, seeds are the even ones of tuning. The picture lies beside the JSON.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bench.conftest import Report
+from bench.frontier import (
+    ARMS,
+    DEVICE,
+    LOADS,
+    READINGS,
+    ROSE,
+    Found,
+    Job,
+    PriorityJob,
+    capacity_rps,
+    harvest_of,
+    joined,
+    priority_over_rose,
+    simulate_job,
+)
+from bench.frontier_engines import (
+    DIALS,
+    HALF_WIDTHS_MAX,
+    METRICS,
+    Rounds,
+    Statistic,
+    gate_overhead_percent,
+    measure,
+)
+from bench.frontier_judged import (
+    JUDGED,
+    TUNING_SEEDS,
+    append_judgement,
+    count_missed,
+    is_clean,
+    judging_seeds,
+)
+from bench.frontier_trouble import FrozenHost, trouble, worst_blocking
+from bench.rows import Bar, Peer, Term
+from rose.cli.machine import commit
+from rose.demo.frontier_plot import draw_frontier
+from rose.demo.record import RunRecord
+from rose.demo.summary import summarise_loads
+from rose.demo.verdict import LATE_TOKENS_MAX
+from rose.sim import default_policy
+from rose.sim.governors import Priority
+from rose.sim.outcome import PRICES
+from rose.sim.simulation import SLOWDOWNS
+from rose.whole_file import write_whole
+
+REQUESTS: Final = 400  # of a seed at a load
+REQUESTS_MIN: Final = 300  # of fewer a report gives no P99
+CAPACITY_REQUESTS: Final = 2000
+NEAR: Final = Bar(at_least=0.9)
+BLOCKING: Final = Bar(at_most=1.2)
+PROCESSES: Final = 2
+ENGINE_LOADS: Final = (0.1, 0.3, 0.7)
+ENGINE_LOADS_BRIEF: Final = (0.3,)
+ENGINE_ROUNDS: Final = 16
+OTHERS_ON_ENGINES: Final = ("priority", "host_window")
+PRIORITY_LOADS: Final = (0.1, 0.3)  # above them priority harvests next to nothing
+
+
+@dataclass(slots=True)
+class Modelled:
+    """The modelled part of one run.
+
+    Args:
+        capacity: of serving at the targets, in requests/s.
+        found: every seed at every load.
+        bars: values of the bars, as they are known.
+    """
+
+    seeds: tuple[int, ...]
+    count: int
+    capacity: float
+    found: list[Found]
+    bars: dict[str, tuple[float, Bar]] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Modelled]:
+    """Return where the first test leaves what it modelled for the others, as "now"."""
+    return {}
+
+
+def seeds_of(report: Report) -> tuple[int, ...]:
+    """Return the seeds of judging on a clean commit with FULL=1, those of tuning otherwise."""
+    if not report.is_full:
+        return TUNING_SEEDS[:1]
+    if is_clean():
+        return judging_seeds(commit(), len(TUNING_SEEDS))
+    report.say("the code has changes that are not committed: nothing is judged")
+    return TUNING_SEEDS
+
+
+def processes() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"))
+
+
+def named(name: str, load: float) -> str:
+    return f"{name}_load{100 * load:.0f}"
+
+
+def test_modelled(
+    report: Report, kept: dict[str, Modelled], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """All arms, and beside each of rose's someone who knows the future and keeps the same P99s."""
+    seeds = seeds_of(report)
+    count = report.count(REQUESTS, at_least=REQUESTS_MIN, brief=REQUESTS_MIN)
+
+    def run() -> None:
+        capacity = capacity_rps(report.count(CAPACITY_REQUESTS, at_least=REQUESTS_MIN))
+        report.say(f"capacity {capacity:.2f} requests/s")
+        jobs = [
+            Job(seed, load, load * capacity, count, tmp_path / str(seed))
+            for load in LOADS
+            for seed in seeds
+        ]
+        found = []
+        with processes() as pool:
+            for one in pool.map(simulate_job, jobs):
+                found.append(one)
+                report.say(f"load {one.job.load:g}, seed {one.job.seed}")
+        kept["now"] = Modelled(seeds, count, capacity, found)
+
+    report.once(run)
+    modelled = kept["now"]
+    record = joined(modelled.found, capacity=modelled.capacity)
+    summary = summarise_loads(record)
+    report.add("capacity_at_slo", modelled.capacity, "requests/s")
+    for at in summary["loads"]:
+        for arm in ARMS:
+            add_arm(report, at, arm)
+        here = [one for one in modelled.found if one.job.load == at["load"]]
+        for arm in ROSE:
+            add_clairvoyants(report, modelled, record, arm, here)
+    document = request.config.getoption("--document")
+    if document is not None:
+        write_whole(document.with_suffix(".svg"), draw_frontier(summary).encode())
+
+
+def add_arm(report: Report, at: Mapping[str, Any], arm: str) -> None:
+    """Report what an arm's rollouts harvest, and the four prices of it."""
+    numbers, ratios = at["arms"][arm], at["ratios"].get(arm)
+    terms = [Term("rollout_tokens_per_s", numbers["rollout_tokens_per_s"], "tokens/s")]
+    terms.append(Term("slo_attainment", numbers["slo_attainment"], "share"))
+    if ratios is not None:
+        terms += [Term(one, ratios[one.removesuffix("_times_alone")], "ratio") for one in PRICES]
+    report.add(
+        named(f"harvest_{arm}", at["load"]), numbers["harvested_tokens_share"], "share", terms=terms
+    )
+
+
+def add_clairvoyants(
+    report: Report, modelled: Modelled, record: RunRecord, arm: str, found: Sequence[Found]
+) -> None:
+    """Report what an arm harvests over whoever knows the future, and keeps what the arm keeps."""
+    load = found[0].job.load
+    mine = [harvest_of(record, one) for job in found for one in job.record.slices if one.arm == arm]
+    over = [one.p99_over_limit[arm] for one in found]
+    terms = [Term("p99_over_limit", statistics.median(over), "ratio")]
+    theirs = [one.equal_p99[arm] for one in found]
+    name = named(f"harvest_over_clairvoyant_equal_p99_{arm}", load)
+    value, peer = _over(mine, theirs)
+    report.add(name, value, "ratio", peer=peer, bar=NEAR, terms=terms)
+    modelled.bars[name] = value, NEAR
+    if arm in found[0].equal_slowdown:
+        value, peer = _over(mine, [one.equal_slowdown[arm] for one in found])
+        name = named(f"harvest_over_clairvoyant_equal_slowdown_{arm}", load)
+        report.add(name, value, "ratio", peer=peer)
+
+
+def _over(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, Peer]:
+    """Return the median of the paired ratios, and the clairvoyant's own median."""
+    ratios = [ours / one for ours, one in zip(mine, theirs, strict=True)]
+    return statistics.median(ratios), Peer("clairvoyant", statistics.median(theirs), "share")
+
+
+def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) -> None:
+    """Kernels of 5 ms for both; what the queue holds at an arrival runs on, or is overtaken."""
+    modelled = kept.get("now") or pytest.skip("the modelled part has no arms")
+    jobs = [
+        PriorityJob(seed, load, load * modelled.capacity, modelled.count, reading)
+        for reading in READINGS
+        for load in PRIORITY_LOADS
+        for seed in modelled.seeds
+    ]
+    found: dict[str, list[tuple[float, float]]] = {}
+
+    def run() -> None:
+        with processes() as pool:
+            for job, pair in zip(jobs, pool.map(priority_over_rose, jobs), strict=True):
+                name = named(f"p99_ttft_priority_over_rose_{job.reading}", job.load)
+                found.setdefault(name, []).append(pair)
+
+    report.once(run)
+    for name, pairs in found.items():
+        ratio, harvest = (statistics.median(column) for column in zip(*pairs, strict=True))
+        report.add(name, ratio, "ratio", terms=[Term("harvest_over_priority", harvest, "ratio")])
+
+
+def test_trouble(report: Report) -> None:
+    """The worst dial of rose; priority waits for the whole step that runs."""
+    bursts, seed = report.count(100, at_least=10), TUNING_SEEDS[0]
+    worst: dict[str, tuple[float, float]] = {}
+
+    def run() -> None:
+        for name, is_freezing in (("burst", False), ("frozen_host", True)):
+            troubled = trouble(bursts, is_freezing=is_freezing, seed=seed)
+            mine = [
+                worst_blocking(FrozenHost(slowdown, troubled), troubled, seed=seed)
+                for slowdown in SLOWDOWNS.values()
+            ]
+            theirs, _ = worst_blocking(Priority(), troubled, seed=seed)
+            segment_ms = max(took_ms for _, took_ms in mine)
+            worst[name] = max(ms for ms, _ in mine) / segment_ms, theirs / segment_ms
+
+    report.once(run)
+    for name, (mine, theirs) in worst.items():
+        report.add(
+            f"worst_blocking_ms_over_segment_{name}",
+            mine,
+            "ratio",
+            peer=Peer("priority", theirs, "ratio"),
+            bar=BLOCKING,
+        )
+    policy = default_policy(DEVICE)
+    terms = Term("wait", policy.park_wait_ms, "ms"), Term("segment", policy.segment_prior_ms, "ms")
+    report.add(
+        "worst_blocking_ms_over_segment_stuck_borrower",
+        policy.park_wait_ms / policy.segment_prior_ms,
+        "ratio",
+        bar=BLOCKING,
+        terms=terms,
+    )
+
+
+def test_judged(report: Report, kept: dict[str, Modelled]) -> None:
+    """Keep what came of this commit's bars on seeds that nobody tuned with."""
+    modelled = kept.get("now") or pytest.skip("the modelled part has no arms")
+    if modelled.seeds != judging_seeds(commit(), len(TUNING_SEEDS)) or not modelled.bars:
+        pytest.skip("seeds of tuning judge nothing")
+    report.once(lambda: append_judgement(JUDGED, commit(), modelled.seeds, modelled.bars))
+    report.add(
+        "judged_commits_that_miss_a_bar", count_missed(JUDGED), "commits", bar=Bar(at_most=0)
+    )
+
+
+def test_on_engines(report: Report, tmp_path: Path) -> None:
+    """On one core of this machine; loads are shares of what serving alone answers at saturation."""
+    pytest.importorskip("transformers", reason="real engines need transformers")
+    loads = ENGINE_LOADS if report.is_full else ENGINE_LOADS_BRIEF
+    rounds = report.count(ENGINE_ROUNDS, at_least=2, brief=2)
+    records = []
+    report.once(lambda: records.append(measure(loads, rounds=rounds, logs=tmp_path)))
+    (record,) = records
+    for load in loads:
+        measured = Rounds(record, load)
+        if len(measured.numbers) < 2:
+            reason = "fewer than two rounds have a slice of each arm that is not void"
+            report.leave_out([named("frontier_over_priority_lower95", load)], reason)
+        else:
+            add_measured(report, measured, load)
+    overhead = gate_overhead_percent(record)
+    if overhead is None:
+        report.leave_out(["gate_overhead_idle_percent"], "no slice of rollouts alone is whole")
+    else:
+        report.add("gate_overhead_idle_percent", overhead, "%")
+
+
+def add_measured(report: Report, measured: Rounds, load: float) -> None:
+    """Report the control first: its width says whether the others say anything."""
+    is_void = False
+    for metric in METRICS:
+        for rank, most in HALF_WIDTHS_MAX.items():
+            control = measured.estimate(measured.times_alone("alone_again", metric, rank))
+            bar, name = Bar(at_most=most), f"aa_half_width_{metric}_p{rank}"
+            report.add(named(name, load), control.half_width, "ratio", bar=bar)
+            is_void = is_void or not bar.is_met(control.half_width)
+    if is_void:
+        report.say(f"load {load:g} is void: the A/A control is wider than its bar")
+
+    def add(name: str, unit: str, statistic: Statistic, bar: Bar | None = None) -> None:
+        found = measured.estimate(statistic)
+        interval = found.low, found.high
+        report.add(
+            named(name, load), found.value, unit, bar=bar, is_void=is_void, interval=interval
+        )
+
+    for arm in (*OTHERS_ON_ENGINES, *DIALS):
+        add(f"engines_harvest_{arm}", "tokens/s", partial(measured.harvest, arm))
+        for metric in METRICS:
+            for rank in HALF_WIDTHS_MAX:
+                name = f"engines_{metric}_p{rank}_{arm}"
+                add(name, "x alone", measured.times_alone(arm, metric, rank))
+    frontier = measured.estimate(measured.frontier_over("priority"))
+    report.add(
+        named("frontier_over_priority_lower95", load),
+        frontier.low,
+        "ratio",
+        peer=Peer("the estimate", frontier.value, "ratio"),
+        bar=Bar(at_least=1.0),
+        is_void=is_void,
+    )
+    slowdown = 1 + SLOWDOWNS["rose"]
+    kept = measured.times_alone("rose", "tpot", 50)
+    add("slowdown_kept", "x alone", kept, Bar(at_most=slowdown))
+    again = measured.excess_misses("alone_again")
+    for arm in DIALS:
+        mine = measured.excess_misses(arm)
+        add(
+            f"excess_misses_over_aa_{arm}",
+            "share",
+            lambda rounds, mine=mine: mine(rounds) - again(rounds),
+            Bar(at_most=LATE_TOKENS_MAX),
+        )

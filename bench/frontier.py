@@ -1,0 +1,348 @@
+"""The frontier in virtual time: what rollouts harvest, beside what serving pays for it.
+
+Serving's capacity is the highest Poisson rate at which serving alone keeps its targets for 99 % of
+the requests. Loads are shares of that rate. Lengths are those of the chat profile.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rose.demo.record import Plan, RunRecord, Slice
+from rose.demo.schemes import SCHEMES
+from rose.demo.virtual import VirtualExperiment, run_virtual
+from rose.errors import check
+from rose.sim import ArmOutcome, DeviceModel, Request, simulate, stretched
+from rose.sim.clairvoyant import Clairvoyant, Deadline, Progress
+from rose.sim.device import ns_of
+from rose.sim.governor import Grain
+from rose.sim.governors import Alone, Priority
+from rose.sim.simulation import SLOWDOWNS, govern, noises
+from rose.slo import SLO
+from rose.traces import generate
+
+TARGETS: Final = SLO(ttft_ms=500.0, tpot_ms=25.0)
+DEVICE: Final = DeviceModel(noise=0.1)
+LOADS: Final = (0.1, 0.3, 0.5, 0.7)
+ROSE: Final = ("rose_idle", "rose", "rose_slack")
+ARMS: Final = (
+    "alone",
+    "share_all",
+    "priority",
+    "host_window",
+    "static_split",
+    *ROSE,
+    "clairvoyant",
+)
+PROMPT_MAX: Final = 4096  # of the Azure trace's prompts 99 % are shorter
+ATTAINED: Final = 0.99
+CLOSE: Final = 1.05  # the search for the capacity ends at such a ratio
+CAPACITY_SEED: Final = 0
+
+# Of the comparison with priority: kernels of 5 ms, and 16 launches in the lower stream.
+KERNELS: Final = replace(DEVICE, layers=30, layers_per_segment=15)
+QUEUE: Final = 16
+
+
+def poisson(seed: int, count: int) -> Callable[[float], list[Request]]:
+    """Return what makes `count` requests of a Poisson process at a rate, in requests/s.
+
+    Requests of one seed differ from rate to rate in the times of their arrivals alone.
+    """
+    arrival_s = np.cumsum(np.random.default_rng(seed).exponential(1.0, count))
+    lengths = generate("chat", duration_s=2.0 * count, rate_rps=1.0, seed=seed)
+    lengths = lengths.with_lengths(prompt_max=PROMPT_MAX).head(count)
+    check(len(lengths) == count, f"there are lengths for {len(lengths)} of {count} requests")
+    columns = zip(arrival_s, lengths.prompt_tokens, lengths.output_tokens, strict=True)
+    return stretched(
+        [Request(1e3 * float(at), int(prompt), int(out)) for at, prompt, out in columns]
+    )
+
+
+def attainment(outcome: ArmOutcome) -> float:
+    """Return the share of requests whose TTFT and mean TPOT meet the targets."""
+    return float(
+        np.mean(
+            [
+                one.ttft_ms <= TARGETS.ttft_ms and one.mean_tpot_ms <= TARGETS.tpot_ms
+                for one in outcome.requests
+            ]
+        )
+    )
+
+
+def capacity_rps(count: int) -> float:
+    """Return the highest rate at which serving alone keeps its targets, within 5 %.
+
+    Args:
+        count: requests of each try.
+    """
+    requests_at = poisson(CAPACITY_SEED, count)
+
+    def is_kept(rate_rps: float) -> bool:
+        requests = requests_at(rate_rps)
+        alone = simulate(requests, DEVICE, "alone", slo=TARGETS, seed=CAPACITY_SEED)
+        return attainment(alone) >= ATTAINED
+
+    kept, missed = 0.5, 1.0
+    check(is_kept(kept), f"serving alone misses its targets at {kept} requests/s")
+    while is_kept(missed):
+        kept, missed = missed, 2 * missed
+    while missed / kept > CLOSE:
+        middle = (kept + missed) / 2
+        kept, missed = (middle, missed) if is_kept(middle) else (kept, middle)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One seed at one load.
+
+    Args:
+        rate_rps: what the load is.
+        count: requests.
+        logs: folder for certificates, made if it is not there.
+    """
+
+    seed: int
+    load: float
+    rate_rps: float
+    count: int
+    logs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a job.
+
+    Args:
+        record: all arms.
+        equal_p99: by arm of rose, what someone who knows the future harvests within its P99s.
+        p99_over_limit: the larger of the two P99s that this one has, over what it was held to.
+        equal_slowdown: the same within the slowdown that the arm promises each request, and within
+            its P99 of TTFT; for arms whose slowdown has a limit.
+    """
+
+    job: Job
+    record: RunRecord
+    equal_p99: dict[str, float]
+    p99_over_limit: dict[str, float]
+    equal_slowdown: dict[str, float]
+
+
+def simulate_job(job: Job) -> Found:
+    """Simulate all arms, then whoever knows the future beside each arm of rose."""
+    requests = poisson(job.seed, job.count)(job.rate_rps)
+    plan = Plan(
+        schemes=tuple(SCHEMES[name] for name in ARMS),
+        loads=(job.load,),
+        seed=job.seed,
+        settings={"traffic": "Poisson, lengths of the chat profile", "requests": job.count},
+        command="make bench SUITE=frontier",
+        machine={},
+    )
+    job.logs.mkdir(parents=True, exist_ok=True)
+    experiment = VirtualExperiment(plan, lambda _: requests, TARGETS, DEVICE)
+    record = run_virtual(experiment, job.logs, lambda _: None)
+    slices = {one.arm: one for one in record.slices}
+    times_ns = times_alone(requests, seed=job.seed)
+    equal_p99, over, equal_slowdown = {}, {}, {}
+    for arm in ROSE:
+        # Where rose is faster than serving alone, nobody is held to more than alone keeps.
+        ttft_ms, tpot_ms = np.maximum(p99s(slices[arm]), p99s(slices["alone"])).tolist()
+        within_ttft = partial(
+            clairvoyant_within, requests, times_ns, ttft_ms=ttft_ms, seed=job.seed
+        )
+        knowing = within_ttft(tpot_ms=tpot_ms, slowdown=0.0)
+        equal_p99[arm] = knowing.harvest
+        over[arm] = max(
+            knowing.quantile("ttft_ms", 0.99) / ttft_ms, knowing.quantile("tpot_ms", 0.99) / tpot_ms
+        )
+        slowdown = SLOWDOWNS[arm]
+        if math.isfinite(slowdown):
+            equal_slowdown[arm] = within_ttft(tpot_ms=0.0, slowdown=slowdown).harvest
+    return Found(job, record, equal_p99, over, equal_slowdown)
+
+
+def joined(found: Sequence[Found], *, capacity: float) -> RunRecord:
+    """Return all jobs as one record, in which each seed is a round."""
+    first = found[0].record
+    seeds = sorted({one.job.seed for one in found})
+    settings = {**first.plan.settings, "capacity_rps": capacity, "seeds": seeds}
+    return replace(
+        first,
+        plan=replace(first.plan, loads=LOADS, settings=settings),
+        slices=tuple(
+            replace(slice_, round=seeds.index(one.job.seed))
+            for one in found
+            for slice_ in one.record.slices
+        ),
+        audits=tuple(audit for one in found for audit in one.record.audits),
+        complete=all(one.record.complete for one in found),
+    )
+
+
+def harvest_of(record: RunRecord, one: Slice) -> float:
+    """Return rollout tokens of a slice over those of rollouts alone in the same time."""
+    (solo,) = record.solo
+    return one.rollout_tokens / one.seconds * solo.seconds / solo.rollout_tokens
+
+
+# ---- someone who knows the future ----------------------------------------------------------------
+
+
+class TokenTimes(Alone):
+    """Serving alone; keeps when each request got its tokens, in ns."""
+
+    def __init__(self, count: int) -> None:
+        self.times_ns: list[list[int]] = [[] for _ in range(count)]
+
+    def tokens(self, now_ms: float, requests: Sequence[int]) -> None:
+        for request in requests:
+            self.times_ns[request].append(ns_of(now_ms))
+
+
+def times_alone(requests: Sequence[Request], *, seed: int) -> list[list[int]]:
+    """Return when each request gets its tokens if serving is alone, in ns."""
+    alone = TokenTimes(len(requests))
+    govern(requests, DEVICE, alone, slo=TARGETS, seed=seed)
+    return alone.times_ns
+
+
+def within(
+    requests: Sequence[Request],
+    times_alone_ns: Sequence[Sequence[int]],
+    *,
+    ttft_ms: float,
+    tpot_ms: float,
+    slowdown: float,
+) -> Deadline:
+    """Return deadlines that keep P99s of TTFT and of mean TPOT which serving alone keeps.
+
+    A request may be as late as these two allow, or as it is alone, where that is later. Its mean
+    TPOT counts from its own first token; that of serving alone is stretched by `slowdown`.
+    """
+    arrivals_ns = [ns_of(one.arrival_ms) for one in requests]
+    firsts_ns = [
+        max(at + ns_of(ttft_ms), times[0])
+        for at, times in zip(arrivals_ns, times_alone_ns, strict=True)
+    ]
+    paces_ns = [
+        [
+            max(ns_of(tpot_ms * gaps), round((1 + slowdown) * (at - times[0])))
+            for gaps, at in enumerate(times)
+        ]
+        for times in times_alone_ns
+    ]
+
+    def deadline_ns(number: int, progress: Progress | None) -> int:
+        if progress is None:
+            return firsts_ns[number]
+        first_ns, _, tokens = progress
+        return first_ns + paces_ns[number][tokens]
+
+    return deadline_ns
+
+
+def clairvoyant_within(
+    requests: Sequence[Request],
+    times_alone_ns: Sequence[Sequence[int]],
+    *,
+    ttft_ms: float,
+    tpot_ms: float,
+    slowdown: float,
+    seed: int,
+) -> ArmOutcome:
+    """Return what someone who knows the future harvests within these deadlines."""
+    step_noise, rollout_noise = noises(seed, DEVICE)
+    knowing = Clairvoyant(
+        requests,
+        DEVICE,
+        within(requests, times_alone_ns, ttft_ms=ttft_ms, tpot_ms=tpot_ms, slowdown=slowdown),
+        patience_ms=ttft_ms,
+        step_noise=step_noise,
+        rollout_noise=rollout_noise,
+    )
+    return govern(requests, DEVICE, knowing, slo=TARGETS, seed=seed)
+
+
+def p99s(one: Slice) -> tuple[float, float]:
+    """Return the P99 of TTFT and that of mean TPOT, in ms."""
+    tpot_ms = [request.tpot_ms for request in one.requests if request.tpot_ms is not None]
+    ttft_ms = [request.ttft_ms for request in one.requests]
+    return float(np.percentile(ttft_ms, 99)), float(np.percentile(tpot_ms, 99))
+
+
+# ---- priority ------------------------------------------------------------------------------------
+
+
+class QueuedPriority(Priority):
+    """The lower stream has launches in its queue; those at the device's front end run on.
+
+    Nobody calls a launch back: what is queued when a request arrives runs before serving's step.
+    """
+
+    grain = Grain.SEGMENT
+    window = QUEUE
+
+
+class RunningPriority(Priority):
+    """The kindest reading: the kernel that runs finishes, and serving overtakes all others."""
+
+    grain = Grain.SEGMENT
+
+
+READINGS: Final[dict[str, type[Priority]]] = {
+    f"queue{QUEUE}": QueuedPriority,
+    "overtaking": RunningPriority,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityJob:
+    """One reading of priority, held against rose on one seed at one load."""
+
+    seed: int
+    load: float
+    rate_rps: float
+    count: int
+    reading: str
+
+
+def priority_over_rose(job: PriorityJob) -> tuple[float, float]:
+    """Return P99 of TTFT under priority over that under rose, and rose's harvest over priority's.
+
+    Rose has the smallest slowdown at which it harvests no less.
+    """
+    requests = poisson(job.seed, job.count)(job.rate_rps)
+    rule = READINGS[job.reading]()
+    theirs = govern(requests, KERNELS, rule, slo=TARGETS, seed=job.seed)
+    mine = rose_at_harvest(requests, theirs.harvest, seed=job.seed)
+    ratio = theirs.quantile("ttft_ms", 0.99) / mine.quantile("ttft_ms", 0.99)
+    return ratio, mine.harvest / theirs.harvest
+
+
+def rose_at_harvest(requests: Sequence[Request], harvest: float, *, seed: int) -> ArmOutcome:
+    """Return rose at the smallest slowdown up to 0.1 that harvests so much, or 2 % more."""
+
+    def at(slowdown: float) -> ArmOutcome:
+        return simulate(requests, KERNELS, "rose", slo=TARGETS, slowdown=slowdown, seed=seed)
+
+    low, high = 0.0, 0.1
+    best = at(low)
+    if best.harvest >= harvest:
+        return best
+    best = at(high)
+    while high - low > 0.001 and best.harvest > 1.02 * harvest:
+        middle = (low + high) / 2
+        found = at(middle)
+        if found.harvest >= harvest:
+            high, best = middle, found
+        else:
+            low = middle
+    return best

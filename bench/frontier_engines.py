@@ -1,0 +1,173 @@
+"""What the slices of real engines say about the frontier: paired bootstraps over rounds.
+
+A statistic is taken of all arms on the same rounds. Rounds are drawn again, with replacement, to
+say how much of it is chance.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+
+from rose.cli.compare import on_engines
+from rose.cli.machine import machine_card
+from rose.cli.runs import load_trace
+from rose.clock import BootClock
+from rose.demo.progress import phases
+from rose.demo.record import Answered, Plan, RunRecord, Slice
+from rose.demo.schemes import ON_ENGINES, choose_schemes
+
+ARMS: Final = ("alone", "alone_again", "priority", "host_window", "rose_idle", "rose", "rose_slack")
+DIALS: Final = ("rose_idle", "rose", "rose_slack")
+METRICS: Final = ("ttft", "tpot")
+HALF_WIDTHS_MAX: Final = {50: 0.03, 95: 0.08}
+"""By rank of the percentile, of an A/A ratio: more voids a run."""
+DRAWS: Final = 1000
+SOLO: Final = ("share_all", "rose_idle")
+
+Statistic = Callable[[Sequence[int]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A statistic of all rounds, and the interval in which it lies with 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+class Rounds:
+    """The rounds of one load in which every arm has a slice that is not void."""
+
+    def __init__(self, record: RunRecord, load: float) -> None:
+        self._slo = record.slo
+        self._slices: dict[tuple[str, int], Slice] = {
+            (one.arm, one.round): one
+            for one in record.slices
+            if one.load == load and not one.is_void
+        }
+        numbers = {number for _, number in self._slices}
+        self.numbers = [n for n in numbers if all((arm, n) in self._slices for arm in ARMS)]
+
+    def estimate(self, statistic: Statistic) -> Estimate:
+        """Return a statistic of all rounds, with its paired bootstrap."""
+        drawn = np.random.default_rng(0).choice(self.numbers, (DRAWS, len(self.numbers)))
+        low, high = np.quantile([statistic(rounds) for rounds in drawn.tolist()], (0.025, 0.975))
+        return Estimate(statistic(self.numbers), float(low), float(high))
+
+    def times_alone(self, arm: str, metric: str, rank: int) -> Statistic:
+        """Return a percentile of an arm's requests over that of serving alone."""
+        return lambda rounds: (
+            self._percentile(arm, metric, rank, rounds)
+            / self._percentile("alone", metric, rank, rounds)
+        )
+
+    def price(self, arm: str, rounds: Sequence[int]) -> float:
+        """Return what an arm costs serving: the larger of the P50s of TTFT and TPOT, x alone."""
+        return max(self.times_alone(arm, metric, 50)(rounds) for metric in METRICS)
+
+    def harvest(self, arm: str, rounds: Sequence[int]) -> float:
+        """Return rollout tokens per second."""
+        slices = [self._slices[arm, number] for number in rounds]
+        return sum(one.rollout_tokens for one in slices) / sum(one.seconds for one in slices)
+
+    def frontier_over(self, peer: str) -> Statistic:
+        """Return what rose's dials harvest at a peer's price, over what the peer harvests.
+
+        Between two dials, and between none and the first, a device can take turns: the frontier is
+        the straight line. Beyond the dearest dial it stays where it is.
+        """
+
+        def statistic(rounds: Sequence[int]) -> float:
+            points = [(1.0, 0.0)]
+            points += [(self.price(arm, rounds), self.harvest(arm, rounds)) for arm in DIALS]
+            prices, harvests = zip(*sorted(points), strict=True)
+            most = np.maximum.accumulate(harvests)  # whoever pays more may also pay less
+            mine = float(np.interp(self.price(peer, rounds), prices, most))
+            return mine / self.harvest(peer, rounds)
+
+        return statistic
+
+    def excess_misses(self, arm: str) -> Statistic:
+        """Return the share of requests that miss a target under an arm, and not alone."""
+
+        def statistic(rounds: Sequence[int]) -> float:
+            missed = [
+                not self._is_met(one) and self._is_met(alone)
+                for number in rounds
+                for one, alone in zip(
+                    self._slices[arm, number].requests,
+                    self._slices["alone", number].requests,
+                    strict=True,
+                )
+            ]
+            return float(np.mean(missed))
+
+        return statistic
+
+    def _is_met(self, one: Answered) -> bool:
+        is_fast = one.tpot_ms is None or one.tpot_ms <= self._slo.tpot_ms
+        return is_fast and one.ttft_ms <= self._slo.ttft_ms
+
+    def _percentile(self, arm: str, metric: str, rank: int, rounds: Sequence[int]) -> float:
+        values = [
+            value
+            for number in rounds
+            for one in self._slices[arm, number].requests
+            if (value := one.ttft_ms if metric == "ttft" else one.tpot_ms) is not None
+        ]
+        return float(np.percentile(values, rank))
+
+
+def measure(loads: Sequence[float], *, rounds: int, logs: Path) -> RunRecord:
+    """Run all arms in short slices, as `rose compare` does.
+
+    Args:
+        loads: shares of what serving alone answers at saturation.
+        rounds: slices of each arm at each load.
+        logs: folder for certificates.
+    """
+    from rose.demo.experiment import SLICE_S
+
+    plan = Plan(
+        schemes=choose_schemes(",".join(ARMS), (), possible=ON_ENGINES),
+        loads=tuple(loads),
+        seed=0,
+        settings={},
+        command="make bench SUITE=frontier",
+        machine=machine_card(),
+    )
+    trace = load_trace(
+        None,
+        None,
+        generated_s=7200.0,
+        length_scale=1 / 16,
+        prompt_max=1024,
+        output_max=256,
+        seed=plan.seed,
+    )
+    with phases(Console(stderr=True), BootClock()) as shown:
+        return on_engines(plan, trace, rounds * SLICE_S, logs, shown, solo=SOLO)
+
+
+def gate_overhead_percent(record: RunRecord) -> float | None:
+    """Return how many fewer tokens rollouts generate under rose while nobody is served, in percent.
+
+    Medians of the arms `rose_idle` and `share_all` with the device to themselves; None where either
+    has no such slice.
+    """
+    rates: dict[str, list[float]] = {}
+    for one in record.solo:
+        rates.setdefault(one.arm, []).append(one.rollout_tokens / one.seconds)
+    if len(rates) < len(SOLO):
+        return None
+    bare, mine = (float(np.median(rates[arm])) for arm in SOLO)
+    return 100 * (1 - mine / bare)

@@ -1,0 +1,57 @@
+"""What the frontier's bars came to at each commit that was judged, on seeds of its own."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.rows import Bar, rounded
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+JUDGED: Final = ROOT / "bench" / "results" / "frontier-judged.jsonl"
+TUNING_SEEDS: Final = (0, 2, 4)
+LAST: Final = 3
+_ODD_SEEDS: Final = 500_000
+
+
+def judging_seeds(commit: str, count: int) -> tuple[int, ...]:
+    """Return odd seeds above 1,000 that a commit's hash draws; those of tuning are even."""
+    drawn = [hashlib.sha256(f"{commit} {number}".encode()).digest() for number in range(count)]
+    return tuple(1001 + 2 * (int.from_bytes(one[:8], "big") % _ODD_SEEDS) for one in drawn)
+
+
+def is_clean() -> bool:
+    """Whether the code is as the commit has it; results may differ."""
+    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!bench/results"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.returncode == 0 and not answer.stdout.strip()
+
+
+def append_judgement(
+    path: Path, commit: str, seeds: Sequence[int], bars: Mapping[str, tuple[float, Bar]]
+) -> None:
+    """Add what a commit's bars came to; a commit that was judged before is not added again."""
+    if commit in [one["commit"] for one in read_judgements(path)]:
+        return
+    entry = {
+        "commit": commit,
+        "seeds": list(seeds),
+        "missed": [name for name, (value, bar) in bars.items() if not bar.is_met(rounded(value))],
+        "bars": {name: rounded(value) for name, (value, _) in bars.items()},
+    }
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(entry) + "\n")
+
+
+def read_judgements(path: Path) -> list[dict[str, Any]]:
+    """Return all judgements, the oldest first."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def count_missed(path: Path) -> int:
+    """Return how many of the last judged commits missed a bar."""
+    return sum(bool(one["missed"]) for one in read_judgements(path)[-LAST:])

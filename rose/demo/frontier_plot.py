@@ -1,0 +1,117 @@
+"""The picture of `rose compare`: what rollouts harvest, against what serving pays for it."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from rose.demo.plot_style import (
+    DEDICATED,
+    LIMIT,
+    NOBODY,
+    ROLLOUTS,
+    SERVING,
+    STYLE,
+    WARNING,
+    as_svg,
+)
+from rose.demo.schemes import ALONE, CONTROL
+
+_WIDTH: Final = 3.3  # of a panel, in inches
+_TEXT_COLUMNS: Final = 42  # of a panel's width
+_OURS: Final = ROLLOUTS
+_OTHERS: Final = (WARNING, LIMIT, DEDICATED, SERVING, "#E69F00", NOBODY, "#F0E442")
+_MARKS: Final = "osD^vP*Xd"
+_QUANTILES: Final = ((50, 0.9), (99, 0.35))  # the second is drawn fainter
+
+
+def draw_frontier(report: Mapping[str, Any]) -> str:
+    """Return an SVG with a column for each load, TTFT above TPOT.
+
+    Each arm has a mark at its P50 and a fainter one at its P99. Rose's dials are joined by a line.
+
+    Args:
+        report: what `compare.json` holds; arms that a load lacks are left out of its panels.
+    """
+    loads = report["loads"]
+    styles = _styles(report["schemes"])
+    with mpl.rc_context({**STYLE, "svg.hashsalt": "frontier"}):
+        columns = max(1, len(loads))
+        figure = Figure(figsize=(_WIDTH * columns + 1.0, 6.4), layout="constrained")
+        axes = figure.subplots(2, columns, sharey=True, squeeze=False)
+        for column, at in enumerate(loads):
+            for axis, metric in zip(axes[:, column], ("ttft", "tpot"), strict=True):
+                _draw_panel(axis, at, metric, styles)
+                axis.set(xlabel=f"{metric.upper()}, x alone (log scale)")
+            axes[0, column].set_title(f"Load {at['load']:g}")
+        figure.supylabel("rollout tokens, share of their rate alone", fontsize=10)
+        lines = [
+            Line2D([], [], color=colour, marker=mark, linestyle="-" if is_ours else "")
+            for colour, mark, is_ours in styles.values()
+        ]
+        names = [name.replace("_", " ") for name in styles]
+        figure.legend(lines, names, loc="outside upper center", ncols=max(3, 2 * columns))
+        figure.supxlabel(_constants(report, columns), fontsize=7)
+        return as_svg(figure)
+
+
+def _styles(schemes: Mapping[str, Any]) -> dict[str, tuple[str, str, bool]]:
+    """Return colour and mark of each arm, and whether it is one of rose's dials."""
+    styles = {}
+    for number, (name, scheme) in enumerate(schemes.items()):
+        is_ours = scheme["slowdown"] is not None and not scheme["without"]
+        colour = _OURS if is_ours else _OTHERS[number % len(_OTHERS)]
+        if name not in {ALONE, CONTROL}:
+            styles[name] = (colour, _MARKS[number % len(_MARKS)], is_ours)
+    return styles
+
+
+def _draw_panel(
+    axis: Any, at: Mapping[str, Any], metric: str, styles: Mapping[str, tuple[str, str, bool]]
+) -> None:
+    for rank, alpha in _QUANTILES:
+        ours = []
+        for name, (colour, mark, is_ours) in styles.items():
+            point = _point(at, name, f"{metric}_p{rank}")
+            if point is None:
+                continue
+            axis.plot(*point, mark, color=colour, alpha=alpha, markersize=6)
+            ours += [point] * is_ours
+        if ours:
+            slowdowns, harvests = zip(*ours, strict=True)
+            axis.plot(slowdowns, harvests, color=_OURS, alpha=alpha, linewidth=1.2, zorder=0)
+    axis.axvline(1.0, color=NOBODY, linestyle=":", linewidth=1.0, zorder=0)
+    axis.set(xscale="log")
+    axis.set_ylim(bottom=0.0)
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.grid(visible=True)
+
+
+def _point(at: Mapping[str, Any], name: str, key: str) -> tuple[float, float] | None:
+    """Return an arm's slowdown and harvest; None where either was not measured."""
+    slowdown = at["ratios"].get(name, {}).get(key)
+    harvest = at["arms"].get(name, {}).get("harvested_tokens_share")
+    return None if slowdown is None or harvest is None else (slowdown, harvest)
+
+
+def _constants(report: Mapping[str, Any], columns: int) -> str:
+    """Return what shaped the figures, in lines as wide as the figure."""
+    slo = report["slo"]
+    said = [
+        report["mode"],
+        f"targets: TTFT {slo['ttft_ms']:g} ms, TPOT {slo['tpot_ms']:g} ms",
+        *(f"{name} {_short(value)}" for name, value in report["settings"].items()),
+    ]
+    return "\n".join(textwrap.wrap("; ".join(said), _TEXT_COLUMNS * columns))
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_short, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,296 @@
+"""The suite `frontier`: its traffic, its clairvoyant, its priority, its trouble, its bootstrap."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import frontier_judged
+from bench.frontier import (
+    ARMS,
+    DEVICE,
+    KERNELS,
+    QUEUE,
+    TARGETS,
+    Job,
+    PriorityJob,
+    QueuedPriority,
+    RunningPriority,
+    attainment,
+    capacity_rps,
+    clairvoyant_within,
+    harvest_of,
+    joined,
+    p99s,
+    poisson,
+    priority_over_rose,
+    simulate_job,
+    times_alone,
+)
+from bench.frontier_engines import ARMS as ENGINE_ARMS
+from bench.frontier_engines import Rounds, gate_overhead_percent
+from bench.frontier_judged import (
+    TUNING_SEEDS,
+    append_judgement,
+    count_missed,
+    judging_seeds,
+    read_judgements,
+)
+from bench.frontier_trouble import FrozenHost, trouble, worst_blocking
+from bench.rows import Bar
+from rose.demo.record import Answered, Plan, RunRecord, Slice
+from rose.demo.summary import summarise_loads
+from rose.sim import Request, simulate
+from rose.sim.governors import Alone, Priority
+from rose.sim.simulation import govern
+from rose.slo import SLO
+
+# ---- traffic and capacity
+
+
+def test_a_higher_rate_brings_the_same_requests_sooner() -> None:
+    slow, fast = (poisson(4, 50)(rate) for rate in (1.0, 4.0))
+    for one, other in zip(slow, fast, strict=True):
+        assert one.arrival_ms == pytest.approx(4 * other.arrival_ms)
+        assert (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
+    assert slow != poisson(6, 50)(1.0)
+
+
+def test_the_capacity_is_the_last_rate_that_keeps_the_targets() -> None:
+    count = 150
+    capacity = capacity_rps(count)
+
+    def attained(rate_rps: float) -> float:
+        requests = poisson(0, count)(rate_rps)
+        return attainment(simulate(requests, DEVICE, "alone", slo=TARGETS, seed=0))
+
+    assert attained(capacity) >= 0.99
+    assert attained(1.1 * capacity) < 0.99
+
+
+# ---- whoever knows the future
+
+
+@pytest.mark.parametrize(
+    ("tpot_ms", "slowdown"), [(0.0, 0.0), (0.0, 0.1), (12.0, 0.0), (18.0, 0.0)]
+)
+def test_who_knows_the_future_keeps_every_request_within_its_limits(
+    tpot_ms: float, slowdown: float
+) -> None:
+    requests = poisson(2, 25)(4.0)
+    times_ns = times_alone(requests, seed=2)
+    alone = simulate(requests, DEVICE, "alone", slo=TARGETS, seed=2)
+    found = clairvoyant_within(
+        requests, times_ns, ttft_ms=100.0, tpot_ms=tpot_ms, slowdown=slowdown, seed=2
+    )
+    for one, bare in zip(found.requests, alone.requests, strict=True):
+        assert one.ttft_ms <= max(100.0, bare.ttft_ms)
+        limit_ms = max(tpot_ms, (1 + slowdown) * bare.mean_tpot_ms)
+        # Greedy: without room to spare, other requests in the batch later may cost a little more.
+        assert one.mean_tpot_ms <= 1.03 * limit_ms
+    least = {0.0: 0.0, 12.0: 0.5, 18.0: 0.65}[tpot_ms]
+    assert found.harvest > least
+
+
+# ---- priority
+
+
+def test_what_is_queued_at_an_arrival_runs_on_or_is_overtaken() -> None:
+    requests = [Request(1000.0, 100, 4)]
+    alone, queued, overtaking = (
+        govern(requests, KERNELS, rule(), slo=TARGETS, seed=0).requests[0].ttft_ms
+        for rule in (Alone, QueuedPriority, RunningPriority)
+    )
+    kernel_ms = KERNELS.layers_per_segment * KERNELS.layer_ms
+    assert kernel_ms == pytest.approx(5.0)
+    assert 0 <= overtaking - alone < 1.5 * kernel_ms
+    assert queued - alone == pytest.approx((QUEUE - 0.5) * kernel_ms, rel=0.2)
+
+
+def test_rose_is_held_against_priority_at_its_harvest() -> None:
+    ratio, harvest = priority_over_rose(PriorityJob(2, 0.1, 1.5, 20, "overtaking"))
+    assert 1.0 <= harvest <= 1.2
+    queued, _ = priority_over_rose(PriorityJob(2, 0.1, 1.5, 20, f"queue{QUEUE}"))
+    assert queued > ratio
+
+
+# ---- a job
+
+
+def test_a_job_has_every_arm_and_joins_to_one_record(tmp_path: Path) -> None:
+    found = [
+        simulate_job(Job(seed, load, rate_rps, 6, tmp_path / str(seed)))
+        for load, rate_rps in ((0.1, 4.0), (0.3, 8.0))
+        for seed in (2, 4)
+    ]
+    record = joined(found, capacity=20.0)
+    assert record.plan.settings["seeds"] == [2, 4]
+    assert {one.round for one in record.slices} == {0, 1}
+    summary = summarise_loads(record)
+    assert [at["load"] for at in summary["loads"]] == [0.1, 0.3]
+    for at in summary["loads"]:
+        assert set(at["arms"]) == set(ARMS)
+        share_all = [
+            one for one in record.slices if (one.arm, one.load) == ("share_all", at["load"])
+        ]
+        shares = [harvest_of(record, one) for one in share_all]
+        assert min(shares) <= at["arms"]["share_all"]["harvested_tokens_share"] <= max(shares)
+    for one in found:
+        assert set(one.equal_p99) == {"rose_idle", "rose", "rose_slack"}
+        assert set(one.equal_slowdown) == {"rose_idle", "rose"}
+        assert all(over < 1.03 for over in one.p99_over_limit.values())
+        # Whoever is held to the P99s of all requests may harvest more than within each slowdown.
+        assert one.equal_p99["rose_idle"] >= one.equal_slowdown["rose_idle"]
+    (alone,) = [one for one in found[0].record.slices if one.arm == "alone"]
+    ttft_ms, _ = p99s(alone)
+    assert ttft_ms <= max(one.ttft_ms for one in alone.requests)
+
+
+# ---- held out
+
+
+def test_judging_seeds_are_odd_and_drawn_from_the_commit() -> None:
+    seeds = judging_seeds("0123abcd", 3)
+    assert all(seed > 1000 and seed % 2 == 1 for seed in seeds)
+    assert len(set(seeds)) == 3
+    assert seeds == judging_seeds("0123abcd", 3)
+    assert seeds != judging_seeds("0123abce", 3)
+    assert not any(seed % 2 for seed in TUNING_SEEDS)
+
+
+def test_a_commit_is_judged_once_and_the_last_three_count(tmp_path: Path) -> None:
+    path = tmp_path / "judged.jsonl"
+    bar = Bar(at_least=0.9)
+    assert count_missed(path) == 0
+    for commit, value in (("a", 0.5), ("b", 0.95), ("b", 0.1), ("c", 0.8), ("d", 0.9)):
+        append_judgement(path, commit, (1001,), {"row": (value, bar)})
+    assert [one["commit"] for one in read_judgements(path)] == ["a", "b", "c", "d"]
+    assert [one["missed"] for one in read_judgements(path)] == [["row"], [], ["row"], []]
+    assert count_missed(path) == 1
+
+
+def test_code_outside_git_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier_judged, "ROOT", tmp_path)
+    assert not frontier_judged.is_clean()
+
+
+# ---- trouble
+
+
+def test_a_frozen_host_stops_rollouts_until_it_is_back() -> None:
+    calm, frozen = (trouble(3, is_freezing=is_freezing, seed=2) for is_freezing in (False, True))
+    assert calm.at_ms == frozen.at_ms
+    end_ms, freeze_ms = frozen.at_ms[1], frozen.freeze_ms[1]
+    assert frozen.is_frozen(end_ms - 0.5 * freeze_ms)
+    assert not frozen.is_frozen(end_ms)
+    assert not frozen.is_frozen(end_ms - 1.1 * freeze_ms)
+    assert not calm.is_frozen(end_ms - 1e-6)
+    harvests = [
+        govern(one.requests, DEVICE, FrozenHost(0.0, one), slo=TARGETS, seed=0).harvest
+        for one in (calm, frozen)
+    ]
+    assert harvests[1] < harvests[0]
+
+
+def test_in_trouble_rose_lets_a_segment_end_and_priority_a_step() -> None:
+    troubled = trouble(3, is_freezing=False, seed=2)
+    mine_ms, segment_ms = worst_blocking(FrozenHost(0.0, troubled), troubled, seed=0)
+    theirs_ms, step_ms = worst_blocking(Priority(), troubled, seed=0)
+    assert 0 < mine_ms <= 1.2 * segment_ms
+    assert step_ms > 5 * segment_ms
+    assert theirs_ms > mine_ms
+
+
+# ---- real engines
+
+SLO_MS = SLO(ttft_ms=100.0, tpot_ms=30.0)
+# By arm: TTFT and TPOT of its requests, and rollout tokens a second.
+FIGURES = {
+    "alone": (50.0, 10.0, 0),
+    "alone_again": (50.0, 10.0, 0),
+    "priority": (60.0, 12.0, 40),
+    "host_window": (70.0, 10.0, 30),
+    "rose_idle": (50.0, 11.0, 20),
+    "rose": (50.0, 13.0, 80),
+    "rose_slack": (60.0, 20.0, 100),
+}
+
+
+def slice_of(arm: str, number: int, *, factor: float = 1.0, late: int = 0) -> Slice:
+    ttft_ms, tpot_ms, tokens_per_s = FIGURES[arm]
+    requests = tuple(
+        Answered(0.0, factor * ttft_ms + 200.0 * (place < late), factor * tpot_ms, 10)
+        for place in range(4)
+    )
+    return Slice(arm, number, 0.0, 2.0, requests, 1.0, 2 * tokens_per_s, load=0.3)
+
+
+def record_of(*slices: Slice, solo: tuple[Slice, ...] = ()) -> RunRecord:
+    plan = Plan((), (0.3,), 0, {}, "", {})
+    return RunRecord(plan, slices, solo, SLO_MS, "flags", complete=True)
+
+
+def whole(factors: tuple[float, ...] = (1.0, 1.3, 0.8)) -> list[Slice]:
+    """Return rounds that differ from each other, as slow machines do, but not within one."""
+    return [
+        slice_of(arm, number, factor=factor)
+        for number, factor in enumerate(factors)
+        for arm in ENGINE_ARMS
+    ]
+
+
+def test_what_all_arms_of_a_round_share_is_not_chance() -> None:
+    rounds = Rounds(record_of(*whole()), 0.3)
+    assert rounds.numbers == [0, 1, 2]
+    control = rounds.estimate(rounds.times_alone("alone_again", "ttft", 95))
+    assert (control.value, control.half_width) == (1.0, 0.0)
+    assert rounds.estimate(rounds.times_alone("rose", "tpot", 50)).value == pytest.approx(1.3)
+
+
+def test_a_round_with_a_void_slice_does_not_count() -> None:
+    slices = whole()
+    slices[0] = replace(slices[0], is_void=True)
+    assert Rounds(record_of(*slices), 0.3).numbers == [1, 2]
+    assert Rounds(record_of(*whole()), 0.7).numbers == []
+
+
+def test_a_noisy_control_has_a_wide_interval() -> None:
+    slices = [
+        slice_of(one.arm, one.round, factor=1 + 0.2 * one.round)
+        if one.arm == "alone_again"
+        else one
+        for one in whole((1.0, 1.0, 1.0))
+    ]
+    rounds = Rounds(record_of(*slices), 0.3)
+    control = rounds.estimate(rounds.times_alone("alone_again", "ttft", 50))
+    assert control.half_width > 0.03
+    assert control.low <= control.value <= control.high
+
+
+def test_the_frontier_is_read_at_the_peers_price() -> None:
+    rounds = Rounds(record_of(*whole()), 0.3)
+    # Priority pays 1.2; rose's dials give 20 tokens/s at 1.1 and 80 at 1.3, so 50 between them.
+    assert rounds.frontier_over("priority")(rounds.numbers) == pytest.approx(50 / 40)
+    # The host window pays 1.4: 80 at 1.3 and 100 at 2.0.
+    assert rounds.frontier_over("host_window")(rounds.numbers) == pytest.approx(
+        (80 + 20 * 0.1 / 0.7) / 30
+    )
+
+
+def test_excess_misses_are_those_that_serving_alone_had_met() -> None:
+    slices = [
+        slice_of(one.arm, one.round, late={"rose": 2, "alone": 1}.get(one.arm, 0))
+        for one in whole()
+    ]
+    rounds = Rounds(record_of(*slices), 0.3)
+    assert rounds.excess_misses("rose")(rounds.numbers) == pytest.approx(1 / 4)
+    assert rounds.excess_misses("alone_again")(rounds.numbers) == 0
+
+
+def test_the_overhead_of_gates_is_what_rollouts_alone_lose() -> None:
+    def solo(arm: str, tokens: int) -> Slice:
+        return Slice(arm, -1, 0.0, 2.0, (), 0.0, tokens)
+
+    record = record_of(solo=(solo("share_all", 100), solo("rose_idle", 98), solo("share_all", 100)))
+    assert gate_overhead_percent(record) == pytest.approx(2.0)
+    assert gate_overhead_percent(record_of(solo=(solo("share_all", 100),))) is None
