@@ -43,7 +43,7 @@ struct Supply {
   PartitionId borrower{kNobody};
   std::int32_t slabs{0};        // requested, > 0
   std::int32_t unowned{0};      // in slabs
-  std::int64_t free_blocks{0};  // of the lender
+  std::int64_t free_blocks{0};  // free blocks of the lender
 };
 // Decides how much of a loan `lender` can spare. Called under the arbiter's mutex, so nothing
 // changes before the slabs are granted; the rules of MoveObserver apply.
@@ -416,16 +416,16 @@ class Arbiter final : private SlabWatcher {
   std::uint64_t epoch_{1};
   std::vector<Partition> partitions_;
   std::vector<std::unique_ptr<SlabHolder>> holders_;          // by partition; null until added
-  std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // of tenants that are not lost
+  std::map<PartitionId, std::shared_ptr<TenantLine>> lines_;  // lines to tenants that are not lost
   std::map<LeaseId, Lease> leases_;                           // with at least one slab
   std::map<RevocationId, Revocation> revocations_;
   std::vector<RevocationId> revoked_by_;  // by slab; 0 when it is not REVOKING
   std::vector<Scrub> scrubs_;             // by slab: progress of clean()
-  std::vector<SlabId> victims_;           // of the current revocation
+  std::vector<SlabId> victims_;           // slabs chosen by the current revocation
   std::vector<Busy> busy_;                // while they are chosen
   std::vector<std::int32_t> ranks_;       // by slab, while they are chosen
   std::vector<Account> accounts_;         // by partition
-  std::vector<PartitionRecord> shown_;    // what the ledger shows, each in its place
+  std::vector<PartitionRecord> shown_;    // as in the ledger
   std::vector<RevocationId> under_way_;   // pending at the last show()
   bool has_changed_{false};               // other than slabs
   bool has_news_{false};                  // blocks or pins changed; ownership did not

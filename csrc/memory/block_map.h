@@ -193,7 +193,7 @@ class BlockMap {
     BlockRun run;
     std::int32_t used{0};
     std::int32_t kept{0};
-    std::int32_t aside{0};  // of those used
+    std::int32_t aside{0};  // used blocks that are set aside
     std::int32_t pins{0};
     std::uint32_t generation{0};
     SlabUse use{SlabUse::kAbsent};

@@ -9,11 +9,11 @@
 
 namespace rose::memory {
 
-// What another process needs to attach to a pool: numbers, and descriptors sent over a socket.
+// The export of a pool to another process: numbers, and descriptors sent over a socket.
 struct PoolExport {
   PoolShape shape;
   std::vector<FileDescriptor> objects;  // in address order
-  std::vector<std::size_t> sizes;  // of each object, in bytes: whole slabs that add up to the pool
+  std::vector<std::size_t> sizes;       // bytes of each object: whole slabs that add up to the pool
   bool is_on_host{true};
 };
 

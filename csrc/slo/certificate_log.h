@@ -90,7 +90,7 @@ inline constexpr std::size_t kKinds = 13;  // 0 is not a kind
 enum class HarvestMode : std::uint32_t { kIdle = 0, kSlack = 1 };
 inline constexpr std::size_t kHarvestModes = 2;
 
-// What an ablation can switch off; the value is the bit in `without`.
+// Mechanisms that an ablation can switch off; the value is the bit in `without`.
 enum class Mechanism : std::uint32_t {
   kGate = 0,          // gates within a step
   kCredit = 1,        // a limit of segments once the gate is open
@@ -269,7 +269,7 @@ class CertificateLog {
     explicit Section(CertificateLog& log) noexcept
         : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
     Nanoseconds now_ns() const noexcept { return now_ns_; }
-    // What STEPs have allowed rollouts to delay serving by, minus what rollouts did delay it; NaN,
+    // Delay of serving that STEPs have allowed rollouts, minus the delay they have caused; NaN,
     // and unused, where the slowdown is infinite.
     double balance_ms() const noexcept { return log_.balance_ms_; }
     // Most delay that the QUANTUMs of mode slack since the last STEP may cause the next one.

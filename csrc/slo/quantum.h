@@ -114,13 +114,13 @@ class QuantumCertifier {
     return spent_ns_[static_cast<std::size_t>(why)].load();
   }
   Nanoseconds granted_ns() const noexcept { return refused_ns(QuantumRefusal::kNone); }
-  // Of the newest refusal as kSloAtRisk or kNoEvidence, if any.
+  // Cause of the newest refusal as kSloAtRisk or kNoEvidence, if any.
   std::optional<Binding> binding() const {
     const std::scoped_lock lock{binding_mutex_};
     return binding_;
   }
   const NextRequest& next() const noexcept { return next_; }
-  // Of the newest grant.
+  // Mode of the newest grant.
   HarvestMode last_mode() const noexcept { return last_mode_.load(); }
   const LogHeader& header() const noexcept { return log_->header(); }
   const ServingState& serving() const noexcept { return *serving_; }

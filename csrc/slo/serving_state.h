@@ -23,7 +23,7 @@ class ServingListener {
   virtual void idle() noexcept = 0;
 };
 
-// What a certificate reads, in one section of the log.
+// The load that a certificate reads, in one section of the log.
 struct ServingLoad {
   std::uint32_t running{0};         // requests that have their first token
   std::uint64_t context_tokens{0};  // prompts and outputs of these

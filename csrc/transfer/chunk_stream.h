@@ -114,7 +114,7 @@ class ChunkStream {
   std::array<std::byte, kAnswerBytes> header_;
   std::size_t got_{0};               // bytes of the header or frame
   std::optional<ChunkKey> current_;  // key of the current frame
-  // Of the header or frame in progress: its size, and when it began. No bytes: none is.
+  // Size and start of the header or frame in progress; 0 bytes: none is.
   std::size_t begun_bytes_{0};
   Nanoseconds begun_ns_{0};
 };

@@ -15,8 +15,8 @@ namespace rose::transfer {
 struct PackedDelta {
   Buffer<std::uint64_t> entries;
   Buffer<std::uint32_t> payload;
-  // Of the shadow before and after packing, with index and seed 0: the receiver's old and new
-  // weights.
+  // Digests of the shadow before and after packing, with index and seed 0: the receiver's old and
+  // new weights.
   Digest base_digest;
   Digest digest;
 };
@@ -32,7 +32,7 @@ struct PackOptions {
   // If > 0, sends only changes whose key reaches it, and due ones; for bf16 elements.
   std::uint32_t threshold{0};
   Ages ages{};
-  // Of the shadow, if known: then only elements around changes are digested.
+  // Digest of the shadow, if known: then only elements around changes are digested.
   std::optional<Digest> base_digest{};
   Isa isa{Isa::kPortable};
   std::uint32_t threads{1};

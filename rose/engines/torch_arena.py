@@ -38,7 +38,6 @@ class CudaArenaMemory:
     """A private pool in torch's caching allocator; serving's allocations do not go there."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start empty."""
         self._device = device
         self._pool = torch.cuda.MemPool()
 

@@ -55,7 +55,6 @@ class MegatronModel:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        """Check the divisibility of the numbers."""
         for large, small, words in (
             (self.heads, self.kv_heads, "query heads over the heads of keys and values"),
             (self.kv_heads, self.tp, "heads of keys and values over tensor parallel ranks"),

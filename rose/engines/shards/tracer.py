@@ -31,12 +31,7 @@ _SAME: Final = (_ATEN.clone.default, _ATEN._to_copy.default)
 
 
 class Untraceable(RoseError):
-    """An operation needs elements that a traced tensor does not have.
-
-    Args:
-        names: names of the tensors.
-        operation: name of the operation.
-    """
+    """An operation needs elements that a traced tensor does not have."""
 
     def __init__(self, names: Iterable[str], operation: str) -> None:
         self.names = frozenset(names)

@@ -111,7 +111,6 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
     """A `PagedAttentionCache` whose prefixes belong to the current weights."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Build the stock cache."""
         # Requests whose blocks must not be shared: of old weights, or private.
         self._unshared: set[str] = set()
         super().__init__(**kwargs)

@@ -39,7 +39,6 @@ class CacheCapacity:
     """An engine's own cache, which is never revoked."""
 
     def __init__(self, cache: VersionedCache) -> None:
-        """Use `cache`."""
         self._cache = cache
 
     @property
@@ -65,7 +64,6 @@ class LaneCapacity:
     """The capacity of a borrower's lane: possible, and current while serving needs memory."""
 
     def __init__(self, processor: RolloutProcessor, clock: Clock) -> None:
-        """Use the lane of `processor`."""
         self._processor = processor
         self._lane: RolloutLane = processor.lane
         self._clock = clock

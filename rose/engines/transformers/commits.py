@@ -79,7 +79,6 @@ class CommitQueue:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty."""
         self._clock = clock
         self._lock = threading.Lock()  # Guards `_pending`; never held while a slice runs.
         self._pending: deque[PendingCommit] = deque()

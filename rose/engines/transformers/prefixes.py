@@ -18,7 +18,6 @@ class PrefixIndex:
     """Map from hash to block for stock code, restricted to blocks of the current weights."""
 
     def __init__(self, blocks: BlockAllocator) -> None:
-        """Use `blocks`."""
         self._blocks = blocks
 
     def __len__(self) -> int:

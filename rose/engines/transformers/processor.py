@@ -227,7 +227,6 @@ class ServingProcessor(DeviceProcessor):
     """Serving's loop: the lane protects every step."""
 
     def __init__(self, lane: ServingLane, **kwargs: Any) -> None:
-        """Bind the loop to `lane`."""
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
         # Requests that yield to any other.

@@ -38,7 +38,6 @@ class Sampling:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the temperature."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidArgument(f"temperature {self.temperature} must be a number, 0 or more")
 

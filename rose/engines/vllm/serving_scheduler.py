@@ -21,7 +21,6 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     """
 
     def __init__(self, lane: ServingLane, **parts: Any) -> None:
-        """Build vLLM's scheduler over `lane`."""
         self.lane = lane
         with pool_of(lane):
             super().__init__(**parts)
