@@ -1,4 +1,4 @@
-// A tenant's end: slabs of an arbiter in another process.
+// A tenant's use of slabs whose arbiter is in another process.
 #pragma once
 
 #include <memory>
@@ -17,40 +17,40 @@
 
 namespace rose::memory {
 
-// The descriptors that an arbiter hands to a tenant beside those of the pool.
+// The descriptors that an arbiter passes to a tenant besides those of the pool.
 struct AttachmentParts {
   FileDescriptor ledger;
   FileDescriptor mailbox;
   FileDescriptor to_arbiter;
   FileDescriptor to_tenant;
-  FileDescriptor socket;  // its hang-up says that the arbiter is gone; may be none
+  FileDescriptor socket;  // its hang-up means that the arbiter is gone; may be empty
 };
 
-// What a tenant learns when it looks.
+// News for a tenant since the last look.
 struct TenantNews {
-  std::vector<SlabId> closed;   // on the way back, and still with blocks or pins of ours
-  std::int32_t taken{0};        // idle slabs that have left since the last look
-  std::int32_t admitted{0};     // slabs that have come
-  bool was_rung{false};         // the arbiter had something to say, if only that there is room
-  bool is_arbiter_gone{false};  // for good: the loans are over, and the memory is let go of
+  std::vector<SlabId> closed;   // being revoked, and still with blocks or pins of this tenant
+  std::int32_t taken{0};        // idle slabs that the arbiter has taken back
+  std::int32_t admitted{0};     // new slabs
+  bool was_rung{false};         // the arbiter rang, perhaps only because there is room
+  bool is_arbiter_gone{false};  // for good: the loans are over, and the memory is released
 };
 
-// Holds the pool's mapping, the ledger, the mailbox and the allocators of the tenant. Using a
-// slab takes no word with the arbiter: the allocator goes through the door of the mailbox.
+// Holds the pool's mapping, the ledger, the mailbox and the tenant's allocators. Using a slab needs
+// no message to the arbiter: the allocator goes through the door of the mailbox.
 //
 // Thread rule: any thread. Two locks, taken in the order slabs, blocks; neither is held over a
 // wait.
 //
 // Invariants:
-//   1. The allocator gives blocks only of slabs that it has entered.
-//   2. A slab that the arbiter granted is found in the mailbox, whether or not an answer arrives.
-//   3. The allocator gives blocks only of slabs that are mapped here.
+//   1. The allocator gives blocks only from slabs that it has entered.
+//   2. A granted slab is in the mailbox, whether or not an answer arrives.
+//   3. The allocator gives blocks only from slabs that are mapped here.
 class Attachment final : private SlabDoor {
  public:
-  // Corrupt when ledger or mailbox are none, can be written to or resized by who should not, or do
-  // not belong together; InvalidArgument when the pool is another. On error nothing is left.
+  // Corrupt when ledger or mailbox are invalid, can be written to or resized by others than they
+  // should, or do not belong together; InvalidArgument for another pool. On error nothing is left.
   static Result<std::unique_ptr<Attachment>> create(Pool pool, AttachmentParts parts) noexcept;
-  // The same for a tenant that maps what it is lent and no more: see reach().
+  // The same for a tenant that maps only lent slabs: see reach().
   static Result<std::unique_ptr<Attachment>> create_mapped(PoolShape shape,
                                                            AttachmentParts parts) noexcept;
   Attachment(const Attachment&) = delete;
@@ -58,44 +58,45 @@ class Attachment final : private SlabDoor {
   ~Attachment();
 
   const PoolShape& shape() const noexcept { return shape_; }
-  // Null where slabs are mapped one by one.
+  // Null if slabs are mapped one by one.
   const Pool* pool() const noexcept { return pool_.has_value() ? &*pool_ : nullptr; }
   PartitionId partition() const noexcept { return partition_; }
   std::shared_ptr<const LedgerView> ledger() const noexcept { return line_.ledger; }
-  // There is one, and it lives as long as the attachment.
+  // There is one allocator, and it lives as long as the attachment.
   Result<BlockAllocator*> add_allocator(BlockGeometry geometry) noexcept;
-  // One more for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
+  // Adds an allocator for the same slabs: see SlabGroups. InvalidArgument before add_allocator().
   Result<BlockAllocator*> add_group(BlockGeometry geometry) noexcept;
   Result<std::int64_t> missing_slabs(std::span<const std::int64_t> wanted) const noexcept {
     return groups_.missing_slabs(wanted);
   }
 
-  // Waits for the arbiter's bell or the end of its socket, for at most `timeout_ns`; then looks.
+  // Waits for the arbiter's bell or the end of its socket, at most `timeout_ns`, then looks.
   Result<TenantNews> news(Nanoseconds timeout_ns) noexcept;
   // Looks without waiting.
   Result<TenantNews> look() noexcept;
-  // The newest revocation from this partition, as the ledger tells; nothing before the first.
+  // The newest revocation from this partition in the ledger; nothing before the first.
   Result<std::optional<RevocationNote>> revocation() const noexcept;
 
-  // ---- slabs that are mapped one by one
+  // ---- slabs mapped one by one
 
-  // These are mapped here now: from here on their blocks may be used, when they are ours.
+  // Reports slabs that are now mapped here: their blocks may be used once the slabs are the
+  // tenant's.
   Status reach(std::span<const SlabId> slabs) noexcept;
-  // The slabs that are no longer ours, to be unmapped; none of them is used before reach().
+  // The slabs to unmap because the tenant lost them; none is used again before reach().
   Result<std::vector<SlabId>> retire() noexcept;
 
-  // Says that the tenant lives, what it has done so far, and how full its slabs are.
+  // Reports a heartbeat, the progress so far, and the use of each slab.
   void beat(std::uint64_t progress) noexcept;
-  // Hints: of busy slabs the one with the smallest rank is revoked first. A hint lasts as long as
-  // the slab is ours.
+  // Sets hints: of busy slabs the one with the smallest rank is revoked first. A hint lasts until
+  // the tenant loses the slab.
   Status set_ranks(std::span<const SlabId> slabs, std::span<const std::uint32_t> ranks) noexcept;
-  // Gives slabs without blocks or pins back by our own will. Returns how many.
+  // Returns slabs without blocks or pins, and how many.
   Result<std::int32_t> give_idle() noexcept;
-  // Nothing more is allocated, and what is idle goes back; the rest as it is freed.
+  // Ends allocation and returns idle slabs; the rest return as they are freed.
   Status close() noexcept;
 
  private:
-  // What the arbiter's side is reached by.
+  // The connection to the arbiter.
   struct Line {
     std::shared_ptr<const LedgerView> ledger;
     EventFd to_arbiter;
@@ -127,15 +128,15 @@ class Attachment final : private SlabDoor {
   const PoolShape shape_;
   const Mailbox mailbox_;
   const Line line_;
-  const PartitionId partition_;  // read once: the mailbox can be written by whoever has it
+  const PartitionId partition_;  // read once, because the mailbox is writable by others
 
-  mutable std::mutex blocks_;  // of all groups; guards seen_news_
+  mutable std::mutex blocks_;  // for all groups; guards seen_news_
   std::uint64_t seen_news_{0};
   std::atomic<bool> is_closed_{false};
 
-  std::mutex slabs_;  // guards all of the below
+  std::mutex slabs_;  // guards all members below
   SlabGroups groups_{blocks_};
-  std::vector<Known> known_;  // by slab: what the allocator was given
+  std::vector<Known> known_;  // by slab: state known to the allocator
 };
 
 }  // namespace rose::memory

@@ -1,4 +1,4 @@
-// A fixed set of small numbers, with a fast "smallest member from here on".
+// A fixed set of small numbers that quickly finds the next member.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,7 @@ class BitSet {
   bool test(std::size_t index) const noexcept {
     return (words_[index / 64] >> (index % 64) & 1) != 0;
   }
-  // The smallest member >= from, or size() when there is none.
+  // The smallest member >= from, or size() if there is none.
   std::size_t find(std::size_t from) const noexcept {
     if (from >= size_) return size_;
     std::size_t word = from / 64;

@@ -22,8 +22,7 @@ namespace rose::memory {
 using TicketId = std::uint64_t;
 using PinId = std::uint64_t;
 
-// Hears, under the lock, that a slab which gives no new blocks has none in use and no pin left, and
-// that blocks were taken.
+// Notified, under the lock, when a closed slab becomes idle, and when blocks were taken.
 class SlabWatcher {
  public:
   virtual Status on_slab_idle(SlabId slab) noexcept = 0;
@@ -35,19 +34,19 @@ class SlabWatcher {
 
 class BlockAllocator;
 
-// Slabs of the same tenant that another group of layers has no use for.
+// Slabs of the same tenant that another group of layers can spare.
 class SlabSource {
  public:
-  // How many slabs that `group` has not could be its own at once.
+  // Number of slabs of other groups that `group` could get at once.
   virtual std::int64_t spare_beside(const BlockAllocator& group) const noexcept = 0;
-  // One of them becomes its own; false when there is none.
+  // Moves one of them to the group; false if there is none.
   virtual bool move_spare_to(BlockAllocator& group) noexcept = 0;
 
  protected:
   ~SlabSource() = default;
 };
 
-// Block from[i] is to be copied to to[i].
+// Block from[i] must be copied to to[i].
 struct Evacuation {
   std::vector<BlockId> from;
   std::vector<BlockId> to;
@@ -55,38 +54,37 @@ struct Evacuation {
 
 // The life of a block:
 //   alloc()     one reference
-//   share()     one more for each who uses the same data, also of a cached block
-//   publish()   its data has a key, under which others find it
-//   free()      one less; with the last one a block with a key stays cached, any other is free
-// A cached block counts as free. When no other is left, slabs give up their cached blocks, the slab
-// whose cached blocks were used longest ago first and all of its at once, so that whole slabs
-// empty; those of namespaces that are not current go before all others. A slab that is being
-// revoked loses its keys and its cached blocks at once.
+//   share()     one more reference per further user of the same data, also of a cached block
+//   publish()   gives its data a key, under which others find it
+//   free()      one less; after the last, a block with a key stays cached, any other is free
+// A cached block counts as free. When no other block is left, slabs give up all their cached blocks
+// at once, so that whole slabs become empty: first slabs of namespaces that are not current, then
+// those whose cached blocks were used longest ago. A slab that is being revoked loses its keys and
+// its cached blocks at once.
 //
 // The life of a ticket:
-//   reserve(n)  sets n blocks aside: nobody else can have them, and they count as used
-//   commit(k)   hands k of them out; the ticket is over with its last block
-//   cancel()    gives the rest back; the ticket is over
-// A slab that is being revoked takes its blocks out of every ticket: no data is in them yet, and a
-// revocation waits for pins and blocks in use and for nothing else.
+//   reserve(n)  sets n blocks aside: nobody else can get them, and they count as used
+//   commit(k)   allocates k of them; the ticket ends with its last block
+//   cancel()    returns the rest; the ticket ends
+// A slab that is being revoked takes its blocks out of every ticket: they hold no data yet, and a
+// revocation waits only for pins and blocks in use.
 //
 // A pin holds whole slabs for a step, from its preparation to its completion: a pinned slab never
-// changes owner, even when all its blocks were freed.
+// changes owner, even after all its blocks were freed.
 //
 // The life of an evacuation:
-//   plan()      chooses blocks that move, so that slabs come empty, and sets their targets aside;
-//               the slabs of the targets are pinned, for bytes will be written there
-//   (the engine copies the bytes of each block in every layer, and writes none of them meanwhile)
-//   finish()    references and keys move over, the sources are free; the engine rewrites its tables
+//   plan()      chooses blocks to move, so that slabs become empty, and sets their targets aside;
+//               the slabs of the targets are pinned, because bytes will be written there
+//   (the engine copies each block in every layer, and does not write to these blocks meanwhile)
+//   finish()    moves references and keys and frees the sources; the engine rewrites its tables
 //   cancel()    nothing has moved
 //
-// The arbiter is in this process and hears of idle slabs through a SlabWatcher, or it is in another
-// one and the slabs are used through a SlabDoor. Then an idle slab may leave at any moment:
-// whatever needs a slab that is not entered yet does without it when the door says that it has
-// left.
+// Either the arbiter is in this process and a SlabWatcher tells it of idle slabs, or it is in
+// another one and the slabs are used through a SlabDoor. Then an idle slab may leave at any moment:
+// a call that finds that a slab has left does without it.
 //
 // Thread rule: any thread; public methods take `books`, the mutex of the arbiter or of the tenant.
-// A method that frees or unpins may, inside the call, hand a revoked slab over.
+// A method that frees or unpins may return a revoked slab within the call.
 //
 // Invariants:
 //   1. With a door, a slab is entered exactly while it has a block in use or set aside, or a pin.
@@ -101,94 +99,95 @@ class BlockAllocator final : public SlabHolder {
 
   // ---- blocks
 
-  // Writes n ids to `out`; false, and nothing taken, when fewer are free.
+  // Writes n ids to `out`; false, with nothing taken, if fewer are free.
   bool alloc(std::span<BlockId> out) noexcept;
-  // One reference less for all of `blocks`, or for none: InvalidArgument for an id that is out of
-  // range, stale, free already, set aside, or named more often than it has references. Ids of a
+  // Drops one reference of all `blocks`, or of none: InvalidArgument for an id that is out of
+  // range, stale, already free, set aside, or listed more often than it has references. Ids of a
   // quarantined slab count as evidence of its completion.
   Status free(std::span<const BlockId> blocks) noexcept;
-  // One reference more for all of `blocks`, which are in use or cached, or for none.
+  // Adds one reference to all `blocks`, which must be in use or cached, or to none.
   Status share(std::span<const BlockId> blocks) noexcept;
   // 0 for a block that is free, cached or set aside.
   Result<std::int32_t> references(BlockId block) const noexcept;
 
   // ---- prefix cache
 
-  // Keys go into this namespace, and only its own are found, from here on. Takes time for each slab
-  // with a cached block.
+  // Makes this the namespace for new keys and lookups. Takes time for each slab with a cached
+  // block.
   void set_cache_namespace(std::string_view name) noexcept;
-  // Blocks in use get keys; all of them or, on InvalidArgument, none. Where a key has a block
-  // already, that one keeps it; a block in a slab that is being revoked gets none.
+  // Gives keys to blocks in use; to all or, on InvalidArgument, to none. A key that has a block
+  // keeps it; a block in a slab that is being revoked gets no key.
   Status publish(std::span<const BlockId> blocks, std::span<const BlockKey> keys) noexcept;
-  // The blocks of the longest prefix of `keys` that is there. No references are taken.
+  // Finds the blocks of the longest known prefix of `keys`, without taking references.
   std::size_t lookup(std::span<const BlockKey> keys, std::span<BlockId> out) const noexcept;
-  // As lookup() and share() of what was found.
+  // As lookup(), then share() of the result.
   std::size_t acquire(std::span<const BlockKey> keys, std::span<BlockId> out) noexcept;
-  // These blocks have no key any more, and the cached ones among them are free. InvalidArgument,
-  // and no change, for an id that is out of range or stale.
+  // Removes the keys of these blocks and frees those that are cached. InvalidArgument, with no
+  // change, for an id that is out of range or stale.
   Status forget(std::span<const BlockId> blocks) noexcept;
   void forget_all() noexcept;
 
   // ---- tickets
 
-  // Nothing when fewer than n are free.
+  // Nothing if fewer than n are free.
   std::optional<TicketId> reserve(std::int64_t n) noexcept;
-  // Writes out.size() ids to `out`; false, and nothing handed out, when fewer are left in it.
+  // Writes out.size() ids to `out`; false, with nothing allocated, if the ticket has fewer.
   Result<bool> commit(TicketId ticket, std::span<BlockId> out) noexcept;
   Status cancel(TicketId ticket) noexcept;
 
   // ---- pins
 
-  // All of them or none; the blocks must be in use, the slabs must be ours.
+  // All or none; the blocks must be in use, and the slabs must be the tenant's.
   Result<PinId> pin_blocks(std::span<const BlockId> blocks) noexcept;
   Result<PinId> pin_slabs(std::span<const SlabId> slabs) noexcept;
   Status unpin(PinId pin) noexcept;
-  // Those that are not over, also of slabs that were lost since.
+  // Pins that have not ended, including those of lost slabs.
   PinTotals pinned() const noexcept;
 
   // ---- evacuation
 
-  // Empties `slabs`, in this order, each wholly or not at all; moves at most `limit` blocks. Passes
-  // over slabs that are not ours, pinned, hold set-aside blocks, or do not fit elsewhere. Their
-  // cached blocks are free at once, and they give no blocks until finish or cancel.
+  // Empties `slabs`, in this order, each wholly or not at all; moves at most `limit` blocks. Skips
+  // slabs that are not the tenant's, are pinned, hold set-aside blocks, or do not fit elsewhere.
+  // Their cached blocks are freed at once, and they give no blocks until finish or cancel.
   Evacuation plan_evacuation(std::span<const SlabId> slabs, std::int64_t limit) noexcept;
-  // As above for the slabs with the fewest blocks in use, as long as the others that are in use
-  // have room.
+  // As above for the slabs with the fewest blocks in use, as long as the other slabs in use have
+  // room.
   Evacuation plan_evacuation(std::int64_t limit) noexcept;
-  // now_at[i] is where the data of from[i] is: to[i], or from[i] when it was freed meanwhile or the
-  // slab of to[i] is being revoked. InvalidArgument, and no change, for a pair that is not planned.
+  // now_at[i] is the place of the data of from[i]: to[i], or from[i] if it was freed meanwhile or
+  // the slab of to[i] is being revoked. InvalidArgument, with no change, for a pair that is not
+  // planned.
   Status finish_evacuation(std::span<const BlockId> from, std::span<const BlockId> to,
                            std::span<BlockId> now_at) noexcept;
   Status cancel_evacuation(std::span<const BlockId> from, std::span<const BlockId> to) noexcept;
 
   // ---- numbers
 
-  // Cached ones included, and what other groups of the tenant's model have no use for: alloc() can
-  // have them.
+  // Includes cached blocks and blocks that other groups of the tenant's model can spare, since
+  // alloc() can get them.
   std::int64_t free_blocks() const noexcept;
   std::int64_t cached_blocks() const noexcept;
   std::int64_t used_blocks() const noexcept;
   std::int64_t capacity_blocks() const noexcept;
-  // Slabs with a block in use or set aside, or a pin; takes time for each slab there is.
+  // Slabs with a block in use or set aside, or a pin; takes time for each slab.
   std::int32_t slabs_in_use() const noexcept;
-  // 0 for a slab that is not ours.
+  // 0 for a slab that is not the tenant's.
   std::int32_t used(SlabId slab) const noexcept;
   Result<std::uint32_t> generation(SlabId slab) const noexcept;
   const BlockGrid& grid() const noexcept { return map_.grid(); }
 
   // ---- with a door
 
-  // The arbiter has granted us a slab. Once more at the same generation changes nothing;
-  // InvalidArgument when there is no such slab or an earlier life of it is still in use.
+  // Adds a slab that the arbiter has granted. Repetition at the same generation changes nothing;
+  // InvalidArgument if there is no such slab or an earlier generation of it is still in use.
   Status admit_slab(SlabId slab, std::uint32_t generation) noexcept;
-  // Looks at every slab of ours: what is closed gives no new blocks from here on, what has left is
-  // forgotten. Whatever takes blocks or pins does this by itself when the door has news.
+  // Checks all slabs: a closed one gives no new blocks from now on, a lost one is forgotten. Calls
+  // that take blocks or pins do this by themselves when the door has news.
   Status reconcile() noexcept;
 
  private:
   friend class SlabGroups;
 
-  // For the arbiter alone, which holds the lock.
+  // For the arbiter alone, under the lock.
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override {
     map_.add(slab, generation);
   }
@@ -211,7 +210,7 @@ class BlockAllocator final : public SlabHolder {
     Nanoseconds since_ns;
     std::vector<PinnedSlab> slabs;
   };
-  // A planned copy, by the block it goes to.
+  // A planned copy, keyed by its target.
   struct Move {
     BlockId from;
     std::uint32_t from_generation;
@@ -226,7 +225,7 @@ class BlockAllocator final : public SlabHolder {
   Status hear_news() noexcept;
   Status reconcile_slabs() noexcept;
 
-  // What the slabs hold that another group could leave to this one at once.
+  // Blocks that other groups could give to this one at once.
   std::int64_t spare_beside() const noexcept {
     return source_ == nullptr ? 0 : source_->spare_beside(*this) * map_.fewest_blocks();
   }
@@ -234,7 +233,7 @@ class BlockAllocator final : public SlabHolder {
   bool make_free() noexcept;
   // All n or none.
   bool take(std::int64_t n, BlockId* out) noexcept;
-  // Wherever free blocks came into use: whoever watches this tenant's supply looks at it.
+  // Called when free blocks come into use, to check this tenant's watched supply.
   void tell_taken() noexcept {
     if (watcher_ != nullptr) watcher_->on_blocks_taken(*this);
   }
@@ -262,19 +261,19 @@ class BlockAllocator final : public SlabHolder {
   Status audit_aside() const noexcept;
   Status audit_pins() const noexcept;
 
-  std::mutex& books_;  // guards all of the below
+  std::mutex& books_;  // guards all members below
   SlabWatcher* const watcher_;
-  SlabDoor* const door_;         // exactly one of the two is there
-  SlabSource* source_{nullptr};  // where the tenant's model has other groups
+  SlabDoor* const door_;         // exactly one of the two is set
+  SlabSource* source_{nullptr};  // set if the tenant's model has other groups
   BlockMap map_;
-  BitSet entered_;  // the slabs that we are through the door of
+  BitSet entered_;  // slabs entered through the door
   PrefixCache cache_;
   std::vector<std::int32_t> keys_;                // by slab: blocks with a key
-  std::vector<std::uint32_t> cached_namespaces_;  // by slab: of its cached blocks, if it has any
+  std::vector<std::uint32_t> cached_namespaces_;  // by slab: of its cached blocks, if any
   std::unordered_map<TicketId, std::vector<BlockId>> tickets_;
-  std::map<PinId, Pin> pins_;  // the oldest first
+  std::map<PinId, Pin> pins_;  // oldest first
   std::unordered_map<BlockId, Move> moves_;
-  std::vector<std::int32_t> moves_out_of_;  // by slab; it gives no blocks until the last is over
+  std::vector<std::int32_t> moves_out_of_;  // by slab; it gives no blocks until all are over
   std::uint64_t next_id_{1};
 };
 

@@ -1,4 +1,4 @@
-// Which blocks of a partition's slabs are in use. No locks, no owners: only bits and counts.
+// The use of the blocks of a partition's slabs, as bits and counts, without locks or owners.
 #pragma once
 
 #include <algorithm>
@@ -15,28 +15,26 @@
 
 namespace rose::memory {
 
-// A block of a slab that is present; `slab` is kNoSlab where there is none.
+// A block of a present slab; `slab` is kNoSlab if there is none.
 struct Place {
   SlabId slab{kNoSlab};
   std::int32_t index{0};  // in its slab
   std::uint32_t slot{0};  // dense over all slabs
 };
 
-// A block is free, or in use with one reference or more, or set aside (nobody's yet, and no data is
-// in it), or cached (nobody's any more, and its data may be wanted again). Cached blocks hold
-// nothing up: a slab with no others is idle, and evict() frees them.
+// A block is free, in use with one reference or more, set aside (reserved without data), or cached
+// (unreferenced, with data that may be wanted again). Cached blocks delay nothing: a slab with no
+// others is idle, and evict() frees them.
 //
 // Thread rule: the caller's lock.
 //
 // Invariants:
-//   1. A block's bit is set exactly while it is free, and references are counted exactly while it
-//   is
-//      in use: it is never given twice.
-//   2. used(slab) counts its blocks in use or set aside, kept(slab) its cached ones. Slabs that
-//   give
-//      blocks (open, not draining) and have a free one, and only they, are in the bucket of the
-//      blocks that are not used; slabs with a cached block, and only they, are in the queue.
-//   3. A slab is spare exactly while it gives blocks and has none used and no pin.
+//   1. A block's bit is set exactly while it is free, and its references are counted exactly while
+//      it is in use: it is never given twice.
+//   2. used(slab) counts its blocks in use or set aside, kept(slab) its cached ones. Exactly the
+//      slabs that give blocks (open, not draining) and have a free one are in the bucket of their
+//      number of unused blocks; exactly the slabs with a cached block are in the queue.
+//   3. A slab is spare exactly while it gives blocks and has no used one and no pin.
 //   4. free_blocks() counts free blocks of slabs that give, and cached ones; capacity and used
 //      blocks count open and closed slabs.
 class BlockMap {
@@ -63,12 +61,12 @@ class BlockMap {
   std::int64_t cached_blocks() const noexcept { return cached_; }
   std::int64_t capacity_blocks() const noexcept { return capacity_; }
   std::size_t slots() const noexcept { return references_.size(); }
-  // Slabs that could be another's at once: what is cached there would be lost, and nothing else.
+  // Whether another group could get the slab at once, at the cost of its cached blocks alone.
   bool is_spare(SlabId slab) const noexcept { return entry(slab).is_spare; }
   std::int64_t spare_slabs() const noexcept { return spare_slabs_; }
-  // All of the blocks of those slabs.
+  // All blocks of the spare slabs.
   std::int64_t spare_blocks() const noexcept { return spare_blocks_; }
-  // The least that any slab has.
+  // Fewest blocks of any slab.
   std::int64_t fewest_blocks() const noexcept { return fewest_blocks_; }
 
   // ---- slabs
@@ -81,12 +79,12 @@ class BlockMap {
   void quarantine(SlabId slab) noexcept;
   // Any -> kAbsent. Forgets blocks and pins that are still there.
   void remove(SlabId slab) noexcept;
-  // A slab that is draining gives no block, as if it were closed, and can stop to.
+  // A draining slab gives no block, as if it were closed; draining can end.
   void set_draining(SlabId slab, bool is_draining) noexcept;
 
   // ---- places
 
-  // `near`, a slab that is present or kNoSlab, is tried first: ids of one slab come in runs.
+  // Tries `near`, a present slab or kNoSlab, first, because ids of one slab come in runs.
   Place find(BlockId block, SlabId near = kNoSlab) const noexcept;
   Place place_of(std::uint32_t slot) const noexcept;
   Place place_in(SlabId slab, std::int32_t index) const noexcept {
@@ -98,30 +96,29 @@ class BlockMap {
   // 0 unless the block is in use.
   std::int32_t references(Place at) const noexcept { return std::max(state(at), 0); }
   bool is_cached(Place at) const noexcept { return state(at) == kCached; }
-  // Its last reference was dropped, and release() was not called yet.
+  // Whether its last reference was dropped and release() was not called yet.
   bool is_dropped(Place at) const noexcept { return state(at) == 0 && !is_free(at); }
-  // InvalidArgument for an id that is out of range, stale (its slab is not ours) or not in use.
+  // InvalidArgument for an id that is out of range, stale (the slab is absent) or not in use.
   Status check_in_use(BlockId block) const noexcept;
 
   // ---- taking
 
-  // The slab with the fewest blocks that are not used, of those that give and have a free one;
-  // kNoSlab when there is none. Whoever takes from it first keeps whole slabs empty.
+  // Of the slabs that give and have a free block, the one with the fewest unused blocks, or
+  // kNoSlab. Taking from it first keeps whole slabs empty.
   SlabId fullest() const noexcept;
   // Writes up to n free ids of that slab to `out`, with one reference each; returns how many.
   std::int32_t take_from(SlabId slab, std::int64_t n, BlockId* out) noexcept;
-  // One reference more for a block in use; the first of a cached one.
+  // Adds a reference to a block in use, or the first one to a cached block.
   void add_reference(Place at) noexcept;
 
   // ---- giving
 
-  // One reference less for each, or on the error of check_in_use() or of an id with more drops than
-  // references, no change. Each slab needs a release() after it.
+  // Drops one reference of each; no change on an error of check_in_use() or for an id with more
+  // drops than references. Each slab then needs a release().
   Status drop(std::span<const BlockId> blocks) noexcept;
-  // Takes a drop() back; nothing was released since.
+  // Undoes a drop() before any release().
   void undo_drop(std::span<const BlockId> blocks) noexcept;
-  // Of one slab: what was dropped for good becomes cached where keep(place) says so, and free where
-  // not.
+  // For one slab: blocks without references become cached if keep(place) says so, else free.
   template <typename Keep>
   void release(SlabId slab, std::span<const BlockId> blocks, Keep keep) noexcept {
     std::int32_t dropped = 0;
@@ -157,7 +154,7 @@ class BlockMap {
   // The slab whose cached blocks were used longest ago, or kNoSlab.
   SlabId oldest_cached() const noexcept { return queue_.front(); }
   SlabId cached_after(SlabId slab) const noexcept { return queue_.after(slab); }
-  // A slab in the queue goes to its end.
+  // Moves a slab in the queue to its end.
   void touch_cached(SlabId slab) noexcept { queue_.touch(slab); }
   // Cached -> free.
   void uncache(Place at) noexcept;
@@ -176,8 +173,8 @@ class BlockMap {
 
   // ---- pins
 
-  // A hold on a slab that is present; unpin() of an earlier generation changes nothing and is
-  // false.
+  // Adds a hold on a present slab; unpin() of an earlier generation returns false and changes
+  // nothing.
   void pin(SlabId slab) noexcept {
     ++entry(slab).pins;
     recount_spare(entry(slab));
@@ -188,7 +185,7 @@ class BlockMap {
   Status audit() const noexcept;
 
  private:
-  // What references_ says of a block without references; a free or a dropped one has 0.
+  // Value in references_ of a cached block; a free or dropped one has 0.
   static constexpr std::int32_t kCached = -1;
   static constexpr std::int32_t kAside = -2;
 
@@ -196,7 +193,7 @@ class BlockMap {
     BlockRun run;
     std::int32_t used{0};
     std::int32_t kept{0};
-    std::int32_t aside{0};  // of those used
+    std::int32_t aside{0};  // used blocks that are set aside
     std::int32_t pins{0};
     std::uint32_t generation{0};
     SlabUse use{SlabUse::kAbsent};
@@ -205,7 +202,7 @@ class BlockMap {
     // The neighbours in its bucket.
     SlabId next{kNoSlab};
     SlabId previous{kNoSlab};
-    // No word before this one has a free bit.
+    // No earlier word has a free bit.
     std::int32_t first_word{0};
 
     std::int32_t index_of(BlockId block) const noexcept { return block - run.first; }
@@ -243,7 +240,7 @@ class BlockMap {
   void clear_cached(Place at) noexcept;
   void count_released(SlabId slab, std::int32_t dropped, std::int32_t cached) noexcept;
   void count_used(Entry& at, std::int32_t more) noexcept;
-  // Wherever a slab begins or ceases to be spare.
+  // Called when a slab becomes spare or ceases to be.
   void recount_spare(Entry& at) noexcept {
     const bool is_spare = at.gives() && at.used == 0 && at.pins == 0;
     if (is_spare == at.is_spare) return;
@@ -254,14 +251,14 @@ class BlockMap {
   Status audit_slab(SlabId slab) const noexcept;
 
   BlockGrid grid_;
-  std::uint32_t blocks_per_slab_{0};  // the most that any has
+  std::uint32_t blocks_per_slab_{0};  // largest of any slab
   std::int64_t fewest_blocks_{0};
   std::size_t words_per_slab_{0};
   std::vector<Entry> entries_;
   Words free_bits_;
   Words cached_bits_;
   std::vector<std::int32_t> references_;  // by slot
-  std::vector<SlabId> buckets_;           // by blocks that are not used: the first slab of a list
+  std::vector<SlabId> buckets_;           // by number of unused blocks: first slab of a list
   BitSet filled_buckets_;
   SlabQueue queue_;
   std::int64_t free_{0};

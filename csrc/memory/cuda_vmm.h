@@ -1,4 +1,4 @@
-// Device memory: physical pages of the driver, mapped into address space that was reserved before.
+// Device memory: physical pages of the driver, mapped into reserved address space.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace rose::memory {
 
-// The addresses it gives are the device's: nobody may dereference them on the host.
+// Its addresses are the device's and must not be dereferenced on the host.
 //
-// Sizes are multiples of the driver's granularity (2 MiB): others are InvalidArgument. Memory can
-// be exported, and its bytes are those of whoever had them before until they are cleared.
+// Sizes are multiples of the driver's granularity (2 MiB); others are InvalidArgument. Memory can
+// be exported, and holds the bytes of its previous owner until it is cleared.
 class CudaVmm final : public PageBackend {
  public:
-  // Unavailable for a device without virtual memory, or whose memory cannot be handed on by
+  // Unavailable for a device without virtual memory, or whose memory cannot be exported as a
   // descriptor.
   static Result<std::unique_ptr<CudaVmm>> create(driver::DevicePtr device) noexcept;
 
@@ -33,20 +33,21 @@ class CudaVmm final : public PageBackend {
   Status clear(VaRange range) noexcept override;
   Status scrub(VaRange range) noexcept override;
   Result<FileDescriptor> export_fd(PageHandle handle) noexcept override;
-  // The driver does not tell how large imported memory is: too large a size shows at map().
+  // The driver does not report the size of imported memory: map() fails for a size that is too
+  // large.
   Result<PageHandle> import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept override;
 
  private:
   CudaVmm(driver::DevicePtr device, std::size_t granularity_bytes) noexcept
       : device_{std::move(device)}, granularity_bytes_{granularity_bytes} {}
   Status check_size(std::size_t size_bytes) const noexcept;
-  // Waits until they are there.
+  // Waits until they are written.
   Status fill_with_zeros(const driver::Stream& stream, VaRange range) noexcept;
 
   driver::DevicePtr device_;
   std::size_t granularity_bytes_;
 
-  std::mutex scrubbing_;  // guards the stream, which the first scrub() makes
+  std::mutex scrubbing_;  // guards the stream, which the first scrub() creates
   std::unique_ptr<driver::Stream> scrub_stream_;
 };
 

@@ -1,4 +1,4 @@
-// Which block ids lie in which slab, for one tenant's block size and origin.
+// The block ids in each slab, for one tenant's block size and origin.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ using BlockId = std::int32_t;
 
 struct BlockGeometry {
   std::size_t block_bytes{0};
-  // Where id 0 starts, counted from the first byte of the pool; not behind the header.
+  // Start of id 0, counted from the first byte of the pool; not behind the header.
   std::size_t origin_bytes{0};
-  // 0: as many as fit. Otherwise the rest of the slab is left to the layout of the tenant (in the
+  // 0: as many as fit. Otherwise the tenant's layout uses the rest of the slab (in the
   // slab-layer-major layout an id names one block of every layer).
   std::int32_t blocks_per_slab_max{0};
 };
@@ -32,10 +32,10 @@ struct BlockRun {
 // Invariants:
 //   1. Every block of blocks_of(slab) lies wholly inside that slab.
 //   2. Runs of different slabs do not overlap; ids between runs belong to no slab.
-//   3. Every id, also those of the last slab, fits BlockId.
+//   3. Every id, including those of the last slab, fits BlockId.
 class BlockGrid {
  public:
-  // Refuses a geometry for which some slab holds no block, or whose ids do not fit 32 bits.
+  // Refuses a geometry with a slab without blocks, or with ids that do not fit 32 bits.
   static Result<BlockGrid> create(PoolShape shape, BlockGeometry geometry) noexcept;
 
   const PoolShape& shape() const noexcept { return shape_; }
@@ -49,15 +49,15 @@ class BlockGrid {
     if (most != 0 && count > most) count = most;
     return {static_cast<BlockId>(first), static_cast<std::int32_t>(count)};
   }
-  // The slab in which the first byte of `block` lies, or kNoSlab outside the lendable slabs. The
-  // block need not be in the run of that slab.
+  // The slab with the first byte of `block`, or kNoSlab outside the lendable slabs. The block need
+  // not be in the run of that slab.
   SlabId slab_at(BlockId block) const noexcept {
     if (block < 0) return kNoSlab;
     const std::size_t at = offset_of(block);
     if (at < shape_.header_bytes() || at >= shape_.total_bytes()) return kNoSlab;
     return static_cast<SlabId>((at - shape_.header_bytes()) / shape_.slab_bytes);
   }
-  // Of the first byte of `block` (>= 0), counted from the first byte of the pool.
+  // Offset of the first byte of `block` (>= 0), counted from the first byte of the pool.
   std::size_t offset_of(BlockId block) const noexcept {
     return geometry_.origin_bytes + static_cast<std::size_t>(block) * geometry_.block_bytes;
   }

@@ -26,8 +26,8 @@ class HostMemfd final : public PageBackend {
   PageHandle keep(FileDescriptor fd, std::size_t size_bytes) noexcept;
   const FileDescriptor* find(PageHandle handle) const noexcept;
 
-  // A handle is its position here plus one; a released object leaves a closed descriptor behind,
-  // and its handle to the next one.
+  // A handle is its position here plus one; a released object leaves a closed descriptor, whose
+  // handle the next object gets.
   std::vector<FileDescriptor> objects_;
   std::vector<std::uint64_t> free_;
 };

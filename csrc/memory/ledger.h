@@ -1,4 +1,4 @@
-// Who owns which slab, in shared memory that everybody may read and the arbiter alone can write.
+// The owner of each slab, in shared memory that all may read and only the arbiter can write.
 #pragma once
 
 #include <atomic>
@@ -18,11 +18,11 @@
 
 namespace rose::memory {
 
-// One slab as the ledger shows it.
+// One slab in the ledger.
 //   owner: the partition that holds it; for a quarantined slab the one whose completion is awaited;
 //          -1 when unowned.
 //   lease_epoch, lease_id: of the lease it is lent under; 0 when it is not lent.
-//   generation: moves on each time the slab comes back; catches ids from before.
+//   generation: advances each time the slab returns; detects older ids.
 struct SlabRecord {
   std::int32_t owner{-1};
   SlabState state{SlabState::kUnowned};
@@ -33,22 +33,20 @@ struct SlabRecord {
   bool operator==(const SlabRecord&) const = default;
 };
 
-// A revocation as the ledger shows it, in slabs. `id` is 0 when there was none.
+// A revocation in the ledger, in slabs. `id` is 0 if there was none.
 struct RevocationNote {
   std::uint64_t id{0};
   std::int32_t wanted{0};
   std::int32_t pending{0};
   Nanoseconds deadline_ns{0};  // on the arbiter's clock
-  // The earliest deadline of all from the same partition that are under way; 0 when none is.
+  // The earliest deadline of all current ones from the same partition; 0 if there is none.
   Nanoseconds due_ns{0};
 };
 
-// One partition as the ledger shows it; `partition.id` is kNobody where there is none.
-//   leases: how many have a slab left.
-//   free_blocks, used_blocks, pins: as they were when the arbiter looked last: at the last change
-//   of
-//                                   ownership or expire(). In between they come and go without a
-//                                   word in the ledger.
+// One partition in the ledger; `partition.id` is kNobody if there is none.
+//   leases: number of leases with at least one slab.
+//   free_blocks, used_blocks, pins: as of the last change of ownership or expire(). Changes in
+//                                   between do not appear in the ledger.
 //   revocation: the newest from this partition.
 struct PartitionRecord {
   Partition partition;
@@ -66,8 +64,8 @@ struct LedgerCounts {
 };
 
 // The layout in the memfd, version 3: a header, the partitions, then one record per lendable slab.
-// A writer makes `sequence` odd, changes what it must, and makes it even again; a reader that saw
-// the same even number before and after has seen one moment.
+// A writer makes `sequence` odd, writes its changes, and makes it even again; a reader that reads
+// the same even number before and after has a consistent copy.
 inline constexpr std::size_t kPartitionsMax = 8;
 inline constexpr std::size_t kNameBytes = 24;  // longer names are cut
 
@@ -84,7 +82,7 @@ struct LedgerHeaderWire {
   std::atomic<std::uint32_t> quarantined;
   std::uint32_t padding;
   std::atomic<std::int64_t> changed_ns;
-  // Names the pool: the inode of its ledger.
+  // Identifies the pool: the inode of its ledger.
   std::uint64_t pool;
 };
 struct PartitionRecordWire {
@@ -119,30 +117,30 @@ static_assert(sizeof(LedgerHeaderWire) == 72 && sizeof(PartitionRecordWire) == 1
               sizeof(SlabRecordWire) == 32);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-// What one change of the books shows.
+// The contents of one change.
 struct LedgerChange {
   const std::vector<SlabRecord>& slabs;
-  const std::vector<SlabId>& changed;  // those of `slabs` that are written
+  const std::vector<SlabId>& changed;  // the changed ones of `slabs`
   LedgerCounts counts;
   std::uint64_t epoch{0};
-  std::span<const PartitionRecord> partitions;  // all there are, at most kPartitionsMax
+  std::span<const PartitionRecord> partitions;  // all of them, at most kPartitionsMax
   Nanoseconds now_ns{0};
 };
 
 // The writing side. Thread rule: the caller's lock.
 //
 // Invariants:
-//   1. The one writable mapping is made before the memfd is sealed against further ones, so
-//      whoever gets the descriptor can only read.
+//   1. The only writable mapping is made before the memfd is sealed against further ones, so
+//      others with the descriptor can only read.
 //   2. Between calls the sequence is even and the counts are those of the records.
 class Ledger {
  public:
   static Result<Ledger> create(PoolShape shape) noexcept;
 
-  // Publishes all of `change` as one moment.
+  // Publishes all of `change` atomically.
   void publish(const LedgerChange& change) noexcept;
 
-  // A descriptor for LedgerView, also in another process; the caller owns it.
+  // A descriptor for LedgerView, in any process; the caller owns it.
   Result<FileDescriptor> share() const noexcept { return fd_.duplicate(); }
   std::uint64_t pool() const noexcept { return header().pool; }
 
@@ -168,16 +166,16 @@ class LedgerView {
     Nanoseconds changed_ns{0};
   };
 
-  // Maps `fd` read-only; Corrupt when it is not a ledger of this version, or when whoever has the
+  // Maps `fd` read-only; Corrupt if it is not a ledger of this version, or if a holder of the
   // descriptor could still write to it or change its size.
   static Result<LedgerView> open(const FileDescriptor& fd) noexcept;
 
   PoolShape shape() const noexcept;
   std::uint64_t pool() const noexcept { return header().pool; }
-  // All records at one moment; Unavailable when the writer stopped in the middle of a change.
+  // All records at one moment; Unavailable if the writer stopped in the middle of a change.
   Result<Moment> read() const noexcept;
-  // Corrupt unless every record is legal, the partitions are counted right, and
-  // free + owned + quarantined = all.
+  // Corrupt unless every record is legal, the partitions' counts are right, and free + owned +
+  // quarantined = all.
   Status audit() const noexcept;
   static Status audit(const Moment& moment) noexcept;
 

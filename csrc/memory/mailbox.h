@@ -1,7 +1,7 @@
-// The words that an arbiter and one tenant of another process share: who may touch a slab now.
+// The words shared by an arbiter and a tenant of another process: who may use a slab now.
 //
 //   ABSENT   the slab is not the tenant's
-//   IDLE     it is, and the tenant is outside: the arbiter may take it without asking
+//   IDLE     it is the tenant's, who is outside: the arbiter may take it without asking
 //   BUSY     the tenant is inside: it holds a block or a pin
 //   CLOSED   the tenant is inside and has to leave
 //
@@ -14,9 +14,9 @@
 //             CLOSED -> ABSENT   leaves for good, and rings
 //             IDLE   -> ABSENT   gives back by its own will, and rings
 //
-// Every move but a grant is one compare-and-swap of generation and use together, so a party that is
-// late with an old generation changes nothing. Each word is the whole truth about who is inside:
-// either party can die after any single move, and the other goes on from the words.
+// Every move but a grant is one compare-and-swap of generation and use together, so a late party
+// with an old generation changes nothing. The words alone say who is inside: either party can die
+// after any single move, and the other continues from the words.
 #pragma once
 
 #include <sys/types.h>
@@ -35,7 +35,7 @@ namespace rose::memory {
 
 enum class WordUse : std::uint32_t { kAbsent = 0, kIdle, kBusy, kClosed };
 
-// One word, taken apart. `use` may hold any number: the other side may have written garbage.
+// The fields of one word. `use` may hold any number, because the other side can write garbage.
 struct SlabWord {
   std::uint32_t generation{0};
   WordUse use{WordUse::kAbsent};
@@ -43,14 +43,14 @@ struct SlabWord {
   bool operator==(const SlabWord&) const = default;
 };
 
-// What a tenant learns when it leaves a slab.
+// The result of leaving a slab.
 enum class Leaving {
   kStays,     // the slab is still its own
-  kHome,      // it was closed, and has gone home with this call
-  kWasTaken,  // it was not the tenant's any more
+  kHome,      // it was closed, and is returned by this call
+  kWasTaken,  // it was no longer the tenant's
 };
 
-// What a tenant tells about itself; a report, never a reason to trust.
+// A tenant's report about itself, which is not trusted.
 struct TenantReport {
   Nanoseconds heartbeat_ns{0};  // CLOCK_BOOTTIME; 0 before the first
   std::uint64_t progress{0};
@@ -68,8 +68,8 @@ struct MailboxHeaderWire {
   std::uint64_t slab_bytes;
   std::int32_t header_slabs;
   std::int32_t partition;
-  std::uint64_t pool;  // as in the ledger
-  // Moves on when the arbiter has closed, taken or granted; the tenant looks at its slabs again.
+  std::uint64_t pool;  // the same as in the ledger
+  // Advances when the arbiter has closed, taken or granted; the tenant then checks its slabs.
   std::atomic<std::uint64_t> news;
   std::atomic<std::int64_t> heartbeat_ns;
   std::atomic<std::uint64_t> progress;
@@ -82,21 +82,21 @@ struct MailboxHeaderWire {
 };
 struct SlabWordWire {
   std::atomic<std::uint64_t> word;  // generation << 32 | use
-  std::atomic<std::uint32_t> used;  // blocks, as the tenant last said
+  std::atomic<std::uint32_t> used;  // blocks, by the tenant's last report
   std::atomic<std::uint32_t> rank;  // the tenant's hint: the smallest is revoked first
 };
 static_assert(sizeof(MailboxHeaderWire) == 128 && sizeof(SlabWordWire) == 16);
 
 // One mapping of a mailbox; the arbiter and the tenant have one each.
 //
-// Thread rule: any thread and any process. Of the moves, the arbiter makes its own under its mutex
-// and the tenant its own under its allocator's.
+// Thread rule: any thread and any process. The arbiter moves under its mutex, and the tenant under
+// its allocator's.
 class Mailbox {
  public:
-  // Zeros, of a size that is sealed for good. Every word is ABSENT.
+  // Zeros, of a sealed size. Every word is ABSENT.
   static Result<Mailbox> create(PoolShape shape, PartitionId partition,
                                 std::uint64_t pool) noexcept;
-  // Corrupt when `fd` is no mailbox of this version and of a pool of `shape`, or its size could
+  // Corrupt if `fd` is not a mailbox of this version for a pool of `shape`, or if its size could
   // still change under the mapping.
   static Result<Mailbox> open(const FileDescriptor& fd, PoolShape shape) noexcept;
 
@@ -109,9 +109,9 @@ class Mailbox {
   // ---- the arbiter's moves
 
   void grant(SlabId slab, std::uint32_t generation) const noexcept;
-  // IDLE -> ABSENT; false, and nothing changed, from anything else.
+  // IDLE -> ABSENT; false, with nothing changed, from any other state.
   bool take_idle(SlabId slab, std::uint32_t generation) const noexcept;
-  // As take_idle(), and from BUSY to CLOSED. What is garbage is left as it is, and counts as busy.
+  // As take_idle(), and from BUSY to CLOSED. Garbage is left unchanged and counts as busy.
   void close(SlabId slab, std::uint32_t generation) const noexcept;
   void clear(SlabId slab, std::uint32_t generation) const noexcept;
   void tell_news() const noexcept { header().news.fetch_add(1); }

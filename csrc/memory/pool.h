@@ -1,4 +1,4 @@
-// The bytes of one device, mapped once and for good: leases move ownership, never mappings.
+// The memory of one device, mapped once for good: leases move ownership, never mappings.
 #pragma once
 
 #include <memory>
@@ -9,35 +9,34 @@
 
 namespace rose::memory {
 
-// What another process needs to attach to a pool: the numbers it is told, and descriptors that go
-// beside them over a socket.
+// The export of a pool to another process: numbers, and descriptors sent over a socket.
 struct PoolExport {
   PoolShape shape;
-  std::vector<FileDescriptor> objects;  // in the order of their addresses
-  std::vector<std::size_t> sizes;       // of each object, in bytes: whole slabs, together the pool
+  std::vector<FileDescriptor> objects;  // in address order
+  std::vector<std::size_t> sizes;       // bytes of each object: whole slabs that add up to the pool
   bool is_on_host{true};
 };
 
-// Owns the back end, the memory objects and the address range they are mapped in.
+// Owns the back end, the memory objects and their address range.
 //
 // Invariants:
 //   1. All slabs, header first, are contiguous in address space.
-//   2. The header is zeros when the pool is made: null blocks read as such. Other bytes may be
-//      anything. Whoever attaches finds every byte as it is, and clears none.
-//   3. An address inside the pool stays valid and keeps its bytes until the pool ends, whether or
-//      not the pool it was attached to still lives.
+//   2. The header is zero in a new pool, so null blocks read as zero. Other bytes may be anything.
+//      Attaching changes no bytes.
+//   3. An address inside the pool stays valid and keeps its bytes until this pool ends, even if the
+//      pool it was attached to ends first.
 class Pool {
  public:
-  // Reserves, creates and maps everything; on error nothing is left. One memory object holds up to
-  // `object_bytes_max` (at least one slab), because each may cost a file descriptor for as long as
-  // the pool lives.
+  // Reserves, creates and maps everything; on error nothing is left. A memory object holds up to
+  // `object_bytes_max` (at least one slab), because each may use a file descriptor while the pool
+  // lives.
   static Result<Pool> create(std::unique_ptr<PageBackend> backend, PoolShape shape,
                              std::size_t object_bytes_max = kObjectBytesMax) noexcept;
 
   // Maps the memory of a pool of another process (or of this one), each object once, at the same
-  // distances. Takes the descriptors, also when it fails; on error nothing is left. InvalidArgument
-  // when the sizes do not make up the shape, the memory is of the other kind than the back end's,
-  // or a descriptor holds something else.
+  // offsets. Takes the descriptors, even on failure; on error nothing is left. InvalidArgument if
+  // the sizes do not add up to the shape, the memory is of another kind than the back end's, or a
+  // descriptor holds something else.
   static Result<Pool> attach(std::unique_ptr<PageBackend> backend, PoolExport from) noexcept;
 
   Pool(Pool&& other) noexcept = default;
@@ -49,22 +48,22 @@ class Pool {
   std::byte* data() const noexcept { return range_.base; }
   bool is_on_host() const noexcept { return backend_->is_on_host(); }
   std::size_t size_bytes() const noexcept { return shape_.total_bytes(); }
-  // New descriptors of all objects, the caller's; the pool is as before. An attached pool can be
-  // shared on. Thread rule: as the back end's, so not while the pool ends.
+  // New descriptors of all objects, owned by the caller. An attached pool can be shared, too.
+  // Thread rule: the back end's, so not while the pool ends.
   Result<PoolExport> share() const noexcept;
 
-  // ---- one slab alone, for a borrower that maps what it is lent and no more
+  // ---- one slab alone, for a borrower that maps only lent slabs
 
-  // Makes the slab zeros through this mapping; they are when it returns. For a slab that its new
-  // owner has not touched yet, and that cannot go back to the old one meanwhile (it is pinned).
-  // Any thread. After DeadlineExceeded the device may still be writing.
+  // Zeros the slab through this mapping before it returns. For a slab that its new owner has not
+  // touched yet, and that cannot return to the old one meanwhile (it is pinned). Any thread. After
+  // DeadlineExceeded the device may still write.
   Status scrub(SlabId slab) const noexcept;
-  // A new descriptor of one slab, or of a header slab. InvalidArgument unless each memory object
-  // is one slab (object_bytes_max of create()).
+  // A new descriptor of one slab or header slab. InvalidArgument unless each memory object is one
+  // slab (object_bytes_max of create()).
   Result<FileDescriptor> share_slab(SlabId slab) const noexcept;
   Result<FileDescriptor> share_header(std::int32_t index) const noexcept;
 
-  // 140 GiB in 1 GiB objects are 140 descriptors; the usual limit of a process is 1,024.
+  // 140 GiB in 1 GiB objects use 140 descriptors; a process's usual limit is 1,024.
   static constexpr std::size_t kObjectBytesMax = std::size_t{1} << 30;
 
  private:
@@ -78,7 +77,7 @@ class Pool {
   Status check_slab(SlabId slab) const noexcept;
   Result<FileDescriptor> share_place(std::size_t place) const noexcept;
   Status reserve() noexcept;
-  // Takes the handle, also when it fails.
+  // Takes the handle, even on failure.
   Status map_next(std::size_t offset, Result<PageHandle> handle) noexcept;
 
   std::unique_ptr<PageBackend> backend_;  // null after a move

@@ -1,4 +1,4 @@
-// Which block holds the KV of which prefix: 16-byte keys of the engine, inside a namespace.
+// The block with the KV of each prefix: 16-byte keys of the engine, inside a namespace.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rose::memory {
 
-// 16 bytes, compared bit by bit; whoever makes them must make them differ (a hash of the tokens).
+// 16 bytes, compared bit by bit; the engine makes them distinct (a hash of the tokens).
 struct BlockKey {
   std::uint64_t low{0};
   std::uint64_t high{0};
@@ -22,42 +22,41 @@ struct BlockKey {
 // A slot is one block of the pool, numbered densely from 0.
 using Slot = std::uint32_t;
 
-// An open-addressing table from (namespace, key) to slot, and the way back.
+// An open-addressing table from (namespace, key) to slot, and its inverse.
 //
-// A namespace is a model at one version of its weights. One is current: keys go in there and are
-// found there. What is in the others stays until it is erased, and is found again when its
-// namespace becomes current again.
+// A namespace is a model at one version of its weights. Keys are inserted and found in the current
+// one. Entries of others stay until they are erased, and are found again when their namespace
+// becomes current.
 //
-// Thread rule: the caller's lock. Constant time each; memory for all slots is taken at the first
-// insert() and at no other time.
+// Thread rule: the caller's lock. Constant time each; only the first insert() allocates, for all
+// slots.
 //
 // Invariants:
 //   1. A slot has at most one key, and a key of a namespace at most one slot.
-//   2. From the home of an entry to the entry no bucket is empty, so a search may stop at the
-//   first.
+//   2. No bucket between the home of an entry and the entry is empty, so a search may stop there.
 //   3. At most half of the buckets are filled, so a search ends.
 class PrefixCache {
  public:
   explicit PrefixCache(std::size_t slots) noexcept;
 
-  // The number of the current namespace; others have others.
+  // The number of the current namespace, which is unique.
   std::uint32_t current() const noexcept { return current_; }
   // 0 for a slot without a key.
   std::uint32_t namespace_of(Slot slot) const noexcept {
     return slot < namespaces_of_.size() ? namespaces_of_[slot] : 0;
   }
   std::optional<Slot> find(const BlockKey& key) const noexcept;
-  // In the current namespace. False, and nothing changed, when the key has another slot already. A
-  // slot that had another key loses it.
+  // Inserts into the current namespace. False, with nothing changed, if the key has another slot. A
+  // slot loses its former key.
   bool insert(Slot slot, const BlockKey& key) noexcept;
-  // A slot without a key stays as it is.
+  // No effect on a slot without a key.
   void erase(Slot slot) noexcept;
-  // The key of `from`, if it has one, becomes that of `to`, which has none.
+  // Moves the key of `from`, if any, to `to`, which must have none.
   void move(Slot from, Slot to) noexcept;
   void enter_namespace(std::string_view name) noexcept;
 
   std::size_t size() const noexcept { return size_; }
-  // Internal unless every key is found where it should be, and nothing else.
+  // Internal unless exactly the inserted keys are found in their places.
   Status audit() const noexcept;
 
  private:
@@ -72,7 +71,7 @@ class PrefixCache {
 
   void make_room() noexcept;
   std::size_t mask() const noexcept { return table_.size() - 1; }
-  // The bucket of this key, or the empty one where it would go.
+  // The bucket of this key, or the empty one for it.
   std::size_t bucket_of(const BlockKey& key, std::uint32_t in_namespace) const noexcept;
   std::size_t bucket_of(Slot slot) const noexcept;
   void put(std::size_t bucket, Slot slot, const BlockKey& key, std::uint32_t in_namespace) noexcept;

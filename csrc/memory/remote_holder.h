@@ -1,4 +1,4 @@
-// The slabs of a tenant in another process, as the arbiter sees them.
+// The arbiter's view of the slabs of a tenant in another process.
 #pragma once
 
 #include <memory>
@@ -9,15 +9,15 @@
 
 namespace rose::memory {
 
-// When a tenant is told of a slab that it was granted.
+// When a tenant learns of a slab that it was granted.
 enum class Telling : std::uint8_t {
   kAtGrant,
-  kWhenClean,  // by tell(); until then it is taken back without asking
+  kWhenClean,  // by tell(); before that the slab is taken back without asking
 };
 
-// Asks and tells through the words of a mailbox. What each slab is to the tenant by the arbiter's
-// own doing is kept here as well, so that nothing the tenant writes can change it: an unknown word
-// counts as busy, for as long as the tenant lives.
+// Asks and tells through the words of a mailbox. The state of each slab by the arbiter's own moves
+// is kept here as well, so that no write of the tenant can change it: an unknown word counts as
+// busy while the tenant lives.
 class RemoteHolder final : public SlabHolder {
  public:
   RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line, Telling telling) noexcept;
@@ -25,15 +25,15 @@ class RemoteHolder final : public SlabHolder {
   void add_slab(SlabId slab, std::uint32_t generation) noexcept override;
   bool take_idle(SlabId slab) noexcept override;
   Status close_slab(SlabId slab) noexcept override;
-  // Also asks for the end of the tenant: it missed a deadline, or was dropped while it is inside. A
-  // slab that it was never told of it is not late with.
+  // Also asks for the end of the tenant, which missed a deadline or was dropped while inside. A
+  // tenant cannot be late with a slab that it was never told of.
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
   void tell(SlabId slab) noexcept override;
   bool was_told(SlabId slab) const noexcept override { return entry(slab).is_told; }
 
   SlabLoad load(SlabId slab) const noexcept override;
-  // As the tenant says.
+  // By the tenant's report.
   BlockTotals totals() const noexcept override;
   PinTotals pin_totals() const noexcept override;
   bool reports_idle() const noexcept override { return false; }
@@ -59,7 +59,7 @@ class RemoteHolder final : public SlabHolder {
   const Telling telling_;
   std::vector<Entry> entries_;
   bool has_news_{false};   // since the last settle()
-  bool must_ring_{false};  // also worth waking the tenant for
+  bool must_ring_{false};  // the news is worth waking the tenant
   bool is_late_{false};
   bool is_lost_{false};
 };

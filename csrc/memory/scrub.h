@@ -1,16 +1,16 @@
-// Zeros over the bytes of another tenant, past the caches.
+// Zeros the bytes of another tenant, past the caches.
 #pragma once
 
 #include <cstddef>
 
 namespace rose::memory {
 
-// Where a region to be scrubbed begins and ends: the borders of cache lines.
+// Alignment of both ends of a scrubbed region: cache lines.
 inline constexpr std::size_t kScrubAlignment = 64;
 
-// Makes `size_bytes` bytes at `at`, both multiples of kScrubAlignment, zeros: when it returns they
-// are, for every thread. What it writes does not push out what serving has in the cache. The pages
-// stay where they are: a slab on loan costs nobody a page fault.
+// Zeros `size_bytes` bytes at `at`, both multiples of kScrubAlignment, for every thread before it
+// returns. It does not evict serving's data from the cache. The pages stay in place, so a lent slab
+// causes no page fault.
 void scrub_host(std::byte* at, std::size_t size_bytes) noexcept;
 
 }  // namespace rose::memory

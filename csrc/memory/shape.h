@@ -8,20 +8,20 @@
 
 namespace rose::memory {
 
-// Numbers the lendable slabs from 0; header slabs have none.
+// Numbers the lendable slabs from 0; header slabs have no id.
 using SlabId = std::int32_t;
 inline constexpr SlabId kNoSlab = -1;
 
 struct PoolShape {
   std::size_t slab_bytes{0};
   std::int32_t slab_count{0};
-  // One for each tenant: it holds that tenant's own null (trash) blocks.
+  // One per tenant, with that tenant's own null (trash) blocks.
   std::int32_t header_slabs{0};
 
   std::size_t header_bytes() const noexcept {
     return static_cast<std::size_t>(header_slabs) * slab_bytes;
   }
-  // Where a lendable slab starts, counted from the first byte of the pool.
+  // Start of a lendable slab, counted from the first byte of the pool.
   std::size_t slab_base(SlabId slab) const noexcept {
     return header_bytes() + static_cast<std::size_t>(slab) * slab_bytes;
   }
@@ -30,7 +30,7 @@ struct PoolShape {
   bool operator==(const PoolShape&) const = default;
 };
 
-// InvalidArgument for what no pool can be: slabs that are not whole pages, none, or too many.
+// InvalidArgument for an impossible pool: slabs that are not whole pages, none, or too many.
 Status check_shape(const PoolShape& shape) noexcept;
 
 }  // namespace rose::memory

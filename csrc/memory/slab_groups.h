@@ -10,47 +10,47 @@
 
 namespace rose::memory {
 
-// Layers that keep different tokens have blocks of different sizes: each group of them has an
-// allocator of its own, with all of its contract, over the same slabs. A slab is of one group at a
-// time. It comes to the first; one that no block and no pin holds is any group's that runs out of
-// its own, so what a window has left behind becomes room for the layers that keep everything.
+// Layers that keep different tokens have blocks of different sizes: each group of them has its own
+// BlockAllocator over the same slabs. A slab belongs to one group at a time, at first to the first
+// one. A group that runs out gets slabs of others without blocks and pins, so memory freed behind a
+// window becomes room for the layers that keep everything.
 //
-// For the arbiter this is one holder of slabs: what a slab is lent, pinned, revoked or lost by is
-// the same whichever group has it. In a tenant's process the groups go through one door.
+// The arbiter sees one holder of slabs: loans, pins, revocations and losses work the same for all
+// groups. In a tenant's process the groups use one door.
 //
-// Thread rule: any thread; methods take `books`, but for those of SlabHolder and SlabSource, which
+// Thread rule: any thread; methods take `books`, except those of SlabHolder and SlabSource, which
 // are called under it.
 //
 // Invariants:
-//   1. No slab is of two groups.
-//   2. A slab with a block in use, set aside or cached, or with a pin, never changes group, but for
-//      cached blocks that the new group needs the room of.
+//   1. No slab belongs to two groups.
+//   2. A slab with a block in use or set aside, or a pin, never changes group; cached blocks are
+//      lost only when the new group needs their room.
 class SlabGroups final : public SlabHolder, private SlabSource {
  public:
   explicit SlabGroups(std::mutex& books) noexcept : books_{books} {}
   SlabGroups(const SlabGroups&) = delete;
   SlabGroups& operator=(const SlabGroups&) = delete;
 
-  // The first has all slabs that are there, the others come without any. Under `books`.
+  // The first group has all slabs, the others start empty. Under `books`.
   BlockAllocator* add(std::unique_ptr<BlockAllocator> group) noexcept;
   std::span<const std::unique_ptr<BlockAllocator>> groups() const noexcept { return groups_; }
 
-  // How many slabs more it takes until wanted[g] blocks of group g can be had at the same time, for
-  // all groups. InvalidArgument for another number of groups, or less than no block.
+  // Number of further slabs needed for wanted[g] blocks of each group g at the same time.
+  // InvalidArgument for another number of groups, or a negative number of blocks.
   Result<std::int64_t> missing_slabs(std::span<const std::int64_t> wanted) const noexcept;
 
   // ---- with a door
 
-  // As BlockAllocator::admit_slab(), to whichever group has it, or to the first.
+  // As BlockAllocator::admit_slab(), for the group that has the slab, or the first.
   Status admit_slab(SlabId slab, std::uint32_t generation) noexcept;
-  // As BlockAllocator::reconcile(), of all groups.
+  // As BlockAllocator::reconcile(), for all groups.
   Status reconcile() noexcept;
-  // The same for who holds `books`.
+  // The same under `books`.
   Status reconcile_locked() noexcept;
 
-  // Blocks of whichever group has the slab.
+  // Blocks of the group that has the slab.
   std::int32_t used(SlabId slab) const noexcept;
-  // As pin_totals(), for who does not hold `books`.
+  // As pin_totals(), without `books`.
   PinTotals pinned() const noexcept;
 
   // ---- SlabHolder
@@ -60,7 +60,7 @@ class SlabGroups final : public SlabHolder, private SlabSource {
   void quarantine_slab(SlabId slab) noexcept override;
   void remove_slab(SlabId slab) noexcept override;
   SlabLoad load(SlabId slab) const noexcept override;
-  // Free blocks are those that the first group could have, used ones those of all.
+  // Free blocks are those that the first group could get, used ones those of all.
   BlockTotals totals() const noexcept override;
   PinTotals pin_totals() const noexcept override;
   bool includes(const SlabHolder& other) const noexcept override;
@@ -71,7 +71,7 @@ class SlabGroups final : public SlabHolder, private SlabSource {
   std::int64_t spare_beside(const BlockAllocator& group) const noexcept override;
   bool move_spare_to(BlockAllocator& group) noexcept override;
 
-  // Null for a slab of nobody here.
+  // Null for a slab that no group has.
   BlockAllocator* group_of(SlabId slab) const noexcept;
 
   std::mutex& books_;

@@ -1,4 +1,4 @@
-// What an arbiter asks of whoever uses the slabs of a partition.
+// The interface between an arbiter and the user of a partition's slabs.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,22 @@
 
 namespace rose::memory {
 
-// What a slab is to its holder.
+// The state of a slab for its holder.
 enum class SlabUse : std::uint8_t {
-  kAbsent,       // not ours: its ids are stale
+  kAbsent,       // not the holder's: its ids are stale
   kOpen,         // gives and takes back blocks
   kClosed,       // being revoked: takes back, gives none
-  kQuarantined,  // lost: takes back, as evidence of completion, and counts nowhere
+  kQuarantined,  // lost: takes back blocks as evidence of completion, and counts nowhere
 };
 
-// No hint of what a revocation of the slab would cost its tenant.
+// No hint about the cost of a revocation of the slab for its tenant.
 inline constexpr std::uint32_t kNoRank = 0xffffffff;
 
 // A slab is idle when it has neither a block in use nor a pin.
 struct SlabLoad {
   std::int32_t used{0};
   std::int32_t pins{0};
-  // The tenant's own hint; of two busy slabs the one with the smaller rank is revoked first.
+  // The tenant's own hint; the busy slab with the smallest rank is revoked first.
   std::uint32_t rank{kNoRank};
 
   bool is_idle() const noexcept { return used == 0 && pins == 0; }
@@ -35,10 +35,10 @@ struct BlockTotals {
   std::int64_t used{0};
 };
 
-// Holds on blocks that are not over, whatever they hold.
+// Holds that have not ended.
 struct PinTotals {
   std::int64_t count{0};
-  Nanoseconds oldest_ns{0};  // CLOCK_BOOTTIME of the first of them; 0 when there is none
+  Nanoseconds oldest_ns{0};  // CLOCK_BOOTTIME of the oldest; 0 if there is none
 
   void add(const PinTotals& more) noexcept {
     const bool is_older = more.count > 0 && (count == 0 || more.oldest_ns < oldest_ns);
@@ -50,28 +50,28 @@ struct PinTotals {
 
 // An allocator of this process, or the mailbox of a tenant in another one.
 //
-// Thread rule: the arbiter calls all of it, under its mutex. Nothing here waits for the tenant.
+// Thread rule: the arbiter calls all methods, under its mutex. None waits for the tenant.
 class SlabHolder {
  public:
   virtual ~SlabHolder() = default;
 
   // kAbsent -> kOpen, with every block free.
   virtual void add_slab(SlabId slab, std::uint32_t generation) noexcept = 0;
-  // kOpen and idle -> kAbsent, in one step against whoever may begin to use it; false, and nothing
-  // changed, when it is not idle.
+  // kOpen and idle -> kAbsent, atomically with respect to users of the slab; false, with nothing
+  // changed, if it is not idle.
   virtual bool take_idle(SlabId slab) noexcept {
     if (!load(slab).is_idle() || !close_slab(slab).ok()) return false;
     remove_slab(slab);
     return true;
   }
-  // kOpen -> kClosed. Blocks that were set aside and hold no data are given back.
+  // kOpen -> kClosed. Blocks that were set aside without data are returned.
   virtual Status close_slab(SlabId slab) noexcept = 0;
   // kOpen or kClosed -> kQuarantined.
   virtual void quarantine_slab(SlabId slab) noexcept = 0;
-  // Any -> kAbsent. Forgets blocks and pins that are still there.
+  // Any -> kAbsent. Forgets remaining blocks and pins.
   virtual void remove_slab(SlabId slab) noexcept = 0;
 
-  // Says that a slab which was added without a word may be used from here on.
+  // Tells the holder that it may now use a slab that was added silently.
   virtual void tell(SlabId) noexcept {}
   virtual bool was_told(SlabId) const noexcept { return false; }
 
@@ -82,17 +82,16 @@ class SlabHolder {
   // Whether `other` is this holder, or a part of it.
   virtual bool includes(const SlabHolder& other) const noexcept { return this == &other; }
 
-  // Whether a slab that becomes idle is reported inside the call that made it so. Otherwise the
-  // arbiter has to look.
+  // Whether the call that makes a slab idle reports it. Otherwise the arbiter has to check.
   virtual bool reports_idle() const noexcept { return true; }
-  // Whether the holder gave an open slab back by its own will.
+  // Whether the holder returned an open slab by itself.
   virtual bool has_given(SlabId) const noexcept { return false; }
-  // The holder is proven to be done with everything: from here on every slab is idle.
+  // The holder is proven gone: from now on every slab is idle.
   virtual void lose() noexcept {}
-  // Ends a change of the books: what the holder has to hear, it hears now.
+  // Ends a change of the records: notifies the holder now.
   virtual void settle() noexcept {}
 
-  // Internal unless the slab is `use` to the holder, at `generation` when it is not absent.
+  // Internal unless the slab has the state `use`, at `generation` if it is not absent.
   virtual Status audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept = 0;
   // Recounts everything.
   virtual Status audit() const noexcept = 0;

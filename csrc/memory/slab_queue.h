@@ -18,7 +18,7 @@ class SlabQueue {
   SlabId after(SlabId slab) const noexcept { return link(slab).next; }
   bool has(SlabId slab) const noexcept { return link(slab).is_in; }
 
-  // The slab was used just now; it need not be in yet.
+  // Marks the slab as just used, and adds it if needed.
   void touch(SlabId slab) noexcept {
     remove(slab);
     const SlabId last = end().previous;

@@ -1,16 +1,16 @@
-// The life of a slab, as a table of moves.
+// The states of a slab and their table of moves.
 //
-//   UNOWNED      nobody's; counted as free
-//   OWNED        a partition's own, by take() or because a loan came home to it
+//   UNOWNED      owned by nobody; counted as free
+//   OWNED        a partition's own, by take() or by return of a loan
 //   GRANTED      lent to a partition under a lease
-//   REVOKING     still the borrower's, but it gives no new blocks; a deadline runs
+//   REVOKING     still the borrower's, but gives no new blocks; a deadline runs
 //   QUIESCED     its last block was freed and its last pin dropped
-//   RETURNED     its generation has moved on; it becomes UNOWNED, or OWNED by who took it back
-//   FENCED       the deadline passed (or the tenant is gone): nobody's to use any more
-//   QUARANTINED  bytes that nobody may use until a completion is proven; never counted as free
+//   RETURNED     its generation has advanced; it becomes UNOWNED, or OWNED by the taker
+//   FENCED       the deadline passed (or the tenant is gone): nobody may use it
+//   QUARANTINED  nobody may use it until a completion is proven; never counted as free
 //
-// QUIESCED, RETURNED and FENCED are passed through inside one call, under one lock, and are never
-// seen at rest. FENCED leads to QUARANTINED only, so a lease that was fenced never comes back.
+// QUIESCED, RETURNED and FENCED pass within one call, under one lock, and are never visible at
+// rest. FENCED leads only to QUARANTINED, so a fenced lease never comes back.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The arbiter's book of slabs, and the one door through which a slab changes.
+// The arbiter's records of slabs; every change of a slab goes through here.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace rose::memory {
 
-// What a slab is held under; zeros when nothing.
+// The holder and lease of a slab; zeros if none.
 struct Hold {
   PartitionId owner{kNobody};
   std::uint64_t lease_id{0};
@@ -25,7 +25,7 @@ struct Hold {
 //
 // Invariants:
 //   1. A slab has one record, hence at most one owner.
-//   2. Every change of state is in the table of moves; RETURNED moves the generation on.
+//   2. Every change of state is in the table of moves; RETURNED advances the generation.
 //   3. free + owned + quarantined = all, after every move() that ends at rest.
 class SlabTable {
  public:
@@ -43,18 +43,18 @@ class SlabTable {
     return static_cast<SlabId>(unowned_.find(at(from)));
   }
 
-  // Goes on to `to` with holder and lease unchanged.
+  // Moves to `to` with holder and lease unchanged.
   Status move(SlabId slab, SlabState to) noexcept;
-  // Goes on to OWNED or GRANTED under `hold`.
+  // Moves to OWNED or GRANTED under `hold`.
   Status move(SlabId slab, SlabState to, const Hold& hold) noexcept;
 
-  // Whether publish() has something to show.
+  // Whether publish() has changes to write.
   bool has_changed() const noexcept { return !changed_.empty(); }
-  // Shows in the ledger what has changed since the last time, and all partitions as they are.
+  // Writes the changes since the last call, and all partitions, to the ledger.
   void publish(std::uint64_t epoch, std::span<const PartitionRecord> partitions,
                Nanoseconds now_ns) noexcept;
   const Ledger& ledger() const noexcept { return ledger_; }
-  // Every record at rest and legal, every count right, the ledger the same.
+  // Checks that every record is at rest and legal, all counts are right, and the ledger agrees.
   Status audit() const noexcept;
 
  private:

@@ -11,19 +11,18 @@
 
 namespace rose::memory {
 
-// Owns a thread that sleeps until the tenant rings (its slabs come home), the arbiter calls it late
-// (its process is killed, and with it what it started where a cgroup holds them alone), or its
-// process is gone (everything comes home). No Python runs here, so no interpreter can hold memory
-// up.
+// Owns a thread that sleeps until the tenant rings (its slabs return), the arbiter calls it late
+// (its process is killed, along with its children where a cgroup contains only them), or its
+// process is gone (everything returns). No Python runs here, so no interpreter can delay this.
 //
-// The end of the process proves the completion of all its work on the host. A process that it
-// forked, and that shares the mapping, is not watched: a tenant must not fork without exec.
+// The end of the process proves that all its work on the host is complete. A forked process that
+// shares the mapping is not watched: a tenant must not fork without exec.
 //
 // Thread rule: any thread. The destructor joins; it kills nothing.
 class TenantWatch {
  public:
-  // `kills_late`: whether a missed deadline costs the tenant its process. Without it, late slabs
-  // stay in quarantine until the tenant leaves them or dies.
+  // `kills_late`: whether a missed deadline kills the tenant's process. Otherwise late slabs stay
+  // in quarantine until the tenant leaves them or dies.
   static Result<std::unique_ptr<TenantWatch>> create(std::shared_ptr<Arbiter> arbiter,
                                                      PartitionId partition, Process process,
                                                      bool kills_late) noexcept;
@@ -34,13 +33,13 @@ class TenantWatch {
   const TenantLine& line() const noexcept { return *line_; }
   const Process& process() const noexcept { return process_; }
   PartitionId partition() const noexcept { return partition_; }
-  // By us, for a missed deadline.
+  // By this watch, for a missed deadline.
   bool was_killed() const noexcept { return was_killed_.load(); }
-  // Its process is gone and its slabs are home.
+  // Whether its process is gone and its slabs have returned.
   bool is_lost() const noexcept { return is_lost_.load() != 0; }
   // Waits until is_lost(), for at most `timeout_ns`.
   bool wait_lost(Nanoseconds timeout_ns) const noexcept;
-  // What the watch could not do; ok as long as it could.
+  // The error of the watch; ok while there is none.
   Status failure() const noexcept;
 
  private:
@@ -62,7 +61,7 @@ class TenantWatch {
   mutable std::mutex failures_;  // guards failure_
   Status failure_;
 
-  std::thread thread_;  // last: it sees everything above
+  std::thread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace rose::memory

@@ -1,6 +1,6 @@
-// The append-only record of why rose lent what it lent, in the order in which it was decided.
+// The append-only record of rose's lending decisions, in the order in which they were made.
 //
-// A file is a header and then records, 128 bytes each, little-endian, nothing between them.
+// A file is a header, then records of 128 bytes each, little-endian and contiguous.
 //
 //   header   offset  type     field
 //                 0  char[8]  magic "ROSELOG1"
@@ -83,20 +83,20 @@ enum class Kind : std::uint32_t {
   kTokens,
   kForced,
 };
-inline constexpr std::size_t kKinds = 13;  // 0 is no kind
+inline constexpr std::size_t kKinds = 13;  // 0 is not a kind
 
 // When a quantum is granted. `idle`: no request is live. `slack`: no request waits for its first
-// token, and serving lets rollouts go first between two of its steps.
+// token, and serving lets rollouts run between two of its steps.
 enum class HarvestMode : std::uint32_t { kIdle = 0, kSlack = 1 };
 inline constexpr std::size_t kHarvestModes = 2;
 
-// What can be switched off to see what it is worth; the value is its bit.
+// Mechanisms that an ablation can switch off; the value is the bit in `without`.
 enum class Mechanism : std::uint32_t {
   kGate = 0,          // gates within a step
   kCredit = 1,        // a limit of segments once the gate is open
-  kEarlyClose = 2,    // an arrival closes the gate, not the step that follows
-  kHypothetical = 3,  // certificates count the request that may arrive next
-  kMargin = 4,        // upper estimates above the predictions
+  kEarlyClose = 2,    // a limit on segments while the gate is open
+  kHypothetical = 3,  // an arrival closes the gate, not the next step
+  kMargin = 4,        // certificates count a request that may arrive next
 };
 
 struct LogHeader {
@@ -111,14 +111,14 @@ struct LogHeader {
   std::uint32_t slabs{0};
   std::uint32_t partitions{0};
   std::uint32_t blocks_per_slab{0};
-  // What every admission of this log reckons with.
+  // Terms that every admission of this log uses.
   std::uint32_t block_tokens{0};
   std::uint32_t max_request_tokens{0};
   std::uint32_t max_batch_tokens{0};
   std::uint32_t burst_requests{0};
   double revoke_ms{0};
-  // Rollouts may make the tokens of a running request come later by this share of its steps' time;
-  // 0: they run only while no request is live; infinite: up to the targets.
+  // Rollouts may delay the tokens of a running request by this share of its steps' time; 0: they
+  // run only while no request is live; infinite: up to the targets.
   double slowdown{0};
   std::uint32_t without{0};
 
@@ -160,8 +160,8 @@ struct Quantum {
   double quantum_ms;
   double step_upper_ms;
   double chunk_upper_ms;
-  double budget_ms;          // that rollouts may still delay serving by; 0 in mode idle
-  std::int64_t deadline_ns;  // the earliest of a running request; 0 without any
+  double budget_ms;          // further delay that rollouts may cause serving; 0 in mode idle
+  std::int64_t deadline_ns;  // earliest of the running requests; 0 if none
   std::int64_t heartbeat_age_ns;
   std::uint32_t segments;
   std::uint32_t outstanding;
@@ -169,13 +169,13 @@ struct Quantum {
   std::uint32_t close_epoch;
   std::uint32_t pending;
   HarvestMode mode;
-  std::uint32_t committed;  // 1: step is a batch that is fixed, which no arrival can join
+  std::uint32_t committed;  // 1: the step's batch is fixed, so no arrival can join
   std::uint32_t zero;
 };
 
 struct Admission {
   static constexpr Kind kKind = Kind::kAdmission;
-  std::uint64_t epoch;  // of the arbiter, before the grant
+  std::uint64_t epoch;  // epoch of the arbiter before the grant
   double horizon_ms;
   double decode_tokens_per_s;
   double prefill_tokens_per_s;
@@ -198,7 +198,7 @@ struct Admission {
 struct Move {
   static constexpr Kind kKind = Kind::kMove;
   std::uint64_t lease_id;
-  std::uint64_t epoch;  // of the arbiter, after the move
+  std::uint64_t epoch;  // epoch of the arbiter after the move
   std::int32_t from;
   std::int32_t to;
   std::uint32_t slabs;
@@ -220,9 +220,9 @@ struct Step {
   double decode_sequences;
   double context_tokens;
   double prefill_tokens;
-  double blocked_ms;      // how long it waited before for a segment that still ran
-  double lent_ms;         // and how long, before that, for what it had lent
-  std::int64_t began_ns;  // after both
+  double blocked_ms;      // time it waited for a segment that still ran
+  double lent_ms;         // time it waited before that for slabs it had lent
+  std::int64_t began_ns;  // start after both waits
 };
 
 struct GaveBack {
@@ -232,7 +232,7 @@ struct GaveBack {
 
 struct End {
   static constexpr Kind kKind = Kind::kEnd;
-  std::array<std::uint64_t, kKinds - 1> records;  // of each kind, this one included
+  std::array<std::uint64_t, kKinds - 1> records;  // number of each kind, this one included
 };
 
 struct Forced {
@@ -241,11 +241,11 @@ struct Forced {
   std::uint32_t close_epoch;
 };
 
-// 1. The order of the records is the order of the decisions: a decision holds a Section from before
-//    it looks at the state until its record is in.
-// 2. Nothing is granted that is not recorded: once a record was lost (ring full, disk full), the
-//    log is not healthy, every append says false, and the deciders refuse.
-// 3. An append never waits for the disk: a thread of the log's writes the ring out. With an empty
+// 1. Records are in the order of the decisions: a decision holds a Section from before it reads the
+//    state until its record is appended.
+// 2. Nothing is granted unless it is recorded: once a record is lost (ring full, disk full), the
+//    log is not healthy, every append returns false, and the deciders refuse.
+// 3. An append never waits for the disk: a thread of the log writes the ring out. With an empty
 //    path nothing is written and records are only counted.
 //
 // Any thread may append. close() or the destructor joins the thread.
@@ -256,23 +256,23 @@ class CertificateLog {
   static constexpr std::size_t kPayloadBytes = 96;
   static constexpr std::size_t kRingRecords = 8192;
 
-  // Creates the file or empties it. On error nothing is left running.
+  // Creates or empties the file. After an error nothing is left running.
   static Result<std::unique_ptr<CertificateLog>> create(const std::string& path, LogHeader header,
                                                         std::shared_ptr<const Clock> clock);
   ~CertificateLog();
   CertificateLog(const CertificateLog&) = delete;
   CertificateLog& operator=(const CertificateLog&) = delete;
 
-  // Holds the decision mutex. It is one moment: its records have one time.
+  // Holds the decision mutex. All records of a section have one time.
   class Section {
    public:
     explicit Section(CertificateLog& log) noexcept
         : log_{log}, lock_{log.mutex_}, now_ns_{log.tick_locked()} {}
     Nanoseconds now_ns() const noexcept { return now_ns_; }
-    // What all STEPs earned for rollouts, minus what rollouts cost them. Nobody reads it where the
-    // slowdown is infinite: there it is NaN.
+    // Delay of serving that STEPs have allowed rollouts, minus the delay they have caused; NaN,
+    // and unused, where the slowdown is infinite.
     double balance_ms() const noexcept { return log_.balance_ms_; }
-    // The most that the QUANTUMs of mode slack since the last STEP may cost the next one.
+    // Most delay that the QUANTUMs of mode slack since the last STEP may cause the next one.
     double promised_ms() const noexcept { return log_.promised_ms_; }
     template <typename Payload>
     bool append(const Payload& payload) noexcept {
@@ -288,19 +288,19 @@ class CertificateLog {
     Nanoseconds now_ns_;
   };
 
-  // True when the record is in.
+  // Returns whether the record was appended.
   template <typename Payload>
   bool append(const Payload& payload) noexcept {
     return Section{*this}.append(payload);
   }
-  // The shape of the memory room's move observer.
+  // Has the signature of the memory room's move observer.
   bool append_move(int from, int to, std::uint32_t slabs, std::uint64_t lease_id,
                    std::uint64_t epoch, std::uint32_t move_kind) noexcept;
   bool append_gave_back(std::string_view reason) noexcept;
 
-  // Writes out what was appended before the call.
+  // Writes out all records appended before the call.
   Status flush() noexcept;
-  // Appends END, writes everything out and closes the file. Later appends say false.
+  // Appends END, writes all out and closes the file. Later appends return false.
   Status close() noexcept;
 
   bool is_healthy() const noexcept { return healthy_.load(); }
@@ -327,24 +327,24 @@ class CertificateLog {
   FileDescriptor file_;
   LogHeader header_;
   std::shared_ptr<const Clock> clock_;
-  std::unique_ptr<std::byte[]> ring_;  // none without a file
+  std::unique_ptr<std::byte[]> ring_;  // null without a file
 
-  std::mutex mutex_;          // the decision mutex: guards all until flush_mutex_
-  std::uint64_t put_{0};      // ring slots ever filled
-  std::uint64_t written_{0};  // ring slots ever written out
+  std::mutex mutex_;          // the decision mutex: guards all members until flush_mutex_
+  std::uint64_t put_{0};      // ring slots filled so far
+  std::uint64_t written_{0};  // ring slots written out so far
   std::uint32_t crc_{0};
   std::int64_t last_time_ns_{0};
   double balance_ms_{0};
   double promised_ms_{0};
   bool closed_{false};
 
-  std::mutex flush_mutex_;  // one writer of the file at a time; taken before mutex_
+  std::mutex flush_mutex_;  // for one writer of the file at a time; taken before mutex_
   Status failure_;          // the first failed write; guarded by flush_mutex_
 
   std::atomic<bool> healthy_{true};
   std::atomic<std::uint64_t> records_{0};
   std::array<std::atomic<std::uint64_t>, kKinds> counts_{};
-  std::atomic<std::uint32_t> stopping_{0};  // futex word the thread sleeps on
+  std::atomic<std::uint32_t> stopping_{0};  // futex word on which the thread sleeps
   std::thread thread_;
 };
 

@@ -1,4 +1,5 @@
-// A factor that recent ratios of actual to predicted exceed with a chosen frequency, drift or not.
+// A factor that recent ratios of actual to predicted exceed at a chosen rate, with or without
+// drift.
 #pragma once
 
 #include <array>
@@ -15,58 +16,57 @@ struct ConformalConfig {
   std::uint32_t window{512};  // ratios kept, 1..1024
 };
 
-// Everything a bound has learned.
+// Everything that a bound has learned.
 struct ConformalState {
   double level{0};
-  std::vector<double> scores;  // the oldest first
+  std::vector<double> scores;  // oldest first
 };
 
-// What a bound rests on.
+// The evidence behind a bound.
 struct Evidence {
-  std::uint32_t scores{0};   // in the window
-  std::uint32_t wanted{0};   // that a start-up collects: ceil(2 / epsilon) - 1
-  std::uint32_t missing{0};  // further scores without a miss until there is a bound from `wanted`
+  std::uint32_t scores{0};   // scores in the window
+  std::uint32_t wanted{0};   // scores that a start-up collects: ceil(2 / epsilon) - 1
+  std::uint32_t missing{0};  // further scores without a miss until a bound with `wanted`
 };
 
 // Split-conformal quantile of a window of scores (arXiv 2107.07511) at a level that follows the
 // misses (adaptive conformal inference, arXiv 2106.00170). One thread at a time.
 //
-// 1. The margin is a quantile of observed scores, at least 1, or infinite: without enough scores
-//    for the level there is no bound. It is never a guess, and no multiple of the largest score.
-// 2. Of any T scores in a row, whatever they are, at most epsilon * T + epsilon / adaptation + 1
-//    exceed a finite margin. (A miss lowers the level by adaptation * (1 - epsilon), any other
-//    score raises it by adaptation * epsilon, it never exceeds epsilon, and there is no finite
-//    margin, so no miss, at a level of 0 or less.)
-// 3. A level under that of a bound is made up for by at most 1 / epsilon scores, because no miss
-//    takes it under -adaptation.
-// 4. Scores leave the window by age, or when newer ones show that they are of another time: the
-//    chance that the largest scores were all among the older ones is under kDriftChance.
+// 1. The margin is a quantile of observed scores, at least 1, or infinite: with too few scores for
+//    the level there is no bound. It is never a guess or a multiple of the largest score.
+// 2. Of any T consecutive scores, at most epsilon * T + epsilon / adaptation + 1 exceed a finite
+//    margin. (A miss lowers the level by adaptation * (1 - epsilon), any other score raises it by
+//    adaptation * epsilon, it never exceeds epsilon, and at a level of 0 or less no margin is
+//    finite, so nothing is a miss.)
+// 3. A level too low for a bound recovers within 1 / epsilon scores, because no miss takes it below
+//    -adaptation.
+// 4. Scores leave the window by age, or when newer scores show that they are outdated: the chance
+//    that the largest scores would all be among the older ones is below kDriftChance.
 class ConformalBound {
  public:
   static constexpr std::uint32_t kWindowMax = 1024;
-  // Beyond any ratio of two durations that rose can measure; keeps products finite.
+  // Exceeds any ratio of two durations that rose can measure; keeps products finite.
   static constexpr double kScoreMax = 1e12;
 
   static Status check(const ConformalConfig& config) noexcept;
   static bool is_score(double score) noexcept;
 
-  // `config` has passed check().
+  // Requires check(config).
   explicit ConformalBound(const ConformalConfig& config) noexcept;
 
-  // `score` has passed is_score().
+  // Requires is_score(score).
   void observe(double score) noexcept;
   // Infinite without evidence.
   double margin() const noexcept { return margin_; }
   Evidence evidence() const noexcept;
-  // 1 when there is no score.
+  // 1 without a score.
   double largest() const noexcept;
 
   ConformalState state() const;
-  // Goes on from `state` once kConfirming fresh scores have confirmed it: until then there is no
-  // bound, and if more than one of them exceeds the old margin, the old scores are dropped. The
-  // newest scores count where the window is smaller than it was. A level belongs to its epsilon:
-  // without has_same_epsilon it starts anew. kCorrupt, and nothing changes, for an impossible
-  // `state`.
+  // Continues from `state` once kConfirming fresh scores have confirmed it. Until then there is no
+  // bound; if more than one of them exceeds the old margin, the old scores are dropped. A smaller
+  // window keeps the newest scores. A level belongs to its epsilon: without has_same_epsilon it
+  // starts anew. kCorrupt, with nothing changed, for an impossible `state`.
   Status restore(const ConformalState& state, bool has_same_epsilon) noexcept;
 
  private:
@@ -74,19 +74,19 @@ class ConformalBound {
   void confirm(double score) noexcept;
   void drop_another_time() noexcept;
   void keep_newest(std::uint32_t count) noexcept;
-  // The score that came `age` scores before the newest.
+  // The score `age` scores before the newest.
   double newest(std::uint32_t age) const noexcept {
     return scores_[(next_ + config_.window - 1 - age) % config_.window];
   }
 
   ConformalConfig config_;
   std::array<double, kWindowMax> scores_{};  // a ring
-  std::uint32_t next_{0};                    // where the next score goes
+  std::uint32_t next_{0};                    // index of the next score
   std::uint32_t count_{0};                   // scores in the ring
   std::uint32_t confirming_{0};              // fresh scores that a restored bound still needs
-  std::uint32_t contradicting_{0};           // of those it had, over the restored margin
-  double level_;                             // the share of misses asked of the window now
-  double margin_;                            // the quantile at this level, or infinite
+  std::uint32_t contradicting_{0};           // those of them that exceeded the restored margin
+  double level_;                             // share of misses currently allowed in the window
+  double margin_;                            // quantile at this level, or infinite
 };
 
 }  // namespace rose::slo

@@ -1,4 +1,4 @@
-// Whether serving can bear one more quantum of rollouts, and the record that says why.
+// Whether serving can tolerate one more quantum of rollouts, and the record of the reasons.
 #pragma once
 
 #include <array>
@@ -16,17 +16,17 @@
 
 namespace rose::slo {
 
-// The request that could arrive right after the grant, at its worst.
+// The worst request that could arrive right after the grant.
 struct NextRequest {
-  Features largest_step;   // the heaviest decode step an idle engine would run before it
-  Features largest_chunk;  // its heaviest prefill chunk
+  Features largest_step;   // heaviest decode step of an otherwise idle engine before it
+  Features largest_chunk;  // heaviest prefill chunk of the request
 };
 
-// The batch of serving's next step, where it is fixed already: a request that arrives now can only
-// be in the step after it.
+// The batch of serving's next step if it is already fixed: a request that arrives now can only join
+// the step after it.
 struct CommittedBatch {
   Features features;
-  std::span<const std::uint32_t> slots;  // of the requests that get a token by it
+  std::span<const std::uint32_t> slots;  // requests that get a token from it
 };
 
 struct QuantumQuery {
@@ -34,8 +34,8 @@ struct QuantumQuery {
   std::uint32_t close_epoch{0};
   std::uint32_t passed{0};
   std::uint32_t outstanding{0};
-  double segment_upper_ms{0};             // > 0: what one segment takes at most
-  std::uint32_t most{~std::uint32_t{0}};  // segments that are asked for
+  double segment_upper_ms{0};             // > 0: longest duration of one segment
+  std::uint32_t most{~std::uint32_t{0}};  // number of requested segments, at most
   std::optional<CommittedBatch> committed{};
 };
 
@@ -44,29 +44,29 @@ enum class QuantumRefusal : std::uint8_t {
   kServingBusy,
   kNoHeartbeat,
   kSloAtRisk,
-  kEnough,  // what is outstanding is all that fits
+  kEnough,  // the outstanding segments are all that fits
   kLogBroken,
-  kNoEvidence,   // a step shape has run too seldom for a bound: run it as a probe
-  kBudgetSpent,  // rollouts have slowed a running request down by the allowed share
+  kNoEvidence,   // a step shape has run too seldom for a bound: probe it
+  kBudgetSpent,  // rollouts have delayed a running request by the allowed share
 };
 inline constexpr std::size_t kQuantumRefusals = 8;
 
-// The term that a refused quantum of one segment failed on.
+// The term on which a refused quantum of one segment failed.
 enum class BindingShape : std::uint8_t { kSegment = 0, kStep, kChunk };
 enum class BindingTarget : std::uint8_t { kBlocking = 0, kTtft, kTpot, kDeadline, kBudget };
 struct Binding {
-  BindingShape shape{BindingShape::kSegment};  // the longer of those that had to fit
+  BindingShape shape{BindingShape::kSegment};  // the longer of the shapes that had to fit
   BindingTarget target{BindingTarget::kBlocking};
-  double predicted_ms{0};  // of the shape
+  double predicted_ms{0};  // prediction for the shape
   double upper_ms{0};      // its bound; infinite without evidence
   double delay_ms{0};      // one segment and the signal
-  double target_ms{0};     // what all of it had to fit into
+  double target_ms{0};     // limit for all of it
 };
 
-// `segments` from `passed` on, those outstanding included; 0 is a refusal.
+// `segments` from `passed` on, outstanding ones included; 0 is a refusal.
 struct QuantumGrant {
   std::uint32_t segments{0};
-  Nanoseconds until_ns{0};  // when a quantum that starts at the decision is over
+  Nanoseconds until_ns{0};  // end of a quantum that starts at the decision
 };
 
 // Grants n segments, outstanding ones included, only if, with delay = n * segment_upper + signal,
@@ -77,20 +77,21 @@ struct QuantumGrant {
 //    or their sum behind a committed batch; and, once a request came prefilled,
 //    delay + first token <= tpot_ms,
 //    (A step shape without evidence has an infinite bound and is refused as kNoEvidence.)
-// 4. idle:    no request is live, and serving is in no step;
-//    slack:   none waits for its first token, and delay + next step is over before the earliest
-//             deadline of those that run; the next step takes max(step_upper, chunk_upper), or
-//             step_upper alone when it is committed; and delay <= ServingState::budget_ms,
-// 5. and the record with all these terms is in the log. The targets are those of the log's header.
+// 4. idle:    no request is live, and serving runs no step;
+//    slack:   no request waits for its first token, and delay + next step ends before the
+//             earliest deadline of a running one, where the next step takes max(step_upper,
+//             chunk_upper), or step_upper alone when it is committed; and
+//             delay <= ServingState::budget_ms,
+// 5. and the record with all these terms is in the log. The targets are those in the log's header.
 //
-// A running request's deadline is its last token's time + tpot_ms. In idle mode step and chunk are
-// the largest there can be; else the step is serving's next one, and the chunk that step with as
-// many prompt tokens of a next request as one step takes, at the end of the longest prompt. A batch
-// counts as committed only if it has every running request in it. Everything is looked at and
-// recorded in one section of the log, so the log tells the true order.
+// A running request's deadline is the time of its last token + tpot_ms. In idle mode, step and
+// chunk are the largest possible. In slack mode, step is serving's next step, and chunk is that
+// step with as many prompt tokens of a next request as one step takes, at the end of the longest
+// prompt. A batch counts as committed only if it includes every running request. All reads and the
+// record happen in one section of the log, so the log has the true order.
 //
-// A granted quantum may be overtaken by an arrival before it takes effect. That is the gate's to
-// settle, and it does: see Creditor, invariant 3.
+// A request may arrive before a granted quantum takes effect. The gate resolves that: see Creditor,
+// invariant 3.
 class QuantumCertifier {
  public:
   QuantumCertifier(std::shared_ptr<const ServingState> serving,
@@ -107,19 +108,19 @@ class QuantumCertifier {
   std::uint64_t granted(HarvestMode mode) const noexcept {
     return granted_[static_cast<std::size_t>(mode)].load();
   }
-  // Nanoseconds during which somebody who wanted to run was refused for this reason, or had a
-  // quantum. Time without a decision does not count.
+  // Nanoseconds during which a borrower that wanted to run was refused for this reason, or, for
+  // kNone, had a quantum. Time without a decision does not count.
   Nanoseconds refused_ns(QuantumRefusal why) const noexcept {
     return spent_ns_[static_cast<std::size_t>(why)].load();
   }
   Nanoseconds granted_ns() const noexcept { return refused_ns(QuantumRefusal::kNone); }
-  // Of the newest refusal as kSloAtRisk or kNoEvidence, if there was one.
+  // Cause of the newest refusal as kSloAtRisk or kNoEvidence, if any.
   std::optional<Binding> binding() const {
     const std::scoped_lock lock{binding_mutex_};
     return binding_;
   }
   const NextRequest& next() const noexcept { return next_; }
-  // Of the newest grant.
+  // Mode of the newest grant.
   HarvestMode last_mode() const noexcept { return last_mode_.load(); }
   const LogHeader& header() const noexcept { return log_->header(); }
   const ServingState& serving() const noexcept { return *serving_; }
@@ -127,7 +128,7 @@ class QuantumCertifier {
  private:
   QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
                       Quantum& record) const noexcept;
-  // The means behind the bounds of a record; a bound of a record is infinite without evidence.
+  // The predictions behind the bounds of a record, whose bounds are infinite without evidence.
   struct Means {
     double step_ms{0};
     double chunk_ms{0};
@@ -135,7 +136,7 @@ class QuantumCertifier {
   std::optional<Means> forecast(const QuantumQuery& query, const ServingLoad& load,
                                 const CertificateLog::Section& section,
                                 Quantum& record) const noexcept;
-  // What does not fit, if anything.
+  // The term that does not fit.
   struct Misfit {
     BindingTarget target;
     double target_ms;
@@ -155,9 +156,9 @@ class QuantumCertifier {
   std::array<std::atomic<std::uint64_t>, kHarvestModes> granted_{};
   std::atomic<HarvestMode> last_mode_{HarvestMode::kIdle};
   std::array<std::atomic<Nanoseconds>, kQuantumRefusals> spent_ns_{};
-  std::atomic<Nanoseconds> decided_ns_{0};  // the newest decision; 0 before the first
-  std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // of it
-  std::atomic<Nanoseconds> holds_ns_{0};                        // how long it counts at most
+  std::atomic<Nanoseconds> decided_ns_{0};  // time of the newest decision; 0 before the first
+  std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // outcome of that decision
+  std::atomic<Nanoseconds> holds_ns_{0};                        // longest time that it counts for
   mutable std::mutex binding_mutex_;                            // guards binding_
   mutable std::optional<Binding> binding_;
 };

@@ -1,4 +1,4 @@
-// What serving has to do now: its live requests, and when each of them needs its next token.
+// The current work of serving: its live requests, and when each needs its next token.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace rose::slo {
 
-// What stands between serving and the borrower: a gate, seen from here.
+// The gate between serving and the borrower, as serving sees it.
 class ServingListener {
  public:
   virtual ~ServingListener() = default;
@@ -23,27 +23,27 @@ class ServingListener {
   virtual void idle() noexcept = 0;
 };
 
-// What a certificate looks at, in one moment of the log.
+// The load that a certificate reads, in one section of the log.
 struct ServingLoad {
   std::uint32_t running{0};         // requests that have their first token
-  std::uint64_t context_tokens{0};  // prompts and outputs of those
-  Nanoseconds oldest_token_ns{0};   // when the one that waits longest got its last; 0 without any
+  std::uint64_t context_tokens{0};  // prompts and outputs of these
+  Nanoseconds oldest_token_ns{0};   // oldest last token of a running request; 0 if none
 };
 
-// How long tokens took, of requests that have a slot.
+// Times of tokens, of requests with a slot.
 struct TokenTimes {
-  Histogram first;  // from the arrival to the first token, unless the prompt came prefilled
-  Histogram later;  // from a token to the next
+  Histogram first;  // from the arrival to the first token; not for prefilled prompts
+  Histogram later;  // from one token to the next
 };
 
 // 1. pending and waiting rise before the gate closes, and the gate closes before arrived() returns.
-// 2. In the log's order a request arrives before it finishes, and wherever pending was seen as 0
-//    inside the log's decision mutex, the records before that point say 0 too: an arrival counts
-//    before it is recorded, an end is recorded before it counts. The same holds for waiting.
-// 3. A request beyond kSlots has no slot: it waits until it finishes, so that nobody takes slack
-//    that it may need.
+// 2. In the log's order a request arrives before it finishes. If pending is 0 inside the log's
+//    decision mutex, it is 0 in the records so far, too: an arrival counts before it is recorded,
+//    and an end is recorded before it counts. The same holds for waiting.
+// 3. A request beyond kSlots has no slot: it counts as waiting until it finishes, so that rollouts
+//    take no slack that it may need.
 //
-// Any thread. A heartbeat is a word of the serving host; without a first one, none is fresh.
+// Any thread. A heartbeat is a sign of life of the serving host; none is fresh before the first.
 class ServingState {
  public:
   static constexpr std::uint32_t kSlots = 4096;
@@ -51,40 +51,39 @@ class ServingState {
 
   ServingState(std::shared_ptr<CertificateLog> log, std::shared_ptr<ServingListener> listener);
 
-  // Returns the request's slot, the lowest that is free. A request whose prompt was prefilled
-  // elsewhere runs at once, as if it got a token now.
+  // Returns the lowest free slot, now the request's. A prefilled request runs at once, as if it got
+  // a token now.
   std::uint32_t arrived(std::uint64_t tokens, bool is_prefilled = false) noexcept;
-  // Each of these requests got a token now; its first ends its wait. Slots of no request are
-  // passed over. Returns how many were not.
+  // Records a token for each of these requests; its first one ends its wait. Slots without a
+  // request are skipped. Returns the number of the others.
   std::uint32_t emitted(std::span<const std::uint32_t> slots) noexcept;
-  // False, and nothing changes, when the slot has no request: the caller counted wrong.
+  // False, with nothing changed, if the slot has no request: the caller miscounted.
   bool finished(std::uint32_t slot) noexcept;
   void beat() noexcept { heartbeat_ns_.store(log_->now_ns()); }
-  // A step of serving is under way, whatever becomes of its requests meanwhile: until it has ended,
-  // nothing is granted as if serving were idle.
+  // A step of serving runs, even if its requests end meanwhile: until it ends, nothing is granted
+  // as if serving were idle.
   void step_began() noexcept { steps_.fetch_add(1); }
-  // False, and nothing changes, when none was under way.
+  // False, with nothing changed, if no step was running.
   bool step_ended() noexcept;
 
   std::int64_t pending() const noexcept { return pending_.load(); }
-  // Without a first token, or without a slot.
+  // Requests without a first token or without a slot.
   std::int64_t waiting() const noexcept { return waiting_.load(); }
   bool is_in_step() const noexcept { return steps_.load() > 0; }
-  // Counted since this was made; read without holding serving up.
+  // Counted since construction; reading does not block serving.
   const TokenTimes& token_times() const noexcept { return *token_times_; }
-  // Whether requests come here with their prompts prefilled: they need a token within a TPOT
-  // target.
+  // Whether requests arrive prefilled: these need a token within a TPOT target.
   bool has_prefilled() const noexcept { return has_prefilled_.load(); }
-  // Never negative; the largest value when there never was a heartbeat.
+  // Never negative; the largest value before the first heartbeat.
   Nanoseconds heartbeat_age_ns(Nanoseconds now_ns) const noexcept;
   ServingLoad load() const noexcept;
-  // The same for who holds the log's section, which guards it.
+  // The same for a holder of the log's section, which guards it.
   ServingLoad load(const CertificateLog::Section& section) const noexcept;
-  // By how many milliseconds rollouts may still delay each running request: the slowdown's share of
-  // the steps since its first token, minus what they waited and were slower, and minus what was
-  // promised since the last of them. 0 without one; infinite where the slowdown is.
+  // Milliseconds by which rollouts may still delay every running request: the slowdown's share of
+  // the steps since its first token, minus its delays so far, minus what was promised since its
+  // last step. 0 if none runs; infinite if the slowdown is.
   double budget_ms(const CertificateLog::Section& section) const noexcept;
-  // Whether every running request is one of `slots`.
+  // Whether all running requests are in `slots`.
   bool runs_within(std::span<const std::uint32_t> slots,
                    const CertificateLog::Section& section) const noexcept;
 
@@ -93,11 +92,11 @@ class ServingState {
   static constexpr std::uint32_t kWords = kSlots / 64;
 
   enum class Phase : std::uint8_t { kFree, kWaiting, kRunning };
-  // Running requests form a ring in the order of their last tokens, oldest first, through kSlots.
+  // Running requests form a ring through kSlots in the order of their last tokens, oldest first.
   struct Request {
     std::uint64_t context_tokens{0};
-    Nanoseconds last_token_ns{0};  // while it waits, its arrival
-    double balance_ms{0};          // of the log, at its first token
+    Nanoseconds last_token_ns{0};  // its arrival, while it waits
+    double balance_ms{0};          // balance of the log at its first token
     std::uint32_t before{0};
     std::uint32_t after{0};
     Phase phase{Phase::kFree};
@@ -120,9 +119,9 @@ class ServingState {
   std::atomic<Nanoseconds> heartbeat_ns_{kNever};
 
   // Guarded by the log's decision mutex.
-  std::unique_ptr<std::array<Request, kSlots + 1>> requests_;  // the last is the ring's anchor
-  std::unique_ptr<TokenTimes> token_times_;                    // whose reading it does not guard
-  std::array<std::uint64_t, kWords> taken_{};                  // a bit for each slot
+  std::unique_ptr<std::array<Request, kSlots + 1>> requests_;  // the last one is the ring's anchor
+  std::unique_ptr<TokenTimes> token_times_;    // the mutex does not guard its reading
+  std::array<std::uint64_t, kWords> taken_{};  // one bit per slot
   std::uint32_t running_{0};
   std::uint32_t slotless_{0};
   std::uint64_t context_tokens_{0};

@@ -1,4 +1,4 @@
-// A stream of bits without borders, and the codes in it. docs/protocol.md, "STRAT".
+// A stream of bits without word borders, and the codes in it. docs/protocol.md, "STRAT".
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ constexpr std::uint32_t gamma_bits(std::uint32_t number) noexcept {
 
 // Elias-Fano of `count` numbers below `universe`, 1 <= count <= universe <= 65,536.
 struct StreamShape {
-  std::uint32_t low;   // bits of each number that are stored plainly
-  std::uint32_t high;  // bits of the section before them
+  std::uint32_t low;   // bits of each number stored plainly
+  std::uint32_t high;  // bits of the section before these
   std::uint32_t bits;  // of both sections
 
   constexpr StreamShape(std::uint32_t universe, std::uint32_t count) noexcept
@@ -27,14 +27,14 @@ struct StreamShape {
         bits{high + count * low} {}
 };
 
-// Where a class changes as often as that, a bitmap is shorter than Elias-Fano.
+// Whether a bitmap is shorter than Elias-Fano for a class that changes this often.
 constexpr bool is_bitmap(std::uint32_t universe, std::uint32_t count) noexcept {
   return universe < 4 * count;
 }
 
-// Appends fields without asking whether a word is full, which nobody could foresee: each time eight
-// bytes are written, those that are not full yet once more. So it needs room for the words of all
-// that is put, and kSlackWords more; the unused bits of the last word are 0.
+// Appends fields without testing whether a word is full, because that branch is unpredictable: each
+// call writes eight bytes, including again the words that were not full. So it needs room for all
+// words of its output plus kSlackWords; the unused bits of the last word are 0.
 class StreamWriter {
  public:
   static constexpr std::size_t kSlackWords = 2;
@@ -66,14 +66,14 @@ class StreamWriter {
     if (shape.low == 0) return;
     const std::uint32_t mask = (1U << shape.low) - 1;
     std::uint32_t i = 0;
-    // In pairs, of at most 30 bits: half the steps.
+    // Pairs of at most 30 bits halve the number of steps.
     for (; i + 2 <= count; i += 2) {
       put((numbers[i] & mask) | (numbers[i + 1] & mask) << shape.low, 2 * shape.low);
     }
     if (i < count) put(numbers[i] & mask, shape.low);
   }
 
-  // `count` >= 1 ascending numbers below `universe`, each as a bit that is set.
+  // `count` >= 1 ascending numbers below `universe`, each as a set bit.
   void put_bitmap(const std::uint16_t* numbers, std::uint32_t count,
                   std::uint32_t universe) noexcept {
     put_set(universe, count, [&](std::uint32_t i) noexcept { return std::uint32_t{numbers[i]}; });
@@ -84,7 +84,7 @@ class StreamWriter {
     for (; count > 32; count -= 32) put(0, 32);
     put(0, count);
   }
-  // So many zeros and a one.
+  // `zeros` zeros, then a one.
   void put_unary(std::uint32_t zeros) noexcept {
     if (zeros > 31) {
       put_zeros(zeros);
@@ -93,19 +93,19 @@ class StreamWriter {
     put(std::uint64_t{1} << zeros, zeros + 1);
   }
 
-  // `size` bits, of which those at place_of(0) to place_of(count - 1), ascending, are set.
+  // `size` bits, with those at place_of(0) to place_of(count - 1), ascending, set.
   template <typename PlaceOf>
   void put_set(std::uint32_t size, std::uint32_t count, const PlaceOf& place_of) noexcept {
     const std::uint32_t end = pending_bits_ + size;
     std::memset(out_, 0, end / 8 + 1);
     std::memcpy(out_, &pending_, sizeof pending_);
-    // Held beside the memory, so that no bit waits for the one before to be stored.
+    // Kept in a register, so that no bit waits for the store of the one before.
     std::uint64_t held = pending_;
     std::uint32_t last = 0;
     for (std::uint32_t i = 0; i < count; ++i) {
       const std::uint32_t bit = pending_bits_ + place_of(i);
       const std::uint32_t word = bit / 64;
-      // A mask, because a branch on whether the word is another one would often guess wrong.
+      // A mask, because a branch on a change of word is often mispredicted.
       held = (held & (std::uint64_t{0} - (word == last ? 1 : 0))) | std::uint64_t{1} << bit % 64;
       last = word;
       std::memcpy(out_ + sizeof held * word, &held, sizeof held);
@@ -120,8 +120,8 @@ class StreamWriter {
   std::uint32_t pending_bits_{0};
 };
 
-// Reads at any place. Whoever asks has seen that what is asked for is there; of the memory, two
-// words behind the stream are read too.
+// Reads at any place. The caller has checked that the bits are there; up to two words behind the
+// stream are read, too.
 class StreamReader {
  public:
   static constexpr std::size_t kPaddingWords = 2;
@@ -133,7 +133,7 @@ class StreamReader {
   std::uint32_t bits() const noexcept { return bits_; }
   void skip(std::uint32_t count) noexcept { at_ += count; }
 
-  // The field of `width` <= 32 bits at a place.
+  // The field of `width` <= 32 bits at `at`.
   std::uint32_t field(std::uint32_t at, std::uint32_t width) const noexcept {
     return static_cast<std::uint32_t>(window(at) & ((std::uint64_t{1} << width) - 1));
   }
@@ -143,8 +143,7 @@ class StreamReader {
     return value;
   }
 
-  // False, and nothing is taken, where there is no code of a number below 2^17. Any place may be
-  // asked for.
+  // False, with nothing taken, if there is no code of a number below 2^17. Any place is allowed.
   bool take_gamma(std::uint32_t& number) noexcept {
     constexpr std::uint32_t kLowMax = 16;
     if (at_ >= bits_) return false;
@@ -157,8 +156,8 @@ class StreamReader {
     return true;
   }
 
-  // False where the section before the plain bits does not have `count` bits set, or the numbers
-  // do not ascend below `universe`; those that were written are no numbers then.
+  // False if the section before the plain bits does not have `count` bits set, or the numbers do
+  // not ascend below `universe`; then the output is undefined.
   bool take_elias_fano(std::uint32_t universe, std::uint32_t count, std::uint16_t* out) noexcept {
     const StreamShape shape{universe, count};
     const std::uint32_t lows = at_ + shape.high;
@@ -181,7 +180,7 @@ class StreamReader {
     return found == count && is_ascending;
   }
 
-  // False where `universe` bits do not have `count` set.
+  // False if the `universe` bits do not have `count` set.
   bool take_bitmap(std::uint32_t universe, std::uint32_t count, std::uint16_t* out) noexcept {
     std::uint32_t found = 0;
     for (std::uint32_t done = 0; done < universe; done += 32) {
@@ -196,7 +195,7 @@ class StreamReader {
   }
 
  private:
-  // At least 57 bits from a place on.
+  // At least 57 bits from `at` on.
   std::uint64_t window(std::uint32_t at) const noexcept {
     std::uint64_t loaded = 0;
     std::memcpy(&loaded, bytes_ + at / 8, sizeof loaded);

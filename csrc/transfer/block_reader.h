@@ -9,7 +9,7 @@
 
 namespace rose::transfer {
 
-// One block of a delta: where it is, and its words.
+// One block of a delta: its position and its words.
 struct BlockView {
   std::uint64_t first{0};  // its first element
   std::uint32_t elements{0};
@@ -17,13 +17,13 @@ struct BlockView {
   const std::uint32_t* words{nullptr};
 };
 
-// Some of the blocks of a delta, `first` to `last` - 1.
+// The blocks `first` to `last` - 1 of a delta.
 struct BlockRange {
   std::uint64_t first{0};
   std::uint64_t last{~std::uint64_t{0}};
 };
 
-// Calls visit(BlockView) for every block of the range that there is, in order.
+// Calls visit(BlockView) for every existing block of the range, in order.
 template <typename Visit>
 void for_each_block(const DeltaView& delta, BlockRange range, Visit visit) noexcept {
   const std::uint32_t* words = delta.payload.data();
@@ -46,7 +46,7 @@ void for_each_block(const DeltaView& delta, Visit visit) noexcept {
   for_each_block(delta, BlockRange{}, visit);
 }
 
-// Where the sections behind the positions of a GAP or BITMAP block are; null what is not there.
+// The sections behind the positions of a GAP or BITMAP block; null for a missing one.
 struct BodySections {
   const std::uint32_t* signs{nullptr};
   std::uint32_t magnitude_bits{0};
@@ -59,12 +59,12 @@ struct BodySections {
   BodySections(const BlockView& block) noexcept;
 };
 
-// What a block changes, to room for `changed` + kChangesSlack each. The block is no STRAT one.
+// Reads the changes of a block, into room for `changed` + kChangesSlack each. STRAT is not allowed.
 template <ElementBits T>
 BlockChanges<T> read_changes(const BlockView& block, std::uint16_t* positions,
                              T* differences) noexcept;
 
-// Room for what read_changes() finds, used again for every block.
+// Room for the results of read_changes(), reused for every block.
 template <ElementBits T>
 class ChangesRoom {
  public:

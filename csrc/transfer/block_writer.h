@@ -1,4 +1,4 @@
-// Encodes what a block changes, as the kind that takes the fewest words.
+// Encodes the changes of a block as the kind with the fewest words.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace rose::transfer {
 
-// Room for what an encoder works out about one block; used again for every block.
+// Scratch room of an encoder, reused for every block.
 class EncodeScratch {
  public:
-  // For blocks of at most `elements`. `isa` must be at most best_isa(); all write the same.
+  // For blocks of at most `elements`. `isa` must be at most best_isa(); all give the same bits.
   static Result<EncodeScratch> create(std::size_t elements, Isa isa) noexcept;
 
   Isa isa() const noexcept { return isa_; }
@@ -22,11 +22,11 @@ class EncodeScratch {
 
  private:
   Isa isa_{Isa::kPortable};
-  Buffer<std::uint16_t> ranks_;   // of the changes that are no step of one
-  Buffer<std::uint16_t> larges_;  // which of the magnitudes are large
+  Buffer<std::uint16_t> ranks_;   // of the changes by more than one step
+  Buffer<std::uint16_t> larges_;  // indices of the large magnitudes
 };
 
-// How a block is best written; the ranks are in the scratch that it was planned with.
+// The best encoding of a block; the ranks are in the scratch that planned it.
 struct BlockPlan {
   Entry entry;
   std::uint32_t magnitude_bits{0};
@@ -36,12 +36,12 @@ struct BlockPlan {
 template <ElementBits T>
 BlockPlan plan_block(const BlockChanges<T>& changes, const EncodeScratch& scratch) noexcept;
 
-// Writes a block as planned, every word that its entry counts and none behind.
+// Writes a block as planned: exactly the words that its entry counts.
 template <ElementBits T>
 void write_block(const BlockChanges<T>& changes, const BlockPlan& plan,
                  const EncodeScratch& scratch, std::uint32_t* out) noexcept;
 
-// Both, to `out` with room for raw_words(elements).
+// Plans and writes, to `out` with room for raw_words(elements).
 template <ElementBits T>
 Entry encode_block(const BlockChanges<T>& changes, const EncodeScratch& scratch,
                    std::uint32_t* out) noexcept {

@@ -1,4 +1,4 @@
-// Elements in memory: a row, or a box of a larger tensor. Their order is the box's row-major one.
+// Elements in memory: a row, or a box of a larger tensor, in the box's row-major order.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,13 @@
 
 namespace rose::transfer {
 
-// A dimension, its stride in elements.
+// A dimension, with its stride in elements.
 struct Dimension {
   std::uint64_t size{0};
   std::uint64_t stride{0};
 };
 
-// The dimensions that are left once those that follow each other without a hole are joined.
+// The dimensions of a box, after joining those that are contiguous.
 class Shape {
  public:
   static constexpr std::size_t kDimensionsMax = 16;
@@ -27,21 +27,21 @@ class Shape {
   explicit Shape(std::uint64_t count) noexcept : count_{count}, used_{1} {
     dimensions_[0] = {count, 1};
   }
-  // Appends an inner dimension. False when more than kDimensionsMax cannot be joined.
+  // Appends an inner dimension. False if more than kDimensionsMax remain after joining.
   bool append(Dimension inner) noexcept;
 
   std::uint64_t count() const noexcept { return count_; }
   bool is_row() const noexcept { return count_ <= 1 || (used_ == 1 && dimensions_[0].stride == 1); }
   // From the first element to behind the last, in elements.
   std::uint64_t extent() const noexcept;
-  // Whether two elements may share memory; true also for some boxes of which none do.
+  // Whether two elements may share memory; also true for some boxes without overlap.
   bool may_overlap_itself() const noexcept;
 
-  // Elements that lie one after the other, `stride` apart.
+  // Consecutive elements, `stride` apart.
   struct Run {
-    std::uint64_t first{0};  // its first element's index in the box
+    std::uint64_t first{0};  // index of its first element in the box
     std::uint64_t size{0};
-    std::uint64_t offset{0};  // where that is
+    std::uint64_t offset{0};  // place of that element, in elements
     std::uint64_t stride{1};
   };
   // The run that holds element `index` < count().
@@ -53,7 +53,7 @@ class Shape {
   std::array<Dimension, kDimensionsMax> dimensions_{};
 };
 
-// Elements of somebody else. T is const where they are only read.
+// Borrowed elements. T is const for read-only ones.
 template <typename T>
 struct Box {
   T* data{nullptr};
@@ -73,7 +73,7 @@ Box<T> row_of(T* data, std::uint64_t count) noexcept {
   return {data, Shape{count}};
 }
 
-// Finds elements by their index; quick while the indices stay in one run.
+// Finds elements by index; fast while the indices stay in one run.
 template <typename T>
 class BoxCursor {
  public:
@@ -110,7 +110,7 @@ void gather(const Box<const T>& box, std::uint64_t first, std::size_t count, T* 
   }
 }
 
-// Copies `count` elements to where `first` on are.
+// Copies `count` elements to `first` and after.
 template <typename T>
 void scatter(const T* from, std::size_t count, const Box<T>& box, std::uint64_t first) noexcept {
   BoxCursor<T> cursor{box};
@@ -126,7 +126,7 @@ void scatter(const T* from, std::size_t count, const Box<T>& box, std::uint64_t 
   }
 }
 
-// Elements `first` to `first + count`: where they are if they are a row, else copied to `room`.
+// Elements `first` to `first + count`: in place if they form a row, else copied to `room`.
 template <typename T>
 const T* in_a_row(const Box<const T>& box, std::uint64_t first, std::size_t count,
                   T* room) noexcept {
@@ -135,8 +135,8 @@ const T* in_a_row(const Box<const T>& box, std::uint64_t first, std::size_t coun
   return room;
 }
 
-// Whether an element is in both boxes. Exact; Out of memory where there is no room to find out,
-// which takes a bit for each element that both reach around.
+// Whether the boxes share an element. Exact; Out of memory if there is no room for the check: one
+// bit per element in the range of both.
 template <typename T>
 Result<bool> share_elements(const Box<const T>& one, const Box<const T>& other) noexcept;
 

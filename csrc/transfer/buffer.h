@@ -1,4 +1,4 @@
-// Room for numbers that are about to be written: not zeroed, and running out of it is a Status.
+// Uninitialised room for numbers; a lack of memory is a Status.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace rose::transfer {
 
-// Owns `size()` numbers. Pages that are never written cost address space only, so asking for the
-// worst case first and shrinking afterwards is cheap.
+// Owns `size()` numbers. Pages that are never written use only address space, so allocating the
+// worst case and shrinking later is cheap.
 template <typename T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -46,7 +46,7 @@ class Buffer {
   std::span<T> span() const noexcept { return {data(), size_}; }
   T& operator[](std::size_t index) const noexcept { return numbers_.get()[index]; }
 
-  // Gives back what is behind the first `size` <= size() numbers.
+  // Returns the memory behind the first `size` <= size() numbers.
   void shrink(std::size_t size) noexcept {
     size_ = size;
     if (size == 0) {
@@ -67,7 +67,7 @@ class Buffer {
   std::size_t size_{0};
 };
 
-// Makes room for `size` numbers.
+// Allocates `size` numbers.
 template <typename T>
 Status give_room(Buffer<T>& room, std::size_t size) noexcept {
   auto made = Buffer<T>::create(size);

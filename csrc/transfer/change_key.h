@@ -1,4 +1,4 @@
-// How large a change of a bf16 element is, by the kernels' own formula. docs/protocol.md, "Deltas".
+// The size of a change of a bf16 element, by the kernels' formula. docs/protocol.md, "Deltas".
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,6 @@ namespace rose::transfer {
 using kernels::change_key;
 
 inline constexpr std::uint32_t kKeyNan = kernels::kLargestKey;
-inline constexpr std::uint32_t kNothingSent = kernels::kKeys;  // a threshold that no key reaches
+inline constexpr std::uint32_t kNothingSent = kernels::kKeys;  // a threshold above every key
 
 }  // namespace rose::transfer

@@ -1,4 +1,4 @@
-// What one block changes: what a pack finds, a reader reads, and an encoder writes.
+// The changes of one block: found by a pack, read by a reader, and written by an encoder.
 #pragma once
 
 #include <concepts>
@@ -7,7 +7,7 @@
 
 namespace rose::transfer {
 
-// What an element is: a number modulo 2^w, whatever it means.
+// An element, as a number modulo 2^w whatever it means.
 template <typename T>
 concept ElementBits = std::same_as<T, std::uint8_t> || std::same_as<T, std::uint16_t> ||
                       std::same_as<T, std::uint32_t>;
@@ -15,11 +15,11 @@ concept ElementBits = std::same_as<T, std::uint8_t> || std::same_as<T, std::uint
 template <ElementBits T>
 inline constexpr std::uint32_t kWidth = 8 * sizeof(T);
 
-// Places that a vector store may write behind the last position or difference of a block; every
-// room for them is that much longer.
+// Positions or differences that a vector store may write behind the last one of a block; all rooms
+// for them are longer by this.
 inline constexpr std::size_t kChangesSlack = 64;
 
-// What a block changes. Positions ascend, differences are new - old modulo 2^w and never 0.
+// The changes of a block. Positions ascend; differences are new - old modulo 2^w and never 0.
 template <ElementBits T>
 struct BlockChanges {
   std::uint32_t elements{0};
@@ -28,7 +28,7 @@ struct BlockChanges {
   const T* differences{nullptr};
 };
 
-// The size of a difference that is not 0, as a signed number: 1 to 2^(w-1).
+// The size of a nonzero difference, as a signed number: 1 to 2^(w-1).
 template <ElementBits T>
 constexpr std::uint32_t size_of(T difference) noexcept {
   const bool is_down = (difference >> (kWidth<T> - 1)) != 0;

@@ -1,4 +1,4 @@
-// Finds what a block changes, and moves the shadow there: the half of a pack that sees every
+// Finds the changes of a block and applies them to the shadow: the part of a pack that reads every
 // element.
 #pragma once
 
@@ -17,35 +17,35 @@ struct Versions {
   Box<T> shadow;
 };
 
-// One thread's: it goes through blocks in any order, and adds the digests of their elements.
+// Goes through blocks in any order, and adds the digests of their elements. For one thread.
 template <ElementBits T>
 class ChangesFinder {
  public:
-  // For blocks of at most `elements`. `options` outlives it.
+  // For blocks of at most `elements`. `options` must outlive it.
   static Result<ChangesFinder> create(const Versions<T>& versions, const PackOptions& options,
                                       std::size_t elements) noexcept;
 
-  // What `elements` from element `first` on change; valid until the next call.
+  // The changes of `elements` from element `first` on; valid until the next call.
   BlockChanges<T> find(std::uint64_t first, std::uint32_t elements) noexcept;
 
-  // Of all shadows after the moves; not to be used where that before is known.
+  // Digest of all shadows after their changes; meaningless where the digest before is known.
   const Digest& digest() const noexcept { return digest_; }
-  // What that differs by from the digest of the shadows before.
+  // Its difference from the digest of the shadows before.
   const Digest& moved() const noexcept { return moved_; }
 
  private:
-  // Elements of which both arrays stay in the first-level cache while they are compared and taken;
-  // less than half of it, so that what the processor reads ahead has room, too.
+  // Elements per tile: two arrays stay in the first-level cache while they are compared and
+  // updated. Less than half of it, to leave room for prefetched lines.
   static constexpr std::uint32_t kTile = 4096 / sizeof(T);
 
   static constexpr std::uint32_t kInWord = 8 / sizeof(T);
-  // With more changes than one in so many elements, the words of a whole tile are added faster.
+  // With more than one change in this many elements, adding all words of a tile is faster.
   static constexpr std::uint32_t kManyInWord = 16;
 
   struct Tile {
     std::uint64_t first{0};
     std::uint32_t elements{0};
-    std::uint32_t base{0};  // its first element's place in the block
+    std::uint32_t base{0};  // position of its first element in the block
     const T* fresh{nullptr};
     T* shadow{nullptr};
   };
@@ -67,7 +67,7 @@ class ChangesFinder {
   Versions<T> versions_;
   const PackOptions* options_;
   ChangesRoom<T> room_;
-  // A tile of an array that is no row, and of the ages.
+  // A tile of an array that is not a row, and of the ages.
   Buffer<T> fresh_tile_;
   Buffer<T> shadow_tile_;
   Buffer<std::uint8_t> ages_tile_;

@@ -1,4 +1,4 @@
-// One TCP connection that never blocks, in the clear or in TLS, and how to come by one.
+// One TCP connection that never blocks, plain or with TLS, and functions to open one.
 #pragma once
 
 #include <netdb.h>
@@ -26,13 +26,13 @@ class ChunkChannel {
   ~ChunkChannel();
 
   int get() const noexcept { return socket_.get(); }
-  // Done at once in the clear.
+  // Immediately done without TLS.
   Io handshake() noexcept { return tls_ != nullptr ? tls_->handshake() : Io::kDone; }
-  // At most room.size() > 0 bytes; with TLS more may wait inside, so read until kWantRead.
+  // At most room.size() > 0 bytes; TLS may buffer more, so read until kWantRead.
   IoResult read(std::span<std::byte> room) noexcept;
-  // The parts one after the other, as far as the socket takes them.
+  // Writes the parts in order, as far as the socket accepts them.
   IoResult write(std::span<const iovec> parts) noexcept;
-  // Why it is closed; empty when nobody said.
+  // Why it is closed; empty if no reason was given.
   std::string failure() const;
 
  private:
@@ -41,19 +41,19 @@ class ChunkChannel {
   int error_{0};
 };
 
-// The addresses of a name, or of an address as text. Blocks as long as the resolver does. Port 0
-// only for a listener.
+// The addresses of a name, or of an address as text. Blocks while the resolver does. Port 0 only
+// for a listener.
 struct Address {
   sockaddr_storage bytes;
   socklen_t size;
 };
 Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port) noexcept;
 
-// A listening socket, and a socket on its way to an address. Neither blocks.
+// A listening socket, and a socket that is connecting to an address. Neither blocks.
 Result<FileDescriptor> listen_on(const Address& address) noexcept;
 Result<FileDescriptor> connect_to(const Address& address) noexcept;
 Result<std::uint16_t> port_of(const FileDescriptor& socket) noexcept;
-// Frames go out as soon as they are there.
+// Sends frames without delay (no Nagle).
 void send_at_once(const FileDescriptor& socket) noexcept;
 
 }  // namespace rose::transfer

@@ -1,4 +1,4 @@
-// Gets chunks from a server over several connections at once, in one thread of its own.
+// Fetches chunks from a server over several connections, in one thread of its own.
 #pragma once
 
 #include <atomic>
@@ -28,48 +28,48 @@ struct ChunkClientConfig {
   std::uint16_t port{0};
   Token token{};
   std::uint32_t streams{4};
-  std::shared_ptr<const TlsContext> tls{};  // null: in the clear
-  Nanoseconds timeout_ns{10'000'000'000};   // without a byte, before a connection is given up
-  std::uint64_t bytes_per_s{0};             // over all streams; 0: as fast as it comes
+  std::shared_ptr<const TlsContext> tls{};  // null: without TLS
+  Nanoseconds timeout_ns{10'000'000'000};   // a connection without a byte for this long is lost
+  std::uint64_t bytes_per_s{0};             // over all streams; 0: unlimited
 };
 
 struct ChunkClientStats {
   std::uint64_t received_bytes{0};  // headers included
-  std::uint64_t losses{0};          // connections that broke
-  std::uint64_t greeted{0};         // connections on which a server answered
+  std::uint64_t losses{0};          // broken connections
+  std::uint64_t greeted{0};         // connections answered by a server
 };
 
-// fetch() by any thread; next() by one at a time; cancel(), close() and stats() by any. Memory is
-// the caller's: it has asked for what is on its way, so it bounds that by asking in portions.
+// fetch() is for any thread; next() for one at a time; cancel(), close() and stats() for any.
+// Memory is the caller's, who bounds it by fetching in portions.
 //
-// 1. Each want of fetch() has one arrival, or is ended by one error of next(), or by cancel().
-// 2. A frame arrives whole or not at all; where a connection breaks, the rest is asked for on
-//    another one. When none is left, they are opened once more; then it is an error.
-// 3. After the arrival, the error, or cancel() or close() have returned, a room is not touched.
-// 4. Every wait ends: a stream with asks on which no byte moves for timeout_ns, or on which a frame
-//    takes longer than that and its bytes at 16 KiB/s, is lost, its asks go to the others, and it
+// 1. Each want of fetch() has one arrival, or ends by one error of next(), or by cancel().
+// 2. A frame arrives whole or not at all; when a connection breaks, its missing frames are
+//    requested on another one. When none is left, all are opened once more; then it is an error.
+// 3. After its arrival, its error, or the return of cancel() or close(), a room is not touched.
+// 4. Every wait ends: a stream with asks is lost if no byte moves for timeout_ns, or if a frame
+//    takes longer than that plus its bytes at 16 KiB/s. Its asks go to the others, and it is opened
+//    again only after something has come.
 //    is opened again only once something came.
 class ChunkClient {
  public:
-  // Resolves the host and starts the thread; connects when something is asked for.
+  // Resolves the host and starts the thread; the first fetch() connects.
   static Result<std::unique_ptr<ChunkClient>> create(const ChunkClientConfig& config,
                                                      std::shared_ptr<const Clock> clock) noexcept;
   ChunkClient(const ChunkClient&) = delete;
   ChunkClient& operator=(const ChunkClient&) = delete;
   ~ChunkClient();
 
-  // Asks for chunks, besides those that are on their way. InvalidArgument, and nothing is asked
-  // for, when a key or room is none or a key is on its way; Unavailable once it is closed.
+  // Requests further chunks. InvalidArgument, with nothing requested, for an invalid key or room,
+  // or for a key already requested; Unavailable after close().
   Status fetch(std::vector<Want> wants) noexcept;
-  // What came, in whatever order; nothing when nothing is on its way any more.
-  // DeadlineExceeded when no byte moved for `timeout_ns`, or by the server's fault: then, as after
-  // Unavailable and Corrupt, all that was on its way is given up. Of the caller's own impatience
-  // nothing is given up.
+  // The next arrival, in any order; nothing if no request is open. DeadlineExceeded if `timeout_ns`
+  // passes, or by the server's fault: then, as after Unavailable and Corrupt, all requests are
+  // given up. If only the caller's timeout passed, none is.
   Result<std::optional<Arrival>> next(Nanoseconds timeout_ns) noexcept;
-  // Gives up all that is on its way and what came and was not taken; who waits in next() is told
-  // Unavailable. It can be used on.
+  // Gives up all requests and untaken arrivals; a waiting next() returns Unavailable. The client
+  // remains usable.
   void cancel() noexcept;
-  // Cancels for good, hangs up and joins the thread; once is enough.
+  // Cancels for good, closes the connections and joins the thread; repetition is allowed.
   void close() noexcept;
   ChunkClientStats stats() const noexcept;
 
@@ -97,10 +97,10 @@ class ChunkClient {
   const std::shared_ptr<const Clock> clock_;
   const EventFd bell_;
 
-  // Of the thread.
+  // For the thread.
   std::vector<ChunkStream> streams_;
-  // By stream, after it was lost: when it may be opened again, and how many chunks had come. Only
-  // if more came since: connections that bring nothing are not made for ever.
+  // Per lost stream: when it may be opened again, and the number of chunks by then. Only after
+  // further chunks, so that useless connections are not opened for ever.
   struct Rest {
     Nanoseconds until_ns{0};
     std::uint64_t arrivals{0};
@@ -108,27 +108,27 @@ class ChunkClient {
   };
   std::vector<Rest> rests_;
   std::uint64_t arrivals_count_{0};
-  std::deque<Want> pending_;       // asked for on no stream
-  std::vector<Arrival> arrivals_;  // of this turn
+  std::deque<Want> pending_;       // requested, on no stream
+  std::vector<Arrival> arrivals_;  // of the current turn
   ChunkPace pace_;
-  bool may_open_again_{true};  // all are lost: there is one more try
+  bool may_open_again_{true};  // one more try when all are lost
   Status last_loss_;
 
-  std::mutex mutex_;  // guards the next
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::vector<Want> asked_;
-  std::set<ChunkKey> outstanding_;  // asked for, and not handed out, ended or given up
+  std::set<ChunkKey> outstanding_;  // requested, and not delivered, failed or given up
   std::deque<Arrival> arrived_;
   Status failure_;
   std::uint64_t cancels_wanted_{0};
   std::uint64_t cancels_done_{0};
   bool is_closed_{false};
-  bool is_over_{false};  // the thread touches no room any more
+  bool is_over_{false};  // the thread touches no more rooms
 
   std::atomic<std::uint64_t> received_bytes_{0};
   std::atomic<std::uint64_t> losses_{0};
   std::atomic<std::uint64_t> greeted_{0};
-  std::mutex closing_;  // one joins
+  std::mutex closing_;  // so that only one thread joins
   std::thread thread_;
 };
 

@@ -1,4 +1,4 @@
-// How fast bytes may go, so that the rest of a link stays with whoever else uses it.
+// A limit on the rate of bytes, which leaves the rest of a link to its other users.
 #pragma once
 
 #include <algorithm>
@@ -9,16 +9,16 @@
 
 namespace rose::transfer {
 
-// A token bucket. For any two moments, what was taken between them is at most
-// rate * time + burst. Time is the caller's, so the law can be counted. One thread.
+// A token bucket. Between any two moments, at most rate * time + burst is taken. The caller passes
+// the time, so the law can be tested. One thread.
 class ChunkPace {
  public:
   static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
-  // At one byte a second such a burst comes back before the clock overflows.
+  // At one byte a second such a burst refills before the clock overflows.
   static constexpr std::uint64_t kBurstBytesMax = std::uint64_t{1} << 32;
 
-  // From now on `bytes_per_s` (0: as fast as it goes) and up to `burst_bytes` at once. What was
-  // taken before still counts: changing the rate often lets nobody have more.
+  // From now on `bytes_per_s` (0: unlimited) and up to `burst_bytes` at once. What was taken still
+  // counts, so frequent changes of the rate give nobody more.
   void set(Nanoseconds now_ns, std::uint64_t bytes_per_s, std::uint64_t burst_bytes) noexcept {
     const std::uint64_t missing = missing_bytes(now_ns);
     bytes_per_s_ = bytes_per_s;
@@ -28,19 +28,19 @@ class ChunkPace {
 
   bool is_limited() const noexcept { return bytes_per_s_ > 0; }
 
-  // What may go now.
+  // Bytes that may be sent now.
   std::uint64_t available(Nanoseconds now_ns) const noexcept {
     if (!is_limited()) return kUnlimited;
     const std::uint64_t missing = missing_bytes(now_ns);
     return missing < burst_bytes_ ? burst_bytes_ - missing : 0;
   }
 
-  // So many went; at most what was available.
+  // Takes `nbytes`, at most what is available.
   void take(Nanoseconds now_ns, std::uint64_t nbytes) noexcept {
     if (is_limited()) full_ns_ = std::max(full_ns_, now_ns) + ns_of(nbytes);
   }
 
-  // How long until `nbytes` are available, or the whole burst if that is less.
+  // Time until `nbytes` are available, or the whole burst if that is less.
   Nanoseconds wait_ns(Nanoseconds now_ns, std::uint64_t nbytes) const noexcept {
     if (!is_limited()) return 0;
     const std::uint64_t spare = burst_bytes_ - std::min(nbytes, burst_bytes_);
@@ -48,7 +48,7 @@ class ChunkPace {
   }
 
  private:
-  using Wide = unsigned __int128;  // a product of nanoseconds and bytes a second
+  using Wide = unsigned __int128;  // a product of nanoseconds and bytes per second
   static constexpr Wide kNsPerS = 1'000'000'000;
 
   std::uint64_t missing_bytes(Nanoseconds now_ns) const noexcept {
@@ -56,7 +56,7 @@ class ChunkPace {
     const Wide left_ns = static_cast<Wide>(full_ns_ - now_ns);
     return static_cast<std::uint64_t>((left_ns * bytes_per_s_ + kNsPerS - 1) / kNsPerS);
   }
-  // Rounded up: time that is too long never lets a byte too many through.
+  // Rounded up: a longer time never lets through a byte too many.
   Nanoseconds ns_of(std::uint64_t nbytes) const noexcept {
     if (!is_limited()) return 0;
     return static_cast<Nanoseconds>((nbytes * kNsPerS + bytes_per_s_ - 1) / bytes_per_s_);
@@ -67,7 +67,7 @@ class ChunkPace {
 
   std::uint64_t bytes_per_s_{0};
   std::uint64_t burst_bytes_{1};
-  Nanoseconds full_ns_{0};  // when everything that was taken has come back
+  Nanoseconds full_ns_{0};  // when the bucket is full again
 };
 
 }  // namespace rose::transfer

@@ -1,4 +1,4 @@
-// One receiver at a chunk server: what it may say, and what it gets.
+// One receiver of a chunk server: what it may send, and what it gets.
 #pragma once
 
 #include <array>
@@ -17,28 +17,28 @@
 namespace rose::transfer {
 
 struct PeerLimits {
-  Nanoseconds greeting_ns;  // from the connection to a sound greeting
+  Nanoseconds greeting_ns;  // from the connection to a valid greeting
   Nanoseconds idle_ns;      // without an ask
-  Nanoseconds send_ns;      // without a byte taken of what we have for it
-  Nanoseconds park_ns;      // for a chunk that is not there yet; 0: it is not waited for
+  Nanoseconds send_ns;      // without a byte accepted of the output for it
+  Nanoseconds park_ns;      // for a missing chunk; 0: not waited for
 };
 
-// HANDSHAKE -> GREETING -> SERVING -> CLOSED, or from anywhere to CLOSED: whatever a peer does
-// wrong ends its connection and nothing else, and a stranger is told nothing.
+// HANDSHAKE -> GREETING -> SERVING -> CLOSED, or from any state to CLOSED: an error of a peer ends
+// only its connection, and a stranger learns nothing.
 //
 // The server's thread alone. No call blocks.
 //
-// Invariant: asks that are read and neither answered nor given up are at most kAsksMax; a peer that
-// asks for more is not read from.
+// Invariant: at most kAsksMax asks are read and neither answered nor given up; beyond that nothing
+// is read from the peer.
 class ChunkPeer {
  public:
   static constexpr std::size_t kAsksMax = 256;
 
-  // What `serve` did.
+  // Result of `serve`.
   struct Moved {
     std::size_t sent{0};     // bytes on the wire, headers included
-    bool has_more{false};    // call again: only the allowance was in the way, or the turn's share
-    bool is_greeted{false};  // it showed the token just now
+    bool has_more{false};    // call again: it stopped at the allowance or at the share of a turn
+    bool is_greeted{false};  // it has just shown the token
   };
 
   ChunkPeer(ChunkChannel channel, ChunkShelf& shelf, const Token& token, const PeerLimits& limits,
@@ -47,23 +47,23 @@ class ChunkPeer {
   ChunkPeer& operator=(const ChunkPeer&) = delete;
   ~ChunkPeer();
 
-  // The socket may take or give more than before.
+  // Called when the socket may accept or have more bytes.
   void wake() noexcept { can_read_ = can_write_ = true; }
-  // Reads and sends as far as it goes, at most `allowance` bytes.
+  // Reads and sends as much as possible, at most `allowance` bytes.
   Moved serve(Nanoseconds now_ns, std::size_t allowance) noexcept;
-  // Answers asks whose chunk came or was refused meanwhile, or that have waited long enough.
+  // Answers asks whose chunk has come or was refused, or that have waited long enough.
   void settle(Nanoseconds now_ns) noexcept;
-  // When it must be looked at whatever happens.
+  // When it must be checked even without an event.
   Nanoseconds deadline_ns() const noexcept;
-  // Closes it when its time is over; what it waits for is `settle`d before.
+  // Closes it after its deadline; `settle` answers parked asks first.
   void expire(Nanoseconds now_ns) noexcept;
 
   bool is_closed() const noexcept { return state_ == State::kClosed; }
   Nanoseconds greet_by_ns() const noexcept { return greet_by_ns_; }
-  // Whether it showed the token.
+  // Whether it has shown the token.
   bool was_greeted() const noexcept { return was_greeted_; }
   bool has_output() const noexcept { return !output_.empty(); }
-  // Whether it can be sent something once it is allowed to.
+  // Whether it can receive output as soon as the pace allows.
   bool is_hungry() const noexcept { return can_write_ && has_output(); }
 
  private:
@@ -86,7 +86,7 @@ class ChunkPeer {
   void answer(const ChunkKey& key, const ShelfAnswer& found) noexcept;
   std::size_t write(Nanoseconds now_ns, std::size_t allowance) noexcept;
   void drop_sent(std::size_t nbytes) noexcept;
-  // When it is closed for having taken too long.
+  // When it is closed for being too slow.
   Nanoseconds over_ns() const noexcept;
   std::size_t asks() const noexcept { return output_.size() + parked_.size(); }
   bool may_read() const noexcept {
@@ -102,15 +102,15 @@ class ChunkPeer {
   bool was_greeted_{false};
   bool can_read_{true};
   bool can_write_{true};
-  // Bytes that were read and make no whole message yet.
+  // Bytes read of an incomplete message.
   std::array<std::byte, kAsksMax * kAskBytes> input_;
   std::size_t input_bytes_{0};
   std::deque<Outgoing> output_;
-  std::size_t output_at_{0};                     // bytes of the first that are gone
-  std::multimap<ChunkKey, Nanoseconds> parked_;  // until when
+  std::size_t output_at_{0};                     // sent bytes of the first output
+  std::multimap<ChunkKey, Nanoseconds> parked_;  // deadline of each
   const Nanoseconds greet_by_ns_;
   Nanoseconds heard_ns_;                 // the last ask, or the last byte of an answer
-  std::optional<Nanoseconds> stuck_ns_;  // since when the socket takes nothing
+  std::optional<Nanoseconds> stuck_ns_;  // since when the socket accepts nothing
 };
 
 }  // namespace rose::transfer

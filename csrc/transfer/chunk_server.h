@@ -1,4 +1,4 @@
-// Gives the chunks of a shelf to receivers over TCP: one thread for all of them.
+// Sends the chunks of a shelf to receivers over TCP, in one thread.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ struct ChunkServerConfig {
   std::string host{};  // an address of this machine
   std::uint16_t port{0};
   Token token{};
-  std::shared_ptr<const TlsContext> tls{};  // null: in the clear
-  std::uint64_t bytes_per_s{0};             // to all receivers together; 0: as fast as it goes
+  std::shared_ptr<const TlsContext> tls{};  // null: without TLS
+  std::uint64_t bytes_per_s{0};             // to all receivers together; 0: unlimited
   std::uint64_t burst_bytes{1 << 20};
   std::uint32_t connections_max{64};
   PeerLimits limits{.greeting_ns = 5'000'000'000,
@@ -37,26 +37,26 @@ struct ChunkServerConfig {
 };
 
 struct ChunkServerStats {
-  std::uint64_t wire_bytes{0};   // sent, headers included, TLS's own not
+  std::uint64_t wire_bytes{0};   // sent, including headers, excluding TLS overhead
   std::uint64_t greeted{0};      // connections that showed the token
-  std::uint64_t turned_away{0};  // that did not in time, or came when there was no place
-  std::uint32_t connections{0};  // now
+  std::uint64_t turned_away{0};  // connections without the token in time, or without a free place
+  std::uint32_t connections{0};  // current number
 };
 
-// create(), then start(), or turn() by a test without a thread. close() stops and joins, once, and
-// so does the destructor. shelf(), set_pace() and stats() by any thread, at any time.
+// create(), then start(), or turn() in a test without a thread. close() and the destructor stop and
+// join, once. shelf(), set_pace() and stats() are for any thread, at any time.
 //
 // 1. All receivers together get at most rate * time + burst bytes of frames and headers.
-// 2. They are served by turns, so none waits for a slow one.
-// 3. A receiver that takes nothing for send_ns is dropped; whatever it does, others go on.
-// 4. Who has not shown the token gives way to who comes when there is no place.
-// 5. Memory of a connection is bounded, and no size that a peer names is allocated.
+// 2. Receivers take turns, so none waits for a slow one.
+// 3. A receiver that accepts nothing for send_ns is dropped; the others go on.
+// 4. When no place is free, a connection without the token gives way to a new one.
+// 5. Memory per connection is bounded, and no size from a peer is allocated.
 class ChunkServer {
  public:
-  // A smaller burst could not hold one record of TLS.
+  // A smaller burst cannot contain one TLS record.
   static constexpr std::uint64_t kBurstBytesMin = 16 << 10;
 
-  // InvalidArgument for a limit that is none, Unavailable when the port cannot be listened on.
+  // InvalidArgument for an invalid limit, Unavailable if it cannot listen on the port.
   static Result<std::unique_ptr<ChunkServer>> create(const ChunkServerConfig& config,
                                                      std::shared_ptr<const Clock> clock) noexcept;
   ChunkServer(const ChunkServer&) = delete;
@@ -65,12 +65,12 @@ class ChunkServer {
 
   Status start() noexcept;
   void close() noexcept;
-  // One look at all connections, after waiting for at most `wait_ns` until one is ready.
+  // Serves all connections once, after waiting at most `wait_ns` for one that is ready.
   void turn(Nanoseconds wait_ns) noexcept;
 
   std::uint16_t port() const noexcept { return port_; }
   ChunkShelf& shelf() noexcept { return shelf_; }
-  // InvalidArgument when the burst is too small or too large.
+  // InvalidArgument if the burst is too small or too large.
   Status set_pace(std::uint64_t bytes_per_s, std::uint64_t burst_bytes) noexcept;
   ChunkServerStats stats() const noexcept;
 
@@ -99,19 +99,19 @@ class ChunkServer {
   const std::uint16_t port_;
   ChunkShelf shelf_;
 
-  // Of the thread.
+  // For the thread.
   std::map<int, std::unique_ptr<ChunkPeer>> peers_;  // by descriptor
   int served_last_{-1};
-  bool has_more_{false};      // somebody could be served at once
-  bool is_paced_out_{false};  // somebody waits for the pace
+  bool has_more_{false};      // a peer can be served at once
+  bool is_paced_out_{false};  // a peer waits for the pace
   ChunkPace pace_;
-  std::optional<Nanoseconds> listens_at_ns_;  // again, when it does not now
+  std::optional<Nanoseconds> listens_at_ns_;  // when it resumes listening, if it has paused
 
   struct PaceOrder {
     std::uint64_t bytes_per_s;
     std::uint64_t burst_bytes;
   };
-  mutable std::mutex orders_;  // guards the next
+  mutable std::mutex orders_;  // guards the members below
   std::optional<PaceOrder> order_;
 
   std::atomic<bool> is_closing_{false};

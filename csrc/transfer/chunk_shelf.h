@@ -1,4 +1,4 @@
-// The frames that a chunk server has, and the asks that wait for one it has not.
+// The frames of a chunk server, and the asks that wait for a missing one.
 #pragma once
 
 #include <condition_variable>
@@ -19,7 +19,7 @@
 
 namespace rose::transfer {
 
-// Bytes of somebody else, who keeps them as they are while `owner` lives.
+// Borrowed bytes, constant while `owner` lives.
 struct Frame {
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
@@ -29,49 +29,49 @@ enum class Shelved { kKept, kAbsent, kWaiting };
 
 struct ShelfAnswer {
   Shelved state{Shelved::kAbsent};
-  Frame frame;  // when it is kept
+  Frame frame;  // if kept
 };
 
-// Any thread. The mutex is held over no system call but the ring of a bell and the wake of a
-// waiter, and never while a frame's owner is let go.
+// Any thread. The mutex is held during no system call except ringing a bell and waking a waiter,
+// and never while a frame's owner is released.
 //
 // Invariants:
-//   1. Each miss is handed out by take_misses() once while anyone waits for it.
-//   2. A miss lives as long as somebody waits: every look() that said kWaiting is answered by one
-//      settle() that says something else, or by one leave().
+//   1. take_misses() returns each miss once while an ask waits for it.
+//   2. A miss lives while an ask waits: every look() that returned kWaiting is followed by one
+//      settle() with another result, or by one leave().
 class ChunkShelf {
  public:
-  // `bell` rings when a chunk that somebody waits for came or was refused.
+  // `bell` rings when an awaited chunk has come or was refused.
   explicit ChunkShelf(EventFd bell) noexcept : bell_{std::move(bell)} {}
 
-  // ---- by who has the frames
+  // ---- for the owner of the frames
 
-  // Keeps a frame; one of the same key is replaced. InvalidArgument when no frame can be so long,
-  // or the key is none.
+  // Keeps a frame, replacing one of the same key. InvalidArgument for an impossible length or an
+  // invalid key.
   Status put(const ChunkKey& key, Frame frame) noexcept;
-  // Drops all frames of an update. Returns how many bytes of its frames were sent.
+  // Drops all frames of an update. Returns how many bytes of them were sent.
   std::uint64_t forget(std::uint64_t n, std::int64_t base_n) noexcept;
-  // Answers whoever waits for it now, and keeps nothing. Returns how many do.
+  // Answers the asks that wait now, and keeps nothing. Returns their number.
   Result<std::uint32_t> give(const ChunkKey& key, Frame frame) noexcept;
-  // Whoever waits for it is told that it is not kept; asks of later start anew.
+  // Tells waiting asks that the frame is not kept; later asks start anew.
   void refuse(const ChunkKey& key) noexcept;
-  // At most `most` misses that were not handed out yet, in the order of their keys; waits for one.
-  // Empty at the deadline and once the shelf is closed.
+  // At most `most` new misses, in the order of their keys; waits for one. Empty at the deadline and
+  // after close().
   std::vector<ChunkKey> take_misses(Nanoseconds timeout_ns, std::size_t most) noexcept;
-  // Wakes whoever waits for misses; nobody waits any more after it.
+  // Wakes all waiters for misses; later calls do not wait.
   void close() noexcept;
 
-  // Bytes of frames that went out whole. Of an update: since it was there, or was forgotten last.
+  // Bytes of frames that were sent whole. For an update: since it came or was last forgotten.
   std::uint64_t sent_bytes(std::uint64_t n, std::int64_t base_n) const noexcept;
   std::uint64_t sent_bytes() const noexcept;
 
-  // ---- by the server's thread
+  // ---- for the server's thread
 
-  // What there is for a key. When nothing is and `may_wait`, the asker waits for it.
+  // The frame of a key. If it is missing and `may_wait`, the ask waits for it.
   ShelfAnswer look(const ChunkKey& key, bool may_wait) noexcept;
-  // Looks again for one that waits.
+  // Looks again for a waiting ask.
   ShelfAnswer settle(const ChunkKey& key) noexcept;
-  // One that waited does no more.
+  // Ends the wait of one ask.
   void leave(const ChunkKey& key) noexcept;
   void count_sent(const ChunkKey& key, std::size_t nbytes) noexcept;
   int bell() const noexcept { return bell_.get(); }
@@ -84,18 +84,18 @@ class ChunkShelf {
     std::uint32_t waiting{0};
     bool is_taken{false};
     bool is_refused{false};
-    Frame given;  // for those who wait; empty until it is there
+    Frame given;  // for the waiting asks; empty until it has come
   };
 
-  // The caller lets go of what it returns without the mutex.
+  // The caller releases the returned frame without the mutex.
   Frame leave_locked(std::map<ChunkKey, Miss>::iterator miss) noexcept;
 
   const EventFd bell_;
-  mutable std::mutex mutex_;  // guards everything below
+  mutable std::mutex mutex_;  // guards all members below
   std::condition_variable missed_;
   std::map<ChunkKey, Frame> frames_;
   std::map<ChunkKey, Miss> misses_;
-  std::size_t untaken_{0};  // misses that were not handed out
+  std::size_t untaken_{0};  // misses not yet taken
   std::map<Update, std::uint64_t> sent_by_update_;
   std::uint64_t sent_bytes_{0};
   bool is_closed_{false};

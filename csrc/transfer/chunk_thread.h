@@ -1,4 +1,4 @@
-// The threads that move chunks, in somebody else's process: they take no signal of it.
+// Threads that move chunks inside another program, without handling its signals.
 #pragma once
 
 #include <pthread.h>
@@ -14,15 +14,15 @@
 
 namespace rose::transfer {
 
-// With nothing to do a thread looks again after an hour.
+// An idle thread checks again after an hour.
 inline constexpr Nanoseconds kLongestSleepNs = 3'600'000'000'000;
-// What one stream moves before the next has its turn: enough to make the calls cheap.
+// Bytes that one stream moves before the next one's turn: enough to make calls cheap.
 inline constexpr std::size_t kShareBytes = 1 << 20;
-// Under a pace, the least that is worth a call.
+// The smallest transfer under a pace that is worth a call.
 inline constexpr std::size_t kPacedStepBytes = 16 << 10;
 
-// Starts `work` with every signal blocked: handlers stay with the threads of the process, and a
-// write of libssl to a connection that is gone raises no SIGPIPE.
+// Starts `work` with every signal blocked: the process's other threads handle signals, and when
+// libssl writes to a broken connection there is no SIGPIPE.
 template <typename Work>
 Status start_quietly(std::thread& thread, Work work) noexcept {
   sigset_t all;

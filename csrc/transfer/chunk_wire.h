@@ -11,10 +11,10 @@
 namespace rose::transfer {
 
 inline constexpr std::size_t kTokenBytes = 32;
-// What every peer must present before it is told anything.
+// The secret that a peer must present before it learns anything.
 using Token = std::array<std::byte, kTokenBytes>;
 
-// The most a frame has; whoever announces more is no peer of ours.
+// Largest frame; a peer that announces more is invalid.
 inline constexpr std::uint32_t kFrameBytesMax = 4U << 20;
 // Connections of one client.
 inline constexpr std::uint32_t kStreamsMax = 64;
@@ -28,17 +28,17 @@ struct ChunkKey {
   auto operator<=>(const ChunkKey&) const = default;
 };
 
-// Whether a version can have this number and be made from that one.
+// Whether `n` is a possible version number, and `base_n` a possible base of it.
 bool is_update(std::uint64_t n, std::int64_t base_n) noexcept;
 
 struct Greeting {
   Token token{};
-  std::uint32_t stream{0};  // which of the client's connections it is
+  std::uint32_t stream{0};  // index of the connection in its client
 };
 
 struct ChunkAnswer {
   ChunkKey key;
-  std::uint32_t nbytes{0};  // that follow; 0: it is not kept
+  std::uint32_t nbytes{0};  // size of what follows; 0: the frame is not kept
 };
 
 inline constexpr std::size_t kGreetingBytes = 48;
@@ -51,13 +51,13 @@ std::array<std::byte, kHelloBytes> pack_hello() noexcept;
 std::array<std::byte, kAskBytes> pack(const ChunkKey& ask) noexcept;
 std::array<std::byte, kAnswerBytes> pack(const ChunkAnswer& answer) noexcept;
 
-// Each reads what anyone may have sent, and gives nothing when a single field is not as it must be.
+// Each parses untrusted bytes, and returns nothing if any field is invalid.
 std::optional<Greeting> read_greeting(std::span<const std::byte, kGreetingBytes> content) noexcept;
 bool is_hello(std::span<const std::byte, kHelloBytes> content) noexcept;
 std::optional<ChunkKey> read_ask(std::span<const std::byte, kAskBytes> content) noexcept;
 std::optional<ChunkAnswer> read_answer(std::span<const std::byte, kAnswerBytes> content) noexcept;
 
-// Takes as long for tokens that differ in the first byte as for those that differ in the last.
+// Takes the same time whichever byte differs.
 bool is_same(const Token& one, const Token& other) noexcept;
 
 }  // namespace rose::transfer

@@ -1,4 +1,4 @@
-// The changes of each class brought together.
+// Groups the changes of each class.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace rose::transfer {
 
-// What a block changes in the order of positions, and room for the same class by class: for
+// The changes of a block in the order of positions, and room for the same grouped by class: for
 // `changed` + kChangesSlack of each.
 template <ElementBits T>
 struct ClassGroups {
@@ -21,7 +21,7 @@ struct ClassGroups {
   T* grouped_differences{nullptr};
 };
 
-// Brings the changes of each class together, in their order; returns how many each class has.
+// Groups changes by class, in their order; returns the number of each class.
 // `isa` must be at most best_isa(); all give the same.
 template <ElementBits T>
 ClassCounts group_by_class(Isa isa, const ClassGroups<T>& changes) noexcept;

@@ -1,4 +1,4 @@
-// How large changes are at each old exponent: what a class rule is chosen from.
+// The sizes of changes for each old exponent, from which a class rule is chosen.
 #pragma once
 
 #include <bit>
@@ -9,8 +9,8 @@
 
 namespace rose::transfer {
 
-// Columns of a row of the histogram, which is of one exponent: its elements; its changes by the
-// bits that size - 1 needs, 0 to 32; those of size 2 or more by the bits that size - 2 needs.
+// Columns of a row of the histogram, for one exponent: its elements; its changes by the number of
+// bits of size - 1, 0 to 32; those of size 2 or more by the number of bits of size - 2.
 struct ClassHistogram {
   static constexpr std::uint32_t kExponentBitsMax = 8;
   static constexpr std::uint32_t kWidths = 33;
@@ -19,8 +19,8 @@ struct ClassHistogram {
   static constexpr std::uint32_t kColumns = kFewFrom + kWidths;
 };
 
-// Adds `count` elements to `rows`, one for each exponent of `exponent_bits` <= kExponentBitsMax
-// bits above `shift`.
+// Adds `count` elements to `rows`, one row per exponent of `exponent_bits` <= kExponentBitsMax bits
+// above `shift`.
 template <ElementBits T>
 void add_to_histogram(const T* fresh, const T* old, std::size_t count, std::uint32_t shift,
                       std::uint32_t exponent_bits, std::uint64_t* rows) noexcept {

@@ -1,4 +1,4 @@
-// How an element's old bits give its class. docs/protocol.md, "STRAT".
+// The class of an element by its old bits. docs/protocol.md, "STRAT".
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,12 @@ struct ClassRule {
   std::uint32_t shift{0};
   std::uint32_t exponent_bits{0};
   std::uint32_t origin{0};
-  std::uint32_t all_mask{0};  // bit c: in class c every change has its size listed
+  std::uint32_t all_mask{0};  // bit c: class c lists the size of every change
   std::array<std::uint8_t, kClasses> magnitude_bits{};
 
   bool is_all(std::uint32_t of_class) const noexcept { return (all_mask >> of_class & 1) != 0; }
 
-  // Elements that agree in these bits are of one class.
+  // Elements with equal values of these bits have the same class.
   template <ElementBits T>
   T exponent_mask() const noexcept {
     return static_cast<T>(((std::uint64_t{1} << exponent_bits) - 1) << shift);
@@ -38,7 +38,7 @@ struct ClassRule {
   }
 };
 
-// Refuses a rule that elements of `width` bits cannot have.
+// Refuses a rule that is invalid for elements of `width` bits.
 inline Status check_rule(const ClassRule& rule, std::uint32_t width) noexcept {
   const bool is_in_element = rule.shift <= width && rule.exponent_bits <= width - rule.shift;
   const bool are_bytes = rule.origin <= 0xFF && rule.all_mask <= 0xFF;

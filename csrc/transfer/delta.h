@@ -1,4 +1,4 @@
-// The format of a delta: entries, sizes, and what a block of it may be. docs/protocol.md, "Deltas".
+// The format of a delta: entries, sizes, and legal blocks. docs/protocol.md, "Deltas".
 #pragma once
 
 #include <algorithm>
@@ -20,10 +20,10 @@ constexpr bool is_block_elements(std::uint64_t elements) noexcept {
   return elements == kBlockElementsDense || elements == kBlockElementsMax;
 }
 
-// kStrat crosses links only; nothing here reads or writes it.
+// kStrat is used only on links; nothing here reads or writes it.
 enum class Kind : std::uint32_t { kEmpty = 0, kGap = 1, kRaw = 2, kBitmap = 3, kStrat = 4 };
 
-// One block's row in the table. `kind` may be none of Kind in a table that was received.
+// One block's row in the table. In a received table `kind` may be outside Kind.
 struct Entry {
   Kind kind{Kind::kEmpty};
   std::uint32_t changed{0};
@@ -43,11 +43,11 @@ struct Entry {
   }
 };
 
-// A delta of whoever made or received it.
+// A delta in the memory of its maker or receiver.
 struct DeltaView {
   std::uint64_t count{0};  // elements
   std::uint32_t block_elements{kBlockElementsMax};
-  std::uint32_t width{16};  // bits of an element
+  std::uint32_t width{16};  // bits per element
   std::span<const std::uint64_t> entries;
   std::span<const std::uint32_t> payload;
 };
@@ -56,7 +56,7 @@ constexpr bool is_width(std::uint32_t width) noexcept {
   return width == 8 || width == 16 || width == 32;
 }
 
-// Calls use(T{}) with the elements of `width` bits, one of the three.
+// Calls use(T{}) with the type of elements of `width` bits, one of the three.
 template <typename Use>
 auto with_width(std::uint32_t width, Use use) noexcept {
   if (width == 8) return use(std::uint8_t{});
@@ -99,7 +99,7 @@ constexpr std::uint32_t position_words(Kind kind, std::uint32_t elements,
   return kind == Kind::kGap ? EliasFanoShape{elements, changed}.words() : words_of_bits(elements);
 }
 
-// The ranks of `listed` <= changed changes; all and none need no words.
+// The ranks of `listed` <= changed changes; none are stored if all or none are listed.
 constexpr std::uint32_t rank_words(std::uint32_t changed, std::uint32_t listed) noexcept {
   if (listed == 0 || listed == changed) return 0;
   return EliasFanoShape{changed, listed}.words();

@@ -1,4 +1,4 @@
-// Changes weights by a delta, and changes them back.
+// Applies a delta to weights, and undoes it.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,25 @@ namespace rose::transfer {
 
 struct ApplyOptions {
   bool is_undone{false};
-  // Whether check_delta() found this very delta sound, and nobody could change it since.
+  // Whether check_delta() accepted this delta, which cannot have changed since.
   bool is_checked{false};
 };
 
-// Checks `delta` first, unless it was: on error nothing was changed. Then works on the changed
-// elements only. Undoing what was applied gives the same bits back. Nobody else may use the weights
-// or change the delta meanwhile.
+// Checks `delta` first unless is_checked; on error nothing was changed. Then only writes the
+// changed elements. Undoing restores the same bits. Nobody else may use the weights or change the
+// delta meanwhile.
 template <ElementBits T>
 Status delta_apply(const Box<T>& weights, const DeltaView& delta,
                    const ApplyOptions& options) noexcept;
 
-// Whether `weights` are what `delta` was made from, or, to be undone, what it makes of that, as far
-// as the words tell that it touches: their parts of the two digests must differ as the digests do.
-// Corrupt if they are not, or if the delta is not well formed. Nothing is changed.
+// Whether `weights` are the delta's base or, for undoing, its result, as far as the words that it
+// touches tell: their parts of the two digests must differ as the digests do. Corrupt if they are
+// not, or if the delta is malformed. Nothing is changed.
 template <ElementBits T>
 Status delta_verify(const Box<const T>& weights, const DeltaView& delta, const Digest& base,
                     const Digest& result, bool is_undone) noexcept;
 
-// Refuses another number of elements or another width than the delta has; `name` is the array's.
+// Refuses another number of elements or width than the delta's; `name` is the array's.
 template <ElementBits T>
 Status check_fit(const char* name, const Box<const T>& weights, const DeltaView& delta) noexcept;
 

@@ -1,4 +1,4 @@
-// Two deltas in a row as one.
+// Two consecutive deltas as one.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,8 @@ struct MergedDelta {
   Buffer<std::uint32_t> payload;
 };
 
-// The delta that does what `first` and then `second` do; the time it takes follows their sizes, not
-// that of the weights. Corrupt when one of them is not well formed, invalid when they are not of
-// the same array.
+// A delta with the effect of `first`, then `second`; the time depends on their sizes, not on that
+// of the weights. Corrupt if one is malformed, invalid if they are not for the same array.
 Result<MergedDelta> delta_merge(const DeltaView& first, const DeltaView& second) noexcept;
 
 }  // namespace rose::transfer

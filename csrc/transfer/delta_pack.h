@@ -1,4 +1,4 @@
-// Makes a delta: what changed between the shadow and the fresh weights.
+// Makes a delta: the changes from the shadow to the fresh weights.
 #pragma once
 
 #include <cstdint>
@@ -15,42 +15,41 @@ namespace rose::transfer {
 struct PackedDelta {
   Buffer<std::uint64_t> entries;
   Buffer<std::uint32_t> payload;
-  // Of the shadow before and after packing, with index and seed 0: what the receiver holds, and
-  // what it will hold.
+  // Digests of the shadow before and after packing, with index and seed 0: the receiver's old and
+  // new weights.
   Digest base_digest;
   Digest digest;
 };
 
-// For how many packs in a row each element was left unsent; one that reaches the limit is sent.
+// For each element, the number of consecutive packs that left it unsent; at the limit it is sent.
 struct Ages {
-  Box<std::uint8_t> counts;  // as many as there are elements; no counts, no ages
+  Box<std::uint8_t> counts;  // one per element; empty: no ages
   std::uint32_t limit{0};
 };
 
 struct PackOptions {
   std::uint32_t block_elements{kBlockElementsMax};
-  // Above 0, only changes whose key reaches it are sent, and those that are due; for bf16 elements.
+  // If > 0, sends only changes whose key reaches it, and due ones; for bf16 elements.
   std::uint32_t threshold{0};
   Ages ages{};
-  // Of the shadow, if it is known: then no elements are digested but those around changes.
+  // Digest of the shadow, if known: then only elements around changes are digested.
   std::optional<Digest> base_digest{};
   Isa isa{Isa::kPortable};
   std::uint32_t threads{1};
 };
 
-// Gives a delta its digests, of which `digest` is that after packing unless `known` is the one
-// before.
+// Sets a delta's digests. `digest` is the one after packing, unless `known` gives the one before.
 void settle_digests(const std::optional<Digest>& known, const Digest& moved,
                     PackedDelta& delta) noexcept;
 
-// Packs in one pass over both arrays, and moves the shadow to what was sent. The boxes have the
-// same number of elements and share none. Any number of threads makes the same delta. On error
+// Packs in one pass over both arrays, and updates the shadow to what was sent. The boxes have the
+// same number of elements and do not overlap. Any number of threads makes the same delta. On error
 // nothing was changed.
 template <ElementBits T>
 Result<PackedDelta> delta_pack(const Box<const T>& fresh, const Box<T>& shadow,
                                const PackOptions& options) noexcept;
 
-// Whether the arrays and the options can be those of a pack; the shadow is looked at only.
+// Whether arrays and options are valid for a pack, which does not change the shadow here.
 template <ElementBits T>
 Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,
                       const PackOptions& options) noexcept;

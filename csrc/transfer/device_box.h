@@ -1,4 +1,4 @@
-// Boxes of elements as the kernels take them. kernels/box.h says what one is.
+// Boxes of elements as the kernels take them; see kernels/box.h.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace rose::transfer {
 
-// What a processor without division makes of `number` > 0.
+// The constants for a division by `number` > 0 on a processor without division.
 constexpr kernels::Divisor divisor_of(std::uint64_t number) noexcept {
   if (number < 2) return {number, 0, 0};
   const auto shift = static_cast<std::uint64_t>(std::bit_width(number - 1)) - 1;
@@ -17,8 +17,8 @@ constexpr kernels::Divisor divisor_of(std::uint64_t number) noexcept {
   return {number, static_cast<std::uint64_t>((one + number - 1) / number), shift};
 }
 
-// How the elements of a box lie, without where: the sizes of the three inner dimensions and the
-// strides of all four, in elements.
+// The layout of a box without its address: the sizes of the three inner dimensions and the strides
+// of all four, in elements.
 struct DeviceShape {
   std::array<std::uint64_t, 3> sizes{1, 1, 1};
   std::array<std::uint64_t, 4> strides{0, 0, 0, 1};

@@ -13,13 +13,13 @@
 
 namespace rose::transfer {
 
-// Launches on the caller's stream, and nothing else: no allocation on the device, no wait, no copy.
-// What a launch needs to find zero or ~0 the caller has set there. Memory is the caller's until the
-// stream has passed the launch. Any thread.
+// Only launches on the caller's stream, without device allocations, waits or copies. The caller
+// sets memory to zero or ~0 where a launch needs that. The caller keeps the memory until the stream
+// has passed the launch. Any thread.
 //
-// Every launch: InvalidArgument, naming the argument, for an address that is null or not aligned to
-// its elements, for widths and blocks that the format does not know, and for sizes that no grid
-// has; nothing is launched then. No elements: ok at once.
+// Every launch: InvalidArgument, naming the argument, for a null address or one that is not aligned
+// to its elements, for widths and blocks outside the format, and for sizes beyond any grid; then
+// nothing is launched. Without elements: ok at once.
 class DeviceCodec {
  public:
   struct Libraries {
@@ -30,7 +30,7 @@ class DeviceCodec {
     std::shared_ptr<const driver::KernelLibrary> digest;
   };
 
-  // The kernels of this build, all put on the device now. Unavailable when the build has none.
+  // Loads the kernels of this build on the device. Unavailable if the build has none.
   static Result<std::shared_ptr<const DeviceCodec>> create(driver::DevicePtr device) noexcept;
   static Result<std::shared_ptr<const DeviceCodec>> create(Libraries libraries) noexcept;
 
@@ -43,12 +43,12 @@ class DeviceCodec {
 
  private:
   DeviceCodec() noexcept = default;
-  // A CTA for each delta block of `params`.
+  // One CTA per delta block of `params`.
   template <typename Params>
   Status launch_blocks(const driver::KernelLibrary& library, CUkernel kernel, const Params& params,
                        CUstream stream) const noexcept;
-  // CTAs of `threads` threads with eight elements each for `count` elements, but only as many as
-  // keep the device busy, and no fewer than `least`.
+  // CTAs of `threads` threads, with eight of the `count` elements per thread, but at most as many
+  // as keep the device busy, and at least `least`.
   driver::Grid persistent_grid(std::uint64_t count, unsigned threads,
                                std::uint64_t least) const noexcept;
 

@@ -8,19 +8,19 @@
 
 namespace rose::transfer {
 
-// Launches on the caller's stream, and nothing else: no allocation on the device, no wait, no copy.
-// Memory is the caller's until the stream has passed the launch. Any thread.
+// Only launches on the caller's stream, without device allocations, waits or copies. The caller
+// keeps the memory until the stream has passed the launch. Any thread.
 class DeviceQuantiser {
  public:
-  // The kernels of this build, put on the device now. Unavailable when the build has none.
+  // Loads the kernels of this build on the device. Unavailable if the build has none.
   static Result<std::shared_ptr<const DeviceQuantiser>> create(driver::DevicePtr device) noexcept;
   static Result<std::shared_ptr<const DeviceQuantiser>> create(
       std::shared_ptr<const driver::KernelLibrary> library) noexcept;
 
-  // A CTA for each scale block, or a warp where they are small; few of them for few blocks, so one
-  // scale for a whole tensor is slow. InvalidArgument, naming the argument, for an address that is
-  // null or not aligned to its type, and for sizes that no matrix has; nothing is launched then. No
-  // weights: ok at once.
+  // One CTA per scale block, or one warp per small block. Few blocks use few of them, so one scale
+  // for a whole tensor is slow. InvalidArgument, naming the argument, for a null address or one
+  // that is not aligned to its type, and for sizes that no matrix has; then nothing is launched.
+  // Without weights: ok at once.
   Status quantise(const kernels::QuantiseParams& params, CUstream stream) const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// What tells two tensors apart, however they are split. docs/protocol.md, "Digests".
+// A hash of a tensor that does not depend on how it is split. docs/protocol.md, "Digests".
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace rose::transfer {
 
 struct DigestOptions {
-  std::uint64_t first_index{0};  // of the first element in its tensor
-  std::uint64_t seed{0};         // the tensor's
+  std::uint64_t first_index{0};  // of the first element within its tensor
+  std::uint64_t seed{0};         // seed of the tensor
   Isa isa{Isa::kPortable};
   std::uint32_t threads{1};
 };
@@ -21,7 +21,7 @@ struct DigestOptions {
 template <ElementBits T>
 Result<Digest> digest(const Box<const T>& bits, const DigestOptions& options) noexcept;
 
-// Adds elements that start at word `first_word`, the last word padded.
+// Adds elements from word `first_word` on, with the last word padded.
 template <ElementBits T>
 void add_elements(Isa isa, const T* bits, std::size_t count, std::uint64_t first_word,
                   std::uint64_t seed, Digest& digest) noexcept;

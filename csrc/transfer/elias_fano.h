@@ -13,7 +13,7 @@
 
 namespace rose::transfer {
 
-// Takes fields off again; reads no word behind the one that holds the last field taken.
+// Reads fields in order, and no word behind the one with the last field read.
 class BitReader {
  public:
   explicit BitReader(const std::uint32_t* at) noexcept : at_{at} {}
@@ -35,8 +35,8 @@ class BitReader {
   std::uint32_t ready_bits_{0};
 };
 
-// Writes `words` words with the bits at all places set; returns where they end. `isa` must be at
-// most best_isa().
+// Writes `words` words with the bits at all places set; returns their end. `isa` must be at most
+// best_isa().
 inline std::uint32_t* write_set(Isa isa, const SetPlaces& set, std::uint32_t words,
                                 std::uint32_t* out) noexcept {
   SetWriter writer{out};
@@ -44,25 +44,25 @@ inline std::uint32_t* write_set(Isa isa, const SetPlaces& set, std::uint32_t wor
   return writer.finish(out + words);
 }
 
-// Four fields of `width` <= 16 bits next to each other, of four numbers.
+// Packs the low `width` <= 16 bits of four numbers.
 inline std::uint64_t lows_of_four(const std::uint16_t* numbers, std::uint32_t width) noexcept {
   constexpr std::uint64_t kEach = 0x0001'0001'0001'0001;
   constexpr std::uint64_t kEachPair = 0x0000'0001'0000'0001;
   std::uint64_t four = 0;
   std::memcpy(&four, numbers, sizeof four);
   four &= ((std::uint64_t{1} << width) - 1) * kEach;
-  // First the pairs move together, then the two of them.
+  // First joins the numbers of each pair, then the two pairs.
   four = (four | four >> (16 - width)) & ((std::uint64_t{1} << 2 * width) - 1) * kEachPair;
   return (four & ~std::uint32_t{0}) | four >> 32 << 2 * width;
 }
 
-// Writes `width` >= 1 low bits of each of `count` numbers; returns where the words end.
+// Writes `width` >= 1 low bits of each of `count` numbers; returns the end of the words.
 inline std::uint32_t* write_lows(const std::uint16_t* numbers, std::uint32_t count,
                                  std::uint32_t width, std::uint32_t* out) noexcept {
   std::uint32_t* const end = out + words_of_bits(count * width);
   std::uint32_t i = 0;
-  // Eight fields are so many bytes, so none waits for those before it. What is stored behind them
-  // is stored again; so 32 fields at once, which are whole words, and then some that are left.
+  // Eight fields fill `width` bytes, so no store waits for the one before; later stores overwrite
+  // the excess. So: 32 fields at once, which are whole words, then the rest.
   if (8 * width <= 64) {
     auto* bytes = reinterpret_cast<unsigned char*>(out);
     for (; i + 96 <= count; i += 32) {
@@ -84,7 +84,7 @@ inline std::uint32_t* write_lows(const std::uint16_t* numbers, std::uint32_t cou
   return end;
 }
 
-// Writes `count` >= 1 ascending positions below `universe`; returns where the words end.
+// Writes `count` >= 1 ascending positions below `universe`; returns the end of the words.
 inline std::uint32_t* write_elias_fano(Isa isa, const std::uint16_t* positions, std::uint32_t count,
                                        std::uint32_t universe, std::uint32_t* out) noexcept {
   const EliasFanoShape shape{universe, count};
@@ -93,13 +93,13 @@ inline std::uint32_t* write_elias_fano(Isa isa, const std::uint16_t* positions, 
   return shape.low_bits == 0 ? out : write_lows(positions, count, shape.low_bits, out);
 }
 
-// Takes positions off words whose high section is known to have `count` bits set.
+// Reads positions from words whose high section is known to have `count` bits set.
 class EliasFanoReader {
  public:
   EliasFanoReader(const std::uint32_t* words, std::uint32_t universe, std::uint32_t count) noexcept
       : EliasFanoReader{words, EliasFanoShape{universe, count}} {}
 
-  // At most `count` times.
+  // May be called `count` times.
   std::uint32_t next() noexcept {
     while (bits_ == 0) {
       bits_ = *high_++;

@@ -1,4 +1,4 @@
-// A delta and its link in one pass: each block is coded for the link while it is in the cache.
+// A delta and its link form in one pass: each block is coded for the link while it is in the cache.
 #pragma once
 
 #include "transfer/class_rule.h"
@@ -12,8 +12,8 @@ struct PackedLink {
   RecodedDelta link;
 };
 
-// What delta_pack() and then strat_pack() make, to the bit. The shadow is a row; all else is as
-// delta_pack() has it. On error nothing was changed.
+// The same bits as delta_pack() and then strat_pack(). The shadow must be a row; all else is as in
+// delta_pack(). On error nothing was changed.
 template <ElementBits T>
 Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
                              const PackOptions& options, const ClassRule& rule) noexcept;

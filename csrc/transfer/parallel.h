@@ -1,4 +1,4 @@
-// The same work on several threads: all are joined before it returns.
+// Runs work on several threads and joins them all before it returns.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 
 namespace rose::transfer {
 
-// Where part `part` of `parts` begins, of `size` things in order.
+// The first of `size` ordered items in part `part` of `parts`.
 constexpr std::uint64_t part_border(std::uint64_t size, std::uint64_t part,
                                     std::uint64_t parts) noexcept {
   return size / parts * part + std::min(part, size % parts);
 }
 
-// Calls work(part) for each part from 0 to parts - 1, at the same time where the system has threads
-// to give; the first, and those that get no thread, on the caller's.
+// Calls work(part) for each part from 0 to parts - 1, concurrently if the system provides threads;
+// the first part, and those without a thread, run on the caller's.
 template <typename Work>
 void for_each_part(std::uint32_t parts, const Work& work) noexcept {
   std::vector<std::thread> others;
@@ -27,7 +27,7 @@ void for_each_part(std::uint32_t parts, const Work& work) noexcept {
       others.emplace_back([&work, started]() noexcept { work(started); });
     }
   } catch (const std::system_error&) {
-    // No more threads: the caller does what is left.
+    // Without further threads the caller does the rest.
   } catch (const std::bad_alloc&) {
   }
   work(0U);

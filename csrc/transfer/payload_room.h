@@ -1,4 +1,4 @@
-// Room for a payload that several threads write, and of which nobody knows how long it becomes.
+// Room for a payload of unknown length that several threads write.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@ namespace rose::transfer {
 
 // One thread's share of a payload.
 //
-// The worst case is asked for in one piece, which costs address space only. But memory that is
-// touched for the first time is cleared by the kernel page by page, and at 1 % that takes as long
-// as to encode what goes there. So a part begins in room of its own, small enough that the
-// allocator keeps it when it is given back, and goes on in the large room where that is too small.
+// The worst case is allocated in one piece, which uses only address space. But the kernel clears
+// newly touched memory page by page, and at 1 % changes that takes as long as the encoding. So a
+// part begins in a small room of its own, which the allocator retains when it is freed, and
+// continues in the large room once that is full.
 class PayloadPart {
  public:
-  // `far` has room for the `words_max` words that there can be, and outlives the part.
+  // `far` has room for up to `words_max` words, and outlives the part.
   static Result<PayloadPart> create(std::uint32_t* far, std::uint64_t words_max) noexcept;
 
-  // Where the next words go, at most `words` of them; they count once they are added.
+  // Room for at most `words` further words; they count after they are added.
   std::uint32_t* room(std::uint32_t words) noexcept;
   void add(std::uint32_t words) noexcept { words_ += words; }
 
@@ -42,17 +42,17 @@ class PayloadPart {
   bool is_far_{false};
 };
 
-// The room of all parts. A part begins in the large room where all blocks before it are RAW.
+// The room of all parts. A part whose earlier blocks are all RAW begins in the large room.
 class PayloadRoom {
  public:
-  // For `blocks` of at most `block_words` each, and `words_max` in all, in so many parts with
-  // borders as part_border() has them.
+  // For `blocks` of at most `block_words` each, and `words_max` in all, in parts with the borders
+  // of part_border().
   static Result<PayloadRoom> create(std::uint64_t blocks, std::uint64_t block_words,
                                     std::uint64_t words_max, std::uint32_t parts) noexcept;
 
   PayloadPart& part(std::uint32_t at) noexcept { return parts_[at]; }
-  // The words of all parts, in order; the room is used up. The large room becomes the payload where
-  // a part needed it, or where there is no memory for another: this cannot fail.
+  // Joins the words of all parts, in order, and consumes the room. The large room becomes the
+  // payload if a part used it, or if there is no memory for another: this cannot fail.
   Buffer<std::uint32_t> join() noexcept;
 
  private:

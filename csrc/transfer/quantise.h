@@ -1,5 +1,4 @@
-// Weights in the receiver's domain: one byte each, and a scale for each block of them.
-// docs/protocol.md, "Quantised weights".
+// Quantised weights: one byte each, with a scale per block. docs/protocol.md, "Quantised weights".
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,7 @@ struct MatrixView {
   std::uint64_t row_stride{0};
 };
 
-// How many weights share a scale, both at least 1; blocks at the edges are smaller.
+// Size of a block of weights with one scale, both at least 1; blocks at the edges are smaller.
 struct ScaleBlock {
   std::uint64_t rows{128};
   std::uint64_t cols{128};
@@ -41,12 +40,12 @@ struct Quantised {
   Buffer<float> scales;        // blocks along the rows x blocks along the columns
 };
 
-// Looks at each weight twice, the second time in the cache if a row of blocks fits there. The
-// caller's rounding and flush-to-zero modes change nothing.
+// Reads each weight twice, the second time from the cache if a row of blocks fits in it. Does not
+// depend on the caller's rounding and flush-to-zero modes.
 Result<Quantised> quantise(const MatrixView& weights, CodeKind kind, const ScaleBlock& block,
                            Isa isa) noexcept;
 
-// Codes of `rows` x `cols` and what they mean.
+// Codes of `rows` x `cols` weights, with their scales.
 struct QuantisedView {
   std::span<const std::uint8_t> codes;
   std::span<const float> scales;
@@ -54,8 +53,8 @@ struct QuantisedView {
   std::uint64_t cols{0};
 };
 
-// rows x cols bf16 bits. InvalidArgument for sizes that do not go together, and for a scale that no
-// weights have: 0, negative, infinite or NaN.
+// rows x cols bf16 bits. InvalidArgument for sizes that do not match, and for an impossible scale:
+// 0, negative, infinite or NaN.
 Result<Buffer<std::uint16_t>> dequantise(const QuantisedView& from, CodeKind kind,
                                          const ScaleBlock& block) noexcept;
 

@@ -1,5 +1,5 @@
-// The two loops of quantising that see every weight, for each instruction set. All give the same
-// bits, in the default floating-point environment.
+// The two quantising loops over all weights, for each instruction set. All give the same bits, in
+// the default floating-point environment.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace rose::transfer {
 
-// The largest finite magnitude among `count` bf16.
+// The largest finite magnitude of `count` bf16.
 using LargestOf = std::uint32_t (*)(const std::uint16_t* bits, std::size_t count) noexcept;
 // Writes a code for each of `count` bf16.
 using Encode = void (*)(const std::uint16_t* bits, std::size_t count, float scale,
@@ -25,7 +25,7 @@ struct QuantiseLoops {
 QuantiseLoops quantise_loops(Isa isa, kernels::CodeKind kind) noexcept;
 
 // One version each; a machine without the instructions must not call it. As in simd.h, the wide
-// ones exist on x86-64 only and share no inline function with the base path.
+// ones exist only on x86-64 and share no inline function with the base path.
 std::uint32_t largest_of_portable(const std::uint16_t* bits, std::size_t count) noexcept;
 void encode_fp8_portable(const std::uint16_t* bits, std::size_t count, float scale,
                          std::uint8_t* codes) noexcept;

@@ -1,4 +1,4 @@
-// Writes bits one after the other: fields, and sets of ascending places.
+// Writes consecutive bits: fields, and sets of ascending places.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 namespace rose::transfer {
 
 // Appends fields, lowest bit first, from a word border on. Needs room for words_of_bits(all bits)
-// words, and writes no word behind those. It does not ask whether a word is full, which nobody
-// could foresee: each time the last word is written, as far as it is known.
+// words, and writes no further word. It does not test whether a word is full, because that branch
+// is unpredictable: each call writes the last word, even if incomplete.
 class BitWriter {
  public:
   explicit BitWriter(std::uint32_t* out) noexcept : out_{out} {}
@@ -20,15 +20,15 @@ class BitWriter {
     *out_ = static_cast<std::uint32_t>(pending_);
     out_ += pending_bits_ / 32;
     pending_ >>= pending_bits_ & 32;
-    // The word that is begun is written by whoever fills it, or by finish().
+    // The next put() that fills the word writes it, or finish().
     pending_bits_ %= 32;
   }
-  // So many zeros and a one.
+  // `zeros` zeros, then a one.
   void put_unary(std::uint32_t zeros) noexcept {
     for (; zeros >= 32; zeros -= 32) put(0, 32);
     put(std::uint64_t{1} << zeros, zeros + 1);
   }
-  // Writes the last word, if it is not full; its unused bits are 0. Returns where the words end.
+  // Writes the last word if it is not full, with unused bits 0. Returns the end of the words.
   std::uint32_t* finish() noexcept {
     if (pending_bits_ != 0) *out_++ = static_cast<std::uint32_t>(pending_);
     return out_;
@@ -40,7 +40,7 @@ class BitWriter {
   std::uint32_t pending_bits_{0};
 };
 
-// Places that ascend: place(i) is (numbers[i] >> shift) + step * i.
+// Ascending places: place(i) is (numbers[i] >> shift) + step * i.
 struct SetPlaces {
   const std::uint16_t* numbers{nullptr};
   std::uint32_t count{0};
@@ -57,18 +57,18 @@ class SetWriter {
  public:
   explicit SetWriter(std::uint32_t* out) noexcept : bits_{out} {}
 
-  // How many bits are written: up to the last that is set.
+  // The number of bits written, up to the last set one.
   std::uint32_t at() const noexcept { return at_; }
   void put(std::uint32_t place) noexcept {
     bits_.put_unary(place - at_);
     at_ = place + 1;
   }
-  // Bits from at() on, at most 32 and the last of them set; the next place is behind `end`.
+  // Writes bits from at() on, at most 32, ending with a set one; the next place is behind `end`.
   void put_some(std::uint64_t set, std::uint32_t end) noexcept {
     bits_.put(set, end - at_);
     at_ = end;
   }
-  // Writes the words that are left of those before `end`, and returns it.
+  // Writes the remaining words before `end`, and returns it.
   std::uint32_t* finish(std::uint32_t* end) noexcept {
     std::fill(bits_.finish(), end, 0U);
     return end;
@@ -79,7 +79,7 @@ class SetWriter {
   std::uint32_t at_{0};
 };
 
-// Writes the next places of a set, from the i-th on, and returns how many: four that are close
+// Writes the next places of a set, from the i-th on, and returns their number: four that are close
 // together, or one.
 inline std::uint32_t put_next(const SetPlaces& set, std::uint32_t i, SetWriter& writer) noexcept {
   constexpr std::uint32_t kAtOnce = 4;

@@ -1,4 +1,4 @@
-// The signs of differences as bits, many at a time.
+// The signs of differences as bits, several at a time.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ template <ElementBits T>
 std::uint32_t signs_of_word(const T* differences) noexcept {
   constexpr std::uint32_t kInWord = 8 / sizeof(T);
   constexpr std::uint64_t kOnes = ~std::uint64_t{0} / ((std::uint64_t{1} << kWidth<T>)-1);
-  // Carries the sign of element j, at bit w j, to the j-th of the highest bits; what else the
-  // product holds is below those, in places of its own.
+  // Moves the sign of element j, at bit w j, to the j-th of the highest bits; the product's other
+  // bits are all below those.
   constexpr std::uint64_t kCarry = [] {
     std::uint64_t carry = 0;
     for (std::uint32_t j = 0; j < kInWord; ++j) {
@@ -29,7 +29,7 @@ std::uint32_t signs_of_word(const T* differences) noexcept {
   return static_cast<std::uint32_t>((word >> (kWidth<T> - 1) & kOnes) * kCarry >> (64 - kInWord));
 }
 
-// The signs of the first kSignsAtOnce of `count` differences, or of all if those are fewer.
+// The signs of the first kSignsAtOnce of `count` differences, or of all if there are fewer.
 template <ElementBits T>
 std::uint32_t signs_of(const T* differences, std::uint32_t count) noexcept {
   constexpr std::uint32_t kInWord = 8 / sizeof(T);

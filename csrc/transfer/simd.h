@@ -1,5 +1,4 @@
-// The loops that see every element or every change, for each instruction set. All give the same
-// bits.
+// The loops over all elements or all changes, for each instruction set. All give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +15,13 @@ class SetWriter;
 
 enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512 };
 
-// The best that this machine has. Asks the processor each time; callers pass the answer on.
+// The best of this machine. Queries the processor each time, so callers pass the result on.
 Isa best_isa() noexcept;
 
 std::optional<Isa> isa_named(std::string_view name) noexcept;
 std::string_view name_of(Isa isa) noexcept;
 
-// A digest, or a part of one: docs/protocol.md, "Digests". Parts are added up modulo 2^64.
+// A digest, or a part of one: docs/protocol.md, "Digests". Parts add up modulo 2^64.
 struct Digest {
   std::uint64_t first{0};
   std::uint64_t second{0};
@@ -30,49 +29,49 @@ struct Digest {
   friend bool operator==(const Digest&, const Digest&) noexcept = default;
 };
 
-// How many positions find_changed may write behind the last one it finds.
+// Positions that find_changed may write behind the last one found.
 inline constexpr std::size_t kFoundSlack = kChangesSlack;
 
 // Writes base + i for every i < count with fresh[i] != shadow[i], ascending, modulo 2^16; returns
-// how many. `out` needs room for count + kFoundSlack of them. `isa` must be at most best_isa().
+// their number. `out` needs room for count + kFoundSlack. `isa` must be at most best_isa().
 template <ElementBits T>
 std::size_t find_changed(Isa isa, const T* fresh, const T* shadow, std::size_t count,
                          std::uint32_t base, std::uint16_t* out) noexcept;
 
-// Adds `words` whole words, of which the first has the index `first_word`. `bits` need not begin
-// at a border of words.
+// Adds `words` whole words, the first with the index `first_word`. `bits` need not be aligned to
+// words.
 void add_words(Isa isa, const void* bits, std::size_t words, std::uint64_t first_word,
                std::uint64_t seed, Digest& digest) noexcept;
 
-// Both of the above over `words` whole words, the sums being of `fresh` with seed 0: while one
-// waits for memory, the other computes.
+// Both of the above over `words` whole words, with the sums of `fresh` and seed 0: one computes
+// while the other waits for memory.
 template <ElementBits T>
 std::size_t find_and_add(Isa isa, const T* fresh, const T* shadow, std::size_t words,
                          std::uint32_t base, std::uint64_t first_word, std::uint16_t* out,
                          Digest& digest) noexcept;
 
-// How many changes take_changes() takes at most.
+// Most changes of one take_changes().
 inline constexpr std::size_t kTakenMax = 512;
 
-// Some changes of a piece of a tensor that is of whole words.
+// Some changes in a piece of a tensor that consists of whole words.
 template <ElementBits T>
 struct TakenChanges {
   const T* fresh{nullptr};
   T* shadow{nullptr};
-  const std::uint16_t* positions{nullptr};  // ascending, each `base` above its place in the piece
+  const std::uint16_t* positions{nullptr};  // ascending, `base` + index in the piece
   std::uint32_t base{0};
   std::uint32_t count{0};
   T* differences{nullptr};  // room for count + kChangesSlack
 };
 
-// Notes the differences, moves the shadow there, and adds what that moves its digest by, with seed
-// 0; the piece's first word has the index `first_word`.
+// Writes the differences, updates the shadow, and adds the change of its digest, with seed 0; the
+// piece's first word has the index `first_word`.
 template <ElementBits T>
 void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_word,
                   Digest& moved) noexcept;
 
-// Writes the rank of each of `count` differences that is no step of one, ascending; returns how
-// many. `ranks` needs room for count + kFoundSlack of them.
+// Writes the ranks of those of `count` differences that are not one step, ascending; returns their
+// number. `ranks` needs room for count + kFoundSlack.
 template <ElementBits T>
 std::uint32_t find_listed(Isa isa, const T* differences, std::uint32_t count,
                           std::uint16_t* ranks) noexcept;
@@ -86,9 +85,9 @@ inline constexpr std::uint64_t kStrideSecond = 0xD1B5'4A32'D192'ED03;
 inline constexpr std::uint64_t kMixFirst = 0xBF58'476D'1CE4'E5B9;
 inline constexpr std::uint64_t kMixSecond = 0x94D0'49BB'1331'11EB;
 
-// One version each; a machine without the instructions must not call it. They exist on x86-64
-// only. What they share with the base path is compiled for that, without an instruction set of its
-// own: the linker keeps one copy of an inline function, and each machine must be able to run it.
+// One version each; a machine without the instructions must not call it. They exist only on x86-64.
+// Code shared with the base path is compiled without their instruction set: the linker keeps one
+// copy of an inline function, which each machine must be able to run.
 template <ElementBits T>
 std::size_t find_changed_portable(const T* fresh, const T* shadow, std::size_t count,
                                   std::uint32_t base, std::uint16_t* out) noexcept;
@@ -100,7 +99,7 @@ void add_words_avx2(const void* bits, std::size_t words, std::uint64_t first_wor
                     std::uint64_t seed, Digest& digest) noexcept;
 void add_words_avx512(const void* bits, std::size_t words, std::uint64_t first_word,
                       std::uint64_t seed, Digest& digest) noexcept;
-// No templates: those would lose their instruction set where they are instantiated.
+// Not templates, which would lose their instruction set where they are instantiated.
 #define ROSE_FIND(T)                                                                  \
   std::size_t find_changed_avx2(const T* fresh, const T* shadow, std::size_t count,   \
                                 std::uint32_t base, std::uint16_t* out) noexcept;     \

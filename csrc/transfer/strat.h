@@ -1,5 +1,5 @@
-// Deltas for a link: blocks are recoded as STRAT where that takes fewer words, and back.
-// docs/protocol.md, "STRAT".
+// Deltas for a link: recodes blocks as STRAT if that takes fewer words, and back. docs/protocol.md,
+// "STRAT".
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@ struct StratOptions {
   Isa isa{Isa::kPortable};
 };
 
-// The table and the payload of the other form of a delta.
+// The table and the payload of a delta's other form.
 struct RecodedDelta {
   Buffer<std::uint64_t> entries;
   Buffer<std::uint32_t> payload;
 };
 
-// `weights` are what the delta was made from, or, if `is_after`, what it makes of that.
+// `weights` are the delta's base, or its result if `is_after`.
 template <ElementBits T>
 Result<RecodedDelta> strat_pack(const DeltaView& delta, std::span<const T> weights, bool is_after,
                                 const StratOptions& options) noexcept;
 
-// `base` is what the delta was made from. Nothing of the link is believed: it is read whole, or
-// Corrupt names the block that cannot be. With another base than the right one, either happens.
+// `base` is the delta's base. The link is not trusted: it is read whole, or Corrupt names the
+// invalid block. With a wrong base, either happens.
 template <ElementBits T>
 Result<RecodedDelta> strat_unpack(const DeltaView& link, std::span<const T> base,
                                   const StratOptions& options) noexcept;

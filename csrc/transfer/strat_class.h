@@ -1,4 +1,4 @@
-// What one class of a STRAT block says. docs/protocol.md, "STRAT".
+// The contents of one class in a STRAT block. docs/protocol.md, "STRAT".
 #pragma once
 
 #include <array>
@@ -14,12 +14,12 @@ struct ClassBody {
   std::uint32_t changed{0};
   std::uint32_t listed{0};
   std::uint32_t large{0};
-  std::uint32_t first{0};  // of its changes among those of all classes
+  std::uint32_t first{0};  // index of its first change among those of all classes
 };
 
 using ClassBodies = std::array<ClassBody, kClasses>;
 
-// Bits of the section that tells which elements of a class change.
+// Bits of the section with the positions of a class's changes within the class.
 constexpr std::uint32_t bits_of_ranks(const ClassBody& body) noexcept {
   return is_bitmap(body.elements, body.changed) ? body.elements
                                                 : StreamShape{body.elements, body.changed}.bits;

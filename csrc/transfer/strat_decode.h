@@ -1,4 +1,4 @@
-// Reads STRAT blocks, and believes nothing of them. docs/protocol.md, "STRAT".
+// Reads STRAT blocks without trusting them. docs/protocol.md, "STRAT".
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace rose::transfer {
 
-// One STRAT block as it was received.
+// One received STRAT block.
 struct StratWords {
   const std::uint32_t* words{nullptr};
   std::uint32_t count{0};
-  std::uint32_t changed{0};  // as its entry says
+  std::uint32_t changed{0};  // by its entry
 };
 
-// Decodes one block after the other, with room that is used again. One thread uses it.
+// Decodes one block after another in reused room. For one thread.
 template <ElementBits T>
 class StratDecoder {
  public:
-  // Why a block is refused, as the end of a sentence; null when it is not.
+  // Why a block is refused, as the end of a sentence; null if it is not.
   using Fault = const char*;
 
   // For blocks of at most `elements`. `isa` must be at most best_isa().
   static Result<StratDecoder> create(std::uint32_t elements, const ClassRule& rule,
                                      Isa isa) noexcept;
 
-  // Fills `changes`, which lasts until the next call; after a fault it means nothing. `base` are
-  // the block's `elements` as they were before what it changes.
+  // Fills `changes`, which is valid until the next call, and undefined after a fault. `base` are
+  // the block's `elements` before the change.
   Fault decode(const StratWords& block, const T* base, std::uint32_t elements,
                BlockChanges<T>& changes) noexcept;
 
@@ -49,14 +49,14 @@ class StratDecoder {
   ClassBodies bodies_{};
   std::uint32_t elements_max_{0};
   Buffer<ClassPlanes> planes_;
-  Buffer<std::uint32_t> words_;       // the block's, and behind it what StreamReader reads too
+  Buffer<std::uint32_t> words_;       // the block's, and those that StreamReader reads behind them
   Buffer<std::uint16_t> ranks_;       // class by class
-  Buffer<T> grouped_;                 // differences beside them
+  Buffer<T> grouped_;                 // their differences
   Buffer<std::uint16_t> positions_;   // ascending
-  Buffer<std::uint16_t> places_;      // beside them: where among the ranks
-  Buffer<T> differences_;             // beside them
-  Buffer<std::uint16_t> listed_;      // of one class: which of its changes
-  Buffer<std::uint16_t> large_;       // of one class: which of what is listed
+  Buffer<std::uint16_t> places_;      // for each, its index among the ranks
+  Buffer<T> differences_;             // for each position
+  Buffer<std::uint16_t> listed_;      // of one class: indices of listed changes
+  Buffer<std::uint16_t> large_;       // of one class: indices of large ones among the listed
   Buffer<std::uint32_t> magnitudes_;  // of one class
 };
 

@@ -11,7 +11,7 @@
 
 namespace rose::transfer {
 
-// Encodes one block after the other, with room that is used again. One thread uses it.
+// Encodes one block after another in reused room. For one thread.
 template <ElementBits T>
 class StratEncoder {
  public:
@@ -19,9 +19,9 @@ class StratEncoder {
   static Result<StratEncoder> create(std::uint32_t elements, const ClassRule& rule,
                                      Isa isa) noexcept;
 
-  // Encodes a block that changes something, if that takes fewer than `words_limit` words, and fewer
-  // than RAW; returns how many, or 0. `weights` are its elements: as they were, or, if `is_after`,
-  // as they become. Writes no word behind those that it returns.
+  // Encodes a block with changes if that takes fewer than `words_limit` words, and fewer than RAW;
+  // returns their number, or 0. `weights` are its elements before the change, or after it if
+  // `is_after`. Writes no further word.
   std::uint32_t encode(const BlockChanges<T>& changes, const T* weights, bool is_after,
                        std::uint32_t words_limit, std::uint32_t* out) noexcept;
 
@@ -32,7 +32,7 @@ class StratEncoder {
   void keep_old_classes(const BlockChanges<T>& changes, const T* weights) noexcept;
   void group(const BlockChanges<T>& changes) noexcept;
   void list(ClassBody& body, std::uint32_t of_class) noexcept;
-  // A size of 1 is listed only where all are: then the least that is has the magnitude 0.
+  // The smallest listed size, with magnitude 0; size 1 is listed only where all sizes are.
   std::uint32_t least_size(std::uint32_t of_class) const noexcept {
     return rule_.is_all(of_class) ? 1 : 2;
   }
@@ -49,12 +49,12 @@ class StratEncoder {
   Buffer<ClassPlanes> planes_;
   Buffer<GroupStarts> starts_;
   Buffer<std::uint32_t> words_;    // of the block, and those that the writer may write behind them
-  Buffer<std::uint8_t> classes_;   // of each change, in the order of positions
+  Buffer<std::uint8_t> classes_;   // per change, in the order of positions
   Buffer<std::uint16_t> ranks_;    // the same
-  Buffer<std::uint16_t> grouped_;  // ranks, class by class
-  Buffer<T> differences_;          // beside them
-  Buffer<std::uint16_t> listed_;   // beside them: which of the changes of their class
-  Buffer<std::uint16_t> large_;    // of one class: which of what is listed
+  Buffer<std::uint16_t> grouped_;  // ranks, grouped by class
+  Buffer<T> differences_;          // for each of these
+  Buffer<std::uint16_t> listed_;   // for each class: indices of its listed changes
+  Buffer<std::uint16_t> large_;    // of one class: indices of large ones among the listed
 };
 
 }  // namespace rose::transfer

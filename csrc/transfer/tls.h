@@ -1,5 +1,5 @@
-// TLS 1.3 with a certificate on both sides, by the libssl of the machine, which is opened when TLS
-// is first asked for: nothing here is linked, and a machine without it can do all else.
+// TLS 1.3 with certificates on both sides, by the machine's libssl, loaded at the first use of TLS:
+// nothing is linked, and a machine without it can do all else.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace rose::transfer {
 // The entries of libssl; defined in tls.cpp, where its types are opaque.
 struct TlsLibrary;
 
-// PEM files: of this side's certificate (its chain behind it), of its key, and of the authorities
-// whose certificates the other side may show.
+// PEM files: this side's certificate chain, its key, and the authorities that may have signed the
+// other side's certificate.
 struct TlsFiles {
   std::string certificate;
   std::string key;
@@ -24,28 +24,28 @@ struct TlsFiles {
 
 enum class TlsSide { kServer, kClient };
 
-// What a call on a connection that never blocks came to. kClosed: in order or not, it is over.
+// Result of a call on a connection that never blocks. kClosed: it has ended, orderly or not.
 enum class Io { kDone, kWantRead, kWantWrite, kClosed };
 
 struct IoResult {
   Io state{Io::kDone};
-  std::size_t nbytes{0};  // that were moved; > 0 only with kDone
+  std::size_t nbytes{0};  // bytes moved; > 0 only with kDone
 };
 
-// One connection. It borrows its socket. One thread.
+// One connection. Borrows its socket. One thread.
 class TlsSession {
  public:
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
   ~TlsSession();
 
-  // Call it until it is done: nothing can be read or written before.
+  // Must be repeated until it is done; before that nothing can be read or written.
   Io handshake() noexcept;
   IoResult read(std::span<std::byte> room) noexcept;
   IoResult write(std::span<const std::byte> content) noexcept;
-  // Says goodbye, if the socket takes it at once.
+  // Sends a close notification, if the socket accepts it at once.
   void shut_down() noexcept;
-  // Why it is closed, in a few words; empty when the other side just left. Never sent to anyone.
+  // Why it is closed, in a few words; empty if the other side just left. Never sent to the peer.
   const std::string& failure() const noexcept { return failure_; }
 
  private:
@@ -60,19 +60,19 @@ class TlsSession {
   std::string failure_;
 };
 
-// The certificates of one side. Any thread; sessions outlive it.
+// The certificates of one side. Any thread; sessions may outlive it.
 class TlsContext {
  public:
-  // InvalidArgument when a file is missing, is no PEM, has expired, or key and certificate do not
-  // belong together; Unavailable when the machine has no libssl.so.3.
+  // InvalidArgument if a file is missing, not PEM, or expired, or if key and certificate do not
+  // match; Unavailable if the machine has no libssl.so.3.
   static Result<std::shared_ptr<const TlsContext>> create(const TlsFiles& files,
                                                           TlsSide side) noexcept;
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
   ~TlsContext();
 
-  // A session over a connected socket that does not block. Of a client: only with a server whose
-  // certificate is for `host`, a name or an address; of a server `host` is not looked at.
+  // A session over a connected nonblocking socket. A client accepts only a server whose certificate
+  // is for `host`, a name or an address; a server ignores `host`.
   Result<std::unique_ptr<TlsSession>> open(int socket, const std::string& host) const noexcept;
 
  private:

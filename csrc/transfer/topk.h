@@ -1,4 +1,4 @@
-// The largest changes only: which threshold fits a budget, and what such a delta changes.
+// The largest changes only: the threshold for a budget, and the changes of such a delta.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace rose::transfer {
 
-// The smallest threshold from 1 to kNothingSent with which at most `budget` elements are sent; what
-// is due by the ages of `options` counts whatever the threshold.
+// The smallest threshold from 1 to kNothingSent that sends at most `budget` elements; those that
+// are due by the ages of `options` count at any threshold.
 Result<std::uint32_t> topk_threshold(const Box<const std::uint16_t>& fresh,
                                      const Box<const std::uint16_t>& shadow, std::uint64_t budget,
                                      const PackOptions& options) noexcept;
@@ -21,10 +21,10 @@ Result<std::uint32_t> topk_threshold(const Box<const std::uint16_t>& fresh,
 template <ElementBits T>
 struct ChangedElements {
   Buffer<std::int64_t> positions;  // ascending
-  Buffer<T> values;                // what the elements there become
+  Buffer<T> values;                // new values of these elements
 };
 
-// What `delta` makes of `base`, which stays as it is. Corrupt when the delta is not well formed.
+// The result of `delta` on `base`, which is not changed. Corrupt if the delta is malformed.
 template <ElementBits T>
 Result<ChangedElements<T>> topk_unpack(const DeltaView& delta, const Box<const T>& base) noexcept;
 

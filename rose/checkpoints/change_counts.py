@@ -1,4 +1,4 @@
-"""How elements change: sizes of the steps, old exponents, and the entropy of both."""
+"""Counts of element changes: step sizes, old exponents, and the entropy of both."""
 
 from itertools import pairwise
 from typing import Final

@@ -51,7 +51,7 @@ class Checkpoint:
     Args:
         path: the file or the folder.
         files: sorted by name.
-        tensors: by name, ordered by file and offset.
+        tensors: tensors by name, ordered by file and offset.
     """
 
     path: Path

@@ -85,9 +85,6 @@ class DeltaFile:
 
     The file must not be shortened while it is open: a read past its end kills the process.
 
-    Args:
-        path: delta file to read.
-
     Raises:
         InvalidArgument: the file cannot be read, or holds whole weights.
         CorruptData: the file is damaged, or not an update file.

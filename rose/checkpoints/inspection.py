@@ -1,4 +1,4 @@
-"""What changed between two checkpoints, and the bytes to send it: one pass over both."""
+"""Changes between two checkpoints, and the bytes to send them, from one pass over both."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -27,9 +27,6 @@ class SafetensorsFile:
 
     The file must not be shortened meanwhile: a read past its end kills the process.
 
-    Args:
-        path: file to read.
-
     Raises:
         InvalidArgument: the file cannot be read.
         CorruptData: the file is cut off, or not a safetensors file.

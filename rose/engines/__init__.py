@@ -1,1 +1,1 @@
-"""Connectors: how an inference engine's memory and steps are put under rose."""
+"""Connectors that put an inference engine's memory and steps under rose."""

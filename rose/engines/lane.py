@@ -1,4 +1,4 @@
-"""What an engine's block pool needs of either lane."""
+"""The interface of a lane to an engine's block pool, for serving and borrower."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from rose.memory import KVSpace
 
 
 class KVLane(Protocol):
-    """A tenant's memory, and a way to ask for more of it."""
+    """A tenant's memory, with a way to request more."""
 
     @property
     def kv(self) -> KVSpace:
@@ -18,5 +18,5 @@ class KVLane(Protocol):
         ...
 
     def alloc(self, blocks: int) -> list[int] | None:
-        """Take `blocks` free blocks, or None when fewer are free."""
+        """Take `blocks` free blocks; None if fewer are free."""
         ...

@@ -16,11 +16,11 @@ HALF_LAYER: Final = 0.5
 
 
 class StepGate(Protocol):
-    """What stops a borrower's step between its segments: a `RolloutLane`, or a rival of it."""
+    """Stops a borrower's step between its segments: a `RolloutLane`, or another scheme's lane."""
 
     @property
     def step_thread(self) -> int:
-        """The thread that is in a step; 0 outside."""
+        """The thread inside a step; 0 outside."""
         ...
 
     def gate(self) -> None:
@@ -29,13 +29,13 @@ class StepGate(Protocol):
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the longest `ModuleList` that lies in no other: the decoder layers of `model`.
+    """Return the longest `ModuleList` that is in no other: the decoder layers of `model`.
 
     Raises:
         InvalidArgument: the model has no list of layers.
     """
     named = [(name, one) for name, one in model.named_modules() if isinstance(one, nn.ModuleList)]
-    # The experts of a layer are a list too, and may be more than there are layers.
+    # The experts of a layer are a list too, and may outnumber the layers.
     lists = [one for name, one in named if not any(name.startswith(f"{up}.") for up, _ in named)]
     if not lists:
         raise InvalidArgument(
@@ -64,24 +64,23 @@ def _gated_modules(model: nn.Module, every: float) -> list[nn.Module]:
 def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callable[[], None]:
     """Put gates between the decoder layers of `model`.
 
-    A gate acts only in the thread that is inside a `Quantum` of `rollout`: the same module may
-    serve `generate` elsewhere. Works for eager modules and under `torch.compile`, where a gate is a
-    break between two compiled graphs: compile after this call, and without `fullgraph`. When a
-    CUDA graph is replayed no hook fires: see `gate_graphs` and `insert_gates`. On a GPU the forward
-    pass runs in `rollout.stream` and must not wait for it (`.item()`, `nonzero`): behind a closed
-    gate it would wait with serving, and no abort would reach it.
+    A gate acts only in the thread inside a `Quantum` of `rollout`, so the same module may serve
+    `generate` elsewhere. Works for eager modules and under `torch.compile`, where a gate is a graph
+    break: compile after this call, and without `fullgraph`. Hooks do not fire when a CUDA graph is
+    replayed: see `gate_graphs` and `insert_gates`. On a GPU the forward pass runs in
+    `rollout.stream` and must not wait for it (`.item()`, `nonzero`): behind a closed gate it would
+    wait for serving, and no abort would reach it.
 
     Args:
-        rollout: the lane whose quantum the layers run under.
-        model: the module whose layers are gated.
-        every: layers in one segment, a whole number; 0.5 puts a second gate in front of each
-            layer's `mlp`.
+        rollout: lane of the layers' quantum.
+        model: module whose layers are gated.
+        every: layers per segment, a whole number; 0.5 puts a second gate before each layer's `mlp`.
 
     Returns:
-        A function that takes the gates out again.
+        A function that removes the gates.
 
     Raises:
-        InvalidArgument: another `every`, or a model without such layers.
+        InvalidArgument: an invalid `every`, or a model without such layers.
     """
 
     def gate(_module: nn.Module, _inputs: object) -> None:
@@ -101,7 +100,7 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
 
 
 def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Keep a hook out of compiled code, which would call it while it is traced, or not at all."""
+    """Exclude a hook from compiled code, which would call it while tracing, or not at all."""
     kept: Callable[..., None] = torch.compiler.disable(hook)
     return kept
 
@@ -110,25 +109,25 @@ class Replayable(Protocol):
     """A captured part of a step, such as `torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Put it into the current stream."""
+        """Queue it on the current stream."""
         ...
 
 
 def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[[], None]:
-    """Make one step of segments that were captured one by one, with a gate between two.
+    """Make one step of separately captured segments, with a gate between any two.
 
-    An abort leaves the rest out: the host launches no graph behind the gate that raised.
+    An abort skips the rest: no graph is launched after the gate that raised.
 
     Args:
-        rollout: the lane whose quantum the step runs under; its first gate is the quantum's own.
-        graphs: in their order, at least one.
+        rollout: lane of the step's quantum; the first gate is the quantum's own.
+        graphs: segments in order, at least one.
 
     Returns:
         A function that runs the step in the current stream, which must be `rollout.stream`; it
         raises what `RolloutLane.gate` raises.
 
     Raises:
-        InvalidArgument: there is no graph.
+        InvalidArgument: there are no graphs.
     """
     if not graphs:
         raise InvalidArgument("a step without graphs has nothing to run: pass at least one")
@@ -144,10 +143,10 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
 
 
 class CaptureGate(Protocol):
-    """What puts gates into a capture: a `StreamGate`, or a list of the places in a test."""
+    """Puts gates into a capture: a `StreamGate`, or a test's recorder."""
 
     def insert(self, stream: int) -> None:
-        """Put a gate into the graph that `stream` is being captured into."""
+        """Put a gate into the graph that `stream` is capturing."""
         ...
 
 
@@ -158,24 +157,23 @@ def insert_gates(
     every: float,
     capturing: Callable[[], int | None] | None = None,
 ) -> Callable[[], None]:
-    """Have each capture of `model` get gates between its decoder layers.
+    """Let each capture of `model` get gates between its decoder layers.
 
     Capture as usual, on one stream, with `torch.cuda.graph(torch.cuda.CUDAGraph(keep_graph=True))`,
-    make it launchable with `gated_graph`, and launch it with `StreamGate.launch` alone: replayed by
+    make it launchable with `gated_graph`, and launch it only with `StreamGate.launch`: replayed by
     torch it would repeat old numbers. Outside a capture the hooks do nothing.
 
     Args:
-        gate: of the borrower.
-        model: as in `gate_layers`.
-        every: as in `gate_layers`.
-        capturing: returns the stream that is being captured into now, None when there is none; by
-            default torch is asked.
+        gate: gate of the borrower.
+        model: see `gate_layers`.
+        every: see `gate_layers`.
+        capturing: returns the stream being captured now, or None; by default torch's.
 
     Returns:
-        A function that takes the hooks out again; graphs that were captured keep their gates.
+        A function that removes the hooks; captured graphs keep their gates.
 
     Raises:
-        InvalidArgument: as `gate_layers`.
+        InvalidArgument: see `gate_layers`.
     """
     find = capturing or _capturing_stream
 
@@ -203,42 +201,42 @@ def _capturing_stream() -> int | None:
 
 
 def gated_graph(device: CudaDevice, captured: torch.cuda.CUDAGraph) -> CudaGraph:
-    """Return a graph of torch's with gates in it, for `StreamGate.launch`.
+    """Return a torch graph with gates, for `StreamGate.launch`.
 
     Args:
-        device: the lane's.
-        captured: with `keep_graph=True`, and kept by the caller as long as what is returned.
+        device: device of the lane.
+        captured: graph made with `keep_graph=True`; keep it as long as the result.
     """
     return CudaGraph.instantiate(device, int(captured.raw_cuda_graph()))
 
 
 def abortable_graph(gate: StreamGate, segments: Sequence[torch.cuda.CUDAGraph]) -> CudaGraph:
-    """Return one graph of `segments`, a gate before each, that an abort ends at the next gate.
+    """Return one graph of `segments`, each after a gate, that an abort ends at the next gate.
 
     Args:
-        gate: launches it.
-        segments: captured with `keep_graph=True`, of kernels, copies and fills only. Their memory
-            belongs to their captures, so the caller keeps them too.
+        gate: gate that launches it.
+        segments: graphs made with `keep_graph=True`, of kernels, copies and fills only. Their
+            memory belongs to the captures, so keep them too.
     """
     return gate.make_abortable([int(one.raw_cuda_graph()) for one in segments])
 
 
 def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:
-    """Return a tensor over the same bytes; `device` is where they are."""
+    """Return a tensor over the same bytes, on `device`."""
     if isinstance(array, DeviceArray):
         return torch.as_tensor(array, device=device)
     return torch.from_numpy(array)
 
 
 def stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:
-    """Return a stream of rose's for torch.
+    """Return one of rose's streams for torch.
 
-    Never one of torch's own pools: they come round again after 32, and serving would share a stream
-    with a borrower that is stopped at a gate.
+    Not one of torch's own pool: these are reused after 32, and serving would share a stream with a
+    borrower that is stopped at a gate.
     """
     return torch.cuda.ExternalStream(handle, device=device)
 
 
 def run_on_cores(count: int) -> None:
-    """Let an operator use `count` threads: as many as the device of a CPU has cores."""
+    """Let an operator use `count` threads, the number of the CPU device's cores."""
     torch.set_num_threads(count)

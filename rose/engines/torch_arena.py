@@ -1,8 +1,8 @@
-"""The borrower's activations in a fixed arena: after its warm-up it gets no device memory more.
+"""The borrower's activations in a fixed arena: after warm-up it gets no more device memory.
 
-A borrower that allocates takes memory that neither the pool nor a certificate knows of. So its
-steps run on a memory pool of their own in torch's caching allocator, and the pool may grow while
-the largest batches are tried out, not later.
+A borrower that allocates takes memory unknown to pool and certificates. So its steps use a private
+pool of torch's caching allocator, which may grow during a warm-up with the largest batches, and not
+later.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ class ArenaState(Enum):
 
 
 class ArenaMemory(Protocol):
-    """Device memory that is set apart for one borrower."""
+    """Device memory set apart for one borrower."""
 
     def inside(self) -> AbstractContextManager[None]:
-        """Let this thread's allocations go there."""
+        """Make this thread's allocations use it."""
         ...
 
     def size_bytes(self) -> int:
-        """Return what it has taken of the device, used or not."""
+        """Return the device memory it has taken, used or not."""
         ...
 
 
@@ -38,12 +38,11 @@ class CudaArenaMemory:
     """A private pool in torch's caching allocator; serving's allocations do not go there."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin empty."""
         self._device = device
         self._pool = torch.cuda.MemPool()
 
     def inside(self) -> AbstractContextManager[None]:
-        """Let this thread's allocations go there; not those of threads it starts meanwhile."""
+        """Make this thread's allocations use it; not those of threads started meanwhile."""
         inside: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._device)
         return inside
 
@@ -54,20 +53,20 @@ class CudaArenaMemory:
 
 
 class ActivationArena:
-    """Lets steps allocate in their arena, and refuses a step that made it larger once sealed.
+    """Lets steps allocate in their arena; once sealed, refuses a step that enlarged it.
 
-    Its life: WARMING → `seal` → SEALED. While WARMING, run the largest batches that will come. The
-    growth is seen when the step ends, and that step and all after it fail: an arena never shrinks,
-    because a device frees memory only when all its streams are idle, serving's too. Drop the
-    borrower to get it back. Nothing outside the arena is guarded: KV and weights lie in the pool of
-    slabs. Used by the thread that runs the steps.
+    Life: WARMING → `seal` → SEALED. While WARMING, run the largest batches that will come. Growth
+        is detected when the step ends, and that step and all later ones fail: an arena never
+        shrinks, because a device frees memory only when all its streams are idle, including
+        serving's. Drop the borrower to free it. Only the arena is guarded: KV and weights are in
+        slabs. Used by the thread that runs the steps.
 
     Args:
-        memory: the borrower's.
-        limit_bytes: what it may be at most, also while WARMING.
+        memory: memory of the borrower.
+        limit_bytes: largest size, also while WARMING.
 
     Raises:
-        InvalidArgument: a limit below one byte.
+        InvalidArgument: the limit is below one byte.
     """
 
     def __init__(self, memory: ArenaMemory, *, limit_bytes: int) -> None:
@@ -82,25 +81,25 @@ class ActivationArena:
         """Return an arena on a GPU.
 
         Raises:
-            Unavailable: the device is none that torch counts allocations of.
+            Unavailable: torch counts no allocations on the device.
         """
         if device.type != "cuda":
             raise Unavailable(
-                f"an arena guards allocations on a GPU, and on '{device}' nobody counts them"
+                f"an arena guards allocations on a GPU; torch counts none on '{device}'"
             )
         return cls(CudaArenaMemory(device), limit_bytes=limit_bytes)
 
     @property
     def limit_bytes(self) -> int:
-        """What it may be at most from now on."""
+        """The largest size from now on."""
         return self._limit_bytes
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run a step inside.
+        """Run a step in the arena.
 
         Raises:
-            OutOfMemory: the step allocated more than there is; the sentence says how much.
+            OutOfMemory: the step exceeded the limit; the message says by how much.
         """
         with self._memory.inside():
             yield
@@ -120,7 +119,7 @@ class ActivationArena:
         )
 
     def seal(self) -> None:
-        """Let it grow no more: what it is now is its limit."""
+        """Stop growth: the current size becomes the limit."""
         check(self.state is ArenaState.WARMING, "the arena is sealed already")
         self.state = ArenaState.SEALED
         self._limit_bytes = min(self._limit_bytes, self._memory.size_bytes())

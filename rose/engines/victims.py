@@ -1,23 +1,23 @@
-"""Which slabs a borrower parts with first: those whose loss costs the least work done again."""
+"""The order in which a borrower gives up slabs: least repeated work first."""
 
 import heapq
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# Whether a step in flight would be aborted, tokens to compute again, how long ago the oldest of the
-# requests came; the slab's own number last, so that the order is one.
+# Whether a step in flight would be aborted, tokens to recompute, age of the oldest request; the
+# slab's own number last, for a total order.
 Cost: TypeAlias = tuple[bool, int, float, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is lost with a request whose KV is taken away.
+    """The loss if a request's KV is taken.
 
     Args:
-        tokens: that would be computed again.
-        age: larger for who came earlier; counted from any moment, the same for all.
-        is_in_flight: whether a step would have to be aborted for it.
+        tokens: tokens to recompute.
+        age: larger for earlier requests; relative to any common moment.
+        is_in_flight: whether a step would have to be aborted.
     """
 
     tokens: int
@@ -30,13 +30,13 @@ def order_of_loss(
 ) -> list[int]:
     """Return all slabs, the cheapest to lose first.
 
-    Each one is the cheapest when those before it are gone: a request that has lost a slab loses
-    nothing more with the next. A step in flight is spared as long as there are other slabs; then
+    Each slab is the cheapest once those before it are gone: a request that has lost a slab loses
+    nothing more with the next. A step in flight is spared while there are other slabs; then the
     fewest tokens count, then the newest requests go first.
 
     Args:
-        users: by slab, the requests that have KV in it; each of them is in `progress`.
-        progress: by request.
+        users: requests with KV in each slab, by slab; each is in `progress`.
+        progress: loss by request.
     """
     slabs_of: dict[str, list[int]] = {}
     for slab, requests in users.items():
@@ -61,7 +61,7 @@ def order_of_loss(
         cheapest = heapq.heappop(heap)
         slab = cheapest[-1]
         if now.get(slab) != cheapest:
-            continue  # It has become cheaper since, and was chosen or stands further up.
+            continue  # It became cheaper since, and was chosen or has another entry.
         order.append(slab)
         del now[slab]
         for request in left.pop(slab):

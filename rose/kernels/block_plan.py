@@ -106,7 +106,7 @@ def _best_m(count: Any, larger: Any, width: int) -> tuple[Any, Any, Any]:
     larger = larger[:, :width]
     highs, lows = _elias_fano(count[:, None], larger)
     sizes = _words(count[:, None] * m) + highs + lows + _words(width * larger)
-    # Of equal sizes the least m, which is the lower part of the number.
+    # Among equal sizes this is the least m, the lower part of the number.
     best = (sizes * _WIDTHS + m).amin(1)
     chosen = best % _WIDTHS
     return chosen, larger.gather(1, chosen[:, None])[:, 0], best // _WIDTHS

@@ -46,7 +46,7 @@ class EmbeddedCodec:
 
         Args:
             new: the fresh elements.
-            shadow: as many elements of the same type, changed in place; None for zeros.
+            shadow: the old elements, of the same type and number, changed in place; None for zeros.
             block_elements: 65,536 or 16,384.
             threshold: () int32 on the device: only changes with at least this key are sent, see
                 `topk_threshold`. None sends all.

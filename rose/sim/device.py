@@ -19,7 +19,7 @@ _MAY_BE_ZERO: Final = frozenset(
 
 
 class Sharing(Enum):
-    """How the two engines share the device."""
+    """Modes in which the two engines share the device."""
 
     TURNS = "one of them at a time"
     TOGETHER = "both at once, as the hardware mixes them"

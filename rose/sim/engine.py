@@ -38,7 +38,6 @@ class ServingEngine:
     """
 
     def __init__(self, requests: Sequence[Request], device: DeviceModel) -> None:
-        """Start without work."""
         self._requests = requests
         self._device = device
         self._waiting: deque[_Sequence] = deque()

@@ -34,7 +34,6 @@ class _WhileIdle(Governor):
     """Rollouts run while serving has no request."""
 
     def __init__(self) -> None:
-        """Start idle."""
         self._live: set[int] = set()
 
     def arrived(self, now_ms: float, request: int, *, prompt_tokens: int) -> None:

@@ -23,7 +23,7 @@ class Part(Enum):
     PROMISED = "promised"
 
 
-# Of equal parts, the first is the cause.
+# If parts are equal, the first is the cause.
 CAUSES: Final = (Part.ESTIMATOR, Part.BLOCKING, Part.LENT, Part.HOST, Part.LOAD)
 
 

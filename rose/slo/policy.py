@@ -38,7 +38,7 @@ MECHANISMS: Final = ("gate", "credit", "early_close", "hypothetical", "margin")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the executor may do, and when it must refuse.
+    """Limits of the executor.
 
     Args:
         without: names of `MECHANISMS` to switch off. For measurements only: certificates of such a

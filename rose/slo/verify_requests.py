@@ -15,7 +15,6 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        """Begin without any request."""
         self.pending = 0
         self.has_prefilled = False  # whether any request arrived prefilled
         self._live = 0

@@ -66,7 +66,6 @@ class AgentTrace:
     name: str
 
     def __post_init__(self) -> None:
-        """Freeze the arrays."""
         for column in fields(self):
             values = getattr(self, column.name)
             if isinstance(values, np.ndarray):

@@ -37,7 +37,6 @@ class Trace:
     span_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Copy, freeze and check the arrays."""
         arrival_s = np.array(self.arrival_s, dtype=np.float64)
         prompt_tokens = np.array(self.prompt_tokens, dtype=np.int64)
         output_tokens = np.array(self.output_tokens, dtype=np.int64)
@@ -57,7 +56,6 @@ class Trace:
             object.__setattr__(self, column, values)
 
     def __len__(self) -> int:
-        """Return the number of requests."""
         return int(self.arrival_s.size)
 
     @property

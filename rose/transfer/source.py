@@ -73,11 +73,7 @@ class Source(Protocol):
 
 
 class SourceAround:
-    """A source that forwards to another; subclasses override some calls.
-
-    Args:
-        source: source to forward to.
-    """
+    """A source that forwards to another; subclasses override some calls."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -129,8 +129,8 @@ def test_turn_that_was_stopped_goes_on_at_its_token(dedicated) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"max_new_tokens": 0}, "1 or more"),
-        ({"prompt": ()}, "1 or more"),
+        ({"max_new_tokens": 0}, "at least 1"),
+        ({"prompt": ()}, "at least 1"),
         ({"max_new_tokens": 4000}, "does not fit"),
         ({"temperature": -1.0}, "temperature"),
     ],

@@ -1,4 +1,4 @@
-"""Shard maps of real frameworks: where trainers and engines keep the tensors of a checkpoint."""
+"""Shard maps of frameworks: the places of a checkpoint's tensors in trainers and engines."""
 
 from rose.engines.shards.computed import ComputedTensors
 from rose.engines.shards.dtensors import shard_map_of_dtensors

@@ -1,4 +1,4 @@
-"""Tensors that a loader computes with: kept on the host, loaded again when they changed."""
+"""Tensors that a loader transforms: kept on the host, and loaded again after changes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -20,26 +20,26 @@ from rose.engines.shards.trace import Loader
 from rose.errors import InvalidArgument
 from rose.transfer.plan import Piece, ShardMap, TensorSpec
 
-# No parameter has such a name: the pieces of host copies look into these.
+# Prefix of host copies in pieces; no parameter has such a name.
 _PREFIX: Final = "host:"
 
 
 class ComputedTensors:
-    """A host copy of some tensors, as the checkpoint has them, and how a change reaches the model.
+    """A host copy of some tensors, as in the checkpoint, and a way to load changes into the model.
 
-    A delta changes the copies; `load` lets the model's own loader take them; `undo` puts back every
-    bit that this load wrote. Between two steps, on one thread; nobody else writes the model.
+    A delta changes the copies; `load` passes them to the model's own loader; `undo` restores every
+    bit that this load wrote. Call between two steps, on one thread; nobody else writes the model.
 
-    Writes are seen where torch dispatches them, to registered tensors and others. What a loader
-    writes behind its back (a kernel that is given an address), and attributes it sets to other
-    things than tensors of the model, are not undone.
+    Writes are recorded when torch dispatches them, to registered and other tensors. Not undone are
+    writes outside torch's dispatch (of a kernel that gets an address), and attributes that a loader
+    sets on objects other than the model's tensors.
 
     Args:
-        model: that the loader writes.
-        load_weights: takes (name, tensor) pairs, also of some tensors only.
-        named: the elements that the model was loaded with, of just these tensors; copied.
-        ends: of a `Trace`: tensors that end in one parameter are loaded together, the others only
-            if they changed. Without it all are loaded, always.
+        model: model that the loader writes.
+        load_weights: loader of (name, tensor) pairs; must accept a subset of the tensors.
+        named: current elements of exactly these tensors; copied.
+        ends: ends of a `Trace`: tensors that end in one parameter are loaded together, the others
+            only if they changed. Without it all are loaded, always.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class ComputedTensors:
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Return the host copies, by the names that `pieces` look into; change them in place."""
+        """Return the host copies, by the names in `pieces`; change them in place."""
         return {_PREFIX + name: one for name, one in self._host.items()}
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """Return where a rank keeps the copies."""
+        """Return the pieces of a rank, which are the copies."""
         return tuple(
             whole(name, look_of(one), _PREFIX + name, rank=rank)
             for name, one in self._host.items()
@@ -72,14 +72,14 @@ class ComputedTensors:
         )
 
     def storages(self, rank: int) -> dict[tuple[int, str], int]:
-        """Return the elements of every copy, as those of parameters in a `Trace`."""
+        """Return the number of elements of every copy, as of parameters in a `Trace`."""
         return storages_of(self.parameters, rank=rank)
 
     def completed(self, shards: ShardMap) -> ShardMap:
-        """Return a map in which these tensors lie on the host of every rank of the map.
+        """Return a map with these tensors on the host of every rank.
 
         Raises:
-            InvalidArgument: a tensor is not computed there.
+            InvalidArgument: a tensor is not computed in the map.
         """
         for name in self._host:
             if name not in shards.computed:
@@ -94,13 +94,13 @@ class ComputedTensors:
         return ShardMap({**shards.tensors, **specs}, shards.pieces + pieces, computed)
 
     def load(self, changed: Iterable[str] | None = None) -> None:
-        """Let the loader take the copies; all of them, or those that `changed` ones need.
+        """Pass copies to the loader; all of them, or those needed for `changed` ones.
 
-        What the load before this one wrote can no longer be undone. If the loader fails, or puts
-        another tensor in the place of one that others look at, everything is as before.
+        The previous load can no longer be undone. If the loader fails, or replaces a tensor that
+        has views, the model is restored.
 
         Raises:
-            InvalidArgument: the loader replaced a parameter, or there is no such tensor.
+            InvalidArgument: the loader replaced a parameter, or a tensor is unknown.
         """
         names = self._needed(changed)
         self.settle()
@@ -117,28 +117,28 @@ class ComputedTensors:
                 self.undo()
 
     def undo(self) -> None:
-        """Put back every bit that the last load wrote, in the model; the copies stay."""
+        """Restore every bit of the model that the last load wrote; the copies stay."""
         self._keeper.restore()
 
     def settle(self) -> None:
-        """Forget what the last load wrote over."""
+        """Drop the bits saved by the last load."""
         self._keeper = Keeper()
 
     def _feed(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for name in names:
-            # A loader may keep what it is given, or change it.
+            # A loader may keep or change the tensors that it is given.
             yield name, self._host[name].clone()
 
     def _needed(self, changed: Iterable[str] | None) -> list[str]:
-        """Return the changed tensors and all that end where one of them does."""
+        """Return the changed tensors and all that share an end with one."""
         if changed is None or not self._ends:
             return list(self._host)
         needed = set(changed)
         if unknown := needed - self._host.keys():
-            raise InvalidArgument(f"{min(unknown)} is none of the computed tensors")
+            raise InvalidArgument(f"{min(unknown)} is not a computed tensor")
         while True:
             places = {place for name in needed for place in self._ends.get(name, ())}
-            # Nobody knows where a loader stopped that asked for elements: such are always loaded.
+            # If a loader asked for elements, its ends are unknown: such tensors are always loaded.
             more = {
                 name
                 for name in self._host
@@ -152,6 +152,6 @@ class ComputedTensors:
         name_of = {storage_of(one): name for name, one in parameters_of(self._model).items()}
         for _, after in slots.replaced():
             raise InvalidArgument(
-                f"the loader puts another tensor in the place of {name_of[storage_of(after)]}, "
-                "where its tiles could not follow: let it copy"
+                f"the loader replaces {name_of[storage_of(after)]} by another tensor, "
+                "which its tiles cannot follow: let it copy"
             )

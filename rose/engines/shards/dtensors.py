@@ -1,4 +1,4 @@
-"""Shard maps of trainers whose tensors know how they are spread: FSDP2, and DTensor in general."""
+"""Shard maps of trainers with DTensors, such as FSDP2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,22 +19,21 @@ from rose.transfer.plan import Piece, ShardMap, TensorSpec
 
 
 def shard_map_of_dtensors(named: Mapping[str, Any], *, rank: int, mesh: Any = None) -> ShardMap:
-    """Return the map of all ranks of a trainer, from what one of them knows.
+    """Return the map of all ranks of a trainer, from the view of one rank.
 
     The parameters of pieces are local tensors: pass `{name: one.to_local()}` to `views_of`. Names
-    of one storage are tied, as in `shard_map_of`.
+    that share a storage are tied, as in `shard_map_of`.
 
     Args:
-        named: DTensors by canonical name, and plain tensors.
-        rank: who calls.
-        mesh: the DeviceMesh of all ranks, with names of its dimensions. Tensors on a part of its
-            dimensions are the same along the others, as they are where FSDP2 wraps what TP left
-            alone; plain ones are the same everywhere. Without it, only the ranks of a tensor's own
-            mesh are in the map.
+        named: DTensors and plain tensors, by canonical name.
+        rank: rank of the caller.
+        mesh: DeviceMesh of all ranks, with dimension names. Tensors on a part of its dimensions are
+            replicated along the others, as when FSDP2 wraps what TP left alone; plain tensors are
+            replicated everywhere. Without it, the map has only the ranks of each tensor's own mesh.
 
     Raises:
-        InvalidArgument: a tensor is a partial sum, is not spread as its placements say, does not
-            lie in its storage from the first element on, or is plain and there is no mesh.
+        InvalidArgument: a tensor is a partial sum, does not match its placements, does not start at
+            its storage's first element, or is plain and there is no mesh.
     """
     first: dict[int, str] = {}
     specs: dict[str, TensorSpec] = {}
@@ -53,7 +52,7 @@ def _spread(name: str, tensor: Any, parameter: str, mesh: Any) -> tuple[Piece, .
     """Return the pieces of one tensor."""
     own: Any = getattr(tensor, "device_mesh", None)
     if own is None and mesh is None:
-        raise InvalidArgument(f"{name} is no DTensor: pass the mesh of the ranks that hold it")
+        raise InvalidArgument(f"{name} is not a DTensor: pass the mesh of the ranks that hold it")
     placements: list[Placement] = []
     if own is not None:
         placements = [_placement(name, one) for one in tensor.placements]
@@ -71,19 +70,19 @@ def _spread(name: str, tensor: Any, parameter: str, mesh: Any) -> tuple[Piece, .
 
 
 def _extended(name: str, placements: list[Placement], own: Any, mesh: Any) -> list[Placement]:
-    """Return placements for all dimensions of a mesh, from those of a part of them."""
+    """Return placements for all dimensions of a mesh, from those of some dimensions."""
     names = (own.mesh_dim_names or ("",)) if own is not None else ()
     every = mesh.mesh_dim_names or ()
     if [one for one in every if one in names] != list(names):
         raise InvalidArgument(
-            f"{name} is on a mesh of dimensions {names}, which is no part of {every}"
+            f"{name} is on a mesh of dimensions {names}, which is not a part of {every}"
         )
     placed = dict(zip(names, placements, strict=True))
     return [placed.get(one, Replicate()) for one in every or [""] * mesh.mesh.ndim]
 
 
 def _placement(name: str, placement: Any) -> Placement:
-    """Return a placement of torch in our words; the strided one has no public name there."""
+    """Convert a placement of torch; the strided one has no public name there."""
     if (split_factor := getattr(placement, "split_factor", None)) is not None:
         return StridedShard(placement.dim, int(split_factor))
     if placement.is_shard():
@@ -94,12 +93,10 @@ def _placement(name: str, placement: Any) -> Placement:
 
 
 def _check_local(name: str, local: torch.Tensor, pieces: list[Piece]) -> None:
-    """Compare what is there with what the placements say; for other ranks they must do."""
+    """Compare the local tensor with its placements; those of other ranks are trusted."""
     said = local_shape(pieces)
     if (said or (0,)) != tuple(local.shape) and (said or local.numel()):
-        raise InvalidArgument(
-            f"{name} should have the local shape {said}, and has {tuple(local.shape)}"
-        )
+        raise InvalidArgument(f"{name} must have the local shape {said}, got {tuple(local.shape)}")
     if local.numel() and (not local.is_contiguous() or look_of(local).offset):
         raise InvalidArgument(
             f"{name} lies at element {look_of(local).offset} of a storage with the strides "

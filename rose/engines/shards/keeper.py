@@ -1,4 +1,4 @@
-"""Keeps the bits that a piece of code is about to write over, so that they can be put back."""
+"""Saves bits before a piece of code overwrites them, so that they can be restored."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ from rose.engines.shards.storages import (
 
 
 class Keeper(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
-    """Copies what is written to the host before it is, while it is active, on one thread.
+    """Copies tensors to the host before they are written, while it is active, on one thread.
 
-    Tensors that the code makes itself are not kept.
+    Tensors that the code creates itself are not saved.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[tuple[int, torch.dtype, Look], tuple[torch.Tensor, torch.Tensor]] = {}
-        # By address: what was freed while the keeper was active is made again while it is.
+        # By address: an address that is freed while active is reused only by tensors created then.
         self._made: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Keep what an operation writes, and do it."""
+        """Save the tensors that an operation writes, then run it."""
         kwargs = kwargs or {}
         for tensor in written_by(func, args, kwargs):
             self._keep(tensor.detach())
@@ -40,11 +40,11 @@ class Keeper(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
 
     @property
     def size_bytes(self) -> int:
-        """Return what the host holds for it."""
+        """Return the size of the saved bits."""
         return sum(int(before.nbytes) for _, before in self._kept.values())
 
     def restore(self) -> None:
-        """Put everything back, the last write first."""
+        """Restore everything, the last write first."""
         for tensor, before in reversed(self._kept.values()):
             tensor.copy_(before)
         self._kept.clear()

@@ -1,4 +1,4 @@
-"""What view operations leave of a tensor, as boxes of that tensor in canonical coordinates."""
+"""The effect of view operations on a tensor, as boxes in canonical coordinates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from typing import Final, NamedTuple
 
 from rose.transfer.plan import Region
 
-# Boxes of one look. A loader that scatters a tensor finer than this is quicker run than followed.
+# Most boxes of one look. For a loader that scatters more finely, running it is faster.
 BOXES_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A strided look into a storage: index i is element offset + sum(i * strides) of it.
+    """A strided view of a storage: index i is its element offset + sum(i * strides).
 
     Args:
-        offset: of the first element.
-        shape: how many there are, in each dimension.
-        strides: elements from one index to the next, in each dimension; 0 or more.
+        offset: index of the first element.
+        shape: number of elements, per dimension.
+        strides: elements from one index to the next, per dimension; >= 0.
     """
 
     offset: int
@@ -31,12 +31,12 @@ class Look:
         return self.offset + sum((size - 1) * stride for size, stride in steps)
 
     def may_meet(self, other: "Look") -> bool:
-        """Whether their spans share an element; columns of one matrix lie between each other."""
+        """Whether their spans overlap; interleaved columns of one matrix count as overlapping."""
         return self.offset <= other.last and other.offset <= self.last
 
 
 class Placed(NamedTuple):
-    """A box of a tensor, and where it lies: as `Piece` says it."""
+    """A box of a tensor, and its place, as in `Piece`."""
 
     region: Region
     offset: int
@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """Elements one behind the other: how many, and the step from one to the next on both sides."""
+    """Evenly spaced elements: their number, and the step between two on both sides."""
 
     size: int
     step: int
@@ -52,7 +52,7 @@ class _Axis(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What is still to be cut: the first element on both sides, and how it goes on."""
+    """A part still to be cut: first element on both sides, and its axes."""
 
     first: int
     at: int
@@ -60,7 +60,7 @@ class _Part(NamedTuple):
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a tensor whose elements lie one behind the other."""
+    """Return the strides of a contiguous tensor."""
     strides = [1] * len(shape)
     for at in range(len(shape) - 1, 0, -1):
         strides[at - 1] = strides[at] * shape[at]
@@ -68,18 +68,18 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed] | None:
-    """Say which box of a tensor lies where, if look `seen` of it was copied to look `held`.
+    """Return the boxes of a tensor and their places, if view `seen` was copied to view `held`.
 
-    The boxes are exact, whatever `seen` is: what is no box (every second row, the end of one row
-    and the start of the next, a diagonal) is cut until its parts are.
+    The boxes are exact for any `seen`: a part that is not a box (every second row, the end of one
+    row and the start of the next, a diagonal) is cut into parts that are.
 
     Args:
-        shape: of the tensor; `seen` is a look into its elements in row-major order.
-        seen: what was copied.
-        held: where to, of the same shape.
+        shape: shape of the tensor; `seen` is a view of its elements in row-major order.
+        seen: view that was copied.
+        held: target of the copy, with the same shape.
 
     Returns:
-        None if there are more than `BOXES_MAX`.
+        The boxes; None if there are more than `BOXES_MAX`.
     """
     axes = tuple(map(_Axis, seen.shape, seen.strides, held.strides))
     if any(axis.size == 0 for axis in axes):
@@ -100,18 +100,18 @@ def boxes_of(shape: Sequence[int], seen: Look, held: Look) -> list[Placed] | Non
 
 
 class _Canonical:
-    """The coordinates of a tensor: an element is a number with one digit for each dimension."""
+    """Coordinates of a tensor: an element is a number with one digit per dimension."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
         self._steps = row_major(shape)
-        # Dimensions of size 1 have no digit: their step is that of another.
+        # Dimensions of size 1 have no digit: their step equals another's.
         self._wide = [at for at, size in enumerate(shape) if size > 1]
 
     def joined(self, part: _Part) -> _Part:
-        """Leave out axes of one element, and make one of two that go on in one stride.
+        """Drop axes of one element, and merge two that continue in one stride.
 
-        They stay two where the sum would leave its dimension: `cut` made those.
+        They stay separate if the merged axis would leave its dimension: `cut` made those.
         """
         axes: list[_Axis] = []
         for axis in sorted(part.axes, key=lambda one: one.step, reverse=True):
@@ -129,7 +129,7 @@ class _Canonical:
         return part._replace(axes=tuple(axes))
 
     def cut(self, part: _Part) -> Iterator[_Part] | None:
-        """Return smaller parts, or None if it is a box."""
+        """Return smaller parts; None if it is a box."""
         dimensions: set[int] = set()
         for number, axis in enumerate(part.axes):
             at = self._dimension(axis)
@@ -141,7 +141,7 @@ class _Canonical:
         return None
 
     def box(self, part: _Part) -> Placed:
-        """Return what is left when nothing is to be cut."""
+        """Return the box of a part that needs no cut."""
         sizes, strides = [1] * len(self._shape), [0] * len(self._shape)
         for axis in part.axes:
             at = self._dimension(axis)
@@ -151,7 +151,7 @@ class _Canonical:
         return Placed(Region(digits, tuple(sizes)), part.at, tuple(strides))
 
     def _dimension(self, axis: _Axis) -> int | None:
-        """Return the dimension whose neighbours an axis goes through, if there is one."""
+        """Return the dimension along which an axis runs, if any."""
         return next((at for at in self._wide if self._steps[at] == axis.step), None)
 
     def _digit(self, element: int, at: int) -> int:
@@ -163,7 +163,7 @@ class _Canonical:
         return at is not None and self._digit(first, at) + axis.size <= self._shape[at]
 
     def _each(self, part: _Part, number: int) -> Iterator[_Part]:
-        """Cut an axis into its elements; more than anybody wants are not counted."""
+        """Cut an axis into its elements, up to one beyond the limit."""
         axis = part.axes[number]
         rest = part.axes[:number] + part.axes[number + 1 :]
         for index in range(min(axis.size, BOXES_MAX + 1)):

@@ -1,4 +1,4 @@
-"""Where Megatron-Core keeps a decoder: fused, over tensor, pipeline and expert parallel ranks."""
+"""Layout of a Megatron-Core decoder: fused, on tensor, pipeline and expert parallel ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,31 +10,31 @@ from rose.transfer.plan import ShardMap, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class MegatronModel:
-    """A decoder of the Llama and Qwen families, and how it is spread.
+    """A decoder of the Llama and Qwen families, and its distribution.
 
-    Rank (stage * ep + expert group) * tp + slice holds a slice of a stage; what is no expert is the
-    same in all expert groups. Canonical names are those of transformers.
+    Rank (stage * ep + expert group) * tp + slice holds a slice of a stage; all expert groups hold
+    the same non-expert tensors. Canonical names are those of transformers.
 
     Args:
-        stage_layers: layers of each pipeline stage.
+        stage_layers: number of layers of each pipeline stage.
         hidden: size of the residual stream.
-        heads: of queries.
-        kv_heads: of keys and values; query groups, in Megatron's words.
-        head: size of one.
-        ffn: inner size of the perceptron, or of an expert.
-        vocabulary: tokens; rows are added to a multiple of `vocabulary_multiple` * tp.
-        experts: of every layer; 0 for a dense model.
-        tp: tensor parallel ranks.
-        ep: expert parallel groups.
+        heads: number of query heads.
+        kv_heads: number of key and value heads; query groups, in Megatron's terms.
+        head: size of a head.
+        ffn: inner size of the MLP, or of an expert.
+        vocabulary: number of tokens; rows are padded to a multiple of `vocabulary_multiple` * tp.
+        experts: number of experts per layer; 0 for a dense model.
+        tp: number of tensor parallel ranks.
+        ep: number of expert parallel groups.
         vocabulary_multiple: `make_vocab_size_divisible_by`.
         is_tied: whether the output layer is the embedding.
-        has_qkv_bias: as Qwen2 has it.
-        has_qk_norm: as Qwen3 has it.
-        are_experts_stacked: whether a rank's experts are one parameter, or one each.
-        dtype: of everything.
+        has_qkv_bias: whether Q, K and V have biases, as in Qwen2.
+        has_qk_norm: whether Q and K have norms, as in Qwen3.
+        are_experts_stacked: whether a rank's experts share one parameter.
+        dtype: dtype of all tensors.
 
     Raises:
-        InvalidArgument: it cannot be spread like that.
+        InvalidArgument: the numbers do not allow this distribution.
     """
 
     stage_layers: tuple[int, ...]
@@ -55,7 +55,6 @@ class MegatronModel:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        """Refuse numbers that do not divide."""
         for large, small, words in (
             (self.heads, self.kv_heads, "query heads over the heads of keys and values"),
             (self.kv_heads, self.tp, "heads of keys and values over tensor parallel ranks"),
@@ -65,25 +64,27 @@ class MegatronModel:
             if small < 1 or large % small:
                 raise InvalidArgument(f"{large} cannot be spread over {small}: {words}")
         if not self.stage_layers or min(self.stage_layers) < 0:
-            raise InvalidArgument(f"stages of {self.stage_layers} layers are none")
+            raise InvalidArgument(
+                f"stage_layers must list at least one count, all >= 0, got {self.stage_layers}"
+            )
         if self.ep > 1 and not self.experts:
             raise InvalidArgument(f"a dense model has no experts for {self.ep} groups")
 
     @property
     def padded_vocabulary(self) -> int:
-        """Return the rows of the embedding on all ranks, with those of no token."""
+        """Return the rows of the embedding on all ranks, including padding."""
         each = self.vocabulary_multiple * self.tp
         return -(-self.vocabulary // each) * each
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronLayout:
-    """Where everything lies.
+    """The places of all tensors.
 
     Args:
-        shards: the map of all ranks.
-        storages: elements of each parameter, by rank and name.
-        padding: elements of rows of no token, which no piece covers, by rank and name.
+        shards: map of all ranks.
+        storages: number of elements of each parameter, by rank and name.
+        padding: number of padding elements, which no piece covers, by rank and name.
     """
 
     shards: ShardMap
@@ -92,7 +93,7 @@ class MegatronLayout:
 
 
 def megatron_layout(model: MegatronModel) -> MegatronLayout:
-    """Return where all ranks keep the tensors of a checkpoint of transformers."""
+    """Return the layout of a transformers checkpoint on all ranks."""
     specs = {spec.name: spec for spec in _tensors(model)}
     ranks = [
         MegatronRank(model, specs, stage=stage, group=group, part=part)
@@ -110,7 +111,7 @@ def megatron_layout(model: MegatronModel) -> MegatronLayout:
 
 
 def _tensors(model: MegatronModel) -> list[TensorSpec]:
-    """Return the checkpoint."""
+    """Return the tensors of the checkpoint."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (model.vocabulary, model.hidden)
     }

@@ -1,4 +1,4 @@
-"""The parameters of one rank of Megatron-Core, and what of a checkpoint is in each."""
+"""The parameters of one rank of Megatron-Core, and the checkpoint's tensors in each."""
 
 import math
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ class MegatronRank:
     """Lays out the parameters of a rank, one by one.
 
     Args:
-        model: as it is spread.
-        specs: the checkpoint.
-        stage: of the pipeline.
-        group: of experts.
-        part: of the tensor parallel ranks.
+        model: model and its distribution.
+        specs: tensors of the checkpoint, by name.
+        stage: index of the pipeline stage.
+        group: index of the expert group.
+        part: index of the tensor parallel rank.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MegatronRank:
         self._part = part
 
     def lay_out(self) -> None:
-        """Place everything of this rank's stage."""
+        """Place all tensors of this rank's stage."""
         layers = self._model.stage_layers
         is_last = self._stage == len(layers) - 1
         if self._stage == 0:
@@ -52,7 +52,7 @@ class MegatronRank:
             self._layer(f"model.layers.{first + at}", f"decoder.layers.{at}")
         if is_last:
             self._whole("model.norm.weight", "decoder.final_layernorm.weight")
-        # A tied output layer has its own copy where the embedding is on another stage.
+        # A tied output layer has its own copy if the embedding is on another stage.
         if is_last and not self._model.is_tied:
             self._embedding("lm_head.weight", "output_layer.weight")
         elif is_last and self._stage > 0:
@@ -80,7 +80,7 @@ class MegatronRank:
             self._perceptron(f"{of}.mlp", f"{to}.mlp", ".weight", at=0)
 
     def _qkv(self, of: str, to: str, kind: str) -> None:
-        """Place queries, keys and values: group by group, the queries of a group first."""
+        """Place queries, keys and values: group by group, queries first."""
         model = self._model
         groups = model.kv_heads // model.tp
         queries = model.heads // model.kv_heads * model.head
@@ -102,7 +102,7 @@ class MegatronRank:
                 self._perceptron(expert, to, f".weight{at}", at=0)
 
     def _perceptron(self, of: str, to: str, suffix: str, *, at: int) -> None:
-        """Place a gated perceptron, the one with number `at` of its parameters."""
+        """Place a gated MLP, the one at index `at` of its parameters."""
         rows = self._model.ffn // self._model.tp
         size = rows * self._model.hidden
         first = f"{to}.linear_fc1{suffix}"
@@ -112,7 +112,7 @@ class MegatronRank:
         self._columns(f"{of}.down_proj.weight", f"{to}.linear_fc2{suffix}", at=at * size)
 
     def _embedding(self, of: str, to: str) -> None:
-        """Place a slice of the vocabulary; the last slices may be, in part, of no token."""
+        """Place a slice of the vocabulary; the last slices may contain padding."""
         model = self._model
         rows = model.padded_vocabulary // model.tp
         first = self._part * rows
@@ -127,13 +127,13 @@ class MegatronRank:
         self._rows(of, to, 0, self._specs[of].shape[0], 0)
 
     def _rows(self, of: str, to: str, first: int, count: int, at: int) -> None:
-        """Place rows of a tensor from element `at` of a parameter on."""
+        """Place rows of a tensor, starting at element `at` of a parameter."""
         rest = self._specs[of].shape[1:]
         region = Region((first, *(0 for _ in rest)), (count, *rest))
         self._place(of, region, LocalView(to, at, row_major(region.shape)))
 
     def _columns(self, of: str, to: str, at: int = 0) -> None:
-        """Place this rank's columns of a matrix from element `at` of a parameter on."""
+        """Place this rank's columns of a matrix, starting at element `at` of a parameter."""
         rows, columns = self._specs[of].shape
         count = columns // self._model.tp
         region = Region((0, self._part * count), (rows, count))

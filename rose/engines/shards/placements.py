@@ -1,4 +1,4 @@
-"""Who holds what of a tensor that is spread over a mesh of ranks, from its placements alone."""
+"""The pieces of a tensor distributed over a mesh of ranks, from its placements alone."""
 
 import itertools
 import math
@@ -13,15 +13,15 @@ from rose.transfer.plan import LocalView, Piece, Region
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every rank along a dimension of the mesh holds the same."""
+    """Every rank along a mesh dimension holds the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Ranks along a dimension of the mesh hold one chunk each, as `torch.chunk` makes them.
+    """Ranks along a mesh dimension hold one chunk each, as `torch.chunk` makes them.
 
     Args:
-        dim: of the tensor; the last chunks may be smaller, or empty.
+        dim: dimension of the tensor; the last chunks may be smaller, or empty.
     """
 
     dim: int
@@ -29,11 +29,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StridedShard:
-    """Ranks hold one chunk of each of several chunks: what FSDP2 makes of a TP shard.
+    """Ranks hold one chunk of each of several chunks, as FSDP2 does with a TP shard.
 
     Args:
-        dim: of the tensor.
-        split_factor: how many chunks there are first; each is cut for all ranks.
+        dim: dimension of the tensor.
+        split_factor: number of first-level chunks; each is divided among all ranks.
     """
 
     dim: int
@@ -44,7 +44,7 @@ Placement: TypeAlias = Replicate | Shard | StridedShard
 
 
 class _Run(NamedTuple):
-    """Indices one behind the other."""
+    """Consecutive indices."""
 
     first: int
     size: int
@@ -61,18 +61,18 @@ def pieces_of_placements(
 ) -> tuple[Piece, ...]:
     """Return the pieces of every rank of a mesh.
 
-    Each rank's local tensor is its own storage, from the first element on, in row-major order.
+    Each rank's local tensor has its own storage, from the first element on, in row-major order.
 
     Args:
-        name: of the tensor.
-        shape: of the whole tensor.
-        mesh_shape: how many ranks, in each dimension.
-        placements: one for each dimension of the mesh, applied from left to right.
-        ranks: of the mesh in row-major order; 0, 1, 2 and so on if not given.
-        parameter: the name of the local tensor; that of the tensor if not given.
+        name: name of the tensor.
+        shape: shape of the whole tensor.
+        mesh_shape: number of ranks, per mesh dimension.
+        placements: one per mesh dimension, applied from left to right.
+        ranks: ranks of the mesh in row-major order; 0, 1, 2 ... by default.
+        parameter: name of the local tensor; that of the tensor by default.
 
     Raises:
-        InvalidArgument: numbers of dimensions or ranks do not fit.
+        InvalidArgument: the numbers of dimensions or ranks do not match.
     """
     ranks = range(math.prod(mesh_shape)) if ranks is None else ranks
     _check(name, shape, mesh_shape, placements, ranks)
@@ -89,7 +89,7 @@ def pieces_of_placements(
 
 
 def local_shape(pieces: Sequence[Piece]) -> tuple[int, ...] | None:
-    """Return the shape of a rank's local tensor, from its pieces; None if it has none."""
+    """Return the shape of a rank's local tensor, from its pieces; None without pieces."""
     if not pieces:
         return None
     shapes = [
@@ -100,7 +100,7 @@ def local_shape(pieces: Sequence[Piece]) -> tuple[int, ...] | None:
 
 
 def _held(runs: list[_Run], placement: Shard | StridedShard, parts: int, index: int) -> list[_Run]:
-    """Return which indices of a dimension are left on one rank of a dimension of the mesh."""
+    """Return the indices of a tensor dimension that remain on one rank of a mesh dimension."""
     if isinstance(placement, Shard):
         return _chunk(runs, parts, index)
     pieces = (
@@ -124,7 +124,7 @@ def _chunk(runs: Sequence[_Run], parts: int, index: int) -> list[_Run]:
 
 
 def _joined(runs: Iterator[_Run]) -> list[_Run]:
-    """Make one run of two that go on."""
+    """Merge adjacent runs."""
     kept: list[_Run] = []
     for run in runs:
         if kept and sum(kept[-1]) == run.first:
@@ -135,7 +135,7 @@ def _joined(runs: Iterator[_Run]) -> list[_Run]:
 
 
 def _pieces(name: str, runs: list[list[_Run]], rank: int, parameter: str) -> Iterator[Piece]:
-    """Return the boxes of a local tensor that has these indices of each dimension."""
+    """Yield the boxes of a local tensor with these indices of each dimension."""
     strides = row_major([sum(run.size for run in row) for row in runs])
     placed = [
         list(zip(row, itertools.accumulate((one.size for one in row), initial=0), strict=False))

@@ -14,16 +14,16 @@ def views_of(
     parameters: Mapping[str, torch.Tensor],
     places: Mapping[int, Sequence[tuple[LocalView, tuple[int, ...]]]],
 ) -> dict[int, tuple[torch.Tensor, ...]]:
-    """Return tensors that look at the places of tiles; nothing is copied.
+    """Return views of the tiles' places; nothing is copied.
 
-    A change of one changes the parameter, without a word to autograd.
+    Changing a view changes the parameter, without autograd noticing.
 
     Args:
-        parameters: by the names that views use; whichever tensor of the storage.
-        places: where each tile lies, with the shape of its region.
+        parameters: tensors by parameter name; any tensor of the storage will do.
+        places: views of each tile, with the shape of its region.
 
     Raises:
-        InvalidArgument: a parameter is missing, or a view reaches outside its storage.
+        InvalidArgument: a parameter is missing, or a view exceeds its storage.
     """
     return {
         tile: tuple(_view(parameters, view, shape) for view, shape in row)
@@ -36,15 +36,15 @@ def _view(
 ) -> torch.Tensor:
     tensor = parameters.get(view.parameter)
     if tensor is None:
-        raise InvalidArgument(f"there is no parameter {view.parameter}, which a plan looks into")
+        raise InvalidArgument(f"the plan needs a parameter {view.parameter}, which is missing")
     if len(shape) != len(view.strides):
         raise InvalidArgument(
-            f"a view of {view.parameter} has the shape {shape} and the strides {view.strides}"
+            f"a view of {view.parameter} has the shape {shape} but the strides {view.strides}"
         )
     look = Look(view.offset, shape, view.strides)
     if min((view.offset, *view.strides)) < 0 or look.last >= elements_of(tensor):
         raise InvalidArgument(
-            f"a view of {view.parameter} reaches from element {view.offset} to {look.last}, and "
+            f"a view of {view.parameter} reaches from element {view.offset} to {look.last}, but "
             f"its storage has {elements_of(tensor)}"
         )
     return tensor.detach().as_strided(shape, view.strides, view.offset)

@@ -1,4 +1,4 @@
-"""Shard maps of tensors that are simply there, and of several ranks together."""
+"""Shard maps of whole tensors, and of several ranks together."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,18 +12,18 @@ from rose.transfer.plan import LocalView, Piece, Region, ShardMap, TensorSpec, c
 
 
 def shard_map_of(named: Mapping[str, torch.Tensor], *, rank: int = 0) -> ShardMap:
-    """Return the map of a rank that holds whole tensors, wherever they lie.
+    """Return the map of a rank that holds whole tensors.
 
-    Views keep their strides. Names of one storage are tied: the pieces of both look into the
-    parameter that is named first. A tensor without elements has no piece.
+    Views keep their strides. Names that share a storage are tied: their pieces use the parameter
+    that is named first. A tensor without elements has no piece.
 
     Args:
-        named: by canonical name; the parameters of pieces are the same names.
-        rank: of the pieces.
+        named: tensors by canonical name; pieces use the same names for parameters.
+        rank: rank of the pieces.
 
     Raises:
-        InvalidArgument: two tensors overlap and are not the same, two elements of one may lie in
-            one place, or one has no memory that a delta could change.
+        InvalidArgument: two tensors overlap partly, a tensor may have two elements in one place, or
+            has no memory that a delta could change.
     """
     for name, tensor in named.items():
         _check(name, tensor)
@@ -40,19 +40,19 @@ def shard_map_of(named: Mapping[str, torch.Tensor], *, rank: int = 0) -> ShardMa
 
 
 def whole(name: str, held: Look, parameter: str, *, rank: int) -> Piece:
-    """Return the piece of a rank that holds all of a tensor."""
+    """Return the piece of a rank that holds a whole tensor."""
     region = Region((0,) * len(held.shape), held.shape)
     return Piece(name, region, rank, LocalView(parameter, held.offset, held.strides))
 
 
 def joined(maps: Iterable[ShardMap]) -> ShardMap:
-    """Return the map of a group of which each map says a part, such as one rank each.
+    """Merge maps of parts of a group, such as one per rank.
 
-    What is computed on one rank counts as computed on all: the pieces of others are left out, so
-    that every rank of the group gets such a tensor in the same way.
+    A tensor computed on one rank counts as computed on all: the pieces of others are dropped, so
+    that every rank gets the tensor in the same way.
 
     Raises:
-        InvalidArgument: two maps say something else of a tensor.
+        InvalidArgument: two maps disagree on a tensor.
     """
     maps = tuple(maps)
     tensors: dict[str, TensorSpec] = {}
@@ -74,7 +74,7 @@ def _words(spec: TensorSpec) -> str:
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
-    """Refuse what lies nowhere, or in one place twice."""
+    """Refuse tensors without memory, and those with two elements in one place."""
     if tensor.device.type == "meta":
         raise InvalidArgument(f"{name} is on the device meta, and has no elements")
     bits_of(name, tensor, is_written=True)

@@ -1,4 +1,4 @@
-"""The tensors a model has, kept while a loader runs that may put others in their place."""
+"""A model's tensors, recorded while a loader runs that may replace them."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,17 +11,17 @@ from rose.engines.shards.storages import look_of, storage_of
 
 class _Slot(NamedTuple):
     tensor: torch.Tensor
-    kept: torch.Tensor  # the same elements, which an assignment to `tensor.data` does not change
+    kept: torch.Tensor  # a view that an assignment to `tensor.data` does not change
 
 
 class Slots:
-    """Remembers every parameter and buffer of a model: the objects, and what they look at.
+    """Records every parameter and buffer of a model: the objects, and their memory.
 
-    An operation on a tensor can be seen by who dispatches it; `module.weight = other` and
-    `parameter.data = other` are none.
+    Torch dispatches operations on a tensor, but not `module.weight = other` and `parameter.data =
+    other`.
 
     Args:
-        model: not copied.
+        model: model to record; not copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,7 +34,7 @@ class Slots:
                 self._slots += [_Slot(one, one.detach()) for one in tensors]
 
     def replaced(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Return each tensor that another took the place of, as it was, and the other."""
+        """Yield each replaced tensor as it was, and its replacement."""
         kept_of = {id(slot.tensor): slot.kept for slot in self._slots}
         for owner, before in self._owners:
             for key, tensor in before.items():
@@ -46,7 +46,7 @@ class Slots:
                 yield slot.kept, slot.tensor
 
     def restore(self) -> None:
-        """Put back every object, and let it look at what it looked at."""
+        """Restore every object, and its memory."""
         for owner, before in self._owners:
             owner.clear()
             owner.update(before)

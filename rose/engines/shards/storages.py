@@ -1,4 +1,4 @@
-"""Tensors by the storage they look into: which parameter that is, and how it lies there."""
+"""Tensors by the storage they view: its parameter, and their place in it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,33 +13,33 @@ from rose.errors import InvalidArgument
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return what all views of one storage have in common, whatever device it is on.
+    """Return an id that all views of one storage share, on any device.
 
-    It is an address: of a storage that is gone it says nothing.
+    It is an address: after the storage is freed it has no meaning.
     """
     return int(tensor.untyped_storage()._cdata)
 
 
 def look_of(tensor: torch.Tensor) -> Look:
-    """Return how a tensor looks into its storage."""
+    """Return the view that a tensor has of its storage."""
     return Look(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
-    """Return the dtype as shard maps name it."""
+    """Return the dtype's name in shard maps."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def elements_of(tensor: torch.Tensor) -> int:
-    """Return how many elements of the tensor's dtype its storage has."""
+    """Return the number of elements of the tensor's dtype in its storage."""
     return int(tensor.untyped_storage().nbytes()) // int(tensor.element_size())
 
 
 def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model: each storage once, under its first name.
+    """Return the parameters and buffers of a model: each storage once, by its first name.
 
     Raises:
-        InvalidArgument: one is no plain tensor, such as a DTensor or a quantised wrapper.
+        InvalidArgument: a tensor is not plain, such as a DTensor or a quantised wrapper.
     """
     first: dict[int, str] = {}
     kept: dict[str, torch.Tensor] = {}
@@ -47,7 +47,7 @@ def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
         if is_traceable_wrapper_subclass(tensor):
             raise InvalidArgument(
                 f"{name} is a {type(tensor).__name__}, which keeps its elements in other tensors: "
-                "pass a model of plain ones"
+                "pass a model with plain tensors"
             )
         if first.setdefault(storage_of(tensor), name) == name:
             kept[name] = tensor
@@ -55,7 +55,7 @@ def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def storages_of(parameters: Mapping[str, torch.Tensor], *, rank: int) -> dict[tuple[int, str], int]:
-    """Return the elements of each parameter's storage, as a check of coverage wants them."""
+    """Return the elements of each parameter's storage, for a check of coverage."""
     return {(rank, name): elements_of(tensor) for name, tensor in parameters.items()}
 
 
@@ -65,12 +65,12 @@ def _tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
-    """Return the tensors among the arguments or results of an operation, in lists too."""
+    """Return the tensors among arguments or results of an operation, also in lists."""
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def written_by(operation: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return which of its arguments an operation of the dispatcher changes in place."""
+    """Return the arguments that an operation of the dispatcher changes in place."""
     written: list[torch.Tensor] = []
     for at, argument in enumerate(operation._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -81,6 +81,6 @@ def written_by(operation: Any, args: Any, kwargs: Mapping[str, Any]) -> list[tor
 
 
 def is_view(operation: Any) -> bool:
-    """Whether an operation looks at memory of an argument in another way, and changes nothing."""
+    """Whether an operation returns a view of an argument, and changes nothing."""
     returned = [one.alias_info for one in operation._schema.returns]
     return any(one is not None and not one.is_write for one in returned)

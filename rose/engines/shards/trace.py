@@ -1,4 +1,4 @@
-"""The shard map of an engine, found by letting its own loader load tensors without elements."""
+"""The shard map of an engine, found by running its own loader on tensors without elements."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from rose.engines.shards.writes import Write, Writes
 from rose.errors import RoseError
 from rose.transfer.plan import LocalView, Piece, ShardMap, TensorSpec
 
-# What a model loads itself with: `load_weights` of vLLM and SGLang.
+# A model's own loader: `load_weights` of vLLM and SGLang.
 Loader: TypeAlias = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a loader of one rank puts the tensors of a checkpoint.
+    """Where one rank's loader puts the tensors of a checkpoint.
 
     Args:
-        shards: the map. Tensors the rank has no part of are not in it.
-        ends: of each computed tensor, the parameters that depend on it, as far as it was followed.
-        skipped: tensors that the loader took and put nowhere, such as layers of another stage.
-        storages: elements of every parameter and buffer, by rank and name.
-        excused: parameters that hold more than copies: buffers, what a loader filled with a
-            constant, such as rows of no token, and the ends of computed tensors. No others may have
-            elements that no piece describes.
+        shards: map, without tensors that the rank has no part of.
+        ends: parameters that depend on each computed tensor, as far as it was followed.
+        skipped: tensors that the loader accepted and put nowhere, such as other stages' layers.
+        storages: number of elements of every parameter and buffer, by rank and name.
+        excused: parameters that hold more than copies: buffers, parameters that a loader partly
+            fills with a constant, such as padding rows, and ends of computed tensors. Pieces must
+            describe all other parameters completely.
     """
 
     shards: ShardMap
@@ -47,21 +47,21 @@ def trace_loader(
     """Find where a model's own loader puts each element of a checkpoint.
 
     The loader runs with tensors that have a shape and no elements. Copies into parameters and
-    buffers are noted and not done, so the model keeps its bits, and may serve meanwhile, on
-    whatever device or on "meta". Attributes that a loader sets on modules are not undone.
+    buffers are recorded and not executed, so the model keeps its bits and may serve meanwhile, on
+    any device including "meta". Attributes that a loader sets on modules are not undone.
 
     Tensors that are only cut, permuted and copied get exact pieces. The others are computed: their
-    dtype is converted, or an operation that is no view took part, or one that needs elements.
+    dtype is converted, or an operation was not a view, or needed elements.
 
     Args:
-        model: whose parameters are written.
-        load_weights: takes (name, tensor) pairs; runs once, and once more for each tensor whose
+        model: model whose parameters are written.
+        load_weights: loader of (name, tensor) pairs; runs once, and once more for each tensor whose
             elements it asks for.
-        tensors: of the checkpoint.
-        rank: of the pieces.
+        tensors: tensors of the checkpoint.
+        rank: rank of the pieces.
 
     Raises:
-        InvalidArgument: a tensor has another shape than what it is loaded into.
+        InvalidArgument: a tensor's shape differs from that of its target.
     """
     specs = {spec.name: spec for spec in tensors}
     parameters = parameters_of(model)
@@ -88,10 +88,10 @@ def trace_loader(
 
 
 def joined_traces(traces: Iterable[Trace]) -> Trace:
-    """Return what the traces of all ranks of a replica say together, as `joined` does for maps.
+    """Merge the traces of all ranks of a replica, as `joined` does with maps.
 
     Raises:
-        InvalidArgument: two ranks were given different tensors.
+        InvalidArgument: two ranks got different tensors.
     """
     traces = tuple(traces)
     shards = joined(one.shards for one in traces)
@@ -113,7 +113,7 @@ def joined_traces(traces: Iterable[Trace]) -> Trace:
 
 
 class _Follower:
-    """Runs a loader until it has taken every tensor it can be followed with."""
+    """Runs a loader until every tensor is followed as far as possible."""
 
     def __init__(
         self, model: nn.Module, load_weights: Loader, parameters: Mapping[str, torch.Tensor]
@@ -123,7 +123,7 @@ class _Follower:
         self._parameters = parameters
 
     def follow(self, specs: Mapping[str, TensorSpec]) -> Writes:
-        """Return all writes; tensors at which the loader stopped are computed ones."""
+        """Return all writes; tensors at which the loader stopped become computed ones."""
         stopped_at: dict[str, str] = {}
         tracer = Tracer(self._parameters)
         todo = list(specs)
@@ -136,12 +136,12 @@ class _Follower:
                 return tracer.writes
             if reasons.keys() == {feed.last}:
                 todo = todo[todo.index(feed.last) + 1 :]
-            else:  # it reads ahead: nobody knows which of the others were done
+            else:  # it reads ahead, so it is unknown which others were done
                 todo = [name for name in specs if name not in stopped_at]
                 tracer = Tracer(self._parameters)
 
     def _run(self, tracer: Tracer, feed: "_Feed") -> dict[str, str]:
-        """Return the tensors at which the loader stopped, with the reason; none if it went on."""
+        """Run the loader; return the tensors at which it stopped, with reasons."""
         slots = Slots(self._model)
         tracer.raised.clear()
         try:
@@ -151,8 +151,8 @@ class _Follower:
             if tracer.raised:
                 computed = tracer.writes.computed
                 return {name: computed[name] for name in tracer.raised}
-            # What Python does with a tensor is not dispatched: `numpy`, `tolist` and others say
-            # with these two that there are no elements.
+            # Python's access to elements is not dispatched: `numpy`, `tolist` and others raise one
+            # of these two for lack of elements.
             if not feed.last or not isinstance(error, (RuntimeError, TypeError)):
                 raise
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -165,7 +165,7 @@ class _Follower:
 
 
 class _Feed:
-    """The (name, tensor) pairs that a loader takes, one behind the other."""
+    """The (name, tensor) pairs for a loader, one after the other."""
 
     def __init__(self, specs: Iterable[TensorSpec], tracer: Tracer) -> None:
         self._specs = specs
@@ -179,7 +179,7 @@ class _Feed:
 
 
 def _boxes(specs: Mapping[str, TensorSpec], writes: Writes, write: Write) -> list[Placed]:
-    """Return the boxes of a copy; a tensor that has too many becomes a computed one."""
+    """Return the boxes of a copy; a tensor with too many becomes a computed one."""
     if write.seen is None:
         return []
     (name,) = write.names

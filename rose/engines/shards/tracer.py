@@ -1,4 +1,4 @@
-"""Follows tensors without elements through a loader: what is looked at, and where it is copied."""
+"""Follows tensors without elements through a loader: their views, and the targets of copies."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -21,22 +21,17 @@ from rose.transfer.plan import TensorSpec
 
 _META: Final = torch.device("meta")
 _ATEN: Final = torch.ops.aten
-# They make a tensor like another one, and read no element of that.
+# They create a tensor like another, and read none of its elements.
 _LIKE: Final = frozenset(
     "empty_like new_empty new_empty_strided zeros_like new_zeros ones_like new_ones full_like "
     "new_full".split()
 )
-# They give the same elements in another place: what is done to the place is not done to anything.
+# They copy elements to another place: writes to that copy do not reach anything.
 _SAME: Final = (_ATEN.clone.default, _ATEN._to_copy.default)
 
 
 class Untraceable(RoseError):
-    """An operation needs elements that a traced tensor does not have.
-
-    Args:
-        names: of the tensors.
-        operation: that asked.
-    """
+    """An operation needs elements that a traced tensor does not have."""
 
     def __init__(self, names: Iterable[str], operation: str) -> None:
         self.names = frozenset(names)
@@ -46,13 +41,13 @@ class Untraceable(RoseError):
 class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
     """Sees every operation of one thread while it is active, and lets no parameter be changed.
 
-    Traced tensors are on the device "meta", where an operation computes shapes and strides only:
-    how a view looks at the elements is torch's own answer. A copy into a parameter is noted and not
-    done. Anything else that is made of a traced tensor is followed as far as it goes, so
-    that it is known where it ends, and makes the tensor a computed one.
+    Traced tensors are on the device "meta", where an operation computes shapes and strides only: so
+    views are torch's own. A copy into a parameter is recorded and not executed. Any other result of
+    a traced tensor is followed as far as possible, to know its ends, and makes the tensor a
+    computed one.
 
     Args:
-        parameters: what is guarded, by name; each storage once.
+        parameters: guarded tensors by name; each storage once.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -62,32 +57,34 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         self._homes = {storage_of(one): name for name, one in parameters.items()}
         self._traced: dict[int, str] = {}
         self._made_of: dict[int, frozenset[str]] = {}
-        # The storages above are known by address: none may be freed, and the address used again.
+        # The storages above are known by address: none may be freed and its address reused.
         self._alive: list[torch.Tensor] = []
 
     def trace(self, spec: TensorSpec) -> torch.Tensor:
-        """Return a tensor without elements that is followed from now on.
+        """Return a traced tensor without elements.
 
         Raises:
             InvalidArgument: torch has no such dtype.
         """
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise InvalidArgument(f"{spec.name} is of {spec.dtype!r}, which is no dtype of torch")
+            raise InvalidArgument(
+                f"{spec.name} is of {spec.dtype!r}, which is not a dtype of torch"
+            )
         tensor = torch.empty(spec.shape, dtype=dtype, device=_META)
         self._alive.append(tensor)
         self._traced[storage_of(tensor)] = spec.name
         return tensor
 
     def replace(self, before: torch.Tensor, after: torch.Tensor) -> None:
-        """Note that a parameter is another tensor now."""
+        """Record the replacement of a parameter by another tensor."""
         home = self._homes[storage_of(before)]
         names = self._names(after)
         self.writes.compute(names, "it takes the place of a parameter")
         self.writes.add(Write(home, look_of(before), names, "assignment"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what is harmless, note what is not."""
+        """Execute harmless operations, and record the others."""
         kwargs = kwargs or {}
         if is_view(func):
             return self._view(func, args, kwargs)
@@ -103,10 +100,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
             return _ATEN.alias.default(args[0])
         return self._make(func, names, args, kwargs)
 
-    # ---- whose elements ----------------------------------------------------------------------
+    # ---- origin of elements -------------------------------------------------------------------
 
     def _names(self, tensor: torch.Tensor) -> frozenset[str]:
-        """Return the traced tensors that the elements of a tensor come from."""
+        """Return the traced tensors from which a tensor's elements come."""
         storage = storage_of(tensor)
         if storage in self._traced:
             return frozenset({self._traced[storage]})
@@ -115,19 +112,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         return self._made_of.get(storage, frozenset())
 
     def _read(self, args: Any, kwargs: Any, written: list[torch.Tensor]) -> frozenset[str]:
-        """Return the names of what an operation reads; a parameter that it changes is not asked."""
+        """Return the names that an operation reads; a parameter that it changes does not count."""
         homes = {id(one) for one in written if storage_of(one) in self._homes}
         read = [one for one in tensors_in(args, kwargs) if id(one) not in homes]
         return frozenset().union(*map(self._names, read))
 
     def _taint(self, tensor: torch.Tensor, names: frozenset[str]) -> None:
-        """Remember what a tensor that is no parameter was made of."""
+        """Record the origins of a tensor that is not a parameter."""
         storage = storage_of(tensor)
         if storage not in self._traced and storage not in self._homes:
             self._alive.append(tensor)
             self._made_of[storage] = self._made_of.get(storage, frozenset()) | names
 
-    # ---- what is done -------------------------------------------------------------------------
+    # ---- operations ---------------------------------------------------------------------------
 
     def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -136,7 +133,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
             names = self._names(args[0])
             if func is not _ATEN.view.default or not names or not _is_meta(args[0]):
                 raise
-            # Of the copy that `_SAME` did not make, this would be a view.
+            # For the copy that `_SAME` did not make, this would be a view.
             self.writes.compute(names, "reshape that is no view")
             return self._reshape(args[0], args[1], names)
         if isinstance(seen, torch.Tensor) and seen.element_size() != args[0].element_size():
@@ -163,7 +160,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         return to
 
     def _write(self, func: Any, written: list[torch.Tensor], names: frozenset[str]) -> Any:
-        """Note an operation in place, and do not do it."""
+        """Record an in-place operation, without executing it."""
         self.writes.compute(names, _name(func))
         for tensor in written:
             home = self._homes.get(storage_of(tensor))
@@ -175,7 +172,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         return None if count == 0 else written[0] if count == 1 else tuple(written)
 
     def _make(self, func: Any, names: frozenset[str], args: Any, kwargs: Any) -> Any:
-        """Follow what is computed from traced tensors."""
+        """Follow a result computed from traced tensors."""
         self.writes.compute(names, _why_computed(func, args, kwargs))
         if any(map(_is_meta, tensors_in(args, kwargs))):
             args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
@@ -202,7 +199,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
 
 
 def _why_no_copy(to: torch.Tensor, of: torch.Tensor) -> str | None:
-    """Say why one tensor copied to another is no copy of elements, if it is none.
+    """Return why a copy between two tensors is not one of elements; None if it is.
 
     Raises:
         InvalidArgument: it cannot be copied at all.

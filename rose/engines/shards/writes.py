@@ -1,4 +1,4 @@
-"""What a loader did to the parameters, in order, and which of it can be done in place later."""
+"""A loader's writes to parameters, in order, and which can be repeated in place later."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,12 +11,11 @@ class Write:
     """One write of a loader into a parameter.
 
     Args:
-        parameter: the name of its storage.
-        held: where.
-        names: of the tensors whose elements, or what was made of them, were written; none for
-            a constant.
-        operation: that wrote.
-        seen: which elements of the one tensor, if they were copied as they are; None otherwise.
+        parameter: name of its storage.
+        held: place of the write.
+        names: tensors whose elements, or results of them, were written; empty for a constant.
+        operation: name of the writing operation.
+        seen: view of the one tensor whose elements were copied unchanged; None otherwise.
     """
 
     parameter: str
@@ -31,36 +30,36 @@ class Writes:
     """All writes of a loader so far.
 
     Args:
-        computed: tensors that were not only copied, with the reason.
+        computed: reason by tensor that was not only copied.
     """
 
     computed: dict[str, str] = field(default_factory=dict)
     _of: dict[str, list[Write]] = field(default_factory=dict)
 
     def add(self, write: Write) -> None:
-        """Take the next write."""
+        """Add the next write."""
         self._of.setdefault(write.parameter, []).append(write)
 
     def compute(self, names: Iterable[str], reason: str) -> None:
-        """Say why some tensors are not only copied; the first reason stays."""
+        """Mark tensors as computed; the first reason stays."""
         for name in names:
             self.computed.setdefault(name, reason)
 
     def names_in(self, parameter: str, held: Look) -> frozenset[str]:
-        """Return whose elements may be in a part of a parameter."""
+        """Return the tensors whose elements may be in a part of a parameter."""
         row = self._of.get(parameter, ())
         return frozenset().union(*(one.names for one in row if one.held.may_meet(held)))
 
     def all(self) -> Iterator[Write]:
-        """Return every write, parameter by parameter, in order."""
+        """Yield every write, parameter by parameter, in order."""
         for row in self._of.values():
             yield from row
 
     def settle(self) -> None:
-        """Find tensors that were copied and that something else was done to in the same place.
+        """Find copied tensors whose place has other writes too, and mark them as computed.
 
-        A copy is no longer what is there if it was changed later; and a computed tensor that is
-        loaded again would overwrite the copies that came after it. Each one found may spoil others.
+        A copy is gone if its place was changed later; and loading a computed tensor again would
+        overwrite later copies. Each tensor found may affect others.
         """
         while True:
             found = {name: why for row in self._of.values() for name, why in self._spoiled(row)}

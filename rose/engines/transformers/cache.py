@@ -1,8 +1,8 @@
-"""The KV cache of continuous batching, laid over slabs of rose's pool.
+"""The KV cache of continuous batching, over slabs of rose's pool.
 
 A cache of transformers is one flat tensor that is addressed by sector ids only. A tenant's tensor
-is a view of the pool, and its `CachePool` hands out sectors from rose's block allocator, so a slab
-changes owner without a byte being moved: one rose block is one sector.
+is a view of the pool, and its `CachePool` allocates sectors from rose's block allocator, so a slab
+changes owner without copying a byte: one rose block is one sector.
 """
 
 import copy
@@ -31,9 +31,9 @@ from rose.executor import RolloutLane
 from rose.memory import KVGeometry, KVSpace, Layout
 from rose.units import ceil_div
 
-# Of a block, as of transformers' sectors.
+# Alignment of a block, as of transformers' sectors.
 _ALIGNMENT: Final = 128
-# Slabs in use over slabs that the blocks in use would fill: the share that is worth a copy.
+# Slabs in use relative to the slabs that their blocks would fill, above which a copy pays.
 _HELD_OVER_NEEDED: Final = 1.1
 
 
@@ -42,19 +42,19 @@ def sector_geometry(
 ) -> KVGeometry:
     """Return the geometry of a model's KV in sectors, the unit transformers allocates.
 
-    Found by building a cache of one block and asking it, so it follows transformers' own rules.
+    Found by asking a cache of one block, so it follows transformers' own rules.
 
     Args:
-        config: of the model; several attention types are allowed.
-        dtype: of the cache.
-        cb_config: a resolved continuous-batching configuration; gives the page size.
+        config: configuration of the model; several attention types are allowed.
+        dtype: dtype of the cache.
+        cb_config: resolved continuous-batching configuration, with the page size.
     """
     cache = _one_block_cache(config, dtype, cb_config)
     tokens = min(
         cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
         for allocator in cache.cache_allocators.values()
     )
-    # Of several types, a sector is one's at a time: no number of layers divides all of them.
+    # With several types, a sector belongs to one at a time: no layer count divides all of them.
     layers = config.num_hidden_layers if len(cache.cache_allocators) == 1 else 1
     return KVGeometry(
         layers=layers,
@@ -69,19 +69,19 @@ def group_geometries(
 ) -> tuple[KVGeometry, ...]:
     """Return the geometry of each attention group, in the order of transformers' allocators.
 
-    Where `sector_geometry` has one unit that all of them can divide, here each has its own blocks.
+    While `sector_geometry` has one unit that all groups divide, here each has its own blocks.
 
     Args:
-        config: of the model.
-        dtype: of the cache.
-        cb_config: a resolved continuous-batching configuration; gives the page size.
+        config: configuration of the model.
+        dtype: dtype of the cache.
+        cb_config: resolved continuous-batching configuration, with the page size.
     """
     cache = _one_block_cache(config, dtype, cb_config)
     return tuple(map(_group_geometry, cache.cache_allocators.values()))
 
 
 def _group_geometry(allocator: CacheAllocator) -> KVGeometry:
-    """Return the geometry of one group's layers, in blocks that begin where tensors may."""
+    """Return the geometry of one group's layers, in blocks aligned for tensors."""
     block_bytes = math.lcm(allocator.bytes_per_block, _ALIGNMENT)
     tokens = block_bytes // allocator.bytes_per_block * allocator.tokens_per_page
     return KVGeometry(
@@ -108,24 +108,23 @@ def _one_block_cache(
 
 
 class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ships no types
-    """A `PagedAttentionCache` whose prefixes are those of the weights in use."""
+    """A `PagedAttentionCache` whose prefixes belong to the current weights."""
 
     def __init__(self, **kwargs: Any) -> None:
-        """Build the stock cache."""
-        # Requests whose blocks are of old weights, or nobody else's business.
+        # Requests whose blocks must not be shared: of old weights, or private.
         self._unshared: set[str] = set()
         super().__init__(**kwargs)
 
     def renew(self, version: int) -> None:
-        """Make sure that no block written so far is given to a request admitted from now on.
+        """Stop sharing the blocks written so far with requests admitted from now on.
 
-        Requests that have blocks keep them and go on; what they complete later is not shared
-        either, because it was computed from those blocks.
+        Running requests keep their blocks and go on; blocks that they complete later are not shared
+        either, because they depend on old ones.
 
         Args:
-            version: of the weights from now on.
+            version: version of the new weights.
         """
-        del version  # Nothing of any other is kept.
+        del version  # Nothing of another version is kept.
         self.evict_cached_blocks()
         for allocator in self.cache_allocators.values():
             self._unshared.update(allocator.block_table)
@@ -134,22 +133,22 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
         self.pool.try_to_free_sectors()
 
     def keep_private(self, request_id: str) -> None:
-        """Share no block of a request that is to come."""
+        """Never share blocks of a coming request."""
         self._unshared.add(request_id)
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Free as stock does; should the request come again, all its blocks will be new."""
+        """Free as stock does; if the request returns, its blocks are new and may be shared."""
         super().free_blocks(request_id, no_cache=no_cache)
         self._unshared.discard(request_id)
 
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
-        """Offer the blocks that a step completed for reuse, unless they are not to be shared."""
+        """Offer completed blocks for reuse, unless they must not be shared."""
         if state.request_id not in self._unshared:
             super().mark_complete_blocks(state, complete_blocks)
 
     @property
     def holds_tokens(self) -> int:
-        """How many tokens fit the whole cache."""
+        """Number of tokens that fit in the whole cache."""
         return int(
             min(
                 allocator.num_blocks * allocator.tokens_per_page
@@ -161,9 +160,9 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
 class SlabCache(VersionedCache):
     """A `PagedAttentionCache` over the slabs of one tenant.
 
-    All types of attention share the sectors of one geometry, or each has a group of the lane. A
-    borrower's prefixes are kept by rose's allocator, in a namespace for each version of the
-    weights; serving's are held like blocks in use, so that they are not lent away.
+    All types of attention share the sectors of one geometry, or each has a group of the lane.
+    Rose's allocator keeps a borrower's prefixes, in a namespace per version of the weights;
+    serving's prefixes are held like blocks in use, so that they are not lent.
     """
 
     def __init__(
@@ -176,15 +175,15 @@ class SlabCache(VersionedCache):
         continuous_batching_config: ContinuousBatchingConfig,
         **kwargs: Any,
     ) -> None:
-        """Build the stock cache with one throw-away block, then lay it over `lane`.
+        """Build the stock cache with one temporary block, then lay it over `lane`.
 
         Args:
-            lane: of the tenant.
-            model: what tells the model from others that had the lane before.
-            version: of its weights.
-            config: of the model.
-            continuous_batching_config: resolved.
-            kwargs: what stock takes beside them.
+            lane: lane of the tenant.
+            model: identity of the model among those that use the lane.
+            version: version of its weights.
+            config: configuration of the model.
+            continuous_batching_config: resolved configuration.
+            kwargs: further arguments of the stock cache.
         """
         one_block = copy.copy(continuous_batching_config)
         one_block.num_blocks = 1
@@ -195,7 +194,7 @@ class SlabCache(VersionedCache):
         self._lay_out()
         self.cache_tensor = self._tensors[0]
         self.num_sectors = max(len(rows) for rows in self._rows) - 2
-        # Sized for the largest possible holding and constant: IO tensors depend on it.
+        # Constant, for the largest possible holding: IO tensors depend on it.
         lendable = self.spaces[0].lendable_bytes
         self.num_blocks = lendable // sum(
             allocator.bytes_per_block for allocator in self.cache_allocators.values()
@@ -212,7 +211,7 @@ class SlabCache(VersionedCache):
             only.ledger = self._ledger
 
     def _lay_out(self) -> None:
-        """Show each allocator the bytes it finds its sectors in."""
+        """Give each allocator the memory of its sectors."""
         needed = (
             [self.bytes_per_sector]
             if len(self.spaces) == 1
@@ -238,15 +237,15 @@ class SlabCache(VersionedCache):
 
     @property
     def is_append_only(self) -> bool:
-        """Whether a token's KV stays where it is: not so with a sliding window's ring."""
+        """Whether a token's KV stays in place: false for a sliding window's ring."""
         return all(allocator.supports_block_table for allocator in self.cache_allocators.values())
 
     # ---- room
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """Return free bytes, or their share of what the tenant owns (stock: of the whole view).
+        """Return free bytes, or their share of the tenant's memory (stock: of the whole view).
 
-        Groups share what is free as a whole; then it is the most that one of them could have.
+        Groups share all free memory; the result is the most that one of them could have.
         """
         free_bytes = max(
             int(space.allocator.free_blocks) * space.geometry.block_bytes for space in self.spaces
@@ -266,10 +265,10 @@ class SlabCache(VersionedCache):
     def can_store_request_tokens(
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
-        """Ask rose for more blocks, then give up prefix cache, before saying no.
+        """Request more blocks from rose, then drop prefix cache, before refusing.
 
-        Idle slabs of a borrower may leave at any moment, so what was counted is only believed when
-        it is taken.
+        Idle slabs of a borrower may leave at any moment, so counted blocks are trusted only once
+        taken.
         """
         allocators = self.cache_allocators.values()
         needed = [
@@ -285,7 +284,7 @@ class SlabCache(VersionedCache):
         return True
 
     def make_free(self, share: float) -> bool:
-        """Try to have `share` of what the tenant owns free; grows first, then drops old cache."""
+        """Try to have `share` of the tenant's memory free; grow first, then drop old cache."""
         groups = len(self.spaces)
         of_space = [
             math.ceil(share * space.allocator.capacity_blocks / groups) for space in self.spaces
@@ -300,14 +299,14 @@ class SlabCache(VersionedCache):
         return self.pool.num_free_sectors >= sum(sectors)
 
     def _make_free(self, sectors: Sequence[int]) -> bool:
-        """Have so many sectors free for each allocator, by a loan rather than for old cache."""
+        """Free this many sectors for each allocator, by a loan before dropping cache."""
         kept = int(self.lane.kv.allocator.cached_blocks)
         if self.pool.ensure([sectors[0] + kept, *sectors[1:]]):
             return True
         return self._has_free(sectors) or self._evict_oldest(sectors)
 
     def _evict_oldest(self, sectors: Sequence[int]) -> bool:
-        """Drop cached prefix blocks, oldest first, until there is room; False if too few."""
+        """Drop cached prefix blocks, oldest first, until there is room; False if it never is."""
         for allocator in self.cache_allocators.values():
             for block in list(allocator.ledger.cached_blocks):
                 if self._has_free(sectors):
@@ -325,7 +324,7 @@ class SlabCache(VersionedCache):
     # ---- prefixes
 
     def renew(self, version: int) -> None:
-        """Renew as `VersionedCache`; a borrower's prefixes are of another namespace from now on."""
+        """Renew as `VersionedCache`; a borrower's prefixes get another namespace."""
         if self._ledger is None:
             super().renew(version)
             return
@@ -334,7 +333,7 @@ class SlabCache(VersionedCache):
         self._ledger.renew(version)
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Match as stock does; found blocks are held at once, for idle ones may leave."""
+        """Match as stock does, and hold the blocks found at once, since idle ones may leave."""
         if self._ledger is None:
             return int(super().search_prefix_match(request_id, prompt_ids))
         (allocator,) = self.cache_allocators.values()
@@ -355,11 +354,11 @@ class SlabCache(VersionedCache):
     # ---- slabs
 
     def sectors_of(self, request_id: str) -> list[int]:
-        """Return the sectors in which `request_id` has blocks, with repetitions; of all groups."""
+        """Return the sectors with blocks of `request_id`, in all groups, with repetitions."""
         return [sector for of_space in self.sectors_by_space([request_id]) for sector in of_space]
 
     def sectors_by_space(self, request_ids: Sequence[str]) -> list[set[int]]:
-        """Return, for each space of the lane, the sectors in which these requests have blocks."""
+        """Return, for each space of the lane, the sectors with blocks of these requests."""
         found: list[set[int]] = [set() for _ in self.spaces]
         for allocator in self.cache_allocators.values():
             size = allocator.blocks_per_sector
@@ -369,7 +368,7 @@ class SlabCache(VersionedCache):
         return found
 
     def slabs_of(self, request_id: str) -> frozenset[int]:
-        """Return the slabs in which `request_id` has blocks."""
+        """Return the slabs with blocks of `request_id`."""
         return frozenset(
             space.allocator.slab_of(sector)
             for space, sectors in zip(self.spaces, self.sectors_by_space([request_id]), strict=True)
@@ -377,7 +376,7 @@ class SlabCache(VersionedCache):
         )
 
     def drop_cached_in(self, slabs: frozenset[int]) -> None:
-        """Forget prefix blocks that no request uses and that lie in `slabs`."""
+        """Drop unused prefix blocks in `slabs`."""
         for allocator, space in self._placed():
             slab_of = space.allocator.slab_of
             leaving = [
@@ -391,15 +390,15 @@ class SlabCache(VersionedCache):
     def move(
         self, slabs: Sequence[int] | None, *, bytes_max: int, settle: Callable[[], None]
     ) -> int:
-        """Move KV out of `slabs`, or together, as `move_sectors`; between two steps.
+        """Move KV out of `slabs`, or compact it, with `move_sectors`; between two steps.
 
         Args:
-            slabs: to be emptied; None: the sparsest.
-            bytes_max: the most to copy.
+            slabs: slabs to empty; None for the sparsest.
+            bytes_max: most bytes to copy.
             settle: waits until a copy is complete.
 
         Returns:
-            How many bytes moved.
+            The number of bytes moved.
         """
         moved_bytes = 0
         for place, (space, rows) in enumerate(zip(self.spaces, self._rows, strict=True)):
@@ -414,7 +413,7 @@ class SlabCache(VersionedCache):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether blocks in use keep notably more slabs from others than they would fill."""
+        """Whether blocks in use occupy notably more slabs than they would fill."""
         held = sum(int(space.allocator.slabs_in_use) for space in self.spaces)
         needed = sum(
             ceil_div(int(space.allocator.used_blocks), space.blocks_per_slab)

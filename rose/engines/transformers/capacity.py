@@ -1,4 +1,4 @@
-"""How much context a worker can hold: a cache of its own, or what serving lends."""
+"""A worker's capacity for context: its own cache, or borrowed memory."""
 
 from typing import Final, Protocol
 
@@ -8,43 +8,42 @@ from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.executor import RolloutLane
 from rose.units import NS_PER_MS
 
-# After a refusal growth is asked for again: often enough to be there when serving's burst is over,
-# seldom enough that the certificates of refusals stay few.
+# Retry interval of growth after a refusal: short enough to follow the end of serving's burst, long
+# enough that certificates of refusals stay few.
 _ASK_AGAIN_MS: Final = 100.0
 
 
 class Capacity(Protocol):
-    """How many tokens of context an engine can hold. For the loop thread, between two steps."""
+    """Capacity of an engine, in tokens of context. For the loop thread, between two steps."""
 
     @property
     def tokens_max(self) -> int:
-        """The most it could ever hold."""
+        """The largest possible capacity."""
         ...
 
     def squeezed(self) -> int | None:
-        """Return what is left, in tokens, if memory was taken away since the last look."""
+        """Return the remaining capacity in tokens if memory was revoked since the last call."""
         ...
 
     def has_regrown(self) -> bool:
-        """Whether memory that was taken away can be had again."""
+        """Whether revoked memory is available again."""
         ...
 
     @property
     def is_shut_out(self) -> bool:
-        """Whether no step could run for too long, so that room is of no use."""
+        """Whether no step could run for too long, so that capacity is useless."""
         ...
 
 
 class CacheCapacity:
-    """A cache of the engine's own: nobody takes of it."""
+    """An engine's own cache, which is never revoked."""
 
     def __init__(self, cache: VersionedCache) -> None:
-        """Look at `cache`."""
         self._cache = cache
 
     @property
     def tokens_max(self) -> int:
-        """All of it."""
+        """The whole cache."""
         return self._cache.holds_tokens
 
     def squeezed(self) -> int | None:
@@ -57,22 +56,21 @@ class CacheCapacity:
 
     @property
     def is_shut_out(self) -> bool:
-        """False: it waits at no gate."""
+        """False: there is no gate."""
         return False
 
 
 class LaneCapacity:
-    """What a borrower's lane could hold, or still holds while serving is short of memory."""
+    """The capacity of a borrower's lane: possible, and current while serving needs memory."""
 
     def __init__(self, processor: RolloutProcessor, clock: Clock) -> None:
-        """Look at the lane of `processor`."""
         self._processor = processor
         self._lane: RolloutLane = processor.lane
         self._clock = clock
         self._pressures = processor.pressures
         self._rooms = processor.rooms
         self._ask_after_ns = 0
-        # A token has KV in every group. Behind a window it is given up again, which is not counted.
+        # A token has KV in every group. Memory freed behind a window is not counted.
         self._slab_tokens = int(
             1
             / sum(
@@ -83,13 +81,13 @@ class LaneCapacity:
 
     @property
     def tokens_max(self) -> int:
-        """Its limit, or what serving's reserve leaves of the pool, less what weights take."""
+        """The lane's limit, or the pool without serving's reserve, minus the weights' slabs."""
         weights = self._processor.weights
         taken = 0 if weights is None else weights.slabs_max
         return max(0, self._lane.slabs_max() - taken) * self._slab_tokens
 
     def squeezed(self) -> int | None:
-        """Return what is lent still, if serving has taken slabs since the last look."""
+        """Return the remaining capacity if serving has taken slabs since the last call."""
         pressures = self._processor.pressures
         if pressures == self._pressures:
             return None
@@ -103,9 +101,9 @@ class LaneCapacity:
         return len(frozenset(self._lane.slabs()) - taken) * self._slab_tokens
 
     def has_regrown(self) -> bool:
-        """Whether one more slab was lent just now, or there are no more; asks now and then.
+        """Whether a further slab was just lent, or there are no more; asks at intervals.
 
-        Weights that had to leave get their slabs first.
+        Weights that were evicted get their slabs first.
         """
         if self._lent >= self.tokens_max:
             return True

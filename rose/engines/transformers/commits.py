@@ -10,40 +10,40 @@ from rose.clock import Clock
 from rose.transfer.receiving.commit import CommitState
 from rose.units import NS_PER_MS
 
-# What becomes of requests under way when the weights change: they keep their KV, so that a request
-# may be of several versions; their KV is computed again from all of their tokens, under the new
-# weights; or they end as they are, to be asked for again by whoever wants them.
+# Handling of running requests when the weights change: keep their KV, so that a request may span
+# versions; recompute KV from all their tokens under the new weights; or abort them, to be requested
+# again by their owners.
 InFlight: TypeAlias = Literal["keep", "recompute", "abort"]
 IN_FLIGHT: Final = ("keep", "recompute", "abort")
 
 
 class Slices(Protocol):
-    """A commit as an engine sees it; `rose.transfer.receiving.commit.Commit` is one."""
+    """An engine's view of a commit, such as `rose.transfer.receiving.commit.Commit`."""
 
     def step(self) -> bool:
-        """Do one slice; False when it is over."""
+        """Do one slice; False when the commit is over."""
         ...
 
     def abandon(self) -> object:
-        """Go back to the version before, unless it is over."""
+        """Roll back to the previous version, unless it is over."""
         ...
 
     @property
     def state(self) -> CommitState:
-        """Where it stands."""
+        """The current state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How a commit ended.
+    """Result of a commit.
 
     Args:
-        version: what the engine runs now.
+        version: current version of the engine.
         is_match: whether the new weights are the trainer's, and in use.
-        is_quarantined: whether the weights are those of no version: no step runs on them.
-        pause_ms: from the end of the last step, or the call if the engine was idle, to when steps
-            may run again.
+        is_quarantined: whether the weights are of no version, so that no step runs on them.
+        pause_ms: time from the end of the last step, or from the call if the engine was idle, until
+            steps may run again.
     """
 
     version: int
@@ -57,13 +57,13 @@ OnCommitted = Callable[[Committed], None]
 
 @dataclass(frozen=True, slots=True)
 class PendingCommit:
-    """A commit that was asked for.
+    """A queued commit.
 
     Args:
         slices: the transaction.
-        version: what the engine runs when it has gone well.
-        on_done: told how it ended, in the loop thread.
-        called_ns: when it was asked for.
+        version: version after a successful commit.
+        on_done: called with the result, in the loop thread.
+        called_ns: time of the call.
     """
 
     slices: Slices
@@ -73,13 +73,12 @@ class PendingCommit:
 
 
 class CommitQueue:
-    """The commits of one engine, in the order they were asked for.
+    """The commits of one engine, in the order of their calls.
 
-    Any thread may `add`; the others are for the loop thread, or for who has joined it.
+    Any thread may `add`; the rest is for the loop thread, or for a thread that has joined it.
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Start without any."""
         self._clock = clock
         self._lock = threading.Lock()  # Guards `_pending`; never held while a slice runs.
         self._pending: deque[PendingCommit] = deque()
@@ -88,7 +87,7 @@ class CommitQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits or is half done."""
+        """Whether no commit is queued or in progress."""
         return not self._pending
 
     @property
@@ -102,23 +101,23 @@ class CommitQueue:
             self._pending.append(PendingCommit(slices, version, on_done, self._clock.now_ns()))
 
     def step_ended(self) -> None:
-        """Note that a step of the engine has ended: a pause counts from here."""
+        """Record the end of an engine step, where a pause starts."""
         self._pause_began_ns = self._clock.now_ns()
 
     def advance(self) -> bool:
-        """Run one slice of the first commit; False when that commit is over."""
+        """Run one slice of the first commit; False when it is over."""
         return self._pending[0].slices.step()
 
     def settle(self, version: int) -> tuple[PendingCommit, Committed]:
-        """Take the first commit, which is over, out of the queue and say how it ended.
+        """Remove the first commit, which is over, and return its result.
 
         Args:
-            version: what the engine ran until now.
+            version: version of the engine until now.
         """
         is_match = self.has_committed
         with self._lock:
             pending = self._pending.popleft()
-        # Only a commit that goes well ends it: going back leads to what was there before.
+        # Only a successful commit ends a quarantine: a rollback restores the state before.
         is_undefined = pending.slices.state is CommitState.QUARANTINED
         self.is_quarantined = not is_match and (is_undefined or self.is_quarantined)
         now_ns = self._clock.now_ns()
@@ -132,5 +131,5 @@ class CommitQueue:
         )
 
     def abandon(self) -> None:
-        """Bring the first commit back to the version before it; the queue must not be empty."""
+        """Roll the first commit back; the queue must not be empty."""
         self._pending[0].slices.abandon()

@@ -48,24 +48,24 @@ Model: TypeAlias = PreTrainedModel
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine is built with.
+    """Configuration of an engine.
 
     Args:
-        page_tokens: tokens in one page of the cache.
-        max_batch_tokens: most tokens in one step; bounds a prefill chunk and so a step's length.
-        max_requests_per_batch: most requests in one step.
-        spare_share: of its memory, which an engine keeps free for the requests it has before it
-            admits new ones; without it they take blocks from each other and are prefilled again.
-        prefix_cache: keep full blocks of finished requests for reuse.
-        sampling: choose tokens by each request's `Sampling` and report logprobs; without it every
-            token is the likeliest and has no logprob.
-        version: of the weights that the model is given with.
-        inflight: what becomes of requests under way when the weights change: "keep" their KV,
-            "recompute" it under the new weights, or "abort": their owners get what there is.
-        move_bytes: the most KV that a borrower copies between two steps, so that slabs come empty
-            without a request being stopped: time of serving's if it waits, and of the quantum.
-        cores: the CPU cores that are the device; None leaves threads where they are.
-        clock: where time comes from.
+        page_tokens: tokens per page of the cache.
+        max_batch_tokens: most tokens per step; bounds a prefill chunk and so a step's length.
+        max_requests_per_batch: most requests per step.
+        spare_share: share of memory kept free for running requests before new ones are admitted;
+            without it they take blocks from each other and are prefilled again.
+        prefix_cache: whether to keep full blocks of finished requests for reuse.
+        sampling: whether to sample by each request's `Sampling` and report logprobs; otherwise
+            every token is the most likely one, without a logprob.
+        version: version of the model's initial weights.
+        inflight: handling of running requests when the weights change: "keep" their KV, "recompute"
+            it under the new weights, or "abort" them with the output so far.
+        move_bytes: most KV that a borrower copies between two steps, so that slabs become empty
+            without stopping a request; costs time of the quantum, and of serving if it waits.
+        cores: CPU cores that are the device; None leaves threads where they are.
+        clock: source of times.
     """
 
     page_tokens: int = 16
@@ -81,10 +81,10 @@ class EngineConfig:
     clock: Clock = field(default_factory=BootClock)
 
     def __post_init__(self) -> None:
-        """Refuse a way with requests that there is not.
+        """Check the values.
 
         Raises:
-            InvalidArgument: the sentence names it.
+            InvalidArgument: `inflight` is unknown.
         """
         if self.inflight not in IN_FLIGHT:
             raise InvalidArgument(f"inflight '{self.inflight}': choose {', '.join(IN_FLIGHT)}")
@@ -96,13 +96,13 @@ class Engine:
     def __init__(
         self, manager: ContinuousBatchingManager, processor: DeviceProcessor, router: CallbackRouter
     ) -> None:
-        """Own a manager whose processor and router are ours."""
+        """Own a manager with rose's processor and router."""
         self.manager = manager
         self.processor = processor
         self._router = router
         self._on_stop: list[Callable[[], None]] = []
         self.is_stopping = False
-        # Of a serving engine whose device lends.
+        # For a serving engine whose device lends.
         self.prober: Prober | None = None
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class Engine:
             self.prober.start()
 
     def wake(self) -> None:
-        """End the wait of an idle generation thread; any thread may call it."""
+        """End the wait of an idle generation thread; any thread may call."""
         self.manager._wake_up_loop.set()
 
     def submit(
@@ -129,15 +129,15 @@ class Engine:
         """Queue a request; `on_output` is called in the loop thread for every token.
 
         Args:
-            request_id: unique among live requests.
+            request_id: id, unique among live requests.
             prompt: token ids.
-            max_new_tokens: tokens to generate, > 0.
-            on_output: gets the request's output so far; its `is_finished()` tells the last one.
-            sampling: how tokens are chosen; only for an engine built with `sampling`.
-            stop_tokens: ids that end the request; the one that does is part of the output.
+            max_new_tokens: limit of generated tokens, > 0.
+            on_output: called with the output so far; `is_finished()` is true for the last one.
+            sampling: sampling parameters; only for an engine built with `sampling`.
+            stop_tokens: ids that end the request, and are part of the output.
 
         Raises:
-            InvalidArgument: sampling was asked of an engine that always takes the likeliest token.
+            InvalidArgument: `sampling` is set but the engine does not sample.
             Unavailable: the generation thread is stopping or has died.
         """
         if sampling is not None and not self.processor.is_sampling:
@@ -159,28 +159,28 @@ class Engine:
             raise Unavailable(f"{refusal} ({status.fatal_error})") from status.fatal_error
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request; its callback gets what was generated, marked failed."""
+        """Stop a request; its callback gets the output so far, marked failed."""
         self.manager.cancel_request(request_id)
 
     def pause(self) -> None:
-        """Stop at the next step boundary; returns when no step runs. Pairs with `resume`."""
+        """Stop at the next step boundary, and return when no step runs. Pairs with `resume`."""
         self.manager.background_thread_status.acquire_pause(self.manager._wake_up_loop)
 
     def resume(self) -> None:
-        """Let the engine run on with the requests it has."""
+        """Continue with the present requests."""
         self.manager.background_thread_status.release_pause()
 
     def commit(self, commit: Slices, *, version: int, on_done: OnCommitted) -> None:
-        """Change the weights at the next step boundary; any thread may ask, none waits.
+        """Change the weights at the next step boundary; any thread may call, without waiting.
 
         The loop thread runs the slices, and no step until they are over. A borrower runs them in
         quanta, with a gate after each, so serving waits for one slice at most. Commits run in the
-        order they were asked for; what is not over when the engine is stopped is abandoned.
+        order of their calls; unfinished ones are abandoned when the engine stops.
 
         Args:
-            commit: the transaction over the live weights of this engine's model.
-            version: what the engine runs when it has gone well.
-            on_done: told how it ended, once, in the loop thread; in `stop`, in that thread.
+            commit: transaction over the live weights of this engine's model.
+            version: version after a successful commit.
+            on_done: called once with the result, in the loop thread; or by `stop`, in its thread.
 
         Raises:
             Unavailable: the generation thread is stopping or has died.
@@ -191,42 +191,42 @@ class Engine:
 
     @property
     def version(self) -> int:
-        """Of the weights that the next token comes from."""
+        """Version of the weights for the next token."""
         return self._router.version
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether its weights are those of no version, so that it runs no step."""
+        """Whether the weights are of no version, so that no step runs."""
         return self.processor.commits.is_quarantined
 
     @property
     def is_running(self) -> bool:
-        """Whether the generation thread lives."""
+        """Whether the generation thread is alive."""
         return bool(self.manager.is_running())
 
     @property
     def is_accepting(self) -> bool:
-        """Whether `submit` would take a request."""
+        """Whether `submit` would accept a request."""
         return self.manager.background_thread_status.can_accept_new_requests() is None
 
     @property
     def is_paused(self) -> bool:
-        """Whether somebody wants it to run no step."""
+        """Whether a pause is requested."""
         return bool(self.manager.background_thread_status.is_pause_requested())
 
     @property
     def has_requests(self) -> bool:
-        """Whether it has requests that have not ended."""
+        """Whether it has unfinished requests."""
         return bool(self._router.live)
 
     @property
     def busy_ns(self) -> int:
-        """Time in which a step ran, in nanoseconds, since the start."""
+        """Time of running steps since the start, in nanoseconds."""
         return self.processor.busy_ns
 
     @property
     def error(self) -> BaseException | None:
-        """What killed the generation thread, if anything did."""
+        """The exception that killed the generation thread, if any."""
         error: BaseException | None = self.manager.background_thread_status.fatal_error
         return error
 
@@ -235,13 +235,13 @@ class Engine:
         self._on_stop.append(action)
 
     def stop(self) -> None:
-        """Stop the thread at the next step boundary; requests that are left fail."""
+        """Stop the thread at the next step boundary; remaining requests fail."""
         self.is_stopping = True
         if self.prober is not None:
             self.prober.stop()
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
-        # Its thread is gone, so the weights are this thread's to bring back.
+        # Its thread is gone, so this thread may restore the weights.
         self.processor.abandon_commits()
         for action in reversed(self._on_stop):
             action()
@@ -278,7 +278,7 @@ def _engine(
     processor_class: Callable[..., DeviceProcessor],
     config: EngineConfig,
 ) -> Engine:
-    """Put cache, scheduler and processor into `manager` the way it would have made its own."""
+    """Put cache, scheduler and processor into `manager`, as it would with its own."""
     cb_config = manager.continuous_batching_config
     manager._use_prefix_sharing = cache.use_prefix_sharing
     update_cb_config_after_cache_creation(
@@ -339,10 +339,10 @@ def _slab_cache(
 
 
 def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
-    """Return the geometry an engine of `model` needs from its lane.
+    """Return the geometry that an engine of `model` needs from its lane.
 
     Raises:
-        Unavailable: this version of transformers is not supported.
+        Unavailable: the installed transformers is not supported.
     """
     manager = _manager(model, config)
     return sector_geometry(
@@ -355,11 +355,11 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
 def kv_groups(model: PreTrainedModel, config: EngineConfig) -> tuple[KVGeometry, ...]:
     """Return the geometry of each attention group of `model`, for a borrower's lane.
 
-    A model whose layers are all alike has one, and its lane is as one of `kv_geometry`. Others
-    waste less this way: the unit that all groups can divide may be many blocks of each.
+    A uniform model has one group, and a lane like that of `kv_geometry`. Others waste less this
+    way: the unit that all groups divide may be many blocks of each.
 
     Raises:
-        Unavailable: this version of transformers is not supported.
+        Unavailable: the installed transformers is not supported.
     """
     manager = _manager(model, config)
     return group_geometries(
@@ -379,10 +379,10 @@ def stock_engine(
     """Build an engine with transformers' own cache and scheduler: the baseline.
 
     Args:
-        model: a causal language model.
-        config: as for the other engines.
+        model: causal language model.
+        config: configuration, as for the other engines.
         cache_blocks: size of its private cache, in blocks of `page_tokens` tokens.
-        processor: makes its step loop: rivals of rose stop between two steps by their own rules.
+        processor: class of its step loop; other schemes stop between two steps by their own rules.
     """
     manager = _manager(model, config)
     manager.continuous_batching_config.num_blocks = cache_blocks
@@ -393,14 +393,14 @@ def stock_engine(
 def serving_engine(
     model: PreTrainedModel, lane: ServingLane, config: EngineConfig, *, probes: bool = True
 ) -> Engine:
-    """Build an engine whose steps `lane` protects and whose KV lies in rose's pool.
+    """Build an engine whose steps `lane` protects and whose KV is in rose's pool.
 
     Args:
-        model: a causal language model.
-        lane: made with `kv_geometry(model, config)`.
-        config: as for the other engines.
-        probes: whether it runs steps of its own while it is idle, so that rollouts can be
-            certified; without them nothing is lent until requests have shown how long steps take.
+        model: causal language model.
+        lane: lane made with `kv_geometry(model, config)`.
+        config: configuration, as for the other engines.
+        probes: whether it runs its own steps while idle, to certify rollouts; otherwise nothing is
+            lent until requests have shown how long steps take.
     """
     manager = _manager(model, config)
     cache = _slab_cache(lane, manager, config)
@@ -426,16 +426,16 @@ def rollout_engine(
     weights: LeasedWeights | None = None,
     arena: ActivationArena | None = None,
 ) -> Engine:
-    """Build a borrower: gated every few layers, preempted at the token when serving needs slabs.
+    """Build a borrower: gated every few layers, preempted at the token if serving needs slabs.
 
     Args:
-        model: a causal language model, not the serving one.
-        lane: made with `kv_geometry(model, config)`, or `kv_groups` for one with several groups.
-        config: as for the other engines.
+        model: causal language model, not the serving one.
+        lane: lane made with `kv_geometry(model, config)`, or with `kv_groups` for several groups.
+        config: configuration, as for the other engines.
         layers_per_segment: decoder layers between two gates; see `gate_layers`.
-        weights: of `model`, if they come and go with slabs of the lane; without it they stay where
-            they are.
-        arena: where the forward pass allocates; `warm_up` seals it.
+        weights: weights of `model`, if they are loaded into slabs of the lane on demand; otherwise
+            they stay in place.
+        arena: memory of the forward pass; `warm_up` seals it.
     """
     manager = _manager(model, config)
     cache = _slab_cache(lane, manager, config)

@@ -1,4 +1,4 @@
-"""The version guard: rose substitutes internals of transformers, so it checks them first."""
+"""The version check: rose overrides internals of transformers, so it verifies them first."""
 
 import inspect
 from importlib.metadata import version
@@ -144,7 +144,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
 
 
 def check_version() -> None:
-    """Refuse a transformers whose continuous batching is not the one rose was tested with.
+    """Refuse a transformers whose continuous batching rose was not tested with.
 
     Raises:
         Unavailable: the version, or a signature that rose relies on, differs.

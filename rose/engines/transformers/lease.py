@@ -1,23 +1,23 @@
-"""The lease that a worker reports: whether it may be given turns, and how large they may be."""
+"""The capacity grant that a worker reports: whether it accepts turns, and how many tokens."""
 
 from dataclasses import dataclass, field
 from typing import Final
 
 from rose.scheduler.worker import LeaseChanged
 
-# Renewed this often within its TTL, so that one report that is late or lost ends nothing.
+# Renewals per TTL, so that one late or lost report does no harm.
 _RENEWALS: Final = 3
 
 
 @dataclass(slots=True)
 class WorkerLease:
-    """One worker's leases, one after the other. For the loop thread.
+    """One worker's capacity grants, one after the other. For the loop thread.
 
-    Its life: `open` → (`resize` | `renew`)* → `close`; the next has a higher epoch.
+    Life: `open` → (`resize` | `renew`)* → `close`; the next has a higher epoch.
 
     Args:
-        worker: its number.
-        ttl_ms: it runs out unless it is renewed; 0 for never.
+        worker: number of the worker.
+        ttl_ms: life of a grant without renewal; 0 for unlimited.
     """
 
     worker: int
@@ -32,12 +32,12 @@ class WorkerLease:
         return self.kv_tokens > 0
 
     def open(self, kv_tokens: int, *, now_ms: float) -> LeaseChanged:
-        """Begin a new one."""
+        """Begin a new grant."""
         self.lease_epoch += 1
         return self.resize(kv_tokens, now_ms=now_ms)
 
     def resize(self, kv_tokens: int, *, now_ms: float) -> LeaseChanged:
-        """Let it hold `kv_tokens` tokens from now on; 0 ends it."""
+        """Change its capacity to `kv_tokens` tokens; 0 ends it."""
         self.kv_tokens = kv_tokens
         self._reported_ms = now_ms
         return LeaseChanged(
@@ -48,16 +48,16 @@ class WorkerLease:
         )
 
     def has_run_out(self, *, now_ms: float) -> bool:
-        """Whether it was not reported for its whole TTL: whoever counts has ended it, for good."""
+        """Whether its TTL passed without a report: the scheduler has ended it for good."""
         return self.is_live and 0 < self.ttl_ms <= now_ms - self._reported_ms
 
     def renew(self, *, now_ms: float) -> LeaseChanged | None:
-        """Report it again when a good part of its TTL is over."""
+        """Report it again when a third of its TTL has passed; None before."""
         is_due = now_ms - self._reported_ms >= self.ttl_ms / _RENEWALS
         if not self.is_live or self.ttl_ms == 0 or not is_due:
             return None
         return self.resize(self.kv_tokens, now_ms=now_ms)
 
     def close(self, *, now_ms: float) -> LeaseChanged:
-        """End it."""
+        """End the grant."""
         return self.resize(0, now_ms=now_ms)

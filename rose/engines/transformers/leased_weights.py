@@ -1,4 +1,4 @@
-"""The parameters of a borrower's model: views of slabs while it works, of the host else."""
+"""A borrower's parameters: views of slabs while it works, of host memory otherwise."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,22 +13,22 @@ from rose.executor.weights import WeightsState
 
 
 class LeasedWeights:
-    """Keeps a model's weights on the host, and lets its parameters be views of leased slabs.
+    """Keeps a model's weights on the host, and loads them into leased slabs on demand.
 
-    Make it before the engine that runs the model, and after its live weights. Buffers are no
-    weights: they stay on the device. A model that is dormant on a GPU has parameters that keep
-    their shape and device but no bytes of their own.
+    Make it before the engine that runs the model, and after its live weights. Buffers are not
+    weights: they stay on the device. The parameters of a dormant model on a GPU keep shape and
+    device, but have no memory.
 
     Args:
-        model: of one dtype or several, on one device; its tensors become the host's copy.
-        lane: of the borrower that will run it.
-        live: of the same model, on the host; what they change is written to the slabs too.
-        device: where steps run, if the model is not there.
-        dormant_bytes_max: what the device may hold while the weights are dormant.
+        model: model on one device; its tensors become the host copy.
+        lane: lane of the borrower that will run it.
+        live: live weights of the model, on the host; their changes are written to the slabs too.
+        device: device of steps, if the model is elsewhere.
+        dormant_bytes_max: most device memory while the weights are dormant.
 
     Raises:
-        InvalidArgument: the lane could never hold the weights and a slab of KV, or live weights
-            that are not on the host.
+        InvalidArgument: the lane can never hold the weights and a slab of KV, or the live weights
+            are not on the host.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class LeasedWeights:
 
     @property
     def _is_apart(self) -> bool:
-        """Whether the device cannot read the host's copy."""
+        """Whether the device cannot read the host copy."""
         return bool(self._device.type != "cpu")
 
     def _show(self, state: WeightsState) -> None:
-        """Let the parameters be what `state` says; under the lease's lock."""
+        """Set the parameters' memory for `state`; under the lease's lock."""
         for at, parameter in enumerate(self._parameters):
             if state is WeightsState.ACTIVE:
                 parameter.data = self._on_device(at)
@@ -86,7 +86,7 @@ class LeasedWeights:
         return flat.view(self._host[at].dtype).view(self._host[at].shape)
 
     def close(self) -> None:
-        """Give every slab back and leave the model with the host's copy; when its loop is over."""
+        """Return every slab and leave the model with the host copy, after its loop has ended."""
         self.lease.unpin()
         self.lease.close()
         for parameter, host in zip(self._parameters, self._host, strict=True):
@@ -95,7 +95,7 @@ class LeasedWeights:
     # ---- the mirror of live weights -------------------------------------------------------------
 
     def write(self, first: int, last: int) -> None:
-        """Copy elements `first` to `last` of the row from the host to the slabs, if they are there.
+        """Copy elements `first` to `last` of the row from the host to the slabs, if active.
 
         All parameters have the dtype of live weights.
         """
@@ -103,9 +103,9 @@ class LeasedWeights:
         self.lease.write(first * size, last * size)
 
     def equals_host(self) -> bool:
-        """Whether what steps read is the host's copy, bit by bit; where it is, is as it should be.
+        """Whether the weights that steps read equal the host copy bit by bit, in the right place.
 
-        It reads all of the weights, and holds up who wants their slabs for one tensor at most.
+        It reads all of the weights, and delays a revocation of their slabs by one tensor at most.
         """
         return all(self._is_right(at) for at in range(len(self._host)))
 
@@ -119,7 +119,7 @@ class LeasedWeights:
 
 
 def _on_host(parameter: nn.Parameter, *, is_pinned: bool) -> torch.Tensor:
-    """Return a contiguous tensor of the host; page-locked if a device is to copy it."""
+    """Return a contiguous host tensor, page-locked if a device is to copy it."""
     host = parameter.data.to("cpu").contiguous()
     check(not host.is_sparse, "weights are dense")
     return host.pin_memory() if is_pinned and not host.is_pinned() else host

@@ -18,22 +18,22 @@ _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
 
 class Mirror(Protocol):
-    """Where steps read the weights, if not in the buffer of `LiveWeights`."""
+    """The weights that steps read, if not in the buffer of `LiveWeights`."""
 
     def write(self, first: int, last: int) -> None:
-        """Take elements `first` to `last` over from the buffer."""
+        """Copy elements `first` to `last` from the buffer."""
         ...
 
     def equals_host(self) -> bool:
-        """Whether steps read what is in the buffer."""
+        """Whether steps read the content of the buffer."""
         ...
 
 
 def flat_bits(model: nn.Module) -> npt.NDArray[np.uint16]:
     """Return the weights as one row of bf16 bits, rounded to nearest, ties to even.
 
-    The order is that of `model.named_parameters()`, which gives tied weights once, under their
-    first name; each tensor is flattened in row-major order. Buffers are no weights.
+    The order is that of `model.named_parameters()`, which lists tied weights once, by their first
+    name; each tensor is flattened in row-major order. Buffers are not weights.
 
     Returns:
         (n,) uint16, a copy on the host.
@@ -45,21 +45,22 @@ def flat_bits(model: nn.Module) -> npt.NDArray[np.uint16]:
 
 
 class LiveWeights:
-    """A row of bf16 bits, and the float32 parameters that always equal it.
+    """A row of bf16 bits, and float32 parameters that always equal it.
 
-    The parameters of the model become views of one flat buffer, so a tile of the row is a slice of
-    it and a change touches what changes only. Make it before the engine, and once for a model.
+    The model's parameters become views of one flat buffer, so a tile of the row is a slice of it,
+    and a change touches only changed elements. Make it before the engine, and once per model.
 
     With a `mirror` steps read that instead: a change goes to the buffer first, then to the mirror.
 
-    It is a `rose.transfer.receiving.commit.Target`; one thread, between two steps, changes it.
+    It is a `rose.transfer.receiving.commit.Target`; one thread changes it, between two steps.
 
     Args:
         model: float32, all on one device; its weights are rounded to bf16.
-        tile_elements: elements of a tile, a multiple of 4.
+        tile_elements: elements per tile, a multiple of 4.
 
     Raises:
-        InvalidArgument: another tile size, or a model of another dtype or on several devices.
+        InvalidArgument: the tile size is invalid, or the model has another dtype or several
+            devices.
     """
 
     def __init__(self, model: nn.Module, tile_elements: int = TILE_ELEMENTS) -> None:
@@ -84,17 +85,17 @@ class LiveWeights:
 
     @property
     def count(self) -> int:
-        """How many elements the row has."""
+        """Return the number of elements of the row."""
         return len(self.row)
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the buffer is in the host's memory."""
+        """Whether the buffer is in host memory."""
         return bool(self._live.device.type == "cpu")
 
     @property
     def tiles(self) -> int:
-        """How many tiles; the last may be shorter."""
+        """Return the number of tiles; the last may be shorter."""
         return len(self.cut)
 
     def _slice(self, tile: int) -> slice:
@@ -103,15 +104,15 @@ class LiveWeights:
         return self.cut[tile].where
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
-        """Change one tile by `delta`, or back; on an error the tile is unchanged.
+        """Apply or undo `delta` on one tile; on an error the tile is unchanged.
 
         Raises:
-            InvalidArgument: there is no such tile, or the delta is of another size.
+            InvalidArgument: the tile does not exist, or the delta has another size.
             CorruptData: the delta is not well formed.
         """
         place = self._slice(tile)
         part = self.row[place]
-        changed, _ = topk_unpack(delta, part)  # the same places whichever way it goes
+        changed, _ = topk_unpack(delta, part)  # the same places in both directions
         delta_apply(part, delta, undo=undo)
         fresh = _widened(part[changed]).view(torch.int32).to(self._live.device)
         index = torch.from_numpy(changed).to(self._live.device)
@@ -120,12 +121,12 @@ class LiveWeights:
             self.mirror.write(place.start, place.stop)
 
     def digest(self, tile: int) -> tuple[int, int]:
-        """Return the tile's part of the digest of the whole row, by position."""
+        """Return the digest of a tile."""
         self._slice(tile)
         return self._host.digest(tile)
 
     def digests(self) -> TileDigests:
-        """Read the whole row."""
+        """Return the digests of all tiles, from memory."""
         return self._host.digests()
 
     def bits(self, tile: int) -> npt.NDArray[np.uint16]:
@@ -135,10 +136,10 @@ class LiveWeights:
         return view
 
     def mend(self, tile: int) -> bool:
-        """Let what steps read of a tile be the row again; return whether it was not.
+        """Repair the copy of a tile that steps read from the row; return whether it differed.
 
-        A digest is of the row, so a `Sweep` finds a row that drifted and this a buffer that did.
-        Whether a mirror equals the buffer, and all is where it has to be, is for `sweep`.
+        A digest covers the row, so a `Sweep` detects corruption of the row, and this one of the
+        buffer. Whether a mirror equals the buffer, in the right place, is checked by `sweep`.
         """
         if self._equals(tile):
             return False
@@ -149,10 +150,10 @@ class LiveWeights:
         return True
 
     def sweep(self) -> bool:
-        """Return whether every live parameter equals the row, bit by bit, where it has to be.
+        """Return whether every live parameter equals the row bit by bit, in the right place.
 
-        It reads all of the weights at once, those of a mirror too: for tests, and for who doubts.
-        `Sweep`, with `mend`, is what runs between steps.
+        It reads all of the weights at once, including a mirror: for tests and diagnosis. `Sweep`
+        with `mend` is for use between steps.
         """
         is_read = self._is_attached() if self.mirror is None else self.mirror.equals_host()
         return is_read and all(self._equals(tile) for tile in range(self.tiles))
@@ -173,5 +174,5 @@ class LiveWeights:
 
 
 def _widened(bits: npt.NDArray[np.uint16]) -> torch.Tensor:
-    """Return the float32 numbers that the bf16 `bits` stand for, exactly."""
+    """Return the exact float32 values of bf16 `bits`."""
     return torch.from_numpy((bits.astype(np.uint32) << _BF16_SHIFT).view(np.float32))

@@ -19,7 +19,7 @@ from transformers import (
 from rose.errors import InvalidArgument, Unavailable
 
 _VOCABULARY: Final = 4096
-_CHARACTERS: Final = 128  # the vocabulary of the environments' texts
+_CHARACTERS: Final = 128  # vocabulary of the environments' texts
 _HEAD: Final = 64
 
 
@@ -39,7 +39,7 @@ def _tiny_qwen2() -> PreTrainedModel:
 
 
 def _qwen3(*, layers: int, heads: int, vocabulary: int = _VOCABULARY) -> PreTrainedModel:
-    """Build Qwen3 with heads of 64 and an inner size of four times the hidden one."""
+    """Build Qwen3 with heads of 64 and an inner size of four times the hidden size."""
     hidden = heads * _HEAD
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -61,7 +61,7 @@ def _tiny_qwen3() -> PreTrainedModel:
 
 
 def _tiny_policy() -> PreTrainedModel:
-    """Build 6 layers of 256 over characters: what learns in the demo, 6 M parameters."""
+    """Build 6 layers of 256 over characters: the demo's policy, 6 M parameters."""
     return _qwen3(layers=6, heads=4, vocabulary=_CHARACTERS)
 
 
@@ -83,12 +83,13 @@ def load_model(name: str, *, seed: int, device: str = "cpu") -> PreTrainedModel:
 
     Args:
         name: a preset, or a directory with `config.json` and weights; nothing is downloaded.
-        seed: of a preset's random weights, the same on every device.
-        device: where its weights go.
+        seed: seed of a preset's random weights, the same on every device.
+        device: device of the weights.
 
     Raises:
-        InvalidArgument: no such preset or directory, or a model transformers cannot load or batch.
-        Unavailable: this torch has no such device.
+        InvalidArgument: an unknown preset or directory, or a model transformers cannot load or
+            batch.
+        Unavailable: torch has no such device.
     """
     if device != "cpu" and not torch.cuda.is_available():
         raise Unavailable(

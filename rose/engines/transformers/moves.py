@@ -1,4 +1,4 @@
-"""KV that moves between two steps, so that whole slabs come empty."""
+"""Moves of KV between two steps, so that whole slabs become empty."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,26 +19,26 @@ def move_sectors(
     limit: int,
     settle: Callable[[], None],
 ) -> dict[int, int]:
-    """Move sectors together; nobody may read or write one of this space during the call.
+    """Compact sectors; nobody may read or write this space during the call.
 
-    A leaving slab that comes empty goes home inside the call; pinned slabs stay as they are.
+    A slab under revocation that becomes empty leaves inside the call; pinned slabs are not moved.
 
     Args:
-        space: of the sectors.
-        rows: (sectors, bytes) uint8, where row i is sector i, on the device.
-        slabs: to be emptied, in this order, each wholly or not at all; None: the sparsest, as far
-            as the others have room.
-        limit: the most sectors to move.
-        settle: waits until the copy is complete, on a device that runs ahead.
+        space: space of the sectors.
+        rows: (sectors, bytes) uint8, row i is sector i, on the device.
+        slabs: slabs to empty, in this order, each wholly or not at all; None for the sparsest, as
+            far as the others have room.
+        limit: most sectors to move.
+        settle: waits until the copy is complete, on an asynchronous device.
 
     Returns:
-        The new id of each sector that moved.
+        The new id of each moved sector.
     """
     from_ids, to_ids = space.allocator.plan_evacuation(slabs, limit)
     if not from_ids:
         return {}
     with ExitStack() as undo:
-        # Until the copy is whole, what lies at the old places is.
+        # Until the copy is complete, the old places are valid.
         undo.callback(space.allocator.cancel_evacuation, from_ids, to_ids)
         sources = torch.tensor(from_ids, device=rows.device)
         rows.index_copy_(0, torch.tensor(to_ids, device=rows.device), rows.index_select(0, sources))
@@ -49,7 +49,7 @@ def move_sectors(
 
 
 def rename_blocks(allocator: CacheAllocator, sectors: Mapping[int, int]) -> None:
-    """Rewrite what an allocator knows of blocks whose sectors have moved: tables and prefixes."""
+    """Update an allocator's block tables and prefixes after its sectors have moved."""
     size = int(allocator.blocks_per_sector)
 
     def at(block: int) -> int:

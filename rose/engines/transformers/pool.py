@@ -1,4 +1,4 @@
-"""Where sectors of transformers' cache come from: the blocks of a lane."""
+"""The source of sectors for transformers' cache: the blocks of a lane."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -17,42 +17,41 @@ from rose.memory import KVSpace
 class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     """A `CachePool` whose free sectors are the free blocks of rose's allocators.
 
-    Either all of transformers' allocators share the sectors of one geometry, or each has the lane's
-    group of its own: then a sector is one of its blocks, and a slab goes from one to the other when
-    it is empty.
+    Either all of transformers' allocators share the sectors of one geometry, or each uses its own
+    group of the lane: then a sector is one of its blocks, and an empty slab moves between groups.
 
     Args:
-        lane: of the tenant.
-        num_allocators: of transformers, one for each type of attention.
+        lane: lane of the tenant.
+        num_allocators: number of transformers' allocators, one per type of attention.
     """
 
     def __init__(self, lane: KVLane, num_allocators: int) -> None:
         self.lane = lane
         self.spaces = spaces_of(lane)
         is_shared = len(self.spaces) == 1
-        # By allocator, which of the spaces its sectors are in.
+        # Index of each allocator's space.
         self.places = [0] * num_allocators if is_shared else list(range(num_allocators))
         super().__init__(0, num_allocators)
 
     @property
     def space(self) -> KVSpace:
-        """Where the sectors of the first allocator are."""
+        """The space of the first allocator's sectors."""
         return self.spaces[0]
 
     def reset(self) -> None:
-        """Give every free sector back to rose; callers free all requests first."""
+        """Return every free sector to rose; callers free all requests first."""
         if hasattr(self, "_free_blocks"):
             self.try_to_free_sectors()
         self._free_blocks = [RegularTrees(count) for count in self.blocks_per_sector]
 
     @property
     def free_sectors(self) -> range:
-        """The number of free sectors, in the form stock code takes the length of."""
+        """The number of free sectors, as an object whose length stock code takes."""
         return range(self.num_free_sectors)
 
     @property
     def num_free_sectors(self) -> int:
-        """How many sectors can be had, whichever allocators ask for them."""
+        """Number of available sectors, for any combination of allocators."""
         free = min(int(space.allocator.free_blocks) for space in self.spaces)
         if not isinstance(self.lane, RolloutLane) or len(self.spaces) == 1:
             return free
@@ -65,21 +64,21 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         )
 
     def by_space(self, sectors: Sequence[int]) -> list[int]:
-        """Return sums over the allocators that share a space, of one number for each allocator."""
+        """Return sums per space of one number per allocator."""
         sums = [0] * len(self.spaces)
         for place, count in zip(self.places, sectors, strict=True):
             sums[place] += count
         return sums
 
     def ensure(self, sectors: Sequence[int]) -> bool:
-        """Have so many sectors free at once for each allocator; asks for a loan if need be."""
+        """Have this many sectors free at once for each allocator; requests a loan if needed."""
         wanted = self.by_space(sectors)
         if len(wanted) > 1 and isinstance(self.lane, RolloutLane):
             return self.lane.ensure_groups(wanted)
         return self.lane.ensure(wanted[0])
 
     def take(self, sectors: Sequence[int]) -> bool:
-        """Take so many sectors for each allocator; False, and none taken, when too few are left."""
+        """Take sectors for each allocator; if too few are free, return False and take none."""
         taken = [self._take(index, count) for index, count in enumerate(sectors) if count > 0]
         if all(taken):
             return True
@@ -89,8 +88,8 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     def _take(self, index: int, count: int) -> bool:
         """Take sectors, from the fullest slabs.
 
-        By the lane: serving's lane sees to it that enough is left, also when a batch takes its
-        blocks long before or after a step.
+        Via the lane: serving's lane keeps enough free, even if a batch takes its blocks long before
+        or after a step.
         """
         place = self.places[index]
         sectors = self.spaces[place].allocator.alloc(count) if place else self.lane.alloc(count)
@@ -99,7 +98,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         return sectors is not None
 
     def allocate_sector(self, index: int) -> None:
-        """Take one sector for the allocator `index`, as stock code does where it has counted.
+        """Take one sector for the allocator `index`, where stock code has counted free ones.
 
         Raises:
             OutOfMemory: it has not, or slabs have left since.
@@ -108,16 +107,16 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
             raise OutOfMemory("a sector was asked for, and the lane has no block left")
 
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
-        """Mark blocks as free, and hand sectors without a live block back at once.
+        """Mark blocks as free, and return sectors without a live block at once.
 
-        An emptied slab on revocation leaves inside this call; and a block that the allocator keeps
-        as a prefix is nobody's to write to.
+        An emptied slab under revocation leaves inside this call; and a block that the allocator
+        keeps as a prefix must not be written.
         """
         super().free_blocks(index, block_ids)
         self._give(index)
 
     def try_to_free_sectors(self) -> None:
-        """Hand sectors without a live block back."""
+        """Return sectors without a live block."""
         for index in range(self.num_allocators):
             self._give(index)
 
@@ -127,7 +126,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
             self.spaces[self.places[index]].allocator.free(roots)
 
     def moved(self, index: int, sectors: dict[int, int]) -> None:
-        """Rename the sectors of an allocator that are partly free: they lie elsewhere now."""
+        """Rename an allocator's partly free sectors after a move."""
         trees = self._free_blocks[index]
         size = trees.elems_per_tree
         trees.trees = {
@@ -139,5 +138,5 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
 
 
 def spaces_of(lane: KVLane) -> tuple[KVSpace, ...]:
-    """Return the views of a lane, one for each attention group; serving's has one."""
+    """Return the spaces of a lane, one per attention group; serving's has one."""
     return lane.groups.spaces if isinstance(lane, RolloutLane) else (lane.kv,)

@@ -1,4 +1,4 @@
-"""The prefixes of a borrower's KV, kept by rose's allocator under the weights they came from."""
+"""The prefixes of a borrower's KV, kept by rose's allocator per version of the weights."""
 
 from collections.abc import Sequence
 
@@ -10,23 +10,22 @@ _KEY_BYTES = 16
 
 
 def key_of(block_hash: int) -> bytes:
-    """Return the allocator's key for a hash of transformers, which has 8 bytes."""
+    """Return the allocator's key for an 8-byte hash of transformers."""
     return block_hash.to_bytes(_KEY_BYTES, "little")
 
 
 class PrefixIndex:
-    """From hash to block, as stock code looks it up: only what the weights in use have computed."""
+    """Map from hash to block for stock code, restricted to blocks of the current weights."""
 
     def __init__(self, blocks: BlockAllocator) -> None:
-        """Look into `blocks`."""
         self._blocks = blocks
 
     def __len__(self) -> int:
-        """How many blocks are kept that no request uses."""
+        """Return the number of kept blocks that no request uses."""
         return int(self._blocks.cached_blocks)
 
     def get(self, block_hash: int) -> int | None:
-        """Return the block of this hash, which may be gone at the next moment, or None."""
+        """Return the block of this hash, or None; the block may vanish at any moment."""
         found = self._blocks.lookup(key_of(block_hash))
         return found[0] if found else None
 
@@ -36,18 +35,18 @@ class PrefixIndex:
 
 
 class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no types
-    """A `BlockLedger` whose references and prefixes are the allocator's: one block is one sector.
+    """A `BlockLedger` with the allocator's references and prefixes: one block is one sector.
 
-    A prefix that no request uses counts as free memory, and goes with its slab when serving wants
-    that back. Each namespace is a model at one version of its weights: after `renew` nothing that
-    was kept before is found, whatever still uses it.
+    An unused prefix counts as free memory, and leaves with its slab when serving needs it. Each
+    namespace is a model at one version of its weights: after `renew` earlier prefixes are not
+    found, even if still in use.
 
-    For the thread that holds the borrower's books.
+    For the thread that holds the borrower's lock.
 
     Args:
-        blocks: of the lane.
-        model: what tells this model from others that had the lane before.
-        version: of its weights.
+        blocks: allocator of the lane.
+        model: identity of the model among those that use the lane.
+        version: version of its weights.
     """
 
     def __init__(self, blocks: BlockAllocator, *, model: str, version: int) -> None:
@@ -55,30 +54,30 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         self._blocks = blocks
         self._model = model
         self._renewals = 0
-        # Two requests have computed the same block: the second one's hold on the first one's.
+        # A block computed by two requests: the second one's reference to the first one's block.
         self._claimed: int | None = None
         self.hash_to_block = PrefixIndex(blocks)
         blocks.forget_all()
         self._enter(version)
 
     def _enter(self, version: int) -> None:
-        # Counted too: whoever names two sets of weights alike must not find the other's KV.
+        # Counted too, so that equal names of different weights do not share KV.
         self._blocks.set_cache_namespace((f"{self._model}#{self._renewals}", version))
 
     def renew(self, version: int) -> None:
-        """Let the prefixes be those of other weights."""
+        """Switch to the prefixes of other weights."""
         self._renewals += 1
         self.block_to_hash.clear()
         self._enter(version)
 
     def acquire_prefix(self, hashes: Sequence[int]) -> list[int]:
-        """Take a reference on each block of the longest prefix that is there."""
+        """Take a reference on each block of the longest cached prefix."""
         blocks = self._blocks.acquire(b"".join(map(key_of, hashes)))
         self.block_to_hash.update(zip(blocks, hashes, strict=False))
         return blocks
 
     def acquire(self, block_id: int) -> None:
-        """Take one more reference on a block."""
+        """Take another reference on a block."""
         if block_id == self._claimed:
             self._claimed = None
             return
@@ -87,7 +86,7 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
     def release(self, block_id: int, no_cache: bool = False) -> bool:
         """Drop a reference; True if it is the last, which the pool then drops.
 
-        The allocator keeps the block if it has a key, and with `no_cache` it has none any more.
+        The allocator keeps a block with a key; `no_cache` removes the key.
         """
         if self._blocks.references(block_id) > 1:
             self._blocks.free([block_id])
@@ -98,7 +97,7 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         return True
 
     def register_new_hash(self, block_id: int, block_hash: int) -> int | None:
-        """Give a block its key, or return the block that has it, held for who calls `acquire`."""
+        """Give a block its key, or return the block that has it, with a reference for `acquire`."""
         key = key_of(block_hash)
         found = self._blocks.acquire(key)
         if not found:
@@ -110,7 +109,7 @@ class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no ty
         return found[0]
 
     def evict_cached_blocks(self) -> list[int]:
-        """Return none: what is kept counts as free already, and goes when its room is needed."""
+        """Return none: unused prefixes count as free already, and are dropped on demand."""
         return []
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""Steps that serving's engine runs only to be measured, while it has no requests."""
+"""Steps that serving's idle engine runs only to be measured."""
 
 import random
 import threading
@@ -14,23 +14,23 @@ from rose.units import NS_PER_MS, ceil_div
 if TYPE_CHECKING:  # The engine owns its prober.
     from rose.engines.transformers.engine import Engine
 
-# A probe starts so much later than it could: little beside the seconds that a search takes.
+# Delay of a probe: small beside the seconds that a search takes.
 _LOOK_S: Final = 0.02
-# A chunk counts as full from this share of a step's tokens on (csrc/slo/latency_model.cpp).
+# Share of a step's tokens from which a chunk counts as full (csrc/slo/latency_model.cpp).
 _FULL_SHARE: Final = 0.75
-# A probe of decode steps runs this many behind a prompt that no certificate needs; fewer would cost
-# more in prompts than in steps.
+# Decode steps of a probe after a prompt that no certificate needs; with fewer, prompts would cost
+# more than steps.
 _DECODE_STEPS: Final = 16
 
 
 class Prober:
-    """Runs the step shapes that certificates ask about, as requests that nobody waits for.
+    """Runs the step shapes that certificates ask about, as requests without an owner.
 
-    A probe is the longest request that serving accepts: a random prompt, whose chunks are full but
-    for the last, and one token, or more where decode steps are to be measured. It is announced to
-    nobody, shares no cache, and is cancelled at the step boundary after the first request arrived.
+    A probe is the longest request that serving accepts: a random prompt, whose chunks are full
+    except the last, and one token, or more to measure decode steps. It is not announced, shares no
+    cache, and is cancelled at the step boundary after the first request arrived.
 
-    Its life: made → (`start` → `stop`)*; `warm_up` between these two.
+    Life: made → (`start` → `stop`)*; `warm_up` between these two.
     """
 
     def __init__(self, engine: "Engine", lane: ServingLane) -> None:
@@ -40,10 +40,10 @@ class Prober:
         self._clock = engine.processor.clock
         self._vocabulary = int(engine.manager.model.config.get_text_config().vocab_size)
         self._rng = random.Random(0)
-        self._one = threading.Lock()  # Held by the thread that probes.
+        self._one = threading.Lock()  # Held by the probing thread.
         self._ended = threading.Condition()  # Guards `names` and `_failures`.
         self._failures: list[Exception] = []
-        # The probes under way; the engine's loop cancels them when a request arrives.
+        # Running probes; the engine's loop cancels them when a request arrives.
         self.names: set[str] = set()
         self._probes = 0
         self._stop = threading.Event()
@@ -52,20 +52,20 @@ class Prober:
     # ---- in the background ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread that probes when the lane asks for it."""
+        """Start the thread that probes on the lane's demand."""
         self._stop.clear()
         self._thread = Thread(self._run, name="rose-prober", on_failure=self._lane.safety.report)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the probe under way, and join the thread. Idempotent."""
+        """End a running probe, and join the thread. Idempotent."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
-        with self._lane.safety:  # What fails in here ends lending, and nothing else.
+        with self._lane.safety:  # A failure in here ends lending, and nothing else.
             while not self._stop.wait(_LOOK_S):
                 if not self._engine.is_accepting or self._engine.is_paused:
                     continue
@@ -79,15 +79,15 @@ class Prober:
     def warm_up(
         self, *, timeout_ms: float, on_progress: Callable[[int, int], None] = lambda *_: None
     ) -> None:
-        """Probe until there is evidence for both step shapes. Any thread but the engine's.
+        """Probe until there is evidence for both step shapes. Any thread except the engine's.
 
         Args:
-            timeout_ms: longest time that it may take.
-            on_progress: called with the runs done and the runs needed, as known by then.
+            timeout_ms: longest duration.
+            on_progress: called with the runs done and the runs needed, as currently known.
 
         Raises:
-            InvalidArgument: the engine's steps are smaller than its lane was told.
-            DeadlineExceeded: there is not enough evidence yet; what was measured counts.
+            InvalidArgument: the engine's steps are smaller than the lane's step_tokens.
+            DeadlineExceeded: there is not enough evidence yet; measurements are kept.
             Unavailable: the engine is stopping, or a probe failed.
         """
         engine_tokens = int(self._engine.processor.cache.max_batch_tokens)
@@ -147,7 +147,7 @@ class Prober:
             raise Unavailable(f"a probe failed: {failure}") from failure
 
     def _prompts(self, decode_steps: int) -> tuple[list[list[int]], int]:
-        """Return prompts that fill a step together, and how many tokens each is to generate."""
+        """Return prompts that together fill a step, and the tokens to generate for each."""
         limits = self._lane.limits
         new_tokens = 1 + min(decode_steps, limits.request_tokens // 2)
         prompt_tokens = max(limits.request_tokens - new_tokens, 1)

@@ -1,4 +1,4 @@
-"""The step loops: what every engine does between two steps, and serving's protected step.
+"""The step loops: every engine's work between two steps, and serving's protected step.
 
 They run in the generation thread of a transformers manager, which calls, once per step,
 `prepare_next_batch` → `_generation_step` → `update_batch`.
@@ -28,22 +28,22 @@ from rose.executor import ServingLane, StepBatch
 
 
 class LoopListener(Protocol):
-    """Who follows an engine's loop. Called in the loop thread, with no lock held."""
+    """Follows an engine's loop. Called in the loop thread, with no lock held."""
 
     def at_boundary(self) -> None:
         """No step runs, and none will before this returns."""
         ...
 
     def after_step(self) -> None:
-        """A step has ended; a borrower's quantum has not: this is time that serving granted."""
+        """A step has ended, but a borrower's quantum has not: this is time that serving granted."""
         ...
 
     def while_parked(self) -> None:
-        """A step of the borrower has waited at a closed gate for a while; serving is at work."""
+        """A borrower's step has waited at a closed gate for a while; serving is working."""
         ...
 
     def at_end(self, error: Exception) -> None:
-        """The loop ends: it was stopped, or has failed. All requests have had their last output."""
+        """The loop ends: it was stopped, or failed. All requests have had their last output."""
         ...
 
 
@@ -51,7 +51,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     """A stock processor that stays on the device's cores and changes weights between two steps.
 
     On a CPU the device is a fixed set of cores. On a GPU `cores` is None, and all of the thread's
-    work goes into `stream`, copies of inputs included: nothing orders the default stream with it.
+    work is queued on `stream`, including input copies: nothing orders the default stream with it.
     """
 
     cache: VersionedCache
@@ -90,13 +90,13 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         if self.stream is not None:
             self.inputs_and_outputs.compute_stream = self.stream
             self.offloading_manager._compute_stream = self.stream
-            # What stock code has filled so far, on whatever stream was the current one.
+            # Order after stock code's fills so far, on whichever stream was current.
             self.stream.wait_stream(torch.cuda.current_stream(kwargs["model_device"]))
         self.busy_ns = 0
         self._step_began_ns = 0
 
     def reset(self) -> None:
-        """Reset as stock does, on the processor's own stream: it fills what steps read."""
+        """Reset as stock does, on the processor's own stream, because it fills inputs of steps."""
         if self.stream is None:
             super().reset()
             return
@@ -104,10 +104,10 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
             super().reset()
 
     def prepare_next_batch(self) -> bool:
-        """Take in what came, once, then prepare a batch if there is work.
+        """Process arrivals once, then prepare a batch if there is work.
 
-        Stock code takes in and prepares in one go; apart, a paused engine is in no step, and a
-        request that lands in between waits for the next turn instead of running unprotected.
+        Stock code does both at once. Apart, a paused engine is in no step, and a request that
+        arrives in between waits for the next turn instead of running unprotected.
         """
         if self.cores is not None:
             os.sched_setaffinity(0, self.cores)
@@ -128,11 +128,11 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return self._prepare()
 
     def _update_tp_group_state(self) -> bool:
-        """Called by stock `prepare_next_batch`: the intake is done."""
+        """Called by stock `prepare_next_batch`; arrivals are processed already."""
         return False
 
     def _prepare(self) -> bool:
-        """Prepare as stock does, and what its tokens will be sampled by."""
+        """Prepare as stock does, with the sampling parameters of the batch."""
         if not super().prepare_next_batch():
             return False
         if self.is_sampling:
@@ -141,13 +141,13 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return True
 
     def _drop_cancelled(self) -> None:
-        """Remove cancelled requests and give their owners what there is: stock says nothing."""
+        """Remove cancelled requests and give their owners the output so far, unlike stock."""
         for state in self.scheduler.clear_cancelled_requests():
             self.offloading_manager.free_request_cpu_cache(state)
             self.output_router.take_away(state, "the request was cancelled")
 
     def update_batch(self) -> None:
-        """Update as stock does, then let the listener report what the step said."""
+        """Update as stock does, then let the listener report the step."""
         self._update()
         self._report_step()
 
@@ -162,7 +162,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
             self.listener.after_step()
 
     def fail_all_requests(self, error: Exception) -> None:
-        """Fail what is left as stock does, when the loop ends, and say that it has ended."""
+        """Fail remaining requests as stock does, when the loop ends, and inform the listener."""
         super().fail_all_requests(error)
         if self.listener is not None:
             self.listener.at_end(error)
@@ -170,7 +170,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
     # ---- commits --------------------------------------------------------------------------------
 
     def _is_called_away(self) -> bool:
-        """Whether someone waits for the loop to stop or to pause; a commit can wait for them."""
+        """Whether a stop or a pause is requested, for which a commit can wait."""
         return self._is_stopping or bool(self.background_thread_status.is_pause_requested())
 
     @property
@@ -193,17 +193,17 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         pending, committed = self.commits.settle(self.output_router.version)
         if has_committed:
             self._renew_cache(committed.version)
-        for state in ended:  # Before the version is another: these tokens are of the one before.
+        for state in ended:  # Before the version changes: these tokens are of the old one.
             self.output_router.take_away(state, "the weights are others now")
         self.output_router.version = committed.version
         pending.on_done(committed)
 
     def _renew_cache(self, version: int) -> None:
-        """Keep what old weights computed from the requests to come."""
+        """Hide KV of old weights from coming requests."""
         self.cache.renew(version)
 
     def _meet_new_weights(self) -> list[RequestState]:
-        """Let requests under way become what they are to be; return those that end here.
+        """Handle running requests by `inflight`; return those that end here.
 
         No batch is in flight.
         """
@@ -217,24 +217,23 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         return under_way[::-1]
 
     def abandon_commits(self) -> None:
-        """Bring back what is half done, and end what waits; only when the loop is over."""
+        """Roll back a commit in progress, and end queued ones; only after the loop has ended."""
         while not self.commits.is_empty:
             self.commits.abandon()
             self._settle_commit()
 
 
 class ServingProcessor(DeviceProcessor):
-    """Serving's loop: every step is protected by the lane."""
+    """Serving's loop: the lane protects every step."""
 
     def __init__(self, lane: ServingLane, **kwargs: Any) -> None:
-        """Bind the loop to `lane`."""
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
-        # Requests that give way to any other.
+        # Requests that yield to any other.
         self.probes: AbstractSet[str] = frozenset()
 
     def _drop_cancelled(self) -> None:
-        """Drop probes too when a request has arrived: it waits for one step of theirs at most."""
+        """Drop probes too when a request has arrived: it waits for at most one of their steps."""
         probes = set(self.probes)
         if probes and (self.lane.has_requests or self.output_router.live.keys() - probes):
             for name in probes:
@@ -266,12 +265,12 @@ class ServingProcessor(DeviceProcessor):
         )
 
     def fail_all_requests(self, error: Exception) -> None:
-        """Let go of the device first: the step in flight, if there is one, has failed."""
+        """Release the device first: a step in flight has failed."""
         self.lane.give_step_up()
         super().fail_all_requests(error)
 
     def update_batch(self) -> None:
-        """Update, let the lane learn how long the step took, and offer what is free."""
+        """Update, report the step's time to the lane, and offer free slabs."""
         super().update_batch()
         self._step.__exit__(None, None, None)
         if not self.scheduler.active_requests:

@@ -21,7 +21,7 @@ from rose.executor import Notice, Quantum, RolloutLane, WeightsLease
 from rose.executor.weights import WeightsState
 from rose.units import NS_PER_MS, NS_PER_S
 
-# How long the borrower sleeps at a closed gate before it looks for stop and pause requests.
+# Interval at which a borrower at a closed gate checks for stop and pause requests.
 _LOOK_UP_MS = 50.0
 _LENDS_NO_MORE = "the device lends no more: it was closed, or rose gave back"
 
@@ -29,16 +29,16 @@ _LENDS_NO_MORE = "the device lends no more: it was closed, or rose gave back"
 class RolloutProcessor(DeviceProcessor):
     """The borrower's loop: a step runs under a quantum, pins its slabs, and can be aborted.
 
-    `lock` guards the books (scheduler, cache, pool): the loop thread holds it while it prepares and
-    updates, never in the forward pass or a slice of a commit, so serving can take slabs while a
-    step is parked or weights are half changed.
+    `lock` guards scheduler, cache and pool: the loop thread holds it while it prepares and updates,
+    but not in the forward pass or a slice of a commit, so serving can take slabs while a step is
+    parked or weights are half changed.
 
-    With a listener, requests whose memory serving takes are ended, and their owners told; without
-    one they are requeued here.
+    With a listener, requests whose memory serving takes end, and their owners are informed;
+    otherwise they are requeued here.
 
-    With leased weights a step runs while they are active. They are the last that serving gets. When
-    work waits and there is memory, they are copied to the device again, in quanta, with a gate
-    after each slice; KV makes room for them, because without them it is of no use.
+    With leased weights a step runs while they are active. Serving takes their slabs last. When work
+    waits and there is memory, they are copied to the device again, in quanta, with a gate after
+    each slice; KV makes room for them, because it is useless without them.
     """
 
     scheduler: PreemptingScheduler
@@ -56,7 +56,7 @@ class RolloutProcessor(DeviceProcessor):
     ) -> None:
         """Bind the loop to `lane`; `wake` ends the manager's wait for work.
 
-        Between two steps it copies `move_bytes` bytes of KV at most, so that slabs come empty.
+        Between two steps it copies at most `move_bytes` of KV, so that slabs become empty.
         """
         super().__init__(stream=lane.stream, **kwargs)
         self.lane = lane
@@ -67,9 +67,9 @@ class RolloutProcessor(DeviceProcessor):
         self._move_bytes = move_bytes
         self.moved_bytes = 0
         self.aborted_steps = 0
-        # How often slabs had to leave: serving is short of memory, or could be.
+        # Number of revocations: serving is short of memory, or could be.
         self.pressures = 0
-        # How often serving offered slabs that it does not need.
+        # Number of times that serving offered slabs that it does not need.
         self.rooms = 0
         self._evicted: deque[RequestState] = deque()
         self._quantum: Quantum | None = None
@@ -82,10 +82,10 @@ class RolloutProcessor(DeviceProcessor):
     # ---- the loop thread ------------------------------------------------------------------------
 
     def prepare_next_batch(self) -> bool:
-        """Prepare as any loop; first the owners of evicted requests are told.
+        """Prepare as any loop; inform owners of evicted requests first.
 
         Raises:
-            Unavailable: as `_ask_quantum`, and for an idle borrower that someone listens to.
+            Unavailable: as `_ask_quantum`; also for an idle borrower with a listener.
         """
         self.deliver_evicted()
         if self.listener is not None and self.lane.is_closed:
@@ -96,7 +96,7 @@ class RolloutProcessor(DeviceProcessor):
 
     @property
     def is_shut_out(self) -> bool:
-        """Whether no quantum has been granted for so long that its turns had better run elsewhere.
+        """Whether quanta were refused for so long that its turns should run elsewhere.
 
         It ends with the next quantum.
         """
@@ -106,7 +106,7 @@ class RolloutProcessor(DeviceProcessor):
         return not self.commits.is_empty or bool(self.scheduler.has_pending_requests())
 
     def _ask_to_run(self) -> None:
-        """Ask for a quantum though nothing is to run: it shows that turns can be taken again."""
+        """Request a quantum without work: it shows that turns can run again."""
         quantum = self._ask_quantum()
         if quantum is not None:
             with quantum:
@@ -119,27 +119,27 @@ class RolloutProcessor(DeviceProcessor):
         self._shut_out.refused(self.clock.now_ns(), why)
 
     def _ask_quantum(self) -> Quantum | None:
-        """Wait for a quantum for a while, with the slabs emptied that are leaving.
+        """Wait for a quantum for a while, after emptying slabs under revocation.
 
         Raises:
-            Unavailable: there will be no quantum any more; the manager then fails all requests.
+            Unavailable: there will be no more quanta; the manager then fails all requests.
         """
         with self.lock:
-            # A lease that ran out, or slabs that were late: nobody asked this thread, so it looks.
+            # This thread is not informed of expired leases and overdue slabs, so it checks.
             self._evacuate(self.lane.leaving())
         match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
             case Refusal(reason=reason):
                 if reason is Reason.CLOSED:
                     raise Unavailable(_LENDS_NO_MORE)
                 self._note_wait(lambda: reason)
-                self.wake.set()  # Look for a stop or a pause, then back to the gate at once.
+                self.wake.set()  # Check for a stop or a pause, then return to the gate at once.
                 return None
             case quantum:
                 self._shut_out.passed()
                 return quantum
 
     def _prepare(self) -> bool:
-        """Wait for a quantum, then prepare a batch and pin the slabs it touches."""
+        """Wait for a quantum, then prepare a batch and pin its slabs."""
         refusal = self._lease_weights()
         if refusal is not None:
             self._wait_for_growth(refusal)
@@ -163,7 +163,7 @@ class RolloutProcessor(DeviceProcessor):
     # ---- the weights ----------------------------------------------------------------------------
 
     def has_slabs_for_weights(self) -> bool:
-        """Whether the weights are where steps can run, or have the slabs to be copied to."""
+        """Whether the weights are active, or have the slabs to be copied to."""
         return self._lease_weights() is None
 
     def _lease_weights(self) -> Refusal | None:
@@ -176,15 +176,15 @@ class RolloutProcessor(DeviceProcessor):
             of_kv = frozenset(self.lane.slabs()) - self.weights.slabs
             if refusal is None or not of_kv:
                 return refusal
-            # Without weights KV is of no use, and its slabs may be those that are missing.
+            # Without weights KV is useless, and its slabs may be the missing ones.
             self._evacuate(of_kv)
             return self.weights.begin()
 
     def _wait_for_growth(self, refusal: Refusal) -> None:
-        """Wait out what a revocation holds growth off for; the manager waits for anything else.
+        """Wait while a revocation holds growth off; the manager waits for anything else.
 
         Raises:
-            Unavailable: there will be no slabs any more; the manager then fails all requests.
+            Unavailable: there will be no more slabs; the manager then fails all requests.
         """
         if refusal.reason is Reason.CLOSED:
             raise Unavailable(_LENDS_NO_MORE)
@@ -193,7 +193,7 @@ class RolloutProcessor(DeviceProcessor):
             self.wake.set()
 
     def _activate(self) -> bool:
-        """Copy what is missing of the weights, within the quantum; False if they have to leave."""
+        """Copy missing weights within the quantum; False if they have to leave."""
         weights = self.weights
         if weights is None or self._are_active():
             return True
@@ -205,7 +205,7 @@ class RolloutProcessor(DeviceProcessor):
         finally:
             self._let_weights_go()
         if weights.state is WeightsState.ACTIVATING:
-            self.wake.set()  # Stopped on the way, not given up: back for the next quantum at once.
+            self.wake.set()  # Interrupted, not given up: back for the next quantum at once.
         return self._are_active()
 
     def _are_active(self) -> bool:
@@ -215,13 +215,13 @@ class RolloutProcessor(DeviceProcessor):
         return self.weights is None or self.weights.pin()
 
     def _let_weights_go(self) -> None:
-        """Unpin the weights, when the copies that fill them are complete."""
+        """Unpin the weights, once the copies to them are complete."""
         if self.weights is not None:
             self._drain()
             self.weights.unpin()
 
     def _drain(self) -> None:
-        """Wait until nothing of this step is in the stream."""
+        """Wait until the stream has no work of this step."""
         if self.stream is not None:
             with suppress(StepAborted, RoseError):
                 self.lane.finish()
@@ -233,13 +233,13 @@ class RolloutProcessor(DeviceProcessor):
             super()._drop_cancelled()
 
     def _run_commit(self) -> bool:
-        """Run slices in one quantum, with a gate between two; an abort only ends the quantum."""
+        """Run slices in one quantum, with gates between them; an abort ends only the quantum."""
         quantum = self._ask_quantum()
         if quantum is None:
             return False
         is_over = False
         with quantum, suppress(StepAborted):
-            self._pin_weights()  # Or they are dormant, and only the host's copy changes.
+            self._pin_weights()  # If they are dormant, only the host copy changes.
             try:
                 is_over = not self.commits.advance()
                 while not is_over and not self._is_called_away():
@@ -262,18 +262,18 @@ class RolloutProcessor(DeviceProcessor):
             return super()._meet_new_weights()
 
     def deliver_evicted(self) -> None:
-        """Tell the owners of requests that lost their memory; in the loop thread."""
+        """Inform the owners of evicted requests, in the loop thread."""
         while self._evicted:
             self.output_router.take_away(self._evicted.popleft(), "serving took its memory back")
 
     def while_parked(self) -> None:
-        """Let the listener know that a step waits at its gate; called by the lane.
+        """Inform the listener that a step waits at its gate; called by the lane.
 
         Raises:
-            StepAborted: the engine is to stop or to pause, and serving may keep the gate closed for
-                long; or it has been closed for too long. On a GPU segments of the step may be in
-                the stream behind the closed gate, and would have to run there first. So there the
-                step waits, without turns.
+            StepAborted: the engine is to stop or pause, while serving may keep the gate closed for
+                long; or it has been closed for too long. On a GPU the stream may hold segments of
+                the step behind the closed gate, which would have to run first. So there the step
+                waits, without turns.
         """
         self._note_wait(self.lane.why_refused)
         if self.listener is not None:
@@ -283,7 +283,7 @@ class RolloutProcessor(DeviceProcessor):
             raise StepAborted("the engine stops or pauses, or no gate opens for it")
 
     def fail_all_requests(self, error: Exception) -> None:
-        """Tell the owners of evicted requests first: they did not fail."""
+        """Inform the owners of evicted requests first: they did not fail."""
         self.deliver_evicted()
         super().fail_all_requests(error)
 
@@ -291,7 +291,7 @@ class RolloutProcessor(DeviceProcessor):
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
         self._pin = self.lane.groups.pin(self.cache.sectors_by_space(sorted(self._in_flight)))
-        if self.lane.takes_ranks:  # Until the next step: who takes slabs asks nobody here.
+        if self.lane.takes_ranks:  # Until the next step: slabs may be taken without asking here.
             self.lane.rank([*self._cheapest_slabs(), *self._slabs_of_weights])
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -313,7 +313,7 @@ class RolloutProcessor(DeviceProcessor):
                 self._drop_step()
 
     def _drop_step(self) -> None:
-        """End a step that failed: its slabs must not stay pinned when nobody will end it."""
+        """End a failed step: its slabs must not stay pinned."""
         self._drain()
         self._in_flight = frozenset()
         self._unpin()
@@ -327,7 +327,7 @@ class RolloutProcessor(DeviceProcessor):
             self.weights.unpin()
 
     def update_batch(self) -> None:
-        """Update or roll back, unpin, and empty the slabs that serving is waiting for."""
+        """Update or roll back, unpin, and empty slabs under revocation."""
         try:
             with self.lock:
                 self._settle_step()
@@ -350,10 +350,10 @@ class RolloutProcessor(DeviceProcessor):
         self._evacuate(leaving)
 
     def _move_together(self, leaving: frozenset[int]) -> None:
-        """Move KV, so that slabs come empty and nobody loses it; within the step's quantum.
+        """Move KV so that slabs become empty without losing any; within the step's quantum.
 
-        Out of the slabs that serving wants, or where blocks lie so far apart that serving would
-        have to stop many requests for little memory.
+        Out of slabs under revocation, or where blocks are so scattered that serving would have to
+        stop many requests for little memory.
         """
         of_kv = sorted(leaving - self._slabs_of_weights)  # Weights have a copy on the host.
         if self._move_bytes <= 0 or not (of_kv if leaving else self.cache.is_sparse):
@@ -379,7 +379,7 @@ class RolloutProcessor(DeviceProcessor):
     def give_up_slabs(self, revocation: Notice) -> None:
         """Choose slabs for `revocation` and empty those that no step in flight needs.
 
-        Called by serving's thread. What is pinned leaves when the step ends or is aborted.
+        Called by serving's thread. Pinned slabs leave when the step ends or is aborted.
         """
         if not self.lock.acquire(timeout=revocation.remaining_s()):
             return
@@ -391,17 +391,17 @@ class RolloutProcessor(DeviceProcessor):
             self.lock.release()
 
     def note_room(self) -> None:
-        """Look at once whether more memory can be had; called by serving's thread."""
+        """Check at once whether more memory is available; called by serving's thread."""
         self.rooms += 1
         self.wake.set()
 
     @property
     def _slabs_of_weights(self) -> frozenset[int]:
-        """Those that come last: to have them again costs a copy of all of the weights."""
+        """Slabs to give up last: having them again costs a copy of all weights."""
         return frozenset() if self.weights is None else self.weights.slabs
 
     def _cheapest_slabs(self) -> list[int]:
-        """Return the slabs of KV in the order in which their loss costs least."""
+        """Return the slabs of KV, the cheapest to lose first."""
         of_weights = self._slabs_of_weights
         users: dict[int, set[str]] = {
             slab: set() for slab in self.lane.slabs() if slab not in of_weights
@@ -423,9 +423,9 @@ class RolloutProcessor(DeviceProcessor):
         return dict(self.scheduler.active_requests)
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
-        """Preempt, at the token, every request outside the batch in flight with KV in `leaving`.
+        """Preempt, at the token, every request with KV in `leaving`, except the batch in flight.
 
-        Weights that lie there leave too.
+        Weights in these slabs leave too.
         """
         if not leaving:
             return
@@ -439,6 +439,6 @@ class RolloutProcessor(DeviceProcessor):
                 self.scheduler.preempt(state)
             else:
                 self.scheduler.evict(state)
-                self._evicted.append(state)  # This may be serving's thread: it tells nobody.
+                self._evicted.append(state)  # This may be serving's thread: it informs nobody.
         self.cache.drop_cached_in(leaving)
         self.cache.pool.try_to_free_sectors()

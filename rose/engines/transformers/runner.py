@@ -1,4 +1,4 @@
-"""How a step's batch is given to the model."""
+"""Passing a step's batch to the model."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ class DeviceRunner(ModelRunner):  # type: ignore[misc]  # transformers ships no 
     """A stock runner whose steps leave the model's configuration alone."""
 
     def compute_batch(self, model: torch.nn.Module, batch_data: dict[str, Any]) -> None:
-        """Compute as stock, without the `is_causal=False` that it gives beside a mask.
+        """Compute as stock, but without the `is_causal=False` that it passes with a mask.
 
-        A model keeps what it is given in its configuration until the step ends. A pass of its
-        owner in another thread would find it there, see the tokens to come, and leave it for good.
+        A model stores the argument in its configuration until the step ends. A forward pass of its
+        owner in another thread would use it, attend to future tokens, and keep it for good.
         """
         if batch_data["attention_mask"] is not None:
             del batch_data["is_causal"]

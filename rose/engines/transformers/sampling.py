@@ -1,7 +1,7 @@
-"""Sampling by counter: the token at one place of one request depends on nothing else.
+"""Counter-based sampling: a token depends only on its request and position.
 
 The noise of a token is a hash of (seed, position in the whole sequence, token id). Neither the
-batch, nor the worker, nor a step that was run twice can change it: a turn that moves says the same.
+batch, nor the worker, nor a repeated step changes it: a turn that moves continues identically.
 """
 
 import math
@@ -24,27 +24,26 @@ _SECOND: Final = 0x94D049BB133111EB
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tokens of one request are chosen.
+    """Sampling parameters of one request.
 
     Args:
-        seed: requests of one seed and one context say the same; taken modulo 2^64.
-        temperature: of the softmax; 0 for the likeliest token.
+        seed: seed modulo 2^64; requests with equal seed and context give the same tokens.
+        temperature: temperature of the softmax; 0 for the most likely token.
 
     Raises:
-        InvalidArgument: the temperature is negative or no number.
+        InvalidArgument: the temperature is negative or not finite.
     """
 
     seed: int = 0
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a temperature that no softmax has."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidArgument(f"temperature {self.temperature} must be a number, 0 or more")
 
 
 def _signed(word: int) -> int:
-    """Return the number of 64 bits as torch holds it: it has no arithmetic on uint64."""
+    """Return a 64-bit number as torch's int64: torch has no arithmetic on uint64."""
     word %= _WORD
     return word - _WORD if word >= _WORD >> 1 else word
 
@@ -56,17 +55,17 @@ def _mix_word(word: int) -> int:
 
 
 def row_key(seed: int, position: int) -> int:
-    """Return the key of one row of logits, a number of 64 bits.
+    """Return the key of one row of logits, a 64-bit number.
 
     Args:
-        seed: of the request.
-        position: of the token to come, counted from the first token of the prompt.
+        seed: seed of the request.
+        position: position of the next token, counted from the first token of the prompt.
     """
     return _mix_word((_mix_word(seed % _WORD) + (position + 1) * _STRIDE) % _WORD)
 
 
 def _xor_shifted(words: torch.Tensor, by: int) -> torch.Tensor:
-    """Return words ^ (words >> by); torch's own shift drags the sign along."""
+    """Return words ^ (words >> by), with a logical shift; torch's shift keeps the sign."""
     return words ^ ((words >> by) & ((1 << (64 - by)) - 1))
 
 
@@ -74,8 +73,8 @@ def gumbel_noise(keys: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Return standard Gumbel noise, a pure function of key and token id.
 
     Args:
-        keys: (rows,) int64, of `row_key`.
-        vocabulary: token ids of a row.
+        keys: (rows,) int64, results of `row_key`.
+        vocabulary: number of token ids per row.
 
     Returns:
         (rows, vocabulary) float32.
@@ -85,7 +84,7 @@ def gumbel_noise(keys: torch.Tensor, vocabulary: int) -> torch.Tensor:
     words = _xor_shifted(words, 30) * _signed(_FIRST)
     words = _xor_shifted(words, 27) * _signed(_SECOND)
     words = _xor_shifted(words, 31)
-    # Uniform in (0, 1), exact near 0: that is the end where the largest noise comes from.
+    # Uniform in (0, 1), exact near 0, where the largest noise comes from.
     uniform = (((words >> 32) & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform))
 
@@ -93,16 +92,16 @@ def gumbel_noise(keys: torch.Tensor, vocabulary: int) -> torch.Tensor:
 def choose(
     logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose one token for each row.
+    """Choose one token per row.
 
     Args:
         logits: (rows, vocabulary) float32.
         keys: (rows,) int64.
-        temperatures: (rows,) float32; a row of 0 gets its likeliest token.
+        temperatures: (rows,) float32; rows with 0 get the most likely token.
 
     Returns:
-        (rows,) int64 tokens, and (rows,) float32 natural logarithms of their probabilities under
-        softmax(logits / temperature): 0 where the temperature is 0.
+        (rows,) int64 tokens, and (rows,) float32 natural log probabilities under softmax(logits /
+        temperature): 0 where the temperature is 0.
     """
     is_random = temperatures > 0
     scaled = logits / torch.where(is_random, temperatures, 1.0).unsqueeze(1)
@@ -114,7 +113,7 @@ def choose(
 
 
 class SamplingRunner(DeviceRunner):
-    """A runner that samples by counter, each request by its own parameters."""
+    """A runner with counter-based sampling, by each request's own parameters."""
 
     def __init__(self, sampling_of: Callable[[str], Sampling], **kwargs: Any) -> None:
         """Build the runner; `sampling_of` maps a request id to its parameters."""
@@ -124,13 +123,13 @@ class SamplingRunner(DeviceRunner):
         self._temperatures = torch.empty(0)
 
     def prepare_rows(self, batch: Sequence[FutureRequestState], device: torch.device) -> None:
-        """Make the keys of the step that was just prepared, one for each row of its logits.
+        """Make the keys of the prepared step, one per row of its logits.
 
-        Before the forward pass, because on a GPU nothing within it may wait for the stream.
+        This precedes the forward pass, because on a GPU nothing within it may wait for the stream.
         """
         rows = [future.state for future in batch if future.has_new_token]
         chosen = [self._sampling_of(state.request_id) for state in rows]
-        # A prepared request has its batch counted in: its offset is the place of the next token.
+        # A prepared request includes its batch: its offset is the position of the next token.
         keys = [
             _signed(row_key(sampling.seed, state.position_offset))
             for sampling, state in zip(chosen, rows, strict=True)
@@ -141,8 +140,8 @@ class SamplingRunner(DeviceRunner):
         )
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Write tokens, and the bits of their logprobs, where stock code writes its own."""
-        # A request that is prefilled in parts has a row too, behind all others; nobody reads it.
+        """Write tokens, and the bits of their logprobs, in the places of stock code."""
+        # A partly prefilled request has a row too, after all others, which is not read.
         rows = len(self._keys)
         tokens, logprobs = choose(scores[0, :rows], self._keys, self._temperatures)
         output_ids[0, :rows].copy_(tokens)

@@ -1,4 +1,4 @@
-"""FIFO scheduling that survives a pool that shrinks: preempt at the token, or idle."""
+"""FIFO scheduling on a shrinking pool: preempts at the token, or idles."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A request as it was just before its batch was prepared: what a rollback restores."""
+    """A request's state before its batch was prepared, restored by a rollback."""
 
     state: RequestState
     position: int
@@ -23,8 +23,8 @@ class Scheduled:
 class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers ships no types
     """A FIFO scheduler that requeues requests at the token when memory is short.
 
-    What touches the cache runs under the borrower's lock (see `RolloutProcessor`); new requests
-    are queued without it.
+    Methods that touch the cache run under the borrower's lock (see `RolloutProcessor`); new
+    requests are queued without it.
     """
 
     def reset(self) -> None:
@@ -36,10 +36,10 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
     def schedule_batch(
         self, token_budget: int, cache_budget: int
     ) -> tuple[list[FutureRequestState], bool, int, int]:
-        """Schedule as FIFO does; when nothing fits, preempt the youngest, at last idle.
+        """Schedule as FIFO does; if nothing fits, preempt the youngest, and finally idle.
 
-        Stock code returns None there, and a processor with nothing to offload then kills the loop
-        and every request.
+        Stock code returns None then, and a processor that cannot offload fails the loop and every
+        request.
         """
         was_decoding = {
             request_id
@@ -64,7 +64,7 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         return batch or [], fast, query, read
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """Have the margin that new requests are admitted with: grow first, then drop old cache.
+        """Provide the margin for new requests: grow first, then drop old cache.
 
         Stock code measures the margin against a pool that never grows, and drops all of the cache.
         """
@@ -84,30 +84,30 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
         return True
 
     def preempt(self, state: RequestState, *, no_cache: bool = False) -> None:
-        """Take the blocks of `state` away and requeue it in front with every token it has.
+        """Free the blocks of `state` and requeue it in front with all its tokens.
 
         Only for a request that is not in the batch in flight.
 
         Args:
-            state: an active request.
-            no_cache: free its full blocks too, instead of keeping them as prefix cache.
+            state: active request.
+            no_cache: whether to free its full blocks too, instead of keeping them as prefix cache.
         """
         self.preempted_tokens += state.current_len()
         requeue(self, state, no_cache=no_cache)
 
     def evict(self, state: RequestState) -> None:
-        """Take the blocks of `state` away and forget it; its owner still has to be told.
+        """Free the blocks of `state` and forget it; its owner still has to be informed.
 
         Only for a request that is not in the batch in flight.
         """
         forget(self, state)
 
     def roll_back(self) -> None:
-        """Undo `schedule_batch` after a step that was aborted; its KV will be overwritten."""
+        """Undo `schedule_batch` after an aborted step, whose KV will be overwritten."""
         for scheduled in self.scheduled:
             state = scheduled.state
             if len(scheduled.tokens) > 1 and not self.cache.is_append_only:
-                # The layers that ran have overwritten old tokens of their window.
+                # The completed layers have overwritten old tokens of their window.
                 self.preempt(state, no_cache=True)
                 continue
             state.position_offset = scheduled.position
@@ -122,13 +122,13 @@ class PreemptingScheduler(FIFOScheduler):  # type: ignore[misc]  # transformers 
 
 
 def requeue(scheduler: FIFOScheduler, state: RequestState, *, no_cache: bool) -> None:
-    """Take the blocks of an active request away, and put it in front with every token it has."""
+    """Free the blocks of an active request, and queue it in front with all its tokens."""
     scheduler.cache.free_blocks(state.request_id, no_cache=no_cache)
     scheduler.active_requests.pop(state.request_id)
     again = state.create_equivalent_initial_request()
     # Stock resets these, which would falsify latencies.
     again.created_time, again._timestamps = state.created_time, state._timestamps
-    # The private field: the property's setter would stamp the end of the lifespan.
+    # The private field: the property's setter would record the end of the request.
     state._status = RequestStatus.FINISHED
     scheduler.waiting_requests[again.request_id] = again
     scheduler.waiting_requests_order.appendleft(again.request_id)
@@ -137,7 +137,7 @@ def requeue(scheduler: FIFOScheduler, state: RequestState, *, no_cache: bool) ->
 
 
 def forget(scheduler: FIFOScheduler, state: RequestState) -> None:
-    """Take the blocks of an active request away; its owner still has to be told."""
+    """Free the blocks of an active request and forget it; its owner still has to be informed."""
     scheduler.cache.free_blocks(state.request_id)
     scheduler.active_requests.pop(state.request_id)
     if not scheduler.active_requests:
@@ -145,6 +145,6 @@ def forget(scheduler: FIFOScheduler, state: RequestState) -> None:
 
 
 def youngest_first(scheduler: FIFOScheduler) -> list[RequestState]:
-    """Return the active requests so that putting each in front leaves them in their order."""
+    """Return the active requests so that queueing each in front keeps their order."""
     active = list(scheduler.active_requests.values())
     return sorted(active, key=lambda state: float(state.created_time), reverse=True)

@@ -1,4 +1,4 @@
-"""A turn on an engine: what was asked for, what it has said, and what was reported of it."""
+"""A turn on an engine: its request, its output, and the reported part."""
 
 from dataclasses import dataclass, field
 
@@ -13,12 +13,12 @@ class Turn:
     """One turn that a worker runs. For the loop thread.
 
     Args:
-        worker: its number.
-        request: what was asked for.
-        request_id: of the engine's request.
-        output: the newest of the engine; it holds all tokens so far.
-        sent: how many of them were reported.
-        is_over: whether its end was reported; what the engine says after it is for nobody.
+        worker: number of the worker.
+        request: request of the turn.
+        request_id: id of the engine's request.
+        output: newest output of the engine, with all tokens so far.
+        sent: number of reported tokens.
+        is_over: whether its end was reported; later output is dropped.
     """
 
     worker: int
@@ -30,11 +30,11 @@ class Turn:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are tokens that were not reported."""
+        """Whether there are unreported tokens."""
         return self.output is not None and len(self.output.generated_tokens) > self.sent
 
     def report(self, end: TurnEnd | None = None, error: str | None = None) -> TurnOutput:
-        """Return what was not reported yet, and count it as reported."""
+        """Return the unreported tokens, and count them as reported."""
         first, request, output = self.sent, self.request, self.output
         self.is_over = end is not None
         if output is not None:
@@ -54,21 +54,21 @@ class Turn:
 
 
 def checked_sampling(request: TurnRequest, *, tokens_max: int) -> Sampling:
-    """Return how the tokens of a turn are chosen.
+    """Return the sampling parameters of a turn.
 
     Args:
-        request: the turn.
-        tokens_max: of context that its worker could ever hold.
+        request: request of the turn.
+        tokens_max: largest possible context of its worker.
 
     Raises:
-        InvalidArgument: no worker, or not this one, can run the turn; the sentence says why.
+        InvalidArgument: the turn cannot run anywhere, or not here; the message says why.
     """
     if not request.prompt or request.max_new_tokens < 1:
         raise InvalidArgument(
-            f"a turn of {len(request.prompt)} tokens that may say {request.max_new_tokens}: "
-            "both must be 1 or more"
+            f"a turn needs a prompt and max_new_tokens of at least 1, got {len(request.prompt)} "
+            f"tokens and {request.max_new_tokens}"
         )
     tokens = len(request.prompt) + request.max_new_tokens
     if tokens > tokens_max:
-        raise InvalidArgument(f"a turn of {tokens} tokens does not fit the {tokens_max} there are")
+        raise InvalidArgument(f"a turn of {tokens} tokens does not fit the worker's {tokens_max}")
     return Sampling(seed=request.seed, temperature=request.temperature)

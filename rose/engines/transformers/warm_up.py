@@ -1,4 +1,4 @@
-"""The largest batch a borrower will run, once, before its arena of activations is sealed."""
+"""The largest batch of a borrower, run once before its arena of activations is sealed."""
 
 import threading
 from collections.abc import Sequence
@@ -22,32 +22,33 @@ def warm_up(
 ) -> None:
     """Run `requests` requests at once up to `context_tokens` tokens each, then seal the arena.
 
-    From then on a step that needs more device memory fails. Leased weights become active for it,
-    like for any request. Call it when the engine has started and before it takes other work; any
-    thread but the engine's.
+    From then on a step that needs more device memory fails. Leased weights become active for it, as
+    for any request. Call it after the engine's start, before other work, from any thread except the
+    engine's.
 
     Args:
-        engine: a borrower's.
-        arena: that it was built with, not sealed yet.
-        requests: as many as will ever run at once.
-        context_tokens: of the longest request, prompt and answer.
-        timeout_ms: serving may leave no room for so long.
+        engine: a borrower's engine.
+        arena: its arena, not sealed yet.
+        requests: largest number of concurrent requests.
+        context_tokens: length of the longest request, prompt and answer.
+        timeout_ms: longest duration, since serving may leave no room.
 
     Raises:
-        InvalidArgument: no such batch, or the arena is sealed already.
-        DeadlineExceeded: it did not come to an end in time; the arena is not sealed.
-        Unavailable: a request failed, because the arena is too small, say; the arena is not sealed.
+        InvalidArgument: such a batch is impossible, or the arena is sealed.
+        DeadlineExceeded: it did not finish in time; the arena is not sealed.
+        Unavailable: a request failed, for instance because the arena is too small; it is not
+            sealed.
     """
     if arena.state is not ArenaState.WARMING:
         raise InvalidArgument("the arena is sealed already: it cannot be warmed up again")
     if requests < 1:
-        raise InvalidArgument(f"a warm-up with {requests} requests runs nothing")
+        raise InvalidArgument(f"a warm-up needs at least 1 request, got {requests}")
     prompts, answer_tokens = _batch(engine, requests=requests, context_tokens=context_tokens)
     ends = _run(engine, prompts, answer_tokens, timeout_ms)
     for end in ends:
         if end.status != RequestStatus.FINISHED:
-            raise Unavailable(f"the warm-up came to no end: {end.error}") from end.failure
-    engine.pause()  # A step that is being prepared would grow it behind its own measure.
+            raise Unavailable(f"the warm-up failed: {end.error}") from end.failure
+    engine.pause()  # A step in preparation could grow it during its measurement.
     try:
         arena.seal()
     finally:
@@ -74,7 +75,7 @@ def _batch(engine: Engine, *, requests: int, context_tokens: int) -> tuple[list[
 def _run(
     engine: Engine, prompts: Sequence[list[int]], answer_tokens: int, timeout_ms: float
 ) -> list[Output]:
-    """Run all of them and return their last outputs."""
+    """Run all prompts and return their last outputs."""
     done = threading.Condition()  # Guards `ends`.
     ends: list[Output] = []
 
@@ -94,5 +95,5 @@ def _run(
     for name in names:
         engine.cancel(name)
     raise DeadlineExceeded(
-        f"the warm-up of {len(prompts)} requests was not over after {timeout_ms:g} ms"
+        f"the warm-up of {len(prompts)} requests did not finish within {timeout_ms:g} ms"
     )

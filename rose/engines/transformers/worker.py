@@ -1,4 +1,4 @@
-"""An engine as a worker of the scheduler: turns in, tokens and news of its lease out."""
+"""An engine as a worker of the scheduler: turns in, tokens and grant changes out."""
 
 import itertools
 from collections import deque
@@ -37,28 +37,29 @@ def _nothing(_sweep: Sweep) -> None:
 class EngineWorker:
     """Runs turns on an engine. A `rose.scheduler.worker.Worker`.
 
-    What it is told waits in a queue for the loop thread, which does it between two steps, or while
-    a step is parked at a closed gate. Only that thread touches the books and calls `on_event`, with
-    no lock held: whoever takes memory back waits for nobody here. A loop that is frozen or dead
-    renews nothing, and its lease runs out.
+    Commands are queued for the loop thread, which executes them between two steps, or while a step
+    is parked at a closed gate. Only that thread touches the state and calls `on_event`, with no
+    lock held: a revocation waits for nobody here. A frozen or dead loop renews nothing, and its
+    capacity grant expires.
 
-    A dedicated worker has a lease from the engine's start. A borrowed one has one between `grant`
-    and `revoke`; when serving takes slabs, the turns in them are reported INTERRUPTED, and the
-    lease shrinks to what is lent still. One that would shrink to nothing ends, and a new one, with
-    a higher epoch, begins when serving lends again. The same when its steps are refused for too
-    long: a worker that cannot run gives its turns back.
+    A dedicated worker has a capacity grant from the engine's start, a borrowed one between `grant`
+    and `revoke`. When serving takes slabs, their turns are reported INTERRUPTED, and the grant
+    shrinks to the remaining loan. A grant that would shrink to nothing ends, and a new one with a
+    higher epoch begins when serving lends again. The same happens when its steps are refused for
+    too long: a worker that cannot run gives its turns back.
 
     Args:
-        engine: built with `EngineConfig(sampling=True)` and not started; a borrower's if borrowed.
-        number: what events call it.
+        engine: engine built with `EngineConfig(sampling=True)`, not started; a borrower's if
+            borrowed.
+        number: number of the worker in events.
         kind: dedicated or borrowed.
         on_event: called in the loop thread; must be quick and must not raise.
-        flush_ms: tokens wait at most about so long before they are reported.
-        ttl_ms: of a borrowed worker's lease.
-        sweep_ms: of the time between two steps, for a sweep; it reads one tile at least.
+        flush_ms: approximate longest delay before tokens are reported.
+        ttl_ms: TTL of a borrowed worker's grant.
+        sweep_ms: time for a sweep between two steps; it reads at least one tile.
 
     Raises:
-        InvalidArgument: the engine does not sample, or is no borrower's though it is borrowed.
+        InvalidArgument: the engine does not sample, or does not match `kind`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class EngineWorker:
 
     @property
     def number(self) -> int:
-        """What events and actions call it."""
+        """Number of the worker in events and actions."""
         return self._number
 
     @property
@@ -117,34 +118,34 @@ class EngineWorker:
         return self._kind
 
     def start_turn(self, request: TurnRequest) -> None:
-        """Queue a turn; one that cannot run comes back as an output that failed.
+        """Queue a turn; if it cannot run, a failed output follows.
 
-        One under a lease that is over comes back INTERRUPTED; one that runs already is ignored.
+        A turn under an expired grant is reported INTERRUPTED; one that runs already is ignored.
         """
         self._tell(partial(self._start, request))
 
     def stop_turn(self, trajectory: int) -> None:
-        """Take a turn back: its last output is INTERRUPTED. Unknown ones are ignored."""
+        """Recall a turn: its last output is INTERRUPTED. Unknown ones are ignored."""
         self._tell(partial(self._stop, trajectory))
 
     def grant(self) -> None:
-        """Take turns from now on, under a new lease."""
+        """Accept turns from now on, under a new capacity grant."""
         self._tell(self._begin)
 
     def revoke(self) -> None:
-        """Give every turn back and end the lease; the loop thread does so and reports it."""
+        """Recall every turn and end the grant; the loop thread does so and reports it."""
         self._tell(self._end)
 
     def commit(self, commit: Slices, version: int, on_done: OnCommitted | None = None) -> None:
         """Change the weights at the next step boundary, then report `VersionCommitted`.
 
-        A worker whose weights end up as those of no version revokes its lease, and takes turns
-        again after a commit that goes well.
+        A worker whose weights end up at no version revokes its grant, and accepts turns again after
+        a successful commit.
 
         Args:
-            commit: the transaction.
-            version: what it leads to.
-            on_done: told as well, in the loop thread.
+            commit: transaction.
+            version: version after a successful commit.
+            on_done: called with the result too, in the loop thread.
 
         Raises:
             Unavailable: the engine is stopping or has died.
@@ -154,11 +155,11 @@ class EngineWorker:
         )
 
     def sweep(self, sweep: Sweep, on_swept: Callable[[Sweep], None]) -> None:
-        """Read the weights between steps, a little each time; another sweep takes its place.
+        """Check the weights between steps, a little each time; replaces an earlier sweep.
 
         Args:
-            sweep: of the weights that the engine runs.
-            on_swept: told when it is over, in the loop thread; must not wait.
+            sweep: sweep over the weights of the engine.
+            on_swept: called when it is over, in the loop thread; must not wait.
         """
         self._tell(partial(self._begin_sweep, sweep, on_swept))
 
@@ -166,17 +167,17 @@ class EngineWorker:
         self._inbox.append(command)
         self._engine.wake()
 
-    # ---- the loop thread: when it calls ---------------------------------------------------------
+    # ---- the loop thread: calls of the loop -----------------------------------------------------
 
     def at_boundary(self) -> None:
-        """Do what was asked for and report what happened; no step runs meanwhile."""
+        """Execute commands and report events; no step runs meanwhile."""
         self._look()
         can_run = not self._engine.is_quarantined and not self._capacity.is_shut_out
         if self._is_granted and can_run:
             self._open_or_regrow()
 
     def after_step(self) -> None:
-        """Report what was said: within the borrower's quantum, so that serving is not held up."""
+        """Report tokens within the borrower's quantum, so that serving is not delayed."""
         self._report_ended()
         if self._now_ms() - self._flushed_ms >= self._flush_ms:
             self._flush()
@@ -185,7 +186,7 @@ class EngineWorker:
             self._on_swept(sweep)
 
     def while_parked(self) -> None:
-        """Renew the lease and take turns back though a step is parked; tokens can wait."""
+        """Renew the grant and recall turns although a step is parked; tokens can wait."""
         self._look()
 
     def at_end(self, error: Exception) -> None:
@@ -207,7 +208,7 @@ class EngineWorker:
         turn = Turn(self._number, request, f"{request.trajectory}.{next(self._ids)}")
         running = self._turns.get(request.trajectory)
         if running is not None and running.request == request:
-            return  # A message that came twice.
+            return  # A repeated message.
         if not self._lease.is_live or request.lease_epoch != self._lease.lease_epoch:
             self._emit(turn.report(TurnEnd.INTERRUPTED))
             return
@@ -233,13 +234,13 @@ class EngineWorker:
         )
 
     def _said(self, turn: Turn, output: Output) -> None:
-        """Keep what the engine says; called under the lock that a revocation waits for."""
+        """Store the engine's output; called under the lock that a revocation waits for."""
         turn.output = output
         if output.is_finished():
             self._ended.append(turn)
 
     def _stop(self, trajectory: int) -> None:
-        """Report a turn as it stands and let the engine drop it; a step in flight says no more."""
+        """Report a turn as it is and let the engine drop it; later output is ignored."""
         turn = self._turns.pop(trajectory, None)
         if turn is None:
             return
@@ -262,7 +263,7 @@ class EngineWorker:
         output = turn.output
         if output is None or output.status == RequestStatus.FINISHED:
             return TurnEnd.FINISHED, None
-        # A stop, or a device that lends no more, is not the turn's fault.
+        # A stop, or a device that lends no more, is not a failure of the turn.
         is_fault = output.failure is not None and not isinstance(output.failure, Unavailable)
         if is_fault and not self._engine.is_stopping:
             return TurnEnd.FAILED, output.error
@@ -274,7 +275,7 @@ class EngineWorker:
             if turn.has_news:
                 self._emit(turn.report())
 
-    # ---- the lease ------------------------------------------------------------------------------
+    # ---- the capacity grant ---------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._is_granted = True
@@ -289,11 +290,11 @@ class EngineWorker:
             self._emit(self._lease.close(now_ms=self._now_ms()))
 
     def _report_lease(self) -> None:
-        """Shrink the lease to what serving left of it, or end it, or renew it."""
+        """Shrink the grant to the remaining loan, or end it, or renew it."""
         if self._capacity.is_shut_out and self._lease.is_live:
             self._close_lease()
         if self._lease.has_run_out(now_ms=self._now_ms()):
-            self._close_lease()  # The loop was frozen; what it says under this epoch is not heard.
+            self._close_lease()  # The loop was frozen; outputs under this epoch are ignored.
         left = self._capacity.squeezed()
         if left is not None:
             self._is_short = True

@@ -14,7 +14,7 @@ from rose._core import BlockAllocator
 from rose.engines.lane import KVLane
 from rose.errors import InvalidArgument, check
 
-# A hash of vLLM's, and the number of the KV cache group it belongs to.
+# A hash of vLLM's, and the number of its KV cache group.
 GroupHash: TypeAlias = bytes
 _KEY_BYTES: Final = 16
 
@@ -32,20 +32,20 @@ class LeasedBlock(KVCacheBlock):  # type: ignore[misc]  # vLLM is not followed
     def __init__(
         self, block_id: int, *, pool: "LeasedBlockPool", allocator: BlockAllocator
     ) -> None:
-        """Made by the pool, once for each id."""
+        """Made by the pool, once per id."""
         self._allocator: BlockAllocator | None = None
         super().__init__(block_id, pool=pool)
         self._allocator = allocator
 
     @property
     def ref_cnt(self) -> int:
-        """How many requests hold the block; vLLM adds to it in places."""
+        """Number of requests that hold the block; vLLM adds to it in places."""
         return 0 if self._allocator is None else self._allocator.references(self.block_id)
 
     @ref_cnt.setter
     def ref_cnt(self, references: int) -> None:
         if self._allocator is None:
-            return  # The zero that vLLM's constructor begins with.
+            return  # The initial zero of vLLM's constructor.
         more = references - self.ref_cnt
         if more > 0:
             self._allocator.share([self.block_id] * more)
@@ -54,9 +54,9 @@ class LeasedBlock(KVCacheBlock):  # type: ignore[misc]  # vLLM is not followed
 
 
 class _Blocks:
-    """The blocks by id, each made when it is first asked for: few of all ids are ever a tenant's.
+    """The blocks by id, each created on first access, since a tenant ever gets few of the ids.
 
-    Ids count in steps of a layer's block, so there are far more of them than blocks.
+    Ids count in steps of a layer's block, so there are far more ids than blocks.
     """
 
     def __init__(self, make: Callable[[int], LeasedBlock]) -> None:
@@ -74,7 +74,7 @@ class _Blocks:
 
 
 class _PrefixIndex:
-    """vLLM's map from hash to block, kept by the allocator: one key a block, one block a key."""
+    """vLLM's map from hash to block, kept by the allocator: one key per block and vice versa."""
 
     def __init__(self, allocator: BlockAllocator, blocks: _Blocks) -> None:
         self._allocator = allocator
@@ -88,36 +88,36 @@ class _PrefixIndex:
         return self._allocator.lookup(key_of(key)) == [block_id]
 
     def insert(self, key: GroupHash, block: LeasedBlock) -> None:
-        # vLLM keeps duplicates side by side and hands out the first, which keeps the key here.
+        # vLLM keeps duplicates and returns the first, which keeps the key here.
         self._allocator.publish([block.block_id], key_of(key))
 
     def pop(self, key: GroupHash, block_id: int) -> LeasedBlock | None:
         found = self._allocator.lookup(key_of(key))
         if found and found != [block_id]:
-            return None  # A duplicate: its hash is cached as before.
+            return None  # A duplicate: its hash stays cached.
         self._allocator.forget(found)
         return self._blocks[block_id]
 
 
 class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
-    """A `BlockPool` whose free blocks lie in the slabs that its tenant holds.
+    """A `BlockPool` whose free blocks are in the slabs of its tenant.
 
-    What vLLM adds to a block's life (hashes, events, metrics) is inherited; references, the free
-    blocks and the prefix cache are the allocator's. So the order in which vLLM would evict is not
-    kept: the allocator prefers to empty slabs.
+    vLLM's additions to a block's life (hashes, events, metrics) are inherited; references, free
+    blocks and prefix cache are the allocator's. So vLLM's order of eviction does not apply: the
+    allocator prefers to empty slabs.
 
-    `get_num_free_blocks` is what can be had without asking anybody; `ensure` asks. For the
+    `get_num_free_blocks` counts blocks that are free now; `ensure` requests more. For the
     scheduler's thread, or under its lock.
 
     Args:
-        lane: of the tenant.
-        num_gpu_blocks: the most blocks that vLLM was told of, the null block included.
+        lane: lane of the tenant.
+        num_gpu_blocks: number of blocks configured in vLLM, including the null block.
         enable_caching: whether blocks are cached.
-        hash_block_size: tokens that one hash covers.
-        enable_kv_cache_events: whether `take_events` tells of them.
-        metrics_collector: of vLLM's, or None.
+        hash_block_size: tokens per hash.
+        enable_kv_cache_events: whether `take_events` reports them.
+        metrics_collector: collector of vLLM, or None.
         num_hash_lookahead_tokens: tokens after each block that its hash covers.
-        medium: as events call the memory.
+        medium: name of the memory in events.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
             medium=medium,
         )
         check(self.null_block.block_id == lane.kv.null_block, "the null block has another id")
-        del self.free_block_queue  # Nobody shall walk a queue that is always empty.
+        del self.free_block_queue  # Nobody may use a queue that is always empty.
         self.num_gpu_blocks = num_gpu_blocks
         self._lane = lane
         self._allocator = lane.kv.allocator
@@ -154,17 +154,17 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         return LeasedBlock(block_id, pool=self, allocator=self._allocator)
 
     def ensure(self, blocks: int) -> bool:
-        """Try to have `blocks` free blocks: by taking slabs back, or by a grant."""
+        """Try to have `blocks` free blocks: by revoking slabs, or by a grant."""
         return self._lane.ensure(blocks)
 
     # ---- vLLM's contract ------------------------------------------------------------------------
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks `get_new_blocks` could give now."""
+        """Return the number of blocks that `get_new_blocks` could return now."""
         return self._allocator.free_blocks
 
     def get_usage(self) -> float:
-        """Return the share of what vLLM was told of that is in use, between 0 and 1."""
+        """Return the used share of the configured blocks, between 0 and 1."""
         most = self.num_gpu_blocks - 1
         return self._allocator.used_blocks / most if most else 0.0
 
@@ -172,14 +172,14 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         """Take blocks with one reference each.
 
         Raises:
-            ValueError: fewer are free, as vLLM says it.
+            ValueError: fewer are free; vLLM's own error.
         """
         ids = self._lane.alloc(num_blocks)
         if ids is None:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks = [self.blocks[block_id] for block_id in ids]
         for block in blocks:
-            # The hash of its last life; the allocator has forgotten it.
+            # The hash of its previous use, which the allocator has forgotten.
             if block.block_hash is not None or self.metrics_collector:
                 self._maybe_evict_cached_block(block)
             if self.metrics_collector:
@@ -187,7 +187,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         return blocks
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add a reference to each block; cached ones come alive."""
+        """Add a reference to each block; unused cached ones are in use again."""
         shared = [block for block in blocks if not block.is_null]
         self._allocator.share([block.block_id for block in shared])
         if self.metrics_collector:
@@ -195,7 +195,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
                 self.metrics_collector.on_block_accessed(block)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Take one reference of each block away; the allocator decides what is reused first."""
+        """Drop one reference of each block; the allocator decides the order of reuse."""
         ours: list[int] = []
         for block in ordered_blocks:
             if block.is_null:
@@ -209,7 +209,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     def unpin_blocks(
         self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
     ) -> None:
-        """Refuse: a block that nobody holds may leave with its slab, and nobody would hear of it.
+        """Refuse: an unused block may leave with its slab, without notice.
 
         Raises:
             InvalidArgument: always.
@@ -220,19 +220,19 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
     def cache_partial_block(self, request: Request, block: KVCacheBlock, **entry: Any) -> Any:
         """Cache a block under a prefix that ends inside it, unless it is cached already.
 
-        vLLM would keep several keys; here the second is not cached.
+        vLLM would keep several keys; here only the first is cached.
         """
         if block.block_hash is not None and not entry.get("replace_existing_hashes", False):
             return None
         return super().cache_partial_block(request=request, block=block, **entry)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Take blocks out of the prefix cache; those that are held stay with their requests."""
+        """Remove blocks from the prefix cache; blocks in use stay with their requests."""
         for block_id in block_ids:
             self._maybe_evict_cached_block(self.blocks[block_id])
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all prefixes; False, and nothing forgotten, while a block is held."""
+        """Forget all prefixes; False, and nothing forgotten, while a block is in use."""
         if self._allocator.used_blocks:
             return False
         self._allocator.forget_all()
@@ -246,7 +246,7 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         return True
 
     def take_events(self) -> list[Any]:
-        """Return what happened since the last call, prefixes that left with a slab included."""
+        """Return the events since the last call, including prefixes that left with a slab."""
         if self.enable_kv_cache_events:
             self._note_lost_prefixes()
         events: list[Any] = super().take_events()

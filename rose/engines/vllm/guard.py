@@ -1,4 +1,4 @@
-"""The version guard: rose overrides methods of vLLM's scheduler, so it checks them first."""
+"""The version check: rose overrides methods of vLLM's scheduler, so it verifies them first."""
 
 import inspect
 from typing import Any, Final
@@ -13,7 +13,7 @@ from rose.errors import Unavailable
 
 SUPPORTED: Final = "0.33"
 
-# What rose overrides or calls, with the parameters that it passes on by place or by name.
+# Methods that rose overrides or calls, with the parameters that it passes.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
     "BlockPool.__init__": (
         BlockPool.__init__,
@@ -104,7 +104,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
 
 
 def check_version() -> None:
-    """Refuse a vLLM whose scheduler is not the one rose was tested with.
+    """Refuse a vLLM whose scheduler rose was not tested with.
 
     Raises:
         Unavailable: the version, or a signature that rose relies on, differs.

@@ -1,4 +1,4 @@
-"""vLLM's `KVCacheManager`, which asks rose for blocks before it turns a request away."""
+"""vLLM's `KVCacheManager`, which requests blocks from rose before it refuses a request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from rose.engines.vllm.block_pool import LeasedBlockPool
 class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not followed
     """A `KVCacheManager` over a `LeasedBlockPool`.
 
-    vLLM asks a pool how many blocks are free, and never says how many it needs. So when it has
-    turned a request away, which leaves nothing behind, the need is worked out, slabs come home or
-    are lent, and it is asked again: all in the same step.
+    vLLM asks a pool for its free blocks, and never says how many it needs. So after a refusal,
+    which has no effects, the need is computed, slabs are revoked or lent, and the allocation is
+    repeated: all in the same step.
     """
 
     block_pool: LeasedBlockPool
@@ -27,7 +27,7 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         new_computed_blocks: KVCacheBlocks | None = None,
         **options: Any,
     ) -> KVCacheBlocks | None:
-        """Give `request` room for its next tokens; None when there is not enough, as vLLM says."""
+        """Allocate blocks for the next tokens of `request`; None if there are too few."""
 
         def allocate() -> KVCacheBlocks | None:
             return super(LeasedKVCacheManager, self).allocate_slots(
@@ -62,14 +62,14 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
         local: int,
         options: dict[str, Any],
     ) -> int:
-        """Return how many blocks have to be free for the first `tokens` tokens of a request.
+        """Return the number of blocks that must be free for the first `tokens` tokens.
 
         Args:
-            request: that wants them.
-            tokens: of it.
+            request: request that needs them.
+            tokens: number of its tokens.
             hits: blocks that hold its first tokens already, by KV cache group.
             local: tokens that need not be computed.
-            options: of `allocate_slots`.
+            options: options of `allocate_slots`.
         """
         tokens = min(tokens, self.max_model_len)
         computed = local + options.get("num_external_computed_tokens", 0)

@@ -1,4 +1,4 @@
-"""vLLM's scheduler in the borrower's lane: its requests give way to serving at the token."""
+"""vLLM's scheduler in the borrower's lane: its requests yield to serving at the token."""
 
 import threading
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from rose.executor import Notice, RolloutLane
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """What a planned step holds, and the blocks it writes to."""
+    """The pin of a planned step, and the blocks it writes."""
 
     pin: int
     written: set[int]
@@ -26,22 +26,22 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     """A `Scheduler` on borrowed slabs.
 
     A step pins the blocks of its requests from `schedule` to `update_from_output`, or to
-    `step_aborted` when it was told to stop at its gate. When slabs are taken back, the requests in
-    them are preempted as vLLM preempts: requeued in front, every token kept.
+    `step_aborted` after a stop at its gate. When slabs are revoked, their requests are preempted as
+    in vLLM: requeued in front, with all tokens.
 
-    vLLM calls it from one thread and serving's thread asks for slabs: `_books` keeps them apart.
+    vLLM calls it from one thread, serving's thread revokes slabs: `_books` serialises them.
 
     Args:
-        lane: the borrower's.
-        parts: what vLLM's constructor takes.
+        lane: lane of the borrower.
+        parts: arguments of vLLM's constructor.
     """
 
     running: list[Request]
 
     def __init__(self, lane: RolloutLane, **parts: Any) -> None:
-        """Build vLLM's scheduler over `lane`, and hear its revocations from now on."""
+        """Build vLLM's scheduler over `lane`, and handle its revocations from now on."""
         self.lane = lane
-        self._books = threading.RLock()  # Guards all that vLLM keeps, and the steps in flight.
+        self._books = threading.RLock()  # Guards vLLM's state, and the steps in flight.
         self._in_flight: dict[int, _InFlight] = {}  # By the identity of the plan.
         self.preempted_tokens = 0
         with pool_of(lane):
@@ -71,7 +71,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
             return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Plan a step and pin what it will read and write."""
+        """Plan a step and pin the blocks that it reads and writes."""
         with self._books:
             self._evacuate(self.lane.leaving())
             output = super().schedule(throttle_prefills)
@@ -84,7 +84,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
-        """Take the tokens of a step, and let go of its slabs."""
+        """Accept the tokens of a step, and unpin its blocks."""
         with self._books:
             try:
                 outputs: dict[int, Any] = super().update_from_output(
@@ -98,9 +98,9 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def step_aborted(self, scheduler_output: SchedulerOutput) -> None:
         """Undo a step that was stopped at its gate: its KV is half written.
 
-        Its requests are preempted with the tokens they had before it. vLLM caches a block when it
-        plans the step that fills it: those are forgotten. A step that was planned on top of this
-        one must be aborted too.
+        Its requests are preempted with their tokens before it. vLLM caches a block when it plans
+        the step that fills it: those blocks are forgotten. A step planned on top of this one must
+        be aborted too.
         """
         with self._books:
             step = self._in_flight.get(id(scheduler_output))
@@ -123,7 +123,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     # ---- serving's thread -----------------------------------------------------------------------
 
     def give_up_slabs(self, revocation: Notice) -> None:
-        """Choose slabs for `revocation` and empty those; what a step pins leaves when it ends."""
+        """Choose slabs for `revocation` and empty them; pinned ones leave when the step ends."""
         if not self._books.acquire(timeout=revocation.remaining_s()):
             return
         try:
@@ -139,7 +139,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return blocks.difference(self.lane.kv.null_blocks)
 
     def _written_by(self, scheduled_tokens: dict[str, int]) -> set[int]:
-        """Return the blocks that a step which has just been planned writes to."""
+        """Return the blocks that a newly planned step writes."""
         written: set[int] = set()
         managers = self.kv_cache_manager.coordinator.single_type_managers
         for request_id, tokens in scheduled_tokens.items():
@@ -153,7 +153,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return set(map(self.lane.kv.allocator.slab_of, self._blocks_of([request.request_id])))
 
     def _cheapest_slabs(self, count: int) -> list[int]:
-        """Return the slabs whose requests have the fewest tokens to compute again, together."""
+        """Return the slabs whose requests have the fewest tokens to recompute, in total."""
         lost = dict.fromkeys(self.lane.slabs(), 0)
         for request in self.running:
             for slab in self._slabs_of(request) & lost.keys():
@@ -161,22 +161,22 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
         return sorted(lost, key=lost.__getitem__)[:count]
 
     def _evacuate(self, leaving: frozenset[int]) -> None:
-        """Preempt the requests with blocks in `leaving`; the last to come is the first to go."""
+        """Preempt the requests with blocks in `leaving`, the newest first."""
         if not leaving:
             return
         for request in reversed(self.running):
             if not leaving.isdisjoint(self._slabs_of(request)):
-                # Between two steps of an asynchronous engine the request could run again before
-                # its token arrives, so that token is computed again.
+                # Between two steps of an asynchronous engine the request could run again before its
+                # token arrives, so that token is recomputed.
                 self._preempt(
                     request, drop_stale_output=bool(self.scheduler_config.async_scheduling)
                 )
 
     def _preempt(self, request: Request, *, drop_stale_output: bool) -> None:
         self.preempted_tokens += request.num_computed_tokens
-        # A new list: whoever walks the old one goes on undisturbed.
+        # A new list, so that iterations over the old one are not disturbed.
         self.running = [other for other in self.running if other is not request]
         # Without a time, vLLM reads its own clock.
         self._preempt_request(request, None, drop_stale_output=drop_stale_output)
-        # It is no longer in the worker's batch: should it run at once, it starts over.
+        # It is no longer in the worker's batch: if it runs at once, it starts over.
         self.prev_step_scheduled_req_ids.discard(request.request_id)

@@ -1,4 +1,4 @@
-"""Where vLLM takes rose's pool: the names by which its constructors find theirs."""
+"""The names by which vLLM's constructors find their pool, replaced by rose's."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,12 +16,12 @@ from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 
 @contextmanager
 def pool_of(lane: KVLane) -> Iterator[None]:
-    """Let the scheduler that is built in this context live on `lane`.
+    """Let a scheduler built in this context use `lane`.
 
     The names belong to all of vLLM in the process: build one scheduler at a time.
 
     Raises:
-        Unavailable: this is another vLLM than rose was tested with.
+        Unavailable: the installed vLLM is not supported.
     """
     check_version()
     with ExitStack() as undo:

@@ -13,28 +13,27 @@ from rose.executor import ServingLane
 
 
 class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
-    """A `Scheduler` whose requests are given the borrower's slabs in the step that wants them.
+    """A `Scheduler` that gets the borrower's slabs in the step that needs them.
 
     Args:
-        lane: serving's.
-        parts: what vLLM's constructor takes.
+        lane: lane of serving.
+        parts: arguments of vLLM's constructor.
     """
 
     def __init__(self, lane: ServingLane, **parts: Any) -> None:
-        """Build vLLM's scheduler over `lane`."""
         self.lane = lane
         with pool_of(lane):
             super().__init__(**parts)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; a front end that knew of it earlier has told the lane already."""
+        """Queue a request; a front end that knew of it earlier has informed the lane already."""
         self.lane.arrived(request.request_id, prompt_tokens=request.num_prompt_tokens)
         super().add_request(request)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, Any]:
-        """Take a step's tokens; offer the slabs that ended requests leave behind."""
+        """Accept a step's tokens; offer the slabs that ended requests leave."""
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         # A chunk of a prompt gives no token: its request still waits for the first.
         self.lane.emitted_all(
@@ -59,13 +58,13 @@ class ServingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget all prefixes, and offer the slabs that they lay in."""
+        """Forget all prefixes, and offer their slabs."""
         is_reset = bool(super().reset_prefix_cache(reset_running_requests, reset_connector))
         self.lane.settle()
         return is_reset
 
     def _tell_finished(self) -> None:
-        # vLLM keeps them until the next step is planned; the lane may hear of one twice.
+        # vLLM keeps them until the next step is planned; the lane tolerates repetitions.
         if not self.finished_req_ids:
             return
         for request_id in self.finished_req_ids:

@@ -1,4 +1,4 @@
-"""How much to borrow of serving devices: read their load, decide, and repeat."""
+"""Size of the loans from serving devices: read their load, decide, and repeat."""
 
 from rose.scheduler.broker.broker import Broker, Decision, Move
 from rose.scheduler.broker.observation import Observation, Reading, ServingDevice, Unread

@@ -103,12 +103,7 @@ class EngineReader:
         self._readings: deque[tuple[float, EngineMetrics]] = deque()
 
     def observe(self, said: EngineMetrics, at_ms: float) -> Observation:
-        """Return the current state of serving.
-
-        Args:
-            said: metrics of the engine.
-            at_ms: time of the reading.
-        """
+        """Return the current state of serving."""
         self._readings.append((at_ms, said))
         # Keep one reading at or before the start of the window.
         while len(self._readings) > 2 and self._readings[1][0] <= at_ms - WINDOW_MS:

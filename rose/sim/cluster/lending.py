@@ -230,7 +230,6 @@ class _Watch:
         self._number: dict[str, list[int]] = {"layers": [], "context": [0]}
 
     def __call__(self, at_ns: int, what: str, number: int) -> None:
-        """Observe."""
         if what in self._at:
             self._at[what].append(at_ns)
         if what in self._number:

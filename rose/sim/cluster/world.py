@@ -113,7 +113,7 @@ class SimJob:
 
     Args:
         job: number of the job, >= 0.
-        trajectories: as many as its versions need; otherwise it ends when they are used up.
+        trajectories: enough for its versions; otherwise the job ends when they are used up.
         mode: mode of its trainer.
         batch: trajectories per version, > 0; whole groups.
         train_ms: training time per batch, >= 0.

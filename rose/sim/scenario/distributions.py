@@ -26,11 +26,7 @@ _SUM_TOLERANCE: Final = 1e-6
 
 
 class Constant(Spec, frozen=True, tag_field="kind", tag="constant"):
-    """A constant.
-
-    Args:
-        value: the value.
-    """
+    """A constant."""
 
     value: _Amount
 
@@ -51,7 +47,6 @@ class LogUniform(Spec, frozen=True, tag_field="kind", tag="log-uniform"):
     most: _Positive
 
     def __post_init__(self) -> None:
-        """Check the order of the bounds."""
         _check_order(self.least, self.most)
 
     def draw(self, random: np.random.Generator, count: int) -> Values:
@@ -75,7 +70,6 @@ class Lognormal(Spec, frozen=True, tag_field="kind", tag="lognormal"):
     most: _Amount = _MOST
 
     def __post_init__(self) -> None:
-        """Check the order of the bounds."""
         _check_order(self.least, self.most)
 
     def draw(self, random: np.random.Generator, count: int) -> Values:
@@ -98,7 +92,6 @@ class Pareto(Spec, frozen=True, tag_field="kind", tag="pareto"):
     most: _Positive = _MOST
 
     def __post_init__(self) -> None:
-        """Check the order of the bounds."""
         _check_order(self.least, self.most)
 
     def draw(self, random: np.random.Generator, count: int) -> Values:
@@ -135,7 +128,6 @@ class Mixture(Spec, frozen=True, tag_field="kind", tag="mixture"):
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        """Check the sum of the weights."""
         total = sum(part.weight for part in self.parts)
         if abs(total - 1) > _SUM_TOLERANCE:
             raise InvalidArgument(f"parts: weights add up to {total:g}; make them add up to 1")

@@ -58,16 +58,11 @@ class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
 
 
 class Named(Spec, frozen=True, tag_field="kind", tag="named"):
-    """One of `ENVIRONMENTS`.
-
-    Args:
-        name: name of the environment.
-    """
+    """One of `ENVIRONMENTS`."""
 
     name: str
 
     def __post_init__(self) -> None:
-        """Check that the name is in the table."""
         if self.name not in ENVIRONMENTS:
             raise InvalidArgument(
                 f"name: no environment '{self.name}'; there are {', '.join(ENVIRONMENTS)}"

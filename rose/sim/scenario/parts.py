@@ -95,7 +95,6 @@ class SyntheticTraffic(Spec, frozen=True, tag_field="kind", tag="synthetic"):
     output_tokens: Distribution = _OUTPUT
 
     def __post_init__(self) -> None:
-        """Check that seconds vary at least as much as minutes."""
         if self.second_peak < self.minute_peak:
             raise InvalidArgument(
                 f"second_peak: {self.second_peak:g} is below minute_peak, {self.minute_peak:g}; "
@@ -122,7 +121,6 @@ class Dedicated(Spec, frozen=True):
     domain_gpus: Gpus = 8
 
     def __post_init__(self) -> None:
-        """Check that the GPUs make whole engines."""
         _check_whole(self.count, self.tp)
 
 
@@ -148,7 +146,6 @@ class Borrowed(Spec, frozen=True):
     domain_gpus: Gpus = 8
 
     def __post_init__(self) -> None:
-        """Check that the GPUs make whole engines."""
         _check_whole(self.count, self.tp)
 
 
@@ -166,7 +163,6 @@ class Trainer(Spec, frozen=True):
     tp: Gpus = 1
 
     def __post_init__(self) -> None:
-        """Check that the GPUs make whole copies."""
         _check_whole(self.count, self.tp)
 
 

@@ -35,13 +35,7 @@ OnShare = Callable[[str, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """One simulation run.
-
-    Args:
-        figures: figures of the run.
-        built: world of the run.
-        outcome: outcome of the run.
-    """
+    """One simulation run."""
 
     figures: ArmFigures
     built: Built

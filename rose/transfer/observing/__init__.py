@@ -1,1 +1,1 @@
-"""What operators see of transfer: metrics, and timelines of updates."""
+"""Metrics of transfer and timelines of updates, for operators."""

@@ -36,10 +36,6 @@ def cells(shape: tuple[int, ...], regions: tuple[Region, ...]) -> tuple[Cell, ..
     """Divide a tensor into cells, ascending by offset; none without elements.
 
     Adjacent cells that form a box belong to different regions.
-
-    Args:
-        shape: shape of the tensor.
-        regions: boxes in the tensor.
     """
     if 0 in shape:
         return ()

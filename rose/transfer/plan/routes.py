@@ -10,11 +10,7 @@ from rose.transfer.plan.spec import Holder, Relay
 
 
 class Rendezvous:
-    """Assignment of tiles to the relays of one cluster.
-
-    Args:
-        relays: relays of the cluster.
-    """
+    """Assignment of tiles to the relays of one cluster."""
 
     __slots__ = ("_keys",)
 
@@ -66,10 +62,6 @@ def routed(
     relays: Iterable[Relay],
 ) -> tuple[PlannedTile, ...]:
     """Give every tile its route.
-
-    Args:
-        drafts: tiles without a route.
-        relays: relays of all clusters.
 
     Raises:
         InvalidArgument: a dtype cannot be sent.

@@ -73,9 +73,8 @@ class _Counts:
 class VersionLog(Shelf):
     """Stores manifests and chunks, forgets the oldest, and counts what it sends.
 
-    It keeps the single versions of the last `versions_max`. Of merged deltas, which skip versions,
-    it keeps those in that range and the last `spans_max` of each length before. The opening always
-    stays.
+    It keeps the single versions of the last `versions_max`, the merged deltas in that range, and
+    the last `spans_max` merged deltas of each length before. The opening always stays.
 
     Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
     at a time appends.

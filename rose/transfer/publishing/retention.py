@@ -37,7 +37,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a log keeps.
+    """Limits of the history that a log keeps.
 
     Args:
         versions_max: last versions whose links, single or merged, are kept; at least 1.

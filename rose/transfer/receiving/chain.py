@@ -25,10 +25,10 @@ class Held:
 
 
 class Choice(Enum):
-    """What to do when there is no version to stage."""
+    """The next action when no version can be staged."""
 
     WAIT = "nothing is newer"
-    SEED = "what there is cannot be reached by deltas"
+    SEED = "deltas reach none of the offered versions"
 
 
 NextVersion: TypeAlias = Manifest | Choice

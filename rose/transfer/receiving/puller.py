@@ -148,7 +148,7 @@ class Puller:
 def sound_delta(frame: Frame, chunk: Chunk, tile: Tile) -> Delta:
     """Read a frame; accept it only if it is the published chunk and well formed.
 
-    Of a STRAT delta only the frame is checked; `strat_unpack`, which has the base, checks the rest.
+    Checks only the frame of a STRAT delta; `strat_unpack`, which has the base, checks the rest.
 
     Raises:
         CorruptData: the frame is not accepted.

@@ -112,8 +112,8 @@ class Staging:
         signing: Signing = UNSIGNED,
         digests: TileDigests | None = None,
     ) -> None:
-        # Run of the last commit: old manifests of another run with the same key are not accepted,
-        # whoever replays them.
+        # Run of the last commit: old manifests of another run with the same key are not accepted
+        # from any source.
         self._run: str | None = None
         self._source = source
         self._name = name

@@ -29,9 +29,6 @@ class Staleness:
     """Compares published versions with committed ones.
 
     Any thread may call; the lock guards all fields.
-
-    Args:
-        clock: source of times.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -21,8 +21,8 @@ class Sweep:
         digests: expected digests, kept up to date by commits, so that a sweep may go on across
             versions. Actual digests are written to it, so that the next commit knows them.
         clock: clock of the budget.
-        mend: for engines that compute on a copy of a tile: repairs the copy from the tile, and
-            returns whether it differed.
+        mend: repairs an engine's copy of a tile from the tile, and returns whether it differed; for
+            engines that compute on a copy.
     """
 
     def __init__(

@@ -72,8 +72,8 @@ class Relay(Shelf):
     Manifests pass unchanged, signatures included. While upstream is away, kept versions are still
     served. The lock guards counts and reports, and is not held over calls.
 
-    Of the history before its first round a relay fetches only what is requested. Merged deltas are
-    made from local updates and compared with their manifests, so they are not sent either.
+    A relay fetches updates from before its first round only on request. It makes merged deltas from
+    local updates and compares them with their manifests, so they are not sent either.
 
     Args:
         upstream: source used by the thread that calls `round`.

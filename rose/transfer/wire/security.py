@@ -36,7 +36,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a listener requires of peers, and a caller presents.
+    """Credentials that a listener requires and a caller presents.
 
     Args:
         token: 32 bytes shared by all.

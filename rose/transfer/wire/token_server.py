@@ -101,10 +101,6 @@ class CallThreads(ThreadPoolExecutor):
     """The thread pool for the calls of a gRPC server.
 
     Any thread may use it. The condition guards the number of calls.
-
-    Args:
-        name: name of the threads.
-        most: number of threads.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -155,7 +151,7 @@ class TokenServer(Closing):
         name: name of its threads.
         host: address of this machine.
         port: port; 0 for any free one.
-        security: what callers must present.
+        security: credentials that callers must present.
         service: gRPC service name.
         methods: handlers made by `unary` and `streamed`, by name.
         calls_max: calls served at a time, each by a thread; others wait.

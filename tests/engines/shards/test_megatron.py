@@ -78,7 +78,7 @@ def test_a_rank_may_hold_rows_of_no_token_only() -> None:
         ({"ffn": 3}, "the perceptron"),
         ({"experts": 3, "ep": 2}, "experts over expert"),
         ({"ep": 2}, "dense model has no experts for 2 groups"),
-        ({"stage_layers": ()}, "are none"),
+        ({"stage_layers": ()}, "at least one count"),
         ({"tp": 0}, "over 0"),
     ],
 )

@@ -123,7 +123,7 @@ def test_bounds_are_those_of_the_storage_and_not_of_the_tensor_that_is_passed() 
 @pytest.mark.parametrize(
     ("view", "shape", "words"),
     [
-        (LocalView("q", 0, (1,)), (2,), "no parameter q"),
+        (LocalView("q", 0, (1,)), (2,), "needs a parameter q"),
         (LocalView("p", 0, (1,)), (2, 2), "the strides"),
         (LocalView("p", -1, (1,)), (2,), "from element -1"),
         (LocalView("p", 3, (-1,)), (2,), "its storage has 4"),

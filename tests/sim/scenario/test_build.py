@@ -132,7 +132,7 @@ def test_the_accept_rate_is_an_input_that_is_swept() -> None:
     assert nothing.per_trajectory is None
     assert nothing.per_correct_answer(0.5) is None
     for rate in (0, 1.1, float("nan")):
-        with pytest.raises(InvalidArgument, match="accept_rate"):
+        with pytest.raises(InvalidArgument, match="accept_rate is"):
             cost.per_correct_answer(rate)
 
 

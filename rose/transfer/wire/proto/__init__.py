@@ -1,1 +1,1 @@
-"""What crosses between processes as protobuf; `weights.proto` says it, the build compiles it."""
+"""Protobuf messages between processes, compiled from `weights.proto` by the build."""
