@@ -218,15 +218,7 @@ class PolicyTrainer:
         )
 
     def restore(self, state: TrainerState) -> None:
-        """Go on from a state, bit for bit.
-
-        Raises:
-            InvalidArgument: it is of a model with another number of weights.
-        """
-        if {state.masters.size, state.exp_avg.size, state.exp_avg_sq.size} != {self.count}:
-            raise InvalidArgument(
-                f"the state has {state.masters.size} weights, the model {self.count}"
-            )
+        """Go on from a state of the same model, bit for bit."""
         row = self._masters.row
         with torch.no_grad():
             row.copy_(torch.tensor(state.masters))

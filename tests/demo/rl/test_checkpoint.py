@@ -48,6 +48,7 @@ def test_a_trainer_that_died_goes_on_bit_for_bit(tmp_path: Path) -> None:
         second.step(told, published=0)
     assert_equal(second.state(), whole.state())
     assert np.array_equal(second.bits(), whole.bits())
+    assert second.steps == whole.steps == 4
 
 
 @given(st.integers(0, 1 << 32), st.integers(0, 40))
@@ -94,16 +95,14 @@ def test_a_checkpoint_of_another_model_or_time_is_refused(tmp_path: Path, monkey
         load_checkpoint(tmp_path, count=5)
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_save_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch, call: str) -> None:
+def test_a_save_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "c"
     save_checkpoint(path, small(0), PROGRESS)
 
     def fail(*_args) -> None:
         raise OSError(28, "No space left on device")
 
-    target = os if call == "fsync" else Path
-    monkeypatch.setattr(target, call, fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(Unavailable, match="No space left"):
         save_checkpoint(path, small(1), PROGRESS)
     monkeypatch.undo()
@@ -131,18 +130,6 @@ def test_a_save_that_fails_last_of_all_leaves_a_whole_one_and_says_so(
     assert found is not None
     assert_equal(found[0], small(1))  # As long as the machine lives; then it, or the old one.
     assert [one.name for one in tmp_path.iterdir()] == ["c"]
-
-
-def test_a_save_after_which_nothing_can_be_cleared_is_a_failure_of_rose(
-    tmp_path: Path, monkeypatch
-) -> None:
-    def fail(*_args, **_kwargs) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    monkeypatch.setattr(Path, "unlink", fail)
-    with pytest.raises(Unavailable, match="Read-only"):
-        save_checkpoint(tmp_path / "c", small(), PROGRESS)
 
 
 def test_what_a_killed_trainer_had_begun_is_cleared_by_the_next_save(tmp_path: Path) -> None:
