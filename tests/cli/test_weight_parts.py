@@ -72,25 +72,13 @@ def test_state_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, cont
         read_state(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("format", 2),
-        ("n", -1),
-        ("n", 1 << 62),
-        ("n", "1"),
-        ("incarnation", 1.5),
-        ("run", 5),
-        ("newest", None),
-        ("published", "x"),
-        ("published", [1]),
-        ("more", 1),
-    ],
-)
-def test_state_with_one_wrong_field_is_refused(tmp_path: Path, name: str, value: object) -> None:
+@pytest.mark.parametrize("wrong", [{"format": 2}, {"n": -1}, {"n": 1 << 62}, {"more": 1}])
+def test_state_that_another_rose_could_misread_is_refused(
+    tmp_path: Path, wrong: dict[str, int]
+) -> None:
     path = tmp_path / "state"
     write_state(path, STATE)
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
     with pytest.raises(CorruptData):
         read_state(path)
 
