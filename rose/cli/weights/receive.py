@@ -1,8 +1,8 @@
 """`rose receive --to FOLDER`: a checkpoint on disk that is kept at the newest version."""
 
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -15,7 +15,6 @@ from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling, tiling
 from rose.cli.runs import progress
 from rose.cli.weights.options import (
     PATH,
-    Bell,
     Events,
     WeightOptions,
     observed,
@@ -74,7 +73,7 @@ class _CheckpointReceiver:
         self._options, self._timeline, self._events = options, timeline, options.events
         self.source = TimedSource(upstream, timeline)
         self._subscription = Subscription(tiling.tiles, wanted)
-        self.bell = Bell()
+        self.has_staged = threading.Event()
         self.counts = {"committed": 0, "rolled_back": 0, "quarantined": 0, "staged": 0}
         self.receiver = self._receiver()
 
@@ -96,7 +95,7 @@ class _CheckpointReceiver:
 
     def _staged(self) -> None:
         self.counts["staged"] += 1
-        self.bell.ring()
+        self.has_staged.set()
 
     def step(self, paused: Callable[[float], None]) -> None:
         """Commit the version that lies ready, if one does; say what came of it.
@@ -293,7 +292,7 @@ def receive(
             )
             try:
                 with observed(options, "receiver", made.figures, timeline) as paused:
-                    _keep(made, target_n, partial(paused))
+                    _keep(made, target_n, paused)
             finally:
                 made.close()
     options.events.say("ended")
@@ -305,4 +304,5 @@ def _keep(made: _CheckpointReceiver, until_n: int | None, paused: Callable[[floa
         made.step(paused)
         if until_n is not None and made.is_known_at(until_n):
             return
-        made.bell.wait(_POLL_S)
+        made.has_staged.wait(_POLL_S)
+        made.has_staged.clear()

@@ -11,7 +11,6 @@ import click
 
 from rose.cli.weights.options import (
     PATH,
-    Bell,
     Events,
     WeightOptions,
     observed,
@@ -20,6 +19,7 @@ from rose.cli.weights.options import (
 )
 from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import Addresses, open_addresses
+from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
@@ -242,7 +242,7 @@ def _follow(
     newest_n: int,
 ) -> None:
     """Say what came after `newest_n`, and ask now and then who upstream is."""
-    bell, looked, moved = Bell(), 0.0, (0, 0)
+    clock, looked, moved = BootClock(), 0.0, (0, 0)
     while True:
         if introduction.known is None or looked >= _ASK_S:
             try:
@@ -263,5 +263,5 @@ def _follow(
             )
         trouble = follower.failure or made.failure
         options.events.trouble(trouble, about="following")
-        bell.wait(_POLL_S)
+        clock.sleep(_POLL_S)
         looked += _POLL_S
