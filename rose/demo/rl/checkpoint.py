@@ -15,7 +15,7 @@ from rose.demo.rl.trainer import TrainerState
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.whole_file import sweep, sync_folder, write_whole
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 _SHA_BYTES: Final = 32
 
 
@@ -24,7 +24,6 @@ class Progress:
     """Where a trainer is, apart from its weights.
 
     Args:
-        run: names the training run.
         incarnation: of the trainer that wrote this; the next one is higher.
         next_version: the lowest number that no version has or could have got from this trainer
             before its next checkpoint; the next incarnation begins there.
@@ -32,7 +31,6 @@ class Progress:
         dropped_stale: how many of them were dropped.
     """
 
-    run: str
     incarnation: int
     next_version: int
     learned: frozenset[int] = frozenset()

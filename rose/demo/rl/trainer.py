@@ -36,7 +36,7 @@ class Masters:
         model: in fp32 on the CPU; nobody else may replace its parameters.
 
     Raises:
-        InvalidArgument: a parameter is not fp32 on the CPU, or there is none.
+        InvalidArgument: a parameter is not fp32 on the CPU.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,10 +47,9 @@ class Masters:
                     f"a parameter is {parameter.dtype} on {parameter.device}: the trainer takes a "
                     "model in torch.float32 on the CPU"
                 )
-        if not parameters:
-            raise InvalidArgument("the model has no parameters to train")
         self.row = nn.Parameter(torch.cat([one.detach().reshape(-1) for one in parameters]))
-        self.row.grad = torch.zeros_like(self.row)
+        # The (n,) fp32 gradient of all masters; the model's backward adds to it.
+        self.row.grad = self.gradient = torch.zeros_like(self.row)
         self._served = torch.empty_like(self.row, requires_grad=False)
         self._rounded = torch.empty(self.row.numel(), dtype=torch.bfloat16)
         first = 0
@@ -58,23 +57,10 @@ class Masters:
             place = slice(first, first + parameter.numel())
             parameter.data = self._served[place].view(parameter.shape)
             # Backward adds to a gradient that is there, in place: it lands in the masters' row.
-            parameter.grad = self.row.grad[place].view(parameter.shape)
+            parameter.grad = self.gradient[place].view(parameter.shape)
             parameter.requires_grad_(True)
             first += parameter.numel()
         self.round()
-
-    @property
-    def count(self) -> int:
-        """How many weights there are."""
-        return int(self.row.numel())
-
-    @property
-    def gradient(self) -> torch.Tensor:
-        """The (n,) fp32 gradient of all masters; the model's backward adds to it."""
-        gradient = self.row.grad
-        if gradient is None:
-            raise InvalidArgument("the gradient of the masters was taken away: zero it in place")
-        return gradient
 
     def round(self) -> None:
         """Let the model compute with the masters as they are, rounded to nearest, ties to even."""
@@ -158,7 +144,7 @@ class PolicyTrainer:
     @property
     def count(self) -> int:
         """How many weights there are."""
-        return self._masters.count
+        return int(self._masters.row.numel())
 
     def bits(self) -> Bits:
         """Return the (n,) bf16 bits to serve, in the order of `named_parameters()`.

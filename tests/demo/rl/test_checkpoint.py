@@ -17,7 +17,7 @@ from rose.demo.rl.trainer import PolicyTrainer, TrainerState
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from tests.demo.rl.micro import micro_model, trajectory
 
-PROGRESS = Progress("a run", 3, 17, learned=frozenset({0, 1, 9}), dropped_stale=2)
+PROGRESS = Progress(3, 17, learned=frozenset({0, 1, 9}), dropped_stale=2)
 
 
 def small(seed: int = 0, count: int = 5) -> TrainerState:
@@ -88,8 +88,8 @@ def test_a_checkpoint_of_another_model_or_time_is_refused(tmp_path: Path, monkey
     save_checkpoint(path, small(), PROGRESS)
     with pytest.raises(InvalidArgument, match="5 weights, the model 6"):
         load_checkpoint(path, count=6)
-    monkeypatch.setattr(checkpoint_module, "FORMAT", 3)
-    with pytest.raises(CorruptData, match="has format 2, this rose reads 3"):
+    monkeypatch.setattr(checkpoint_module, "FORMAT", 4)
+    with pytest.raises(CorruptData, match="has format 3, this rose reads 4"):
         load_checkpoint(path, count=5)
     with pytest.raises(Unavailable, match="cannot be read"):
         load_checkpoint(tmp_path, count=5)

@@ -66,7 +66,7 @@ class Rig:
             **{"lr": 1e-3, "batch": 2, "publish_every_s": 3.0, "checkpoint_every": 2, **pace}
         )
         self.trainer = PolicyTrainer(micro_model(), self.settings)
-        progress = Progress("run", 1, version + 1 + self.settings.checkpoint_every)
+        progress = Progress(1, version + 1 + self.settings.checkpoint_every)
         save_checkpoint(self.path, self.trainer.state(), progress)
         self.weights = KeptWeights(self.trainer.bits(), version)
         self.intake = Intake(group_size=2, vocabulary=128, waiting_max=40)
