@@ -89,7 +89,7 @@ def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> tuple[Progress, i
         This incarnation, and the number of its first version.
     """
     path, incarnation, first_version, before = Path(options.checkpoint), 1, 0, None
-    if (found := load_checkpoint(path, count=trainer.count)) is not None:
+    if (found := load_checkpoint(path)) is not None:
         state, before = found
         trainer.restore(state)
         incarnation, first_version = before.incarnation + 1, before.next_version

@@ -80,7 +80,7 @@ class CircleSettings:
     Args:
         model: the policy, a preset or a folder; every part of the circle loads it for itself.
         seed: of the policy's weights, the tasks and the sampling.
-        folder: the trainer's checkpoint goes there.
+        folder: of this circle alone; the trainer's checkpoint goes there.
         is_background: all programs run in time that nobody else wants.
         loop: of the trajectories.
         scheduler: admits more trajectories than the trainer waits for: a batch and two groups.

@@ -141,11 +141,6 @@ class PolicyTrainer:
         """How often the weights have changed."""
         return self._steps
 
-    @property
-    def count(self) -> int:
-        """How many weights there are."""
-        return int(self._masters.row.numel())
-
     def bits(self) -> Bits:
         """Return the (n,) bf16 bits to serve, in the order of `named_parameters()`.
 
@@ -164,17 +159,11 @@ class PolicyTrainer:
             published: the newest version whose tokens they can have; says how old each is.
 
         Raises:
-            InvalidArgument: there is none, or one is of a version not published yet.
-            InternalError: the gradient is not finite; weights and moments are unchanged.
+            InternalError: a trajectory is of a version not published yet, or the gradient is not
+                finite; weights and moments are unchanged.
         """
-        if not trajectories:
-            raise InvalidArgument("there is nothing to learn from: give at least one trajectory")
         staleness = tuple(published - one.version_min for one in trajectories)
-        if min(staleness) < 0:
-            raise InvalidArgument(
-                f"a trajectory is of version {published - min(staleness)}, "
-                f"the newest is {published}"
-            )
+        check(min(staleness) >= 0, f"a trajectory is newer than version {published}, the newest")
         fresh = [
             one
             for one, age in zip(trajectories, staleness, strict=True)
@@ -197,11 +186,10 @@ class PolicyTrainer:
 
     def state(self) -> TrainerState:
         """Return what a checkpoint needs; views that the next step writes to."""
+        masters = self._masters.row.detach()
         kept = self._adam.state[self._masters.row]
-        rows = [kept[name] if kept else torch.zeros(self.count) for name in _ROWS]
-        return TrainerState(
-            self._steps, self._masters.row.detach().numpy(), *(row.numpy() for row in rows)
-        )
+        rows = [kept[name] if kept else torch.zeros_like(masters) for name in _ROWS]
+        return TrainerState(self._steps, masters.numpy(), *(row.numpy() for row in rows))
 
     def restore(self, state: TrainerState) -> None:
         """Go on from a state of the same model, bit for bit."""

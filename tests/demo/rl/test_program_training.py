@@ -98,7 +98,7 @@ class Rig:
         self.training.turn(timeout_s=0.0)
 
     def saved(self) -> tuple[np.ndarray, Progress]:
-        found = load_checkpoint(self.path, count=self.trainer.count)
+        found = load_checkpoint(self.path)
         assert found is not None
         return found[0].masters, found[1]
 
