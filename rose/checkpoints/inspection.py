@@ -62,15 +62,9 @@ class TensorChange:
     kind: str
     layer: int | None
     dtype: str
-    shape: tuple[int, ...]
     elements: int
     changed: int
     nbytes: Mapping[str, int]
-
-    @property
-    def density(self) -> float:
-        """Return the share of elements that change, 0 to 1."""
-        return self.changed / self.elements if self.elements else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +166,7 @@ def layer_of(name: str) -> int | None:
 
 def _change(one: StoredTensor, changed: int, nbytes: Mapping[str, int]) -> TensorChange:
     kind, layer = kind_of(one.name), layer_of(one.name)
-    return TensorChange(one.name, kind, layer, one.dtype, one.shape, one.count, changed, nbytes)
+    return TensorChange(one.name, kind, layer, one.dtype, one.count, changed, nbytes)
 
 
 def _is_in(checkpoint: Checkpoint, one: StoredTensor) -> bool:

@@ -10,7 +10,7 @@ from rose.checkpoints.apply import Identity, apply_delta, identify
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.delta_file import DeltaFile, make_delta_file
 from rose.checkpoints.inspection import inspect
-from rose.cli.delta_report import as_json, density, print_inspection, printable
+from rose.cli.delta_report import density, print_inspection, printable
 from rose.cli.runs import progress, write_output
 from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
@@ -38,7 +38,6 @@ def delta() -> None:
 @delta.command(name="inspect")
 @click.argument("old", type=_PATH)
 @click.argument("new", type=_PATH)
-@click.option("--json", "json_path", type=_PATH, metavar="FILE", help="Write the numbers too.")
 @click.option("--html", "html_path", type=_PATH, metavar="FILE", help="Write a page with plots.")
 @click.option(
     "--tensors",
@@ -48,21 +47,17 @@ def delta() -> None:
     metavar="N",
     help="List the N tensors that change most.",
 )
-def inspect_checkpoints(
-    old: Path, new: Path, json_path: Path | None, html_path: Path | None, tensors: int
-) -> None:
+def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: int) -> None:
     """Say what changed from OLD to NEW, and what sending it would take.
 
-    Densities by tensor and by kind of tensor, steps in ULP, exponents, the bytes that each codec
-    really takes with the bounds that entropy sets, and the time on links of 1 to 100 Gb/s. The exit
+    Densities by tensor and by kind of tensor, steps in ULP, the bytes that each codec really
+    takes with the bounds that entropy sets, and the time on links of 1 to 100 Gb/s. The exit
     status is 2 when nothing can be compared.
     """
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("comparing", one.nbytes + other.nbytes) as advance:
         inspection = inspect(one, other, advance=advance)
     # Written before anything is said: a failure leaves one sentence and no half of a result.
-    if json_path is not None:
-        write_output(json_path, as_json(inspection, old, new), what="the report")
     if html_path is not None:
         # Here, because it needs the extra `demo`.
         from rose.cli.delta_page import render_page  # noqa: PLC0415
@@ -70,9 +65,8 @@ def inspect_checkpoints(
         write_output(html_path, render_page(inspection, old, new), what="the page")
     console = Console(highlight=False)
     print_inspection(console, inspection, most=tensors)
-    for name, path in (("numbers", json_path), ("page", html_path)):
-        if path is not None:
-            console.print(f"{name}: {path}", markup=False, soft_wrap=True)
+    if html_path is not None:
+        console.print(f"page: {html_path}", markup=False, soft_wrap=True)
 
 
 @delta.command(name="make")

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import matplotlib as mpl
-import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
-from rose.checkpoints.change_counts import ChangeCounts
 from rose.checkpoints.inspection import DENSE, GAP, KINDS, STRAT, Inspection, TensorChange
-from rose.checkpoints.tensors import STORED_DTYPES
 from rose.cli.delta_report import (
     BOUND_NAMES,
     CODEC_NAMES,
@@ -48,7 +44,6 @@ def render_page(inspection: Inspection, old: Path, new: Path) -> bytes:
     """Return the page: no script, no style sheet, no image, no font from elsewhere."""
     template = resources.files("rose.cli").joinpath("delta.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    changing = {dtype: one for dtype, one in inspection.counts.items() if one.changed}
     page = environment.from_string(template).render(
         old=str(old),
         new=str(new),
@@ -61,10 +56,7 @@ def render_page(inspection: Inspection, old: Path, new: Path) -> bytes:
         tensors_open=_TENSORS_OPEN,
         codec_plot=Markup(draw_codecs(inspection) if inspection.changed else ""),
         density_plot=Markup(draw_density(inspection)),
-        dtypes=[
-            (*row, Markup(draw_exponents(dtype, one) if one.has_exponents else ""))
-            for row, (dtype, one) in zip(steps(inspection), changing.items(), strict=True)
-        ],
+        dtypes=steps(inspection),
     )
     return page.encode(errors="replace")
 
@@ -74,7 +66,6 @@ _KIND_COLOURS: Final = dict(
 )
 _BOUND_LINES: Final = {"iid": (SERVING, ":"), "class": (WARNING, "--")}
 _WIDTH: Final = 9.6
-_NEGLIGIBLE: Final = 1e-5
 
 
 def draw_codecs(inspection: Inspection) -> str:
@@ -101,45 +92,6 @@ def draw_codecs(inspection: Inspection) -> str:
         axis.invert_yaxis()
         axis.tick_params(axis="y", length=0)
         legend(axis, lines)
-        return as_svg(figure)
-
-
-def draw_exponents(dtype: str, counts: ChangeCounts) -> str:
-    """Return an SVG: the old exponents of all and of what changes, and how likely each changes."""
-    first, last = _drawn_exponents(counts)
-    all_, changed = counts.of_all[first:last], counts.of_changed[first:last]
-    edges = np.arange(first, last + 1) - bias_of(dtype) - 0.5
-    with mpl.rc_context({**STYLE, "svg.hashsalt": f"exponents {dtype}"}):
-        figure = Figure(figsize=(_WIDTH, 4.6), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.2, 1))
-        for values, colour in ((all_, NOBODY), (changed, ROLLOUTS)):
-            shares = 100 * values / max(int(values.sum()), 1)
-            above.stairs(shares, edges, fill=True, color=colour, alpha=0.35)
-            above.stairs(shares, edges, color=colour, linewidth=1.6)
-        zeros = 100 * int(counts.of_all[0]) / counts.elements
-        aside = f" ({zeros:.2g} % are zeros or subnormal)" if zeros >= 0.01 else ""
-        above.set(title=f"Old exponents of {dtype}{aside}", ylabel="share (%)")
-        above.set_ylim(bottom=0)
-        entries = ((NOBODY, "all elements"), (ROLLOUTS, "elements that change"))
-        legend(above, [Patch(facecolor=colour, alpha=0.6, label=name) for colour, name in entries])
-        density = np.divide(changed, all_, out=np.zeros(len(all_)), where=all_ > 0)
-        middles = edges[:-1] + 0.5
-        drawn = density > 0
-        below.plot(middles[drawn], 100 * density[drawn], "o-", color=SERVING, markersize=3.5)
-        below.set(
-            title="How likely an element changes",
-            xlabel="old exponent: elements from 2^x up to 2^(x+1)",
-            ylabel="changes (%, log scale)",
-            yscale="log",
-        )
-        there = density[drawn]
-        is_wide = there.size > 0 and there.max() > 50 * there.min()
-        below.yaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
-        below.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        below.yaxis.set_minor_formatter(NullFormatter())
-        below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-        for axis in (above, below):
-            axis.grid(visible=True)
         return as_svg(figure)
 
 
@@ -192,20 +144,3 @@ def _by_layer(inspection: Inspection, kind: str) -> list[tuple[int, float]]:
 def _density(tensors: Sequence[TensorChange]) -> float:
     elements = sum(tensor.elements for tensor in tensors)
     return 100 * sum(tensor.changed for tensor in tensors) / elements if elements else 0.0
-
-
-def _drawn_exponents(counts: ChangeCounts) -> tuple[int, int]:
-    """Return the range that holds nearly everything; exponent 0, of zeros, is far from the rest."""
-    is_there = np.zeros(len(counts.of_all), np.bool_)
-    for values in (counts.of_all, counts.of_changed):
-        is_there |= values > _NEGLIGIBLE * values.sum()
-    is_there[0] &= not is_there[1:].any()
-    there = np.flatnonzero(is_there)
-    return int(there[0]), int(there[-1]) + 1
-
-
-def bias_of(dtype: str) -> int:
-    """Return what is taken from an exponent of a dtype that has one to make a power of two."""
-    exponent = STORED_DTYPES[dtype].exponent
-    bits = 0 if exponent is None else exponent[1]
-    return (1 << bits >> 1) - (0 if dtype.endswith("FNUZ") else 1)

@@ -1,8 +1,6 @@
-"""An inspection as tables on a terminal, and as JSON."""
+"""An inspection as the cells of tables, and as tables on a terminal."""
 
-import json
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
@@ -158,50 +156,3 @@ def seconds_text(value: float) -> str:
 def density(part: float, whole: float) -> str:
     """Write a share as a percentage with three digits."""
     return f"{100 * part / whole:.3g} %" if whole else "-"
-
-
-def as_json(inspection: Inspection, old: Path, new: Path) -> bytes:
-    """Return everything that was found."""
-    nbytes, bounds = inspection.nbytes(), inspection.bounds()
-    taken = {**nbytes, **{f"bound_{name}": size for name, size in bounds.items()}}
-    content = {
-        "format": 1,
-        "old": str(old),
-        "new": str(new),
-        "elements": inspection.elements,
-        "changed": inspection.changed,
-        "nbytes": taken,
-        "seconds": {
-            name: {f"{rate} Gb/s": seconds(size, rate) for rate in GIGABITS_PER_S}
-            for name, size in taken.items()
-        },
-        "dtypes": {dtype: _counts(counts) for dtype, counts in inspection.counts.items()},
-        "tensors": [_tensor(one) for one in inspection.tensors],
-        "only_old": list(inspection.only_old),
-        "only_new": list(inspection.only_new),
-        "unlike": [dict(zip(("name", "old", "new"), one)) for one in inspection.unlike],  # noqa: B905
-    }
-    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
-
-
-def _counts(counts: ChangeCounts) -> dict[str, Any]:
-    found: dict[str, Any] = {"elements": counts.elements, "changed": counts.changed}
-    found["steps_ulp"] = counts.steps()
-    if counts.has_exponents:
-        found["exponents_old"] = counts.of_all.tolist()
-        found["exponents_changed"] = counts.of_changed.tolist()
-    return found
-
-
-def _tensor(tensor: TensorChange) -> dict[str, Any]:
-    return {
-        "name": tensor.name,
-        "kind": tensor.kind,
-        "layer": tensor.layer,
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "elements": tensor.elements,
-        "changed": tensor.changed,
-        "density": tensor.density,
-        "nbytes": dict(tensor.nbytes),
-    }

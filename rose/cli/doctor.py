@@ -1,6 +1,5 @@
 """`rose doctor`: which parts of rose are active on this machine, and why."""
 
-import ctypes
 import fcntl
 import os
 import platform
@@ -49,8 +48,6 @@ _EXIT_BROKEN: Final = 1
 _DISTRIBUTION: Final = "rose-rl"
 # Not in Python's fcntl; Linux 5.1 and later: no new writable mappings, the old ones stay.
 _F_SEAL_FUTURE_WRITE: Final = 0x10
-_SYS_FUTEX: Final = {"x86_64": 202, "aarch64": 98}
-_FUTEX_WAKE: Final = 1
 
 
 @click.command()
@@ -78,8 +75,7 @@ def examine() -> tuple[Finding, ...]:
         Finding("rose", State.ACTIVE, __version__),
         core,
         _cores(),
-        _probed("memory", "KV pool on a sealed memfd", _seal_memfd, "Linux 5.1 or later"),
-        _probed("gate", "HOST gate on a futex", _wake_futex, "Linux, and a sandbox that allows it"),
+        _memory(),
         _package("torch"),
         _package("transformers"),
         *_gpus(core),
@@ -114,35 +110,19 @@ def _cores() -> Finding:
     return Finding("cpu", State.ACTIVE, f"{usable} of {present} cores may be used by this process")
 
 
-def _probed(part: str, active: str, probe: Callable[[], None], needs: str) -> Finding:
+def _memory() -> Finding:
+    """Try to make a memfd that can be sealed, as the ledger needs it."""
+    what = "KV pool on a sealed memfd"
     try:
-        probe()
+        descriptor = os.memfd_create("rose-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        finally:
+            os.close(descriptor)
     except (OSError, AttributeError) as error:
-        return Finding(part, State.BROKEN, f"{active} does not work ({error}); it needs {needs}")
-    return Finding(part, State.ACTIVE, active)
-
-
-def _seal_memfd() -> None:
-    """Raise unless this kernel can make the memory that the ledger needs."""
-    descriptor = os.memfd_create("rose-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
-    finally:
-        os.close(descriptor)
-
-
-def _wake_futex() -> None:
-    """Raise unless the system call is allowed; waking the sleepers of a private word does it."""
-    number = _SYS_FUTEX.get(platform.machine())
-    if number is None:
-        if not sys.platform.startswith("linux"):
-            raise OSError(f"{sys.platform} has no futex")
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    word = ctypes.c_uint32(0)
-    if libc.syscall(ctypes.c_long(number), ctypes.byref(word), _FUTEX_WAKE, 1) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        why = f"{what} does not work ({error}); it needs Linux 5.1 or later"
+        return Finding("memory", State.BROKEN, why)
+    return Finding("memory", State.ACTIVE, what)
 
 
 def _package(name: str) -> Finding:

@@ -1,6 +1,7 @@
 """Fetch a page of metrics from an engine over HTTP."""
 
 import http.client
+from contextlib import closing
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -12,8 +13,6 @@ from rose.units import MIB, NS_PER_S
 TIMEOUT_S: Final = 2.0
 _BODY_BYTES_MAX: Final = 4 * MIB  # Engines say some 100 KiB.
 _CHUNK_BYTES: Final = 1 << 16
-# Between the two attempts.
-_BACKOFF_S: Final = 0.1
 _PATH: Final = "/metrics"
 _CONNECTIONS: Final = {
     "http": http.client.HTTPConnection,
@@ -43,36 +42,26 @@ def endpoint_of(url: str) -> SplitResult:
 
 
 def fetch_text(endpoint: SplitResult, clock: Clock) -> str:
-    """Return the page; tries once more after a failure. No proxy is asked, no redirection followed.
+    """Return the page. No proxy is asked, no redirection followed.
 
     A page takes `TIMEOUT_S` at most once its first byte is there. Each step before (looking up the
     name, connecting, TLS, the headers) may wait as long by itself.
 
     Raises:
-        Unavailable: there was none on either attempt, or it is too long or no text.
+        Unavailable: there was none, or it is too long or no text.
     """
-    try:
-        return _fetch(endpoint, clock)
-    except Unavailable:
-        clock.sleep(_BACKOFF_S)
-    return _fetch(endpoint, clock)
-
-
-def _fetch(endpoint: SplitResult, clock: Clock) -> str:
     url = endpoint.geturl()
     connect = _CONNECTIONS[endpoint.scheme]
-    connection = connect(endpoint.hostname or "", endpoint.port, timeout=TIMEOUT_S)
-    try:
-        return _page(connection, endpoint, clock)
-    except TimeoutError:
-        raise Unavailable(f"{url} did not answer within {TIMEOUT_S:g} s") from None
-    except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unavailable(f"{url} does not answer: {why}") from None
-    except UnicodeDecodeError:
-        raise Unavailable(f"{url} answers with bytes that are no text") from None
-    finally:
-        connection.close()
+    with closing(connect(endpoint.hostname or "", endpoint.port, timeout=TIMEOUT_S)) as connection:
+        try:
+            return _page(connection, endpoint, clock)
+        except TimeoutError:
+            raise Unavailable(f"{url} did not answer within {TIMEOUT_S:g} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Unavailable(f"{url} does not answer: {why}") from None
+        except UnicodeDecodeError:
+            raise Unavailable(f"{url} answers with bytes that are no text") from None
 
 
 def _page(connection: http.client.HTTPConnection, endpoint: SplitResult, clock: Clock) -> str:

@@ -56,7 +56,6 @@ _COMMANDS: Final = {
         "Simulate a cluster that borrows GPUs, beside other ways to use them.",
     ),
     "top": ("rose.cli.top:top", "Show who has which slab of a device, live."),
-    "trace": ("rose.cli.trace:trace", "Describe a trace of requests: rates, bursts, lengths."),
     "transfer": (
         "rose.cli.transfer:transfer",
         "Move fresh weights from a trainer to those who serve.",

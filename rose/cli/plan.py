@@ -1,11 +1,9 @@
 """`rose plan SERVING ROLLOUT`: whether two models fit a device, what can be lent, and why."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
@@ -20,7 +18,6 @@ from rose.cli.plan_numbers import (
     Setting,
     make_plan,
 )
-from rose.cli.runs import write_output
 from rose.demo.numbers import percent, size_text
 from rose.errors import InvalidArgument
 from rose.memory import AttentionGroup
@@ -121,9 +118,6 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
 @click.option(
     "--tpot-ms", type=_TARGET, default=50.0, show_default=True, help="With --gpu: target."
 )
-@click.option(
-    "--json", "out", type=click.Path(path_type=Path), metavar="FILE", help="Write it too."
-)
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -148,7 +142,6 @@ def plan(
     load: float,
     ttft_ms: float,
     tpot_ms: float,
-    out: Path | None,
 ) -> None:
     """Say what SERVING and ROLLOUT leave of a device to lend, and why.
 
@@ -184,11 +177,6 @@ def plan(
 
         slo = SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
         compute = plan_compute(setting.serving, setting.rollout, gpu, tp=tp, load=load, slo=slo)
-    if out is not None:
-        record = _plan_record(made, sentences)
-        if compute:
-            record["compute"] = [one.record() for one in compute]
-        write_output(out, f"{json.dumps(record, indent=2)}\n".encode(), what="the plan")
     _print(Console(highlight=False), made, sentences, [_compute_row(one, load) for one in compute])
     if not made.fits:
         ctx.exit(_EXIT_DOES_NOT_FIT)
@@ -418,70 +406,3 @@ def _compute_row(one: "ComputeLent", load: float) -> _Row:
             f"{tpot} of that alone (P50 / P99), by a model of the GPU."
         ),
     )
-
-
-_FORMAT: Final = 1
-
-
-def _plan_record(made: DevicePlan, sentences: list[str]) -> dict[str, Any]:
-    """Return what `--json` writes; keys are only ever added while the format is the same."""
-    load = made.setting.load
-    balances = [made.balance(group, running=load.requests) for group in made.serving.groups]
-    reserve = made.reserve_slabs(running=load.requests)
-    requests = made.serving_requests()
-    return {
-        "format": _FORMAT,
-        "fits": made.fits,
-        "device_bytes": made.setting.device_bytes,
-        "least_device_bytes": made.least_device_bytes,
-        "tp": made.setting.tp,
-        "activation_bytes": 2 * made.setting.activation_bytes,
-        "serving": _tenant_record(made, made.serving),
-        "rollout": _tenant_record(made, made.rollout),
-        "pool_bytes": made.pool_bytes,
-        "slab_bytes": made.slab_bytes,
-        "slabs": made.slabs,
-        "header_slabs": made.header_slabs,
-        "quantum_bytes": made.quantum_slabs * made.slab_bytes,
-        "reserve_bytes": reserve * made.slab_bytes,
-        "demand_blocks": [
-            {
-                "growth": one.growth_blocks,
-                "request": one.request_blocks,
-                "burst": one.burst_blocks,
-                "all": one.demand_blocks,
-            }
-            for one in balances
-        ],
-        "serving_requests": requests,
-        "serving_tokens": requests * load.request_tokens,
-        "lendable": {
-            when: {
-                "bytes": slabs * made.slab_bytes,
-                "rollouts": made.rollouts(slabs),
-                "tokens": made.rollouts(slabs) * made.setting.rollout_tokens,
-            }
-            for when, slabs in (("idle", made.lendable_idle), ("busy", made.lendable_busy))
-        },
-        "advice": sentences,
-    }
-
-
-def _tenant_record(made: DevicePlan, tenant: PlannedModel) -> dict[str, Any]:
-    return {
-        "model": tenant.shape.name,
-        "parameters": tenant.parameters,
-        "weight_bytes": tenant.weight_bytes,
-        "kv": [
-            {
-                "attention": group.reach.value,
-                "window_tokens": group.window_tokens,
-                "layers": group.geometry.layers,
-                "block_tokens": group.geometry.block_tokens,
-                "bytes_per_token": group.geometry.bytes_per_token,
-                "blocks_per_slab": group.geometry.blocks_per_slab(made.slab_bytes),
-                "waste": group.geometry.waste(made.slab_bytes),
-            }
-            for group in tenant.groups
-        ],
-    }

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -32,11 +32,6 @@ class ComputeLent:
     slowdown: float
     share: float
     price: dict[str, float]
-
-    def record(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        slowdown = "unlimited" if math.isinf(self.slowdown) else self.slowdown
-        return {"slowdown": slowdown, "compute_share": self.share, **self.price}
 
 
 def plan_compute(

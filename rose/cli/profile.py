@@ -1,4 +1,4 @@
-"""`rose profile URL|TRACE`: what serving leaves over time, and how much of it could be lent."""
+"""`rose profile URL`: what serving leaves over time, and how much of it could be lent."""
 
 import math
 import shlex
@@ -10,8 +10,7 @@ import click
 from rich.console import Console
 
 from rose.cli.machine import machine_card
-from rose.cli.profile_report import SLAB_BYTES, ProfileAsked, print_profile, profile_report
-from rose.cli.profile_trace import TRACE_KV_GIB, measure_trace
+from rose.cli.profile_report import ProfileAsked, print_profile, profile_report
 from rose.cli.runs import ends_interrupt, try_folder
 from rose.clock import BootClock
 from rose.demo.progress import phases
@@ -21,14 +20,12 @@ from rose.slo import SLO
 from rose.units import GIB
 
 _SLOS: Final = ("200:25", "500:50", "1000:100")
-_TRACE_S: Final = 300.0
-_ENGINE_S: Final = 300.0
 _SECONDS_MAX: Final = 7 * 86_400.0
 _READINGS_MAX: Final = 100_000
 
 
 @click.command()
-@click.argument("source", metavar="URL|TRACE")
+@click.argument("url")
 @click.option(
     "--slo",
     "slo_texts",
@@ -36,77 +33,51 @@ _READINGS_MAX: Final = 100_000
     metavar="TTFT:TPOT",
     help=f"Targets in ms; may be repeated.  [default: {', '.join(_SLOS)}]",
 )
-@click.option(
-    "--seconds",
-    type=float,
-    show_default=f"{_ENGINE_S:g} of an engine, {_TRACE_S:g} of a trace",
-    help="How long to look.",
-)
+@click.option("--seconds", type=float, default=300.0, show_default=True, help="How long to look.")
 @click.option("--every", "every_s", type=float, default=5.0, show_default=True, help="Seconds.")
 @click.option("--model", help="Whose KV it is: a model that rose knows, or its config.json.")
 @click.option(
-    "--kv-gib",
-    type=float,
-    show_default=f"what an engine says, {TRACE_KV_GIB:g} for a trace",
-    help="Of serving's KV pool.",
+    "--kv-gib", type=float, show_default="what the engine reports", help="Of serving's KV pool."
 )
 @click.option("--reserve-gib", type=float, default=4.0, show_default=True, help="Of it never lent.")
-@click.option("--load", type=float, help="Of a trace: bring it to this busy share of serving.")
-@click.option("--gpu", help="Of a trace: a device of rose's table, with --model.")
-@click.option(
-    "--noise", type=float, show_default="0.1", help="Of a trace: spread of the log of step times."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--out", "out_dir", default="rose-profile", show_default=True, help="Folder of the report."
 )
 def profile(
     *,
-    source: str,
+    url: str,
     slo_texts: tuple[str, ...],
-    seconds: float | None,
+    seconds: float,
     every_s: float,
     model: str | None,
     kv_gib: float | None,
     reserve_gib: float,
-    load: float | None,
-    gpu: str | None,
-    noise: float | None,
-    seed: int,
     out_dir: str,
 ) -> int:
     """Measure what serving leaves over time, and say how much could be lent at which SLO.
 
     URL is a vLLM or SGLang engine (http://localhost:8000): it is asked for its metrics, and nothing
-    else is done to it. TRACE is a trace of Azure, BurstGPT, Mooncake or rose, plain or .gz; it is
-    served in virtual time. The exit status is 0, or 130 after an interrupt: what was measured until
+    else is done to it. The exit status is 0, or 130 after an interrupt: what was measured until
     then is reported.
     """
     out = Path(out_dir)
     try_folder(out)
-    is_url = "://" in source
+    _check_times(seconds, every_s)
     asked = ProfileAsked(
-        source=source,
-        seconds=_seconds(seconds, every_s, standard=_ENGINE_S if is_url else _TRACE_S),
+        url=url,
+        seconds=seconds,
         every_s=every_s,
         slos=tuple(_slo(text) for text in slo_texts or _SLOS),
         model=model,
-        kv_bytes=None if kv_gib is None else _bytes("--kv-gib", kv_gib, least=SLAB_BYTES),
+        kv_bytes=None if kv_gib is None else _bytes("--kv-gib", kv_gib),
         reserve_bytes=_bytes("--reserve-gib", reserve_gib),
-        load=load,
-        gpu=gpu,
-        noise=noise,
-        seed=seed,
     )
     console, clock = Console(highlight=False), BootClock()
     with phases(console, clock) as shown, ends_interrupt():
-        if is_url:
-            # Here, because it needs the extra `metrics`.
-            from rose.cli.profile_engine import measure_engine  # noqa: PLC0415
+        # Here, because it needs the extra `metrics`.
+        from rose.cli.profile_engine import measure_engine  # noqa: PLC0415
 
-            measured = measure_engine(asked, clock, shown)
-        else:
-            measured = measure_trace(asked, shown)
+        measured = measure_engine(asked, clock, shown)
     if not measured.observations:
         return 130
     if not measured.is_complete:
@@ -130,22 +101,18 @@ def _slo(text: str) -> SLO:
         ) from None
 
 
-def _seconds(seconds: float | None, every_s: float, *, standard: float) -> float:
-    found = standard if seconds is None else seconds
-    for name, value in (("--seconds", found), ("--every", every_s)):
+def _check_times(seconds: float, every_s: float) -> None:
+    for name, value in (("--seconds", seconds), ("--every", every_s)):
         if not 0 < value <= _SECONDS_MAX:
             raise InvalidArgument(f"{name} must be above 0 and at most a week, not {value:g}")
-    if found / every_s > _READINGS_MAX:
+    if seconds / every_s > _READINGS_MAX:
         raise InvalidArgument(
-            f"{found:g} s every {every_s:g} s are more than {_READINGS_MAX} readings; "
+            f"{seconds:g} s every {every_s:g} s are more than {_READINGS_MAX} readings; "
             f"give a larger --every"
         )
-    return found
 
 
-def _bytes(option: str, gib: float, *, least: int = 0) -> int:
+def _bytes(option: str, gib: float) -> int:
     if not (math.isfinite(gib) and 0 <= gib <= 1 << 20):
         raise InvalidArgument(f"{option} of {gib:g} is no size")
-    if gib * GIB < least:
-        raise InvalidArgument(f"{option} of {gib:g} holds nothing")
     return int(gib * GIB)

@@ -1,59 +1,19 @@
-"""What was measured of serving, what the broker would have lent of it, and how that is reported."""
+"""What was measured of an engine, what the broker would have lent of it, and the report of that."""
 
-import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
 
-from rose.cli.price import PRICE_HEADERS, price_text
 from rose.demo.numbers import duration, number, percent, percentile, plain, print_rows, ratio
-from rose.errors import InvalidArgument
 from rose.scheduler.broker import Broker, Move, Observation, ServingDevice, Unread
-from rose.sim.outcome import PRICES
 from rose.slo import SLO
-from rose.units import GIB, MIB, MS_PER_S
-
-# The size at which whole slabs hardly round: those of a device are between 2 and 128 MiB.
-SLAB_BYTES: Final = 32 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The memory that is looked at.
-
-    Args:
-        kv_bytes: of serving's KV pool.
-        reserve_bytes: of it that no loan touches.
-        slab_bytes: the least that is lent.
-    """
-
-    kv_bytes: int
-    reserve_bytes: int
-    slab_bytes: int
-
-    def device(self, slo: SLO) -> ServingDevice:
-        """Return the device with this pool and these targets.
-
-        Raises:
-            InvalidArgument: the reserve leaves nothing of the pool.
-        """
-        if self.reserve_bytes >= self.kv_bytes:
-            raise InvalidArgument(
-                f"a reserve of {self.reserve_bytes / GIB:.1f} GiB leaves nothing of a KV pool of "
-                f"{self.kv_bytes / GIB:.1f} GiB; give a smaller --reserve-gib"
-            )
-        return ServingDevice(
-            name="device",
-            kv_bytes=self.kv_bytes,
-            reserve_bytes=self.reserve_bytes,
-            slab_bytes=self.slab_bytes,
-            slo=slo,
-        )
+from rose.units import GIB, MS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,109 +21,68 @@ class ProfileAsked:
     """What is to be measured.
 
     Args:
-        source: URL of an engine, or path of a trace.
+        url: of an engine.
         seconds: how long.
         every_s: between two readings.
-        slos: that are asked about.
-        model: whose KV it is; None for what the engine says, or the 8B of `DeviceModel`.
-        kv_bytes: of serving's pool; None for what an engine says, or the standard of a trace.
+        slos: that are asked about, at least one.
+        model: whose KV it is; None for what the engine reports.
+        kv_bytes: of serving's pool; None for what the engine reports.
         reserve_bytes: of the pool that no loan touches.
-        load: of a trace: share of the time in which serving alone is busy; None for its own rate.
-        gpu: of a trace: a device of the table of rooflines; None for the H200 of `DeviceModel`.
-        noise: of a trace: standard deviation of the logarithm of a step's time.
-        seed: of the noise.
     """
 
-    source: str
+    url: str
     seconds: float
     every_s: float
     slos: tuple[SLO, ...]
     model: str | None
     kv_bytes: int | None
     reserve_bytes: int
-    load: float | None
-    gpu: str | None
-    noise: float | None
-    seed: int
-
-    def pool(self, kv_bytes: int) -> Pool:
-        """Return the pool of that size.
-
-        Raises:
-            InvalidArgument: the reserve leaves nothing of it.
-        """
-        pool = Pool(kv_bytes, self.reserve_bytes, SLAB_BYTES)
-        pool.device(self.slos[0])
-        return pool
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """What rollouts would get of the device's compute under one pair of targets.
-
-    Args:
-        share: of the time, 0 to 1; None when it cannot be said.
-        met_alone: the share of requests, or of readings, in which serving without rollouts meets
-            both targets; None when there were none.
-        excess_late_share: of all tokens, late because of rollouts; None where rollouts did not run.
-        price: what the share costs serving, as `rose.sim.outcome.price` has it; None likewise.
-    """
-
-    share: float | None
-    met_alone: float | None
-    excess_late_share: float | None = None
-    price: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measured:
     """How serving was over time.
 
     Args:
-        source: the URL, or the name of the trace.
-        kind: "engine" or "trace".
-        how: one sentence on how compute was found.
-        pool: of the device.
-        observations: in the order of time; their device's targets are any.
-        compute: for each of `slos`.
-        slos: that are asked about.
-        every_ms: between two observations, as planned.
+        asked: what was to be measured.
+        device: with the first of the targets.
+        engine: "vLLM" or "SGLang".
+        model: name of the model, if it is known.
+        observations: in the order of time.
         failures: readings that failed, as (time, one sentence).
-        settings: what it was asked for.
-        is_complete: False when it was interrupted.
+        is_complete: False when it was interrupted, or the engine went away.
     """
 
-    source: str
-    kind: str
-    how: str
-    pool: Pool
-    observations: tuple[Observation, ...]
-    compute: tuple[Compute, ...]
-    slos: tuple[SLO, ...]
-    every_ms: float
-    failures: tuple[tuple[float, str], ...]
-    settings: dict[str, object]
-    is_complete: bool
+    asked: ProfileAsked
+    device: ServingDevice
+    engine: str
+    model: str | None
+    observations: list[Observation] = field(default_factory=list)
+    failures: list[tuple[float, str]] = field(default_factory=list)
+    is_complete: bool = False
 
 
-_CONFIDENCE: Final = 0.95
 _S_PER_HOUR: Final = 3600.0
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _REASONS_MAX: Final = 3
+_HOW: Final = (
+    "Compute is an estimate: all of the time in which no request ran, and of the rest the part of "
+    "the target per token that 99 of 100 steps left. Certificates look at every step by itself, "
+    "and steps grow when requests stay longer, so what they grant may be less or more."
+)
 
 
-def lent_row(measured: Measured, slo: SLO, compute: Compute) -> dict[str, Any]:
+def lent_row(measured: Measured, slo: SLO) -> dict[str, Any]:
     """Replay what was measured to a broker, and return what a pair of targets would have lent.
 
     How long each loan was held is the time until the next decision: nobody knows of the last one.
-    Of `revocations_per_hour_most`, more are seen in 1 of 20 cases: a short time says little.
     """
-    device = measured.pool.device(slo)
+    device = replace(measured.device, slo=slo)
     readings = [(one.at_ms, replace(one, device=device)) for one in measured.observations] + [
         (at_ms, Unread(device, why)) for at_ms, why in measured.failures
     ]
     readings.sort(key=lambda one: one[0])
-    broker = Broker(device, reading_ms=measured.every_ms)
+    broker = Broker(device, reading_ms=measured.asked.every_s * MS_PER_S)
     decisions = [(at_ms, broker.decide(reading, at_ms)) for at_ms, reading in readings]
     held = [
         ((later_ms - at_ms) / MS_PER_S, one.lend_bytes)
@@ -178,35 +97,39 @@ def lent_row(measured: Measured, slo: SLO, compute: Compute) -> dict[str, Any]:
     kept = {Move.SHRINK, Move.END, Move.REFUSE}
     reasons = Counter(_kind(one.why) for _, one in decisions if one.move in kept)
     common = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:_REASONS_MAX]
-    hours = total_s / _S_PER_HOUR
     return {
         "ttft_ms": slo.ttft_ms,
         "tpot_ms": slo.tpot_ms,
-        "met_alone": compute.met_alone,
-        "compute_share": compute.share,
-        "excess_late_share": compute.excess_late_share,
-        **(compute.price or dict.fromkeys(PRICES)),
+        "met_alone": _mean(_is_met(one, slo) for one in measured.observations),
+        "compute_share": _mean(_share(one, slo) for one in measured.observations),
         "lent_gib_mean": sum(s * size for s, size in held) / total_s / GIB if total_s else 0.0,
         "lent_gib_peak": max((one.lend_bytes for _, one in decisions), default=0) / GIB,
         "lent_share": sum(s for s, size in held if size) / total_s if total_s else 0.0,
         "revocations": taken,
-        "revocations_per_hour": ratio(taken, hours),
-        "revocations_per_hour_most": ratio(poisson_most(taken), hours),
+        "revocations_per_hour": ratio(taken, total_s / _S_PER_HOUR),
         "longest_lend_s": longest_s,
         "reasons": [{"why": why, "readings": count} for why, count in common],
         "lent": [[at_ms / MS_PER_S, one.lend_bytes / GIB] for at_ms, one in decisions],
     }
 
 
-def poisson_most(count: int) -> float:
-    """Return the largest mean under which so few events are seen in 1 of 20 cases, by bisection."""
-    low, high = 0.0, 2.0 * count + 20.0
-    for _ in range(60):
-        mean = (low + high) / 2
-        logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(count + 1)]
-        at_most = sum(math.exp(one) for one in logs)
-        low, high = (mean, high) if at_most > 1 - _CONFIDENCE else (low, mean)
-    return high
+def _share(seen: Observation, slo: SLO) -> float | None:
+    """Return the share of the device that was free around one reading; None if it does not say."""
+    if not (seen.running or seen.waiting):
+        return 1.0
+    if seen.tpot_ms_p99 is None:
+        return None
+    if _is_met(seen, slo) is False:
+        return 0.0
+    # Not the mean: a prompt beside makes a step long, and waiting makes batches larger.
+    return max(0.0, 1 - seen.tpot_ms_p99 / slo.tpot_ms)
+
+
+def _is_met(seen: Observation, slo: SLO) -> bool | None:
+    """Return whether serving met both targets around one reading; None if it does not say."""
+    tails = ((seen.ttft_ms_p99, slo.ttft_ms), (seen.tpot_ms_p99, slo.tpot_ms))
+    known = [p99_ms <= target_ms for p99_ms, target_ms in tails if p99_ms is not None]
+    return all(known) if known else None
 
 
 def _kind(why: str) -> str:
@@ -222,27 +145,28 @@ def _kind(why: str) -> str:
 
 def profile_report(measured: Measured, *, command: str, machine: dict[str, Any]) -> dict[str, Any]:
     """Return what `profile.json` holds; keys are only ever added while the format is the same."""
-    seen = measured.observations
+    seen, device, asked = measured.observations, measured.device, measured.asked
     used = [one.kv_used for one in seen]
     report = {
         "format": _FORMAT,
-        "kind": measured.kind,
-        "source": measured.source,
-        "how": measured.how,
+        "source": asked.url,
+        "how": _HOW,
         "complete": measured.is_complete,
         "command": command,
-        "kv_gib": measured.pool.kv_bytes / GIB,
-        "reserve_gib": measured.pool.reserve_bytes / GIB,
+        "kv_gib": device.kv_bytes / GIB,
+        "reserve_gib": device.reserve_bytes / GIB,
         "measured_s": (seen[-1].at_ms - seen[0].at_ms) / MS_PER_S if seen else 0.0,
         "readings": len(seen),
         "failures": [{"at_s": at_ms / MS_PER_S, "why": why} for at_ms, why in measured.failures],
         "kv_used": {"mean": _mean(used), "p99": percentile(used, 99), "max": max(used, default=0)},
-        "rows": [
-            lent_row(measured, slo, compute)
-            for slo, compute in zip(measured.slos, measured.compute, strict=True)
-        ],
+        "rows": [lent_row(measured, slo) for slo in asked.slos],
         "series": _series(measured),
-        "settings": measured.settings,
+        "settings": {
+            "engine": measured.engine,
+            "model": measured.model,
+            "seconds": asked.seconds,
+            "every_s": asked.every_s,
+        },
         "machine": machine,
     }
     report["verdict"] = _verdict(report)
@@ -252,7 +176,7 @@ def profile_report(measured: Measured, *, command: str, machine: dict[str, Any])
 
 def _series(measured: Measured) -> dict[str, list[float | None]]:
     seen = measured.observations
-    kv_gib = measured.pool.kv_bytes / GIB
+    kv_gib = measured.device.kv_bytes / GIB
     return {
         "at_s": [one.at_ms / MS_PER_S for one in seen],
         "used_gib": [one.kv_used * kv_gib for one in seen],
@@ -263,8 +187,9 @@ def _series(measured: Measured) -> dict[str, list[float | None]]:
     }
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [one for one in values if one is not None]
+    return fmean(known) if known else None
 
 
 def _verdict(report: dict[str, Any]) -> str:
@@ -289,12 +214,10 @@ _HEADERS: Final = (
     "targets, ms\nfirst/later",
     "met\nalone",
     "share of\ncompute",
-    *PRICE_HEADERS,
     "KV lent\nGiB mean",
     "\nGiB most",
     "lent, of\nthe time",
     "revocations\nan hour",
-    "\n95 % below",
     "longest\nlend",
 )
 
@@ -330,13 +253,10 @@ def _rows(report: Mapping[str, Any]) -> list[list[str]]:
             f"{row['ttft_ms']:g}/{row['tpot_ms']:g}",
             percent(row["met_alone"]),
             percent(row["compute_share"]),
-            price_text(row, "ttft"),
-            price_text(row, "tpot"),
             number(row["lent_gib_mean"]),
             number(row["lent_gib_peak"]),
             percent(row["lent_share"]),
             number(row["revocations_per_hour"]),
-            number(row["revocations_per_hour_most"]),
             duration(row["longest_lend_s"]),
         ]
         for row in report["rows"]

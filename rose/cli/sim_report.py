@@ -55,7 +55,6 @@ def _scenario(runs: ScenarioRuns) -> dict[str, Any]:
         "seeds": sorted({one.seed for one in runs.figures}),
         "versions": scenario.versions,
         "arms": {arm: _arm(runs, arm, subject) for arm in done},
-        "differences": _differences(runs, subject),
         "checks": _checks(runs),
         "runs": [_run(one) for one in runs.figures],
     }
@@ -108,44 +107,6 @@ def _arm(runs: ScenarioRuns, arm: str, subject: str) -> dict[str, Any]:
         ),
         "cost": _cost(mine),
     }
-
-
-def _differences(runs: ScenarioRuns, subject: str) -> list[str]:
-    """Say, for each factor that others published, what these trajectories left to be won."""
-    published = PUBLISHED.get(runs.scenario.name)
-    mine = [one for one in runs.figures if one.arm == subject and one.versions]
-    if published is None or not mine:
-        return []
-    bound_s = float(np.mean([one.bound_s for one in mine]))
-    rollout_s = float(np.mean([one.rollout_mean_s for one in mine]))
-    version_s = float(np.mean([one.ended_s / one.versions for one in mine]))
-    sentences: list[str] = []
-    for arm, theirs in published.throughput_over.items():
-        others = [one for one in runs.figures if one.arm == arm and one.versions]
-        found = throughput_over(runs.figures, subject, arm)
-        if others and found is not None:
-            other_s = float(np.mean([one.ended_s / one.versions for one in others]))
-            most = other_s / (version_s - rollout_s + bound_s)
-            sentences.append(
-                f"Throughput over {arm}: {found.factor:.2f}, and {theirs:.2f} was published. "
-                f"A version takes {arm} {other_s:.0f} s, {_rollout_s(others):.0f} s to roll out; "
-                f"with these trajectories no schedule is more than {most:.2f} times as fast."
-            )
-    for arm, theirs in published.rollout_time_under.items():
-        others = [one for one in runs.figures if one.arm == arm and one.versions]
-        found = rollout_time_under(runs.figures, subject, arm)
-        if others and found is not None:
-            theirs_s = _rollout_s(others)
-            sentences.append(
-                f"Rollout time under {arm}: {found.factor:.2f}, and {theirs:.2f} was published. "
-                f"No schedule rolls these trajectories out in less than {bound_s:.0f} s, "
-                f"{theirs_s / bound_s:.2f} times as fast as {arm}."
-            )
-    return sentences
-
-
-def _rollout_s(figures: Sequence[ArmFigures]) -> float:
-    return float(np.mean([one.rollout_mean_s for one in figures]))
 
 
 def _borrowed_share(figures: ArmFigures) -> float:
@@ -242,8 +203,6 @@ def print_study(report: Mapping[str, Any], console: Console) -> None:
         title = f"{scenario['name']}: {scenario['about']} {seeds} seed{'s' * (seeds != 1)}"
         console.print(Text(title, style="bold"), soft_wrap=True)
         print_rows(console, _HEADERS, [_row(*one) for one in scenario["arms"].items()])
-        for sentence in scenario["differences"]:
-            console.print(sentence, markup=False, soft_wrap=True)
         for check in scenario["checks"]:
             if check["holds"] is None:
                 console.print(f"not measured: {check['what']}", soft_wrap=True)

@@ -1,6 +1,5 @@
 """`rose transfer`: which tiles an update has, what moves where, and what several processes did."""
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -9,7 +8,7 @@ import click
 from rich.console import Console
 
 from rose.cli.runs import read_named, write_output
-from rose.cli.transfer_plan import Planned, planned_record, print_planned
+from rose.cli.transfer_plan import Planned, print_planned
 from rose.errors import InvalidArgument
 from rose.transfer.observing.timeline import FILE_BYTES_MAX, merged
 from rose.transfer.plan import (
@@ -69,8 +68,7 @@ def transfer() -> None:
     show_default=True,
     help="Of a tile, at most.",
 )
-@click.option("--json", "out", type=_PATH, metavar="FILE", help="Write the numbers too.")
-@click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Write the plan itself too.")
+@click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Write the plan too.")
 def plan(
     *,
     source: Path,
@@ -79,7 +77,6 @@ def plan(
     density: float,
     bytes_per_change: float,
     tile_elements: int,
-    out: Path | None,
     plan_out: Path | None,
 ) -> None:
     """Say how updates get from SOURCE to every DEST: tiles, bytes on links, load of NICs, coverage.
@@ -106,9 +103,6 @@ def plan(
     ]
     moved = traffic(made, bytes_of_tile)
     planned = Planned(made, moved, given, held, density, bytes_per_change)
-    if out is not None:
-        record = f"{json.dumps(planned_record(planned), indent=2)}\n"
-        write_output(out, record.encode(), what="the figures")
     if plan_out is not None:
         from rose.transfer.plan.files import plan_to_json  # noqa: PLC0415 (see `_read`)
 

@@ -1,8 +1,8 @@
-"""What `rose transfer plan` found: as JSON, and as tables with what a reader must know."""
+"""What `rose transfer plan` found, as tables with what a reader must know."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +12,6 @@ from rose.cli.delta_report import density
 from rose.demo.numbers import size_text
 from rose.transfer.plan import Coverage, Plan, Traffic
 from rose.units import ceil_div
-
-_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,51 +79,7 @@ class Planned:
         return {kind: loads for kind, loads in kinds.items() if loads}
 
 
-def planned_record(planned: Planned) -> dict[str, Any]:
-    """Return everything that was found."""
-    plan = planned.plan
-    return {
-        "format": _FORMAT,
-        "layout_id": plan.layout_id,
-        "plan_id": plan.plan_id,
-        "density": planned.density,
-        "bytes_per_change": planned.bytes_per_change,
-        "elements": planned.elements,
-        "tiles": len(plan.tiles),
-        "tiles_min": planned.tiles_min,
-        "crossing_bytes": [
-            {"from": one, "to": other, "bytes": nbytes}
-            for (one, other), nbytes in sorted(planned.traffic.crossing.items())
-        ],
-        "fan_out_bytes": dict(planned.traffic.fan_out),
-        "nic_bytes": planned.nics(),
-        "source": _coverage(planned.source),
-        "replicas": {name: _of_replica(planned, name) for name in planned.replicas},
-    }
-
-
-def _of_replica(planned: Planned, name: str) -> dict[str, Any]:
-    received = {"received": planned.received(name), "unreceived": planned.unreceived(name)}
-    return {**_coverage(planned.replicas[name]), **received}
-
-
-def _coverage(coverage: Coverage) -> dict[str, Any]:
-    return {
-        "ranks": len(coverage.shards.ranks),
-        "elements": coverage.elements,
-        "held": coverage.held,
-        "unheld": dict(coverage.unheld),
-        "storage": coverage.storage,
-        "ties": dict(coverage.ties),
-        "computed": dict(coverage.shards.computed),
-        "uncovered": [
-            {"rank": rank, "parameter": parameter, "elements": elements}
-            for (rank, parameter), elements in coverage.uncovered.items()
-        ],
-    }
-
-
-_NAMED: Final = 3  # of many alike; the JSON has all
+_NAMED: Final = 3  # of many alike
 
 
 def print_planned(console: Console, planned: Planned) -> None:

@@ -296,7 +296,3 @@ def _at_least(name: str, value: float | None, bar: float) -> Check:
 
 def _is_zero(value: float) -> bool:
     return value == 0
-
-
-def _is_equal(ratio: float) -> bool:
-    return AA_MIN <= ratio <= AA_MAX

@@ -115,11 +115,6 @@ def find_roofline(device_name: str) -> Roofline:
     return _roofline(entry)
 
 
-def known_devices() -> tuple[str, ...]:
-    """Return the names of the devices in the table."""
-    return tuple(entry["device"] for entry in _table())
-
-
 def _words(name: str) -> frozenset[str]:
     """Return a name's words: "GH200" is not "H200", and "A100-SXM4-80GB" is three words."""
     return frozenset(re.findall(r"[a-z0-9]+", name.lower()))

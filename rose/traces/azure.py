@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Final
 
 from rose.errors import InvalidArgument
-from rose.traces.requests import Requests, TraceFile
+from rose.traces.requests import Requests
 from rose.traces.text_file import numbered_rows, quoted, whole_number
+from rose.traces.trace import Trace
 from rose.units import NS_PER_S
 
-FORMAT: Final = "Azure LLM inference trace"
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
-_EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} ({FORMAT})"
+_EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} (Azure LLM inference trace)"
 # The release of 2023 has seven fractional digits, that of 2024 six and a zero offset.
 _TIMESTAMP: Final = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?", re.ASCII
 )
 
 
-def read_azure(path: Path, lines: Iterable[str]) -> TraceFile:
+def read_azure(path: Path, lines: Iterable[str]) -> Trace:
     """Read `COLUMNS`; timestamps ascend, possibly with equal ones, and the first becomes 0 s.
 
     Raises:
@@ -33,7 +33,7 @@ def read_azure(path: Path, lines: Iterable[str]) -> TraceFile:
         prompt_tokens = whole_number(path, line, COLUMNS[1], row[1])
         output_tokens = whole_number(path, line, COLUMNS[2], row[2])
         requests.add(line, at_ns, row[0], prompt_tokens, output_tokens)
-    return requests.traced(requests.since_first() / NS_PER_S, FORMAT)
+    return requests.traced(requests.since_first() / NS_PER_S)
 
 
 def _timestamp_ns(path: Path, line: int, text: str) -> int:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from rose.errors import InvalidArgument
-from rose.traces.requests import Requests, TraceFile
+from rose.traces.requests import Requests
 from rose.traces.text_file import numbered_rows, quoted, whole_number
+from rose.traces.trace import Trace
 from rose.units import NS_PER_S
 
-FORMAT: Final = "BurstGPT trace"
 COLUMNS: Final = (
     "Timestamp", "Session ID", "Elapsed time", "Model", "Request tokens", "Response tokens",
     "Total tokens", "Log Type",
@@ -22,7 +22,7 @@ FIRST_COLUMNS: Final = tuple(c for c in COLUMNS if c not in {"Session ID", "Elap
 _TIMESTAMP: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9})\d*)?", re.ASCII)
 
 
-def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -> TraceFile:
+def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -> Trace:
     """Read times and lengths; the first answered request arrives at 0 s.
 
     A row without response tokens is a failed request. It is counted and skipped, because the length
@@ -36,7 +36,7 @@ def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -
     Raises:
         InvalidArgument: a line is malformed (the message numbers it), or nothing was answered.
     """
-    expected = f"expected the columns {','.join(columns)} ({FORMAT})"
+    expected = f"expected the columns {','.join(columns)} (BurstGPT trace)"
     prompt, output = columns.index("Request tokens"), columns.index("Response tokens")
     requests = Requests(path, columns[0])
     for line, row in numbered_rows(path, lines, columns, expected):
@@ -49,7 +49,7 @@ def read_burst_gpt(path: Path, lines: Iterable[str], columns: tuple[str, ...]) -
             requests.add(line, at_ns, row[0], prompt_tokens, output_tokens)
         else:
             requests.skipped += 1
-    return requests.traced(requests.since_first() / NS_PER_S, FORMAT)
+    return requests.traced(requests.since_first() / NS_PER_S)
 
 
 def _timestamp_ns(path: Path, line: int, text: str) -> int:

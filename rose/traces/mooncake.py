@@ -15,24 +15,23 @@ from typing import Any, Final
 import numpy as np
 
 from rose.errors import InvalidArgument
-from rose.traces.requests import Requests, TraceFile
+from rose.traces.requests import Requests
 from rose.traces.text_file import quoted
-from rose.traces.trace import TOKENS_MAX
+from rose.traces.trace import TOKENS_MAX, Trace
 
-FORMAT: Final = "Mooncake trace"
 STEP_MS: Final = 3000
 
 _KEYS: Final = ("timestamp", "input_length", "output_length")
 _EXPECTED: Final = (
-    f'expected one JSON object a line, such as {{"timestamp": 3000, "input_length": 6955, '
-    f'"output_length": 52, "hash_ids": [46]}} ({FORMAT})'
+    'expected one JSON object a line, such as {"timestamp": 3000, "input_length": 6955, '
+    '"output_length": 52, "hash_ids": [46]} (Mooncake trace)'
 )
 _MS_PER_S: Final = 1000
 # 300 years: a larger number is damaged, and arithmetic with it would lose the milliseconds.
 _TIMESTAMP_MAX: Final = 10_000_000_000_000
 
 
-def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> TraceFile:
+def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> Trace:
     """Read one request per line; blank lines, `hash_ids` and unknown keys are ignored.
 
     Args:
@@ -57,13 +56,13 @@ def read_mooncake(path: Path, lines: Iterable[str], *, seed: int = 0) -> TraceFi
         lengths = [_tokens(path, line, key, fields[key]) for key in _KEYS[1:]]
         requests.add(line, at_ms, str(at_ms), *lengths)
     if not all(at_ms % STEP_MS == 0 for at_ms in requests.arrivals):
-        return requests.traced(requests.since_first() / _MS_PER_S, FORMAT)
+        return requests.traced(requests.since_first() / _MS_PER_S)
     places_ms = np.random.default_rng(seed).random(len(requests.arrivals)) * STEP_MS
     steps_ms = requests.since_first()
     # Steps do not overlap, so sorting reorders only within a step.
     arrival_s = np.sort(steps_ms + places_ms) / _MS_PER_S
     last_ms = steps_ms[-1] if steps_ms.size else 0.0
-    return requests.traced(arrival_s, FORMAT, span_s=float(last_ms + STEP_MS) / _MS_PER_S)
+    return requests.traced(arrival_s, span_s=float(last_ms + STEP_MS) / _MS_PER_S)
 
 
 def _fields(path: Path, line: int, text: str) -> dict[str, Any]:

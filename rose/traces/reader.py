@@ -9,11 +9,10 @@ from typing import Final
 
 from rose.errors import InvalidArgument
 from rose.traces import azure, burst_gpt, mooncake, rose_csv
-from rose.traces.requests import TraceFile
 from rose.traces.text_file import opened, quoted
 from rose.traces.trace import Trace
 
-_Read = Callable[[Path, Iterable[str]], TraceFile]
+_Read = Callable[[Path, Iterable[str]], Trace]
 
 _BY_HEADER: Final[dict[tuple[str, ...], _Read]] = {
     azure.COLUMNS: azure.read_azure,
@@ -30,7 +29,7 @@ _EXPECTED: Final = (
 def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
     """Read a trace of Azure, BurstGPT, Mooncake or rose, plain or compressed (ends in `.gz`).
 
-    Blank lines are skipped.
+    Blank lines and failed requests are skipped.
 
     Args:
         path: trace file; its first line determines the format.
@@ -43,11 +42,6 @@ def read_trace(path: str | Path, *, seed: int = 0) -> Trace:
         InvalidArgument: the file cannot be read, its format is unknown, or a line is malformed; the
             message numbers it.
     """
-    return read_trace_file(path, seed=seed).trace
-
-
-def read_trace_file(path: str | Path, *, seed: int = 0) -> TraceFile:
-    """Read as `read_trace`, and return the format and the number of skipped rows too."""
     path = Path(path)
     with opened(path, _EXPECTED) as lines:
         first = next(lines, "")

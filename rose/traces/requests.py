@@ -10,21 +10,6 @@ from rose.traces.text_file import quoted
 from rose.traces.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFile:
-    """A trace, and facts about its file.
-
-    Args:
-        trace: named after the file.
-        format: detected format.
-        skipped_rows: number of failed requests, which are not in the trace.
-    """
-
-    trace: Trace
-    format: str
-    skipped_rows: int
-
-
 @dataclass(slots=True)
 class Requests:
     """The requests of one file, in its order.
@@ -76,9 +61,8 @@ class Requests:
     def traced(
         self,
         arrival_s: np.ndarray[tuple[int], np.dtype[np.float64]],
-        format: str,  # noqa: A002 (the name of the field)
         span_s: float | None = None,
-    ) -> TraceFile:
+    ) -> Trace:
         """Return the trace with arrivals at `arrival_s`.
 
         Raises:
@@ -87,11 +71,10 @@ class Requests:
         if not self.arrivals:
             which = f", only {self.skipped} that failed" if self.skipped else ""
             raise InvalidArgument(f"{self.path} has no requests{which}; give a trace with requests")
-        trace = Trace(
+        return Trace(
             arrival_s=arrival_s,
             prompt_tokens=np.array(self.prompt_tokens, dtype=np.int64),
             output_tokens=np.array(self.output_tokens, dtype=np.int64),
             name=self.path.name,
             span_s=span_s,
         )
-        return TraceFile(trace=trace, format=format, skipped_rows=self.skipped)

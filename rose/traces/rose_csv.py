@@ -11,20 +11,19 @@ from typing import Final
 import numpy as np
 
 from rose.errors import InvalidArgument
-from rose.traces.requests import Requests, TraceFile
+from rose.traces.requests import Requests
 from rose.traces.text_file import numbered_rows, quoted, whole_number
 from rose.traces.trace import Trace
 from rose.whole_file import write_whole
 
-FORMAT: Final = "rose trace"
 COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
 
-_EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} ({FORMAT})"
+_EXPECTED: Final = f"expected the columns {','.join(COLUMNS)} (rose trace)"
 _SECONDS: Final = re.compile(r"\d{1,12}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _SECONDS_MAX: Final = 1e12
 
 
-def read_rose_csv(path: Path, lines: Iterable[str]) -> TraceFile:
+def read_rose_csv(path: Path, lines: Iterable[str]) -> Trace:
     """Read `COLUMNS`; arrivals ascend, in seconds from the start of the trace.
 
     Raises:
@@ -36,7 +35,7 @@ def read_rose_csv(path: Path, lines: Iterable[str]) -> TraceFile:
         prompt_tokens = whole_number(path, line, COLUMNS[1], row[1])
         output_tokens = whole_number(path, line, COLUMNS[2], row[2])
         requests.add(line, arrival_s, row[0], prompt_tokens, output_tokens)
-    return requests.traced(np.array(requests.arrivals, dtype=np.float64), FORMAT)
+    return requests.traced(np.array(requests.arrivals, dtype=np.float64))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

@@ -146,15 +146,6 @@ def dribbling(handler, given):
     """A byte now and then: each comes in time, and the page never does."""
     handler.send_response(200)
     handler.end_headers()
-    _dribble(handler, given)
-
-
-def dribbling_headers(handler, given):
-    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    _dribble(handler, given)
-
-
-def _dribble(handler, given):
     try:
         while not given.is_over.wait(timeout=0.02):
             handler.wfile.write(b"x")

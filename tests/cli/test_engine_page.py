@@ -21,15 +21,10 @@ def patient(monkeypatch):
 class StepClock:
     """A clock that moves when it is told to."""
 
-    def __init__(self):
-        self.ns = 0
-        self.slept_s = []
+    ns = 0
 
     def now_ns(self):
         return self.ns
-
-    def sleep(self, seconds):
-        self.slept_s.append(seconds)
 
 
 def fetched(url, clock=None):
@@ -86,14 +81,3 @@ def test_nobody_there_is_one_sentence_and_no_thread_is_left():
     with pytest.raises(Unavailable, match="does not answer: Connection refused"):
         fetched(url)
     assert threading.active_count() == before
-
-
-def test_a_page_is_tried_once_more():
-    clock = StepClock()
-    with serving(500, "page") as server:
-        assert fetched(server.url, clock) == "page"
-    assert clock.slept_s == [0.1]
-    with serving(500) as server:
-        with pytest.raises(Unavailable, match="status 500"):
-            fetched(server.url)
-        assert server.asked == 2

@@ -1,6 +1,7 @@
 """`rose plan`: its arithmetic against plain sums and a real pool, and what it says."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,9 @@ from hypothesis import given
 from rose._core import AdmissionTerms, Arbiter, largest_grant
 from rose.cli.main import main
 from rose.cli.plan import advice
+from rose.cli.plan_compute import plan_compute
 from rose.cli.plan_numbers import Load, Setting, make_plan
+from rose.demo.numbers import percent, size_text
 from rose.errors import InvalidArgument
 from rose.memory import KVSpace
 from rose.memory.model_config import read_shape
@@ -20,6 +23,7 @@ from rose.memory.model_shape import KVDtype, ModelShape
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model, preset_names
 from rose.sim.cluster import lending
+from rose.slo import SLO
 from rose.units import GIB, MIB
 from tests.reference.slo import ServingMemory, worst_horizon_fits
 
@@ -331,12 +335,11 @@ def test_table_says_every_number_and_why(capsys, monkeypatch, columns) -> None:
         assert number in out
 
 
-def test_json_holds_what_the_plan_says(capsys, tmp_path) -> None:
-    out = tmp_path / "plan.json"
+def test_options_shape_the_plan(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     arguments = ("gemma-3-27b", "DeepSeek-V3", "--device-gb", 141, "--tp", 8, "--kv-dtype", "fp8")
-    status, _, _ = run(capsys, *arguments, "--json", out)
+    status, out, _ = run(capsys, *arguments)
     assert status == 0
-    record = json.loads(out.read_text())
     serving, rollout = find_model("gemma-3-27b"), find_model("DeepSeek-V3")
     plan = make_plan(
         replace(
@@ -348,44 +351,43 @@ def test_json_holds_what_the_plan_says(capsys, tmp_path) -> None:
             kv=KVDtype(1),
         )
     )
-    assert record["fits"] is True
-    assert record["slab_bytes"] == plan.slab_bytes
-    assert record["lendable"]["busy"]["bytes"] == plan.lendable_busy * plan.slab_bytes
-    assert [one["attention"] for one in record["serving"]["kv"]] == ["sliding", "full"]
-    assert record["rollout"]["weight_bytes"] == plan.rollout.weight_bytes
-    spent = sum(record[one]["weight_bytes"] for one in ("serving", "rollout"))
-    assert record["pool_bytes"] == 141 * GIB - spent - record["activation_bytes"]
-    reserve = plan.reserve_slabs(running=64)
-    assert record["reserve_bytes"] == reserve * plan.slab_bytes
-    assert record["lendable"]["idle"]["tokens"] == record["lendable"]["idle"]["rollouts"] * 8192
+    assert "KV, serving, sliding" in out
+    for size in (
+        plan.pool_bytes,
+        plan.slab_bytes,
+        plan.rollout.weight_bytes,
+        plan.reserve_slabs(running=64) * plan.slab_bytes,
+        plan.lendable_idle * plan.slab_bytes,
+        plan.lendable_busy * plan.slab_bytes,
+    ):
+        assert size_text(size) in out
 
 
-def test_a_gpu_lends_compute_at_a_price(capsys, tmp_path, monkeypatch) -> None:
+def test_a_gpu_lends_compute_at_a_price(capsys, monkeypatch) -> None:
     for name, value in (("PIECES", 1), ("_WARM_BINS", 10), ("_WARM_MS", 10_000.0)):
         monkeypatch.setattr(lending, name, value)
-    out = tmp_path / "plan.json"
-    line = ["plan", "Qwen2.5-7B", "Qwen3-8B", "--device-gb", "80", "--json", str(out)]
+    slo = SLO(ttft_ms=500, tpot_ms=50)
+    models = find_model("Qwen2.5-7B"), find_model("Qwen3-8B")
+    idle, some, whole = found = plan_compute(*models, "L40S", tp=1, load=0.5, slo=slo)
+    assert [one.slowdown for one in found] == [0.0, 0.05, math.inf]
+    assert idle.share == pytest.approx(0.5, abs=0.2)
+    assert idle.price["tpot_p50_times_alone"] == pytest.approx(1, abs=0.01)
+    assert whole.share > idle.share
+    assert whole.price["tpot_p50_times_alone"] > 1.5
+    line = ["plan", "Qwen2.5-7B", "Qwen3-8B", "--device-gb", "80"]
     assert main([*line, "--gpu", "L40S", "--load", "0.5"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    found = json.loads(out.read_text())["compute"]
-    assert [one["slowdown"] for one in found] == [0.0, 0.05, "unlimited"]
-    idle, _, whole = found
-    assert idle["compute_share"] == pytest.approx(0.5, abs=0.2)
-    assert idle["tpot_p50_times_alone"] == pytest.approx(1, abs=0.01)
-    assert whole["compute_share"] > idle["compute_share"]
-    assert whole["tpot_p50_times_alone"] > 1.5
-    assert "compute lent, slowdown inf" in said
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "compute lent, slowdown inf" in shown
+    assert percent(some.share) in shown
     assert main([*line, "--gpu", "B300"]) == 2
     assert "no figures for a GPU 'B300'" in capsys.readouterr().err
 
 
-def test_what_does_not_fit_is_status_1_with_what_would(capsys, tmp_path) -> None:
-    out = tmp_path / "plan.json"
-    status, said, err = run(capsys, "Qwen2.5-72B", "Qwen2.5-72B", "--device-gb", 141, "--json", out)
+def test_what_does_not_fit_is_status_1_with_what_would(capsys) -> None:
+    status, said, err = run(capsys, "Qwen2.5-72B", "Qwen2.5-72B", "--device-gb", 141)
     assert (status, err) == (1, "")
     assert "It does not fit: weights and activations exceed the device by 137.9 GiB." in said
     assert "It would fit on these devices with --tp 4." in said
-    assert json.loads(out.read_text())["fits"] is False
 
 
 def test_model_of_a_file_is_planned(capsys, tmp_path) -> None:
@@ -420,7 +422,6 @@ def test_model_of_a_file_is_planned(capsys, tmp_path) -> None:
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", 80, "--decode-tokens-per-s", "nan"), "0..1e8"),
         (("Qwen3-8B", "Qwen3-8B", "--device-gb", 80, "--revoke-ms", "nan"), "horizon_ms"),
         (("Llama-3.1-70B", "Qwen3-8B", "--device-gb", 80, "--block-tokens", 256), "128 would do"),
-        (("Qwen3-8B", "Qwen3-8B", "--device-gb", 80, "--json", "no/dir/x.json"), "cannot write"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, says) -> None:

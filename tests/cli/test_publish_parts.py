@@ -1,4 +1,4 @@
-"""`rose publish --rank`: a trainer's ranks each publish what they own, whoever is killed."""
+"""Plans: ranks publish what they own, relays share what lands, whoever is killed."""
 
 import signal
 import socket
@@ -13,6 +13,7 @@ from rose.transfer.plan import (
     LocalView,
     Piece,
     Region,
+    Relay,
     Replica,
     ShardMap,
     Source,
@@ -100,6 +101,62 @@ def test_ranks_publish_what_they_own_and_one_that_was_killed_is_begun_with_again
                     assert heir.stop() == (0, "")
                 assert receiver.stop() == (0, "")
         assert publisher.stop() == (0, "")
+
+
+def test_receiver_of_a_rank_changes_no_tile_of_another(tmp_path: Path) -> None:
+    mine, its = make_checkpoint(tmp_path / "mine", 0), make_checkpoint(tmp_path / "its", 1)
+    made = make_plan(Source("training", shards(1)), [Replica("pair", "serving", shards(2))])
+    path = tmp_path / "plan.json"
+    path.write_bytes(plan_to_json(made))
+    before = weight_of(mine)
+    with Program("publish", its, "--plan", path, "--once") as publisher:
+        where = ["--upstream", publisher.wait_for("serving")["address"], "--to", mine]
+        whose = ["--plan", path, "--replica", "pair", "--rank", 0, "--once"]
+        with Program("receive", *where, *whose) as receiver:
+            receiver.wait_for("committed", n=1)
+            assert receiver.end() == (0, "")
+        assert publisher.end() == (0, "")  # it was told to end when a receiver has it
+    half = before.size // 2
+    assert np.array_equal(weight_of(mine)[:half], weight_of(its)[:half])
+    assert np.array_equal(weight_of(mine)[half:], before[half:])
+
+
+def weight_of(checkpoint: Path) -> np.ndarray:
+    tensor = open_checkpoint(checkpoint).tensors["layer.weight"]
+    return tensor.units(0, tensor.count).copy()
+
+
+def test_relays_share_the_tiles_and_one_stands_in_for_the_other(tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "v0", 0)
+    fresh = make_checkpoint(tmp_path / "v1", 1, base=base)
+    watched, out, path = tmp_path / "watched", tmp_path / "out", tmp_path / "plan.json"
+    watched.mkdir()
+    made = make_plan(
+        Source("training", shards(1)),
+        [Replica("single", "serving", shards(1))],
+        [Relay("one", "serving"), Relay("two", "serving")],
+        tile_elements=1 << 17,
+    )
+    assert {landing.relay for tile in made.tiles for landing in tile.landings} == {"one", "two"}
+    path.write_bytes(plan_to_json(made))
+    planned = ["--plan", path]
+    with Program("publish", base, "--watch", watched, *planned) as publisher:
+        above = ["--upstream", publisher.wait_for("serving")["address"], *planned]
+        where = ["--cluster", "serving", "--name"]
+        with (
+            Program("relay", *above, *where, "one") as first,
+            Program("relay", *above, *where, "two") as second,
+        ):
+            here = [one.wait_for("serving")["address"] for one in (first, second)]
+            options = ["--upstream", here[0], "--upstream", here[1], "--to", out, *planned]
+            with Program("receive", *options) as receiver:
+                receiver.wait_for("committed", n=1)
+                assert_alike(out, base)
+                first.stop(signal.SIGKILL)
+                inside = fresh.rename(watched / "v1")
+                receiver.wait_for("committed", n=2)
+                assert_alike(out, inside)
+                assert receiver.stop() == (0, "")
 
 
 def test_ranks_and_parts_that_do_not_go_together_are_one_sentence(

@@ -26,7 +26,7 @@ COMMANDS = (
     ["demo", "--quick"],
     ["compare"],
     ["compare", "--virtual"],
-    ["profile", "trace.csv"],
+    ["profile", "http://127.0.0.1:1"],
     ["sim", "scenario.yaml"],
 )
 

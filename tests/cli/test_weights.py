@@ -6,10 +6,8 @@ import signal
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from rose.checkpoints.checkpoint import open_checkpoint
 from rose.cli.main import main
 from tests.checkpoints.mapped import mapped
 from tests.cli.weight_programs import Program, are_alike, make_checkpoint
@@ -186,25 +184,6 @@ def test_a_place_that_cannot_be_a_checkpoint_is_one_sentence(tmp_path: Path, nam
     assert error.startswith("rose: cannot write to ")
 
 
-def test_receiver_of_some_tiles_changes_no_other(checkpoints: list[Path], tmp_path: Path) -> None:
-    with Program("publish", checkpoints[3], "--once") as publisher:
-        address = publisher.wait_for("serving")["address"]
-        options = ["--upstream", address, "--to", checkpoints[0], "--tiles", "0-1,2", "--once"]
-        before = open_checkpoint(checkpoints[0])
-        kept = before.tensors["layer.weight"].units(0, 2_200_000).copy()
-        with Program("receive", *options) as receiver:
-            receiver.wait_for("committed", n=1)
-            assert receiver.end() == (0, "")
-        assert publisher.end() == (0, "")  # it was told to end when a receiver has it
-    mine, its = open_checkpoint(checkpoints[0]), open_checkpoint(checkpoints[3])
-    tile = 1 << 20
-    for name, alike in [("count", True), ("layer.bias", True)]:
-        assert alike == np.array_equal(*(one.tensors[name].units(0, 3) for one in (mine, its)))
-    rows = [one.tensors["layer.weight"].units(0, 2_200_000) for one in (mine, its)]
-    assert np.array_equal(rows[0][:tile], rows[1][:tile])
-    assert np.array_equal(rows[0][tile:], kept[tile:])
-
-
 @needs_openssl
 def test_programs_speak_over_tls(checkpoints: list[Path], tmp_path: Path) -> None:
     authority = make_authority(tmp_path)
@@ -354,26 +333,3 @@ def test_relay_with_a_damaged_hello_starts_and_serves(
                 assert receiver.end() == (0, "")
             assert are_alike(out, checkpoints[0])
             assert relay.stop() == (0, "")
-
-
-def test_relays_share_the_tiles_and_one_stands_in_for_the_other(
-    checkpoints: list[Path], tmp_path: Path
-) -> None:
-    watching = ["--watch", tmp_path / "watched"]
-    out = tmp_path / "out"
-    with Program("publish", checkpoints[0], *watching) as publisher:
-        above = ["--upstream", publisher.wait_for("serving")["address"]]
-        with (
-            Program("relay", *above, "--tiles", "0") as first,
-            Program("relay", *above, "--tiles", "1-2,3") as second,
-        ):
-            here = [one.wait_for("serving")["address"] for one in (first, second)]
-            options = ["--upstream", here[0], "--upstream", here[1], "--to", out]
-            with Program("receive", *options) as receiver:
-                receiver.wait_for("committed", n=1)
-                assert are_alike(out, checkpoints[0])
-                first.stop(signal.SIGKILL)
-                inside = move_in(checkpoints[1], tmp_path)
-                receiver.wait_for("committed", n=2)
-                assert are_alike(out, inside)
-                assert receiver.stop() == (0, "")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
-from rose.traces import Trace, generate, read_trace, read_trace_file, write_trace
+from rose.traces import Trace, generate, read_trace, write_trace
 from rose.traces.burst_gpt import COLUMNS, FIRST_COLUMNS
 
 BURST = {
@@ -51,12 +51,11 @@ def message(path):
 @pytest.mark.parametrize("columns", BURST)
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_burst_gpt_leaves_failures_out_and_counts_them(tmp_path, columns, name, end):
-    file = read_trace_file(write(tmp_path, ",".join(columns), *BURST[columns], name=name, end=end))
-    assert (file.format, file.skipped_rows) == ("BurstGPT trace", 2)
-    assert file.trace.arrival_s.tolist() == [0.0, 113.0]
-    assert file.trace.prompt_tokens.tolist() == [472, 417]
-    assert file.trace.output_tokens.tolist() == [18, 276]
+def test_burst_gpt_leaves_failures_out(tmp_path, columns, name, end):
+    trace = read_trace(write(tmp_path, ",".join(columns), *BURST[columns], name=name, end=end))
+    assert trace.arrival_s.tolist() == [0.0, 113.0]
+    assert trace.prompt_tokens.tolist() == [472, 417]
+    assert trace.output_tokens.tolist() == [18, 276]
 
 
 def test_failure_in_front_is_not_the_start(tmp_path):
@@ -104,17 +103,16 @@ def mooncake(*timestamps, **more):
 def test_mooncake_steps_are_spread_inside_themselves(tmp_path):
     timestamps = np.repeat(np.arange(0, 600_000, 3000), 7)
     path = write(tmp_path, *mooncake(*timestamps.tolist(), hash_ids=[1]), name="t.jsonl")
-    file = read_trace_file(path)
-    arrival_s = file.trace.arrival_s
-    assert file.format == "Mooncake trace"
+    trace = read_trace(path)
+    arrival_s = trace.arrival_s
     # Each stays in its step, in its order, and they fill it evenly rather than sit at its start.
     assert (np.floor(arrival_s / 3).astype(int) * 3000 == timestamps).all()
-    assert file.trace.prompt_tokens.tolist() == [10 + i for i in range(timestamps.size)]
+    assert trace.prompt_tokens.tolist() == [10 + i for i in range(timestamps.size)]
     places = arrival_s % 3
     shares = np.histogram(places, bins=3, range=(0, 3))[0] / places.size
     assert shares == pytest.approx([1 / 3] * 3, abs=0.06)
-    assert file.trace.duration_s == 600.0
-    assert file.trace.mean_rate_rps == pytest.approx(7 / 3)
+    assert trace.duration_s == 600.0
+    assert trace.mean_rate_rps == pytest.approx(7 / 3)
 
 
 def test_equal_seeds_spread_equally_and_others_do_not(tmp_path):
@@ -172,11 +170,10 @@ def traces(draw):
 def test_what_is_written_is_read_back_equal(tmp_path_factory, trace, name):
     path = tmp_path_factory.mktemp("written") / name
     write_trace(trace, path)
-    back = read_trace_file(path)
-    assert (back.format, back.skipped_rows) == ("rose trace", 0)
-    assert np.array_equal(back.trace.arrival_s, trace.arrival_s)
-    assert np.array_equal(back.trace.prompt_tokens, trace.prompt_tokens)
-    assert np.array_equal(back.trace.output_tokens, trace.output_tokens)
+    back = read_trace(path)
+    assert np.array_equal(back.arrival_s, trace.arrival_s)
+    assert np.array_equal(back.prompt_tokens, trace.prompt_tokens)
+    assert np.array_equal(back.output_tokens, trace.output_tokens)
     first = path.read_bytes()
     write_trace(trace, path)
     assert path.read_bytes() == first

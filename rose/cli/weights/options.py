@@ -183,22 +183,6 @@ def observed(
             write_output(options.timeline, timeline.as_json(), what="the timeline")
 
 
-class Bell:
-    """What the main thread waits for, so that it wakes for signals and for news alike."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def ring(self) -> None:
-        """Wake who waits."""
-        self._event.set()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until it rings, or so long."""
-        self._event.wait(seconds)
-        self._event.clear()
-
-
 def _ignore(_seconds: float) -> None:
     pass
 

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.tiling import Tiling, tiling_of
-from rose.cli.weights.options import Bell, WeightOptions, observed, until_told
+from rose.cli.weights.options import WeightOptions, observed, until_told
+from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.views import ShardViews
 
-_LOOK_S: Final = 3600.0
+_LOOK_S: Final = 1.0
 
 
 def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> None:
@@ -120,11 +121,12 @@ def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightO
         observed(options, "publisher", dict, timeline),
     ):
         options.events.say("serving", address=server.address, rank=part.rank, tiles=len(part.owned))
-        _wait_for_ever(Bell())
+        _wait_for_ever()
     options.events.say("ended")
 
 
-def _wait_for_ever(bell: Bell) -> None:
+def _wait_for_ever() -> None:
     """Wait; a signal ends that."""
+    clock = BootClock()
     while True:
-        bell.wait(_LOOK_S)
+        clock.sleep(_LOOK_S)

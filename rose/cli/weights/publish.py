@@ -14,7 +14,6 @@ from rose.checkpoints.tiling import Tiling, tiling_of
 from rose.cli.runs import progress, read_named
 from rose.cli.weights.options import (
     PATH,
-    Bell,
     Events,
     WeightOptions,
     observed,
@@ -23,6 +22,7 @@ from rose.cli.weights.options import (
 )
 from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, units_of
 from rose.cli.weights.state import PublishState, entries, read_state, write_state
+from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import hexadecimal
 from rose.transfer.observing.timed import TimedContributor, TimedLog
@@ -318,13 +318,13 @@ def publish(
             observed(options, "publisher", partial(_figures, log, made), timeline),
             _served(made, log, listen, options),
         ):
-            bell = Bell()
+            clock = BootClock()
             while True:
                 if watch is not None:
                     _look(made, watch, options.events)
                 if once and _is_received(log, made.version.n, receivers):
                     break
-                bell.wait(_POLL_S)
+                clock.sleep(_POLL_S)
     log.close()
     options.events.say("ended")
 

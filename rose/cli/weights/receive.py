@@ -1,8 +1,8 @@
 """`rose receive --to FOLDER`: a checkpoint on disk that is kept at the newest version."""
 
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -15,7 +15,6 @@ from rose.checkpoints.tiling import Tiling, plain_layout, planned_tiling, tiling
 from rose.cli.runs import progress
 from rose.cli.weights.options import (
     PATH,
-    Bell,
     Events,
     WeightOptions,
     observed,
@@ -74,7 +73,7 @@ class _CheckpointReceiver:
         self._options, self._timeline, self._events = options, timeline, options.events
         self.source = TimedSource(upstream, timeline)
         self._subscription = Subscription(tiling.tiles, wanted)
-        self.bell = Bell()
+        self.has_staged = threading.Event()
         self.counts = {"committed": 0, "rolled_back": 0, "quarantined": 0, "staged": 0}
         self.receiver = self._receiver()
 
@@ -96,7 +95,7 @@ class _CheckpointReceiver:
 
     def _staged(self) -> None:
         self.counts["staged"] += 1
-        self.bell.ring()
+        self.has_staged.set()
 
     def step(self, paused: Callable[[float], None]) -> None:
         """Commit the version that lies ready, if one does; say what came of it.
@@ -190,26 +189,6 @@ def _nbytes(tiling: Tiling, tile: int) -> int:
     return one.count * one.width // 8
 
 
-def parse_tiles(text: str) -> tuple[int, ...]:
-    """Read tiles such as "0-99,200", first to last.
-
-    Raises:
-        InvalidArgument: they are none.
-    """
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InvalidArgument(f"tiles '{part}': give numbers or ranges, as in 0-99,200")
-        bounds = int(first), int(last) if dash else int(first)
-        if not bounds[0] <= bounds[1] < 1 << 32:
-            raise InvalidArgument(f"tiles '{part}' are from the last to the first")
-        if bounds[1] - bounds[0] > 1 << 24:
-            raise InvalidArgument(f"tiles '{part}' are more than any checkpoint has")
-        found.update(range(bounds[0], bounds[1] + 1))
-    return tuple(sorted(found))
-
-
 def _locked(folder: Path) -> BinaryIO:
     """Lock a checkpoint against other receivers; the folder is made if it is not there."""
     try:
@@ -272,7 +251,6 @@ def _check_layout(layout: str, hello: HelloReply, what: str) -> None:
 )
 @click.option("--to", "folder", type=PATH, required=True, metavar="FOLDER")
 @click.option("--name", help="Tells receivers apart; made of host and folder if not given.")
-@click.option("--tiles", "tiles_text", metavar="A-B,...", help="Only these tiles.")
 @click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
 @click.option("--replica", default="", help="Of the plan.")
 @click.option("--rank", type=click.IntRange(min=0), help="Of the replica: only its tiles.")
@@ -283,7 +261,6 @@ def receive(
     upstreams: tuple[str, ...],
     folder: Path,
     name: str | None,
-    tiles_text: str | None,
     plan_path: Path | None,
     replica: str,
     rank: int | None,
@@ -296,8 +273,8 @@ def receive(
     fetched. Where nothing lies there, one file is made. Nobody else may write to it.
     """
     plan = None if plan_path is None else read_plan(plan_path)
-    if rank is not None and (plan is None or tiles_text is not None):
-        raise InvalidArgument("--rank needs a --plan, and no --tiles")
+    if rank is not None and plan is None:
+        raise InvalidArgument("--rank needs a --plan")
     timeline = Timeline("receiver")
     who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
     with (
@@ -307,7 +284,7 @@ def receive(
     ):
         hello = there.wait_until_there()
         checkpoint, tiling = _open(folder, plan, hello, options.events)
-        wanted = _wanted(plan, replica, rank, tiles_text)
+        wanted = None if plan is None or rank is None else plan.tiles_for(replica, rank)
         target_n = there.newest_n() if once else None
         with LiveTiles(checkpoint, tiling) as target:
             made = _CheckpointReceiver(
@@ -315,7 +292,7 @@ def receive(
             )
             try:
                 with observed(options, "receiver", made.figures, timeline) as paused:
-                    _keep(made, target_n, partial(paused))
+                    _keep(made, target_n, paused)
             finally:
                 made.close()
     options.events.say("ended")
@@ -327,12 +304,5 @@ def _keep(made: _CheckpointReceiver, until_n: int | None, paused: Callable[[floa
         made.step(paused)
         if until_n is not None and made.is_known_at(until_n):
             return
-        made.bell.wait(_POLL_S)
-
-
-def _wanted(
-    plan: Plan | None, replica: str, rank: int | None, tiles_text: str | None
-) -> tuple[int, ...] | None:
-    if plan is not None and rank is not None:
-        return plan.tiles_for(replica, rank)
-    return None if tiles_text is None else parse_tiles(tiles_text)
+        made.has_staged.wait(_POLL_S)
+        made.has_staged.clear()

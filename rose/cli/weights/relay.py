@@ -9,10 +9,8 @@ from typing import Final
 
 import click
 
-from rose.checkpoints.tiling import plain_tiling
 from rose.cli.weights.options import (
     PATH,
-    Bell,
     Events,
     WeightOptions,
     observed,
@@ -20,8 +18,8 @@ from rose.cli.weights.options import (
     weight_options,
 )
 from rose.cli.weights.publish import read_plan
-from rose.cli.weights.receive import parse_tiles, stored_tensors
 from rose.cli.weights.sources import Addresses, open_addresses
+from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
@@ -40,7 +38,6 @@ from rose.transfer.wire.messages import (
     HelloReply,
     KeptHello,
     RelayPlace,
-    TensorEntry,
     decode,
     encode,
 )
@@ -61,7 +58,7 @@ class Introduction:
 
     Args:
         directory: where it is kept; None: nowhere.
-        landing: the tiles that land here; None for all.
+        landing: the tiles that land here; () for all.
         address: that receivers of the cluster reach this relay at.
         peers: where it is told.
         events: says which file is damaged.
@@ -70,7 +67,7 @@ class Introduction:
     def __init__(
         self,
         directory: Path | None,
-        landing: Sequence[int] | None,
+        landing: Sequence[int],
         address: str,
         peers: Peers,
         events: Events,
@@ -100,8 +97,7 @@ class Introduction:
 
     def _tell(self, reply: HelloReply) -> None:
         self._known = reply
-        tiles = self._landing if self._landing is not None else ()
-        here = RelayPlace(self._address, tuple(tiles))
+        here = RelayPlace(self._address, tuple(self._landing))
         self._peers.announce(reply.layout, tensors=reply.tensors, relays=[here])
 
 
@@ -146,25 +142,17 @@ def write_hello(path: Path, reply: HelloReply) -> None:
     write_whole(path, encode(KeptHello(hello, hashlib.sha256(hello).digest())))
 
 
-def tiles_of(tensors: Sequence[TensorEntry]) -> Tiles:
-    """Return how a checkpoint is cut that has these tensors.
+def subscription_of(plan: Plan, cluster: str, name: str) -> Subscription:
+    """Return the tiles that land at a relay.
 
     Raises:
-        CorruptData: a dtype is unknown.
+        InvalidArgument: the plan has no such relay.
     """
-    return plain_tiling(stored_tensors(tensors)).tiles
-
-
-def landing_of(
-    plan: Plan | None, cluster: str, name: str, tiles_text: str | None
-) -> tuple[int, ...] | None:
-    """Return the tiles that land at a relay; None for all."""
-    if plan is None:
-        return None if tiles_text is None else parse_tiles(tiles_text)
     here = Landing(cluster, name)
     if not any(relay.name == name and relay.cluster == cluster for relay in plan.relays):
         raise InvalidArgument(f"the plan has no relay {name} in {cluster or 'a cluster'}")
-    return tuple(tile.index for tile in plan.tiles if here in tile.landings)
+    landing = tuple(tile.index for tile in plan.tiles if here in tile.landings)
+    return Subscription(Tiles(plan.counts, plan.widths, plan.layout_id), landing)
 
 
 @click.command()
@@ -176,7 +164,6 @@ def landing_of(
 @click.option("--cluster", default="", help="That it serves; of the plan.")
 @click.option("--name", default="relay", show_default=True, help="Of the plan.")
 @click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
-@click.option("--tiles", "tiles_text", metavar="A-B,...", help="That land here; all if not given.")
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
 @weight_options
@@ -188,7 +175,6 @@ def relay(
     cluster: str,
     name: str,
     plan_path: Path | None,
-    tiles_text: str | None,
     keep: int,
     keep_gib: float,
     options: WeightOptions,
@@ -199,10 +185,7 @@ def relay(
     chunk once. While upstream is away, what came is served on. It needs no key of manifests.
     """
     options.security.place(listen)
-    plan = None if plan_path is None else read_plan(plan_path)
-    if plan is not None and tiles_text is not None:
-        raise InvalidArgument("--tiles and --plan both say what lands here: give one")
-    landing = landing_of(plan, cluster, name, tiles_text)
+    planned = None if plan_path is None else subscription_of(read_plan(plan_path), cluster, name)
     peers = Peers(f"{cluster}/{name}" if cluster else name, "relay")
     limits = Limits(versions_max=keep, bytes_max=int(keep_gib * GIB))
     open_there = (upstreams, options.security, options.signing, options.events)
@@ -212,18 +195,18 @@ def relay(
         open_addresses(*open_there) as reading,
         closing(_store(directory, limits.bytes_max)) as store,
     ):
-        subscription = _subscription(landing, plan, there, directory, options.events)
         timeline = Timeline("relay")
         made = Relay(
             TimedSource(there.source(), timeline),
             store=store,
-            landing=subscription,
+            landing=planned,
             reader=reading.source(),
             limits=limits,
         )
         known_n = made.newest_n
         with options.serve(made, listen, peers) as server, Follower(made) as follower:
             options.events.say("serving", address=server.address, n=known_n)
+            landing = () if planned is None else planned.wanted
             introduction = Introduction(directory, landing, server.address, peers, options.events)
             with observed(options, "relay", partial(_figures, made), timeline):
                 _follow(made, follower, introduction, reading, options, newest_n=known_n)
@@ -243,25 +226,6 @@ def _figures(made: Relay) -> Mapping[str, float]:
     }
 
 
-def _subscription(
-    landing: Sequence[int] | None,
-    plan: Plan | None,
-    there: Addresses,
-    directory: Path | None,
-    events: Events,
-) -> Subscription | None:
-    """Return the tiles that land here, of the cut that the plan or upstream says."""
-    if landing is None:
-        return None
-    if plan is not None:
-        return Subscription(Tiles(plan.counts, plan.widths, plan.layout_id), landing)
-    known = _kept_hello(directory, events)
-    hello = there.wait_until_there() if known is None else known
-    if not hello.tensors:
-        raise InvalidArgument("upstream serves no checkpoint, so --tiles needs a --plan")
-    return Subscription(tiles_of(hello.tensors), landing)
-
-
 def _store(directory: Path | None, bytes_max: int) -> MemoryStore:
     if directory is None:
         return MemoryStore()
@@ -278,7 +242,7 @@ def _follow(
     newest_n: int,
 ) -> None:
     """Say what came after `newest_n`, and ask now and then who upstream is."""
-    bell, looked, moved = Bell(), 0.0, (0, 0)
+    clock, looked, moved = BootClock(), 0.0, (0, 0)
     while True:
         if introduction.known is None or looked >= _ASK_S:
             try:
@@ -299,5 +263,5 @@ def _follow(
             )
         trouble = follower.failure or made.failure
         options.events.trouble(trouble, about="following")
-        bell.wait(_POLL_S)
+        clock.sleep(_POLL_S)
         looked += _POLL_S

@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from rose.demo.environments.environment import Observed
 from rose.errors import InvalidArgument, check
 
 Cell = tuple[int, int]  # (x, y), y grows to the south
@@ -94,8 +93,25 @@ def _steps_from(goal: Cell, size: int, walls: frozenset[Cell]) -> dict[Cell, int
 _MOVE: Final = re.compile("[NESW]")
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What came of one thing that the player said.
+
+    Args:
+        observation: what to read next; when the episode is over, how it ended.
+        reward: for this step alone.
+        is_over: nothing may be said after this.
+        tool: name of the tool that was used, whose time has to be waited for; None for none.
+    """
+
+    observation: str
+    reward: float
+    is_over: bool
+    tool: str | None
+
+
 class GridWorld:
-    """One maze at a time.
+    """One maze at a time. Equal seeds and words give equal observations and rewards.
 
     The first of N, E, S, W in what was said is the move, text before it is thinking. The goal is
     worth 1 and ends the episode. With `shaping` each move adds `shaping` times the share of the way
@@ -133,7 +149,11 @@ class GridWorld:
         return self._seen(self._maze, "go N, E, S or W")
 
     def step(self, said: str) -> Observed:
-        """Make a move; what is none costs a turn and is told so."""
+        """Make a move; what is none costs a turn and is told so.
+
+        Raises:
+            InvalidArgument: the episode is over, or none was begun.
+        """
         if (maze := self._maze) is None:
             raise InvalidArgument("no maze was entered: call reset")
         before, self._turns = self._at, self._turns + 1

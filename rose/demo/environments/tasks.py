@@ -1,17 +1,14 @@
-"""Which world a trajectory plays in: groups share a task, tasks are mixed by share."""
+"""Which maze a trajectory walks: trajectories of a group share it."""
 
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from rose.demo.environments.calculator import Calculator
-from rose.demo.environments.environment import Environment
 from rose.demo.environments.grid import GridWorld
 
 # A small policy rarely finds a goal by chance: what it gains on the way is half of what there is.
 _SHAPING: Final = 0.5
-_GRID_SHARE: Final = 0.75  # of the groups that walk a maze; the others do sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class Task:
     number: int
     group: int
     seed: int
-    environment: Environment
+    environment: GridWorld
 
 
 def task(seed: int, number: int, *, group_size: int) -> Task:
@@ -40,8 +37,5 @@ def task(seed: int, number: int, *, group_size: int) -> Task:
         group_size: trajectories that share a task, > 0.
     """
     group = number // group_size
-    random = np.random.default_rng((seed, group))
-    is_grid = random.random() < _GRID_SHARE
-    episode = int(random.integers(1 << 31))
-    environment = GridWorld(shaping=_SHAPING) if is_grid else Calculator()
-    return Task(number, group, episode, environment)
+    episode = int(np.random.default_rng((seed, group)).integers(1 << 31))
+    return Task(number, group, episode, GridWorld(shaping=_SHAPING))

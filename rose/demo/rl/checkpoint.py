@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from rose.demo.rl.trainer import TrainerState
-from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.errors import CorruptData, Unavailable
 from rose.whole_file import sweep, sync_folder, write_whole
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 _SHA_BYTES: Final = 32
 
 
@@ -24,7 +24,6 @@ class Progress:
     """Where a trainer is, apart from its weights.
 
     Args:
-        run: names the training run.
         incarnation: of the trainer that wrote this; the next one is higher.
         next_version: the lowest number that no version has or could have got from this trainer
             before its next checkpoint; the next incarnation begins there.
@@ -32,7 +31,6 @@ class Progress:
         dropped_stale: how many of them were dropped.
     """
 
-    run: str
     incarnation: int
     next_version: int
     learned: frozenset[int] = frozenset()
@@ -64,16 +62,11 @@ def save_checkpoint(path: Path, state: TrainerState, progress: Progress) -> None
         raise Unavailable(f"the checkpoint '{path}' cannot be written: {error.strerror}") from error
 
 
-def load_checkpoint(path: Path, *, count: int) -> tuple[TrainerState, Progress] | None:
+def load_checkpoint(path: Path) -> tuple[TrainerState, Progress] | None:
     """Read a checkpoint, or return None if there is none yet.
-
-    Args:
-        path: of the file.
-        count: of the model's weights.
 
     Raises:
         CorruptData: the file is not what was written.
-        InvalidArgument: it is of another model.
         Unavailable: it cannot be read.
     """
     try:
@@ -91,9 +84,4 @@ def load_checkpoint(path: Path, *, count: int) -> tuple[TrainerState, Progress] 
     if content.format != FORMAT:
         raise CorruptData(f"'{path}' has format {content.format}, this rose reads {FORMAT}")
     rows = [np.frombuffer(row, np.float32) for row in content.rows]
-    if rows[0].size != count:
-        raise InvalidArgument(
-            f"the checkpoint '{path}' has {rows[0].size} weights, the model {count}: "
-            "give the model it was written for"
-        )
     return TrainerState(content.steps, *rows), content.progress

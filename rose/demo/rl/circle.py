@@ -24,7 +24,7 @@ from rose.demo.rl.settings import CircleSettings, TrainerOptions
 from rose.demo.rl.supervisor import OnReady, Supervisor
 from rose.demo.rl.training import unsaved_max
 from rose.engines.transformers import EngineWorker, LiveWeights
-from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.errors import DeadlineExceeded, Unavailable
 from rose.node.feed import receive
 from rose.scheduler import Capabilities
 from rose.scheduler.events import Consumed, VersionPublished
@@ -129,13 +129,9 @@ class Circle:
         """Start the programs, and wait until all are ready; trajectories begin meanwhile.
 
         Raises:
-            InvalidArgument: the folder has the checkpoint of another circle.
             Unavailable: a program does not start.
             DeadlineExceeded: it takes too long.
         """
-        if self._checkpoint.exists():
-            # Its trajectories have the numbers that ours would get.
-            raise InvalidArgument(f"{self._checkpoint} is there already: name another folder")
         self._start(TRAINER, self._trainer_command, self._trainer_began)
         self._start(RELAY, self._relay_command, self._relay_began, on_line=self.relayed.hear)
         self._parts.callback(self.handoff.stop)

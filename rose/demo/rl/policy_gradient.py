@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from rose.demo.rl.trajectory import Trajectory
-from rose.errors import InvalidArgument
 
 # Rewards nearer to each other than this are equal: sums of shaped rewards differ by rounding, and
 # dividing by such a spread would make noise the lesson.
@@ -34,12 +33,7 @@ def group_advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[f
     Args:
         rewards: of each trajectory.
         groups: which group each is of.
-
-    Raises:
-        InvalidArgument: there is not one group for each reward.
     """
-    if len(rewards) != len(groups):
-        raise InvalidArgument(f"{len(rewards)} rewards for {len(groups)} trajectories")
     reward, group = np.asarray(rewards, np.float64), np.asarray(groups)
     advantages = np.zeros(len(rewards))
     for one in set(groups):

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,18 +25,9 @@ from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.training import PublishedWeights, Training, waiting_max
 from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers.models import load_model
-from rose.errors import InvalidArgument, RoseError
+from rose.errors import RoseError
 from rose.thread import Thread
 from rose.transfer.version import Version
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """What this incarnation begins with."""
-
-    trainer: PolicyTrainer
-    progress: Progress
-    first_version: int
 
 
 def main(argument: str) -> int:
@@ -54,26 +44,27 @@ def main(argument: str) -> int:
 
 def _train(options: TrainerOptions, stop: threading.Event) -> None:
     model = load_model(options.model, seed=options.seed)
-    start = _begin(PolicyTrainer(model, options.settings), options)
+    trainer = PolicyTrainer(model, options.settings)
+    progress, first_version = _begin(trainer, options)
     intake = Intake(
         group_size=options.group_size,
         vocabulary=model.config.vocab_size,
         waiting_max=waiting_max(options.settings.batch, options.group_size),
-        learned=start.progress.learned,
+        learned=progress.learned,
     )
     weights = PublishedWeights(
-        start.trainer.bits(),
-        version=Version(options.run, start.progress.incarnation, start.first_version),
+        trainer.bits(),
+        version=Version(options.run, progress.incarnation, first_version),
         address=options.weights_address,
         token=read_environment().token,
     )
     with closing(weights):
         training = Training(
-            trainer=start.trainer,
+            trainer=trainer,
             intake=intake,
             weights=weights,
             checkpoint=Path(options.checkpoint),
-            progress=start.progress,
+            progress=progress,
             settings=options.settings,
             clock=BootClock(),
         )
@@ -82,7 +73,7 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
             partial(_answer, training, stop), name="rose-answer", on_failure=lambda _: stop.set()
         ).start()
         ready = {
-            "incarnation": start.progress.incarnation,
+            "incarnation": progress.incarnation,
             "version": weights.version,
             "weights_address": weights.address,
         }
@@ -91,28 +82,26 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
         training.run(stop)
 
 
-def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> _Start:
-    """Restore what there is, and claim this incarnation on disk before anybody hears of it."""
+def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> tuple[Progress, int]:
+    """Restore what there is, and claim this incarnation on disk before anybody hears of it.
+
+    Returns:
+        This incarnation, and the number of its first version.
+    """
     path, incarnation, first_version, before = Path(options.checkpoint), 1, 0, None
-    if (found := load_checkpoint(path, count=trainer.count)) is not None:
+    if (found := load_checkpoint(path)) is not None:
         state, before = found
-        if before.run != options.run:
-            raise InvalidArgument(
-                f"the checkpoint '{path}' is of run '{before.run}', not '{options.run}': give its "
-                "run or another path"
-            )
         trainer.restore(state)
         incarnation, first_version = before.incarnation + 1, before.next_version
     first_version = max(first_version, options.first_version)
     progress = Progress(
-        run=options.run,
         incarnation=incarnation,
         next_version=first_version + 1 + options.settings.checkpoint_every,
         learned=before.learned if before else frozenset(),
         dropped_stale=before.dropped_stale if before else 0,
     )
     save_checkpoint(path, trainer.state(), progress)
-    return _Start(trainer, progress, first_version)
+    return progress, first_version
 
 
 def _answer(training: Training, stop: threading.Event) -> None:

@@ -1,10 +1,8 @@
 """What a circle and the trajectories of its loop are made of."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rose.errors import InvalidArgument
 from rose.scheduler import SchedulerSettings
 
 
@@ -32,14 +30,14 @@ class TrainerSettings:
 
     Args:
         lr: of AdamW, constant, > 0.
-        batch: trajectories of a step, at least; groups are never split.
+        batch: trajectories of a step, at least, >= 1; groups are never split.
         learned_max: a step learns from whole groups until it has so many trajectories; the others
             are passed over, and counted. 0 for all: rollouts may come faster than a trainer learns.
         is_bf16: multiply in bf16, not fp32, on the way forward and back: faster where the processor
             can, but a ratio then is 1 only to within about a percent.
         max_staleness: in versions, >= 0; older trajectories are dropped, and counted.
         publish_every_s: versions are at least so far apart.
-        checkpoint_every: versions between two checkpoints.
+        checkpoint_every: versions between two checkpoints, >= 1.
     """
 
     lr: float = 1e-6
@@ -49,18 +47,6 @@ class TrainerSettings:
     max_staleness: int = 8
     publish_every_s: float = 3.0
     checkpoint_every: int = 10
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained with."""
-        if not 0 < self.lr < math.inf or not self.publish_every_s >= 0:
-            raise InvalidArgument(
-                f"lr {self.lr}, publish_every_s {self.publish_every_s}: give more than 0 and at "
-                "least 0"
-            )
-        least = {"batch": 1, "checkpoint_every": 1, "learned_max": 0, "max_staleness": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}, give at least {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +80,7 @@ class CircleSettings:
     Args:
         model: the policy, a preset or a folder; every part of the circle loads it for itself.
         seed: of the policy's weights, the tasks and the sampling.
-        folder: the trainer's checkpoint goes there.
+        folder: of this circle alone; the trainer's checkpoint goes there.
         is_background: all programs run in time that nobody else wants.
         loop: of the trajectories.
         scheduler: admits more trajectories than the trainer waits for: a batch and two groups.

@@ -36,7 +36,7 @@ class Masters:
         model: in fp32 on the CPU; nobody else may replace its parameters.
 
     Raises:
-        InvalidArgument: a parameter is not fp32 on the CPU, or there is none.
+        InvalidArgument: a parameter is not fp32 on the CPU.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,10 +47,9 @@ class Masters:
                     f"a parameter is {parameter.dtype} on {parameter.device}: the trainer takes a "
                     "model in torch.float32 on the CPU"
                 )
-        if not parameters:
-            raise InvalidArgument("the model has no parameters to train")
         self.row = nn.Parameter(torch.cat([one.detach().reshape(-1) for one in parameters]))
-        self.row.grad = torch.zeros_like(self.row)
+        # The (n,) fp32 gradient of all masters; the model's backward adds to it.
+        self.row.grad = self.gradient = torch.zeros_like(self.row)
         self._served = torch.empty_like(self.row, requires_grad=False)
         self._rounded = torch.empty(self.row.numel(), dtype=torch.bfloat16)
         first = 0
@@ -58,23 +57,10 @@ class Masters:
             place = slice(first, first + parameter.numel())
             parameter.data = self._served[place].view(parameter.shape)
             # Backward adds to a gradient that is there, in place: it lands in the masters' row.
-            parameter.grad = self.row.grad[place].view(parameter.shape)
+            parameter.grad = self.gradient[place].view(parameter.shape)
             parameter.requires_grad_(True)
             first += parameter.numel()
         self.round()
-
-    @property
-    def count(self) -> int:
-        """How many weights there are."""
-        return int(self.row.numel())
-
-    @property
-    def gradient(self) -> torch.Tensor:
-        """The (n,) fp32 gradient of all masters; the model's backward adds to it."""
-        gradient = self.row.grad
-        if gradient is None:
-            raise InvalidArgument("the gradient of the masters was taken away: zero it in place")
-        return gradient
 
     def round(self) -> None:
         """Let the model compute with the masters as they are, rounded to nearest, ties to even."""
@@ -155,11 +141,6 @@ class PolicyTrainer:
         """How often the weights have changed."""
         return self._steps
 
-    @property
-    def count(self) -> int:
-        """How many weights there are."""
-        return self._masters.count
-
     def bits(self) -> Bits:
         """Return the (n,) bf16 bits to serve, in the order of `named_parameters()`.
 
@@ -178,17 +159,11 @@ class PolicyTrainer:
             published: the newest version whose tokens they can have; says how old each is.
 
         Raises:
-            InvalidArgument: there is none, or one is of a version not published yet.
-            InternalError: the gradient is not finite; weights and moments are unchanged.
+            InternalError: a trajectory is of a version not published yet, or the gradient is not
+                finite; weights and moments are unchanged.
         """
-        if not trajectories:
-            raise InvalidArgument("there is nothing to learn from: give at least one trajectory")
         staleness = tuple(published - one.version_min for one in trajectories)
-        if min(staleness) < 0:
-            raise InvalidArgument(
-                f"a trajectory is of version {published - min(staleness)}, "
-                f"the newest is {published}"
-            )
+        check(min(staleness) >= 0, f"a trajectory is newer than version {published}, the newest")
         fresh = [
             one
             for one, age in zip(trajectories, staleness, strict=True)
@@ -211,22 +186,13 @@ class PolicyTrainer:
 
     def state(self) -> TrainerState:
         """Return what a checkpoint needs; views that the next step writes to."""
+        masters = self._masters.row.detach()
         kept = self._adam.state[self._masters.row]
-        rows = [kept[name] if kept else torch.zeros(self.count) for name in _ROWS]
-        return TrainerState(
-            self._steps, self._masters.row.detach().numpy(), *(row.numpy() for row in rows)
-        )
+        rows = [kept[name] if kept else torch.zeros_like(masters) for name in _ROWS]
+        return TrainerState(self._steps, masters.numpy(), *(row.numpy() for row in rows))
 
     def restore(self, state: TrainerState) -> None:
-        """Go on from a state, bit for bit.
-
-        Raises:
-            InvalidArgument: it is of a model with another number of weights.
-        """
-        if {state.masters.size, state.exp_avg.size, state.exp_avg_sq.size} != {self.count}:
-            raise InvalidArgument(
-                f"the state has {state.masters.size} weights, the model {self.count}"
-            )
+        """Go on from a state of the same model, bit for bit."""
         row = self._masters.row
         with torch.no_grad():
             row.copy_(torch.tensor(state.masters))

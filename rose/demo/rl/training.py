@@ -162,7 +162,6 @@ class Training:
 
     def _save(self, *, next_version: int) -> None:
         progress = Progress(
-            run=self._progress.run,
             incarnation=self._progress.incarnation,
             next_version=next_version,
             learned=frozenset(self._learned),

@@ -1,4 +1,4 @@
-"""What every world promises: equal words have equal effects."""
+"""Mazes: equal words have equal effects, every one has a way, and a group shares its own."""
 
 import re
 
@@ -6,30 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.demo.environments import Calculator, Environment, GridWorld, Observed, task
+from rose.demo.environments import GridWorld, Observed, task
 from rose.errors import InvalidArgument
 
-WORDS = st.one_of(
-    st.text(),
-    st.text("NESW", max_size=3),
-    st.integers(-200, 200).map("answer({})".format),
-    st.text("0123456789+-*() ", max_size=12).map("think calc({}) more".format),
-    st.sampled_from(["answer(", "calc(", "answer()", "answer(\u0661)", "calc(1)answer(2)"]),
-)
+WORDS = st.text() | st.text("NESW", max_size=3)
 SEEDS = st.integers(0, 1 << 40)
-WORLDS = st.one_of(
-    st.builds(
-        GridWorld,
-        size=st.integers(2, 6),
-        turns_max=st.integers(10, 14),
-        wall_share=st.floats(0, 1),
-        shaping=st.sampled_from([0.0, 0.5]),
-    ),
-    st.builds(Calculator),
+WORLDS = st.builds(
+    GridWorld,
+    size=st.integers(2, 6),
+    turns_max=st.integers(10, 14),
+    wall_share=st.floats(0, 1),
+    shaping=st.sampled_from([0.0, 0.5]),
 )
 
 
-def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], str, list[Observed]]:
+def play(world: GridWorld, seed: int, words: list[str]) -> tuple[list[str], str, list[Observed]]:
     """Return what was said until it was over, the first observation, and all steps."""
     first, said, steps = world.reset(seed), [], []
     for one in words:
@@ -42,7 +33,7 @@ def play(world: Environment, seed: int, words: list[str]) -> tuple[list[str], st
 
 @given(WORLDS, SEEDS, SEEDS, st.lists(WORDS, max_size=14))
 def test_an_episode_depends_on_seed_and_words_alone(
-    world: Environment, seed: int, other: int, words: list[str]
+    world: GridWorld, seed: int, other: int, words: list[str]
 ) -> None:
     once = play(world, seed, words)
     play(world, other, words)  # what was played before leaves nothing behind
@@ -50,19 +41,16 @@ def test_an_episode_depends_on_seed_and_words_alone(
 
 
 @given(WORLDS, SEEDS, WORDS)
-def test_every_episode_ends_and_takes_nothing_after(
-    world: Environment, seed: int, word: str
-) -> None:
+def test_every_episode_ends_and_takes_nothing_after(world: GridWorld, seed: int, word: str) -> None:
     _, _, steps = play(world, seed, [word] * 100)
     assert steps[-1].is_over
     with pytest.raises(InvalidArgument):
         world.step(word)
 
 
-@pytest.mark.parametrize("world", [GridWorld(), Calculator()])
-def test_nothing_can_be_said_before_an_episode_begins(world: Environment) -> None:
+def test_nothing_can_be_said_before_an_episode_begins() -> None:
     with pytest.raises(InvalidArgument, match="call reset"):
-        world.step("N")
+        GridWorld().step("N")
 
 
 @given(SEEDS, st.integers(2, 9), st.floats(0, 1))
@@ -108,56 +96,15 @@ def test_walls_are_kept_where_there_is_a_way_without_them() -> None:
     assert sum(count == round(0.2 * 14) for count in walls) > 25
 
 
-@given(SEEDS)
-def test_a_question_is_answered_with_the_tool(seed: int) -> None:
-    world = Calculator()
-    question = world.reset(seed).split("=")[0]
-    used = world.step(f"let me see calc({question}) then")
-    assert (used.tool, used.reward, used.is_over) == ("calc", 0.0, False)
-    value = int(used.observation.removeprefix("calc: "))
-    assert value == eval(question)  # the question is the world's own, not the policy's
-    assert world.step(f"so answer( {value} )") == Observed("right", 1.0, is_over=True, tool=None)
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("calc(1+)", "malformed: that is no sum"),
-        ("calc((1+2)", "malformed: a bracket is not closed"),
-        ("calc(__import__('os'))", "malformed: unexpected '_'"),
-        ("answer(x)", "malformed: answer(N) takes a number"),
-        ("answer(x) or answer(1)", "malformed: answer(N) takes a number"),
-        ("answer(1", "malformed: answer(N) takes a number"),
-        ("calc(2*(3+4))answer(1)", "calc: 14"),
-        ("hello", "say calc(..) or answer(N)"),
-    ],
-)
-def test_what_is_malformed_is_told_so_and_goes_on(said: str, told: str) -> None:
-    world = Calculator()
-    world.reset(1)
-    step = world.step(said)
-    assert (step.observation, step.reward, step.is_over) == (told, 0.0, False)
-
-
-def test_a_wrong_answer_ends_it_with_nothing() -> None:
-    world = Calculator()
-    world.reset(1)
-    assert world.step("answer(-999)answer(1)") == Observed("wrong", 0.0, is_over=True, tool=None)
-
-
 @given(SEEDS, st.integers(0, 1000), st.integers(2, 9))
 def test_a_group_shares_its_task_and_no_world(seed: int, group: int, group_size: int) -> None:
     numbers = range(group * group_size, (group + 1) * group_size)
     tasks = [task(seed, number, group_size=group_size) for number in numbers]
-    assert {(one.group, one.seed, one.environment.name) for one in tasks} == {
-        (group, tasks[0].seed, tasks[0].environment.name)
-    }
+    assert {(one.group, one.seed) for one in tasks} == {(group, tasks[0].seed)}
     assert len({id(one.environment) for one in tasks}) == group_size
     assert task(seed, numbers[-1] + 1, group_size=group_size).group == group + 1
 
 
-def test_worlds_are_mixed_by_share_and_groups_differ() -> None:
+def test_groups_differ() -> None:
     tasks = [task(3, number, group_size=1) for number in range(400)]
     assert len({one.seed for one in tasks}) == 400
-    assert 260 < sum(one.environment.name == "grid" for one in tasks) < 340
-    assert {one.environment.name for one in tasks} == {"grid", "calculator"}

@@ -2,23 +2,28 @@
 
 import os
 import signal
-from collections.abc import Callable
+import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from rose.clock import BootClock
 from rose.demo.rl import program
-from rose.demo.rl.messages import TrainerStatus
-from rose.demo.rl.settings import TrainerOptions, TrainerSettings
+from rose.demo.rl.settings import TrainerSettings
 from rose.demo.rl.trainer import PolicyTrainer
+from rose.demo.rl.training import PublishedWeights
 from rose.errors import InvalidArgument, Unavailable
+from rose.transfer.tiles import Tiles
+from rose.transfer.version import Version
+from rose.transfer.wire.remote import RemoteSource
 from tests.demo.rl.micro import micro_model, trajectory
-from tests.demo.rl.trainer_process import TrainerProcess, options
+from tests.demo.rl.trainer_process import TOKEN, TrainerProcess, options
+from tests.transfer.worker import Worker
+from tests.waiting import wait_for
 from tests.warm import Start
-
-WAIT_S = 200.0  # bounds a hang; nothing is asserted about time
 
 
 @pytest.fixture(scope="session")
@@ -28,20 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Trainer(TrainerProcess):
-    """An incarnation whose versions go to a file (`tests/demo/rl/fake_program.py`)."""
-
-    def __init__(self, warm: Start, options: TrainerOptions) -> None:
-        log = Path(options.checkpoint).with_name("log")
-        super().__init__(options, str(log), module="tests.demo.rl.fake_program", popen=warm)
-
-    def status_when(self, is_so: Callable[[TrainerStatus], bool]) -> TrainerStatus:
-        clock = BootClock()
-        deadline_ns = clock.now_ns() + int(WAIT_S * 1e9)
-        while not is_so(status := self.submit([]).status):
-            assert clock.now_ns() < deadline_ns, status
-            clock.sleep(0.02)
-        return status
+@pytest.fixture
+def one_thread():
+    """Sums have the order they have in the program."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def group(number: int, version: int):
@@ -54,57 +52,60 @@ def group(number: int, version: int):
     ]
 
 
-def versions(folder: Path) -> list[tuple[int, int, str]]:
-    """Return (incarnation, n, SHA-256 of the bits) as they were published."""
-    lines = [line.split() for line in (folder / "log").read_text().splitlines()]
-    return [(int(one[0]), int(one[1]), one[2]) for one in lines if one != ["closed"]]
-
-
 @pytest.mark.timeout(600)
 def test_a_killed_trainer_goes_on_as_a_higher_incarnation(
-    warm: Start, model: Path, tmp_path: Path
+    warm: Start, model: Path, tmp_path: Path, one_thread
 ) -> None:
     """Numbers to learn: after 4 versions, one checkpoint (before version 3) has 3 groups in it."""
     asked = options(model, tmp_path)
-    first = Trainer(warm, asked)
+    twin = PolicyTrainer(micro_model(), asked.settings)
+    bits = twin.bits().copy()
+    first = TrainerProcess(asked)
     assert (first.ready.incarnation, first.ready.version) == (1, 0)
-    for number in range(4):
-        sent = group(number, version=number)
-        assert len(first.submit(sent).submitted.accepted) == 4
-        assert len(first.submit(sent).submitted.known) == 4
-        status = first.status_when(lambda status, want=number + 1: status.version == want)
-    assert (status.steps, status.consumed, status.durable) == (4, 16, 12)
-    assert status.staleness == {0: 16}
-    assert first.kill() == -signal.SIGKILL
-    with pytest.raises(Unavailable):
-        first.submit(group(9, version=0))
+    address = first.ready.weights_address
+    source = RemoteSource(address, TOKEN)
+    # It begins with the weights everybody has: no byte is sent for the first version.
+    begun = Version("test", 1, 0)
+    with closing(source), Worker(source, bits, tiles=Tiles.of(len(bits)), held=begun) as worker:
+        for n in range(4):
+            sent = group(n, n)
+            assert len(first.submit(sent).submitted.accepted) == 4
+            assert len(first.submit(sent).submitted.known) == 4
+            twin.step(sent, published=n)
+            worker.follow(Version("test", 1, n + 1))
+            assert np.array_equal(worker.bits, twin.bits())
+        wait_for(lambda: first.submit([]).status.versions == 4)
+        status = first.submit([]).status
+        assert (status.steps, status.consumed, status.durable) == (4, 16, 12)
+        assert status.staleness == {0: 16}
+        assert 0 < status.bytes_sent == worker.receiver.stats.received_bytes
+        # The answer for the last version may still be on its way.
+        assert status.dense_bytes in {3 * 2 * len(bits), 4 * 2 * len(bits)}
+        assert worker.receiver.stats.seeds == 0
+        assert first.kill() == -signal.SIGKILL
+        with pytest.raises(Unavailable):
+            first.submit(group(9, version=0))
 
-    second = Trainer(warm, asked)
-    assert second.ready.incarnation == 2
-    assert second.ready.version == 5  # 4 was used, and would have been the last before a checkpoint
-    before = second.submit([]).status
-    assert (before.steps, before.consumed, before.durable) == (3, 12, 12)
-    again = [one for number in range(4) for one in group(number, version=number)]
-    answer = second.submit(again).submitted
-    # What the checkpoint has is not learned twice; what was learned after it was lost with it.
-    assert answer.known == tuple(range(12))
-    assert answer.accepted == tuple(range(12, 16))
-    status = second.status_when(lambda status: status.version == 6)
-    assert (status.steps, status.consumed) == (4, 16)
+        second = TrainerProcess(replace(asked, weights_address=address), popen=warm)
+        assert second.ready.weights_address == address
+        # 4 was used, and would have been the last before a checkpoint.
+        assert (second.ready.incarnation, second.ready.version) == (2, 5)
+        before = second.submit([]).status
+        assert (before.steps, before.consumed, before.durable) == (3, 12, 12)
+        answer = second.submit([one for n in range(4) for one in group(n, n)]).submitted
+        # What the checkpoint has is not learned twice; what was learned after it was lost with it.
+        assert answer.known == tuple(range(12))
+        assert answer.accepted == tuple(range(12, 16))
+        # The same lesson again has the same weights: the moments came back too.
+        worker.follow(Version("test", 2, 6))
+        assert np.array_equal(worker.bits, twin.bits())
+        os.kill(second.pid, signal.SIGTERM)
+        assert second.wait() == 0
 
-    os.kill(second.pid, signal.SIGTERM)
-    assert second.wait() == 0
-    log = versions(tmp_path)
-    assert [(one[0], one[1]) for one in log] == [*((1, n) for n in range(5)), (2, 5), (2, 6)]
-    shas = {(one[0], one[1]): one[2] for one in log}
-    assert shas[2, 5] == shas[1, 3]  # the checkpoint's weights, bit for bit
-    assert shas[2, 6] == shas[1, 4]  # the same lesson again: the moments came back too
-
-    third = Trainer(warm, replace(asked, first_version=40))
+    third = TrainerProcess(replace(asked, first_version=40), popen=warm)
     assert (third.ready.incarnation, third.ready.version) == (3, 40)
     assert third.submit([]).status.durable == 16  # SIGTERM saved
     assert third.close() == 0  # as does the end of its input
-    assert (tmp_path / "log").read_text().endswith("closed\n")
 
 
 def test_a_trainer_that_cannot_begin_says_why_and_ends(
@@ -112,18 +113,36 @@ def test_a_trainer_that_cannot_begin_says_why_and_ends(
 ) -> None:
     (tmp_path / "checkpoint").write_bytes(b"something else")
     with pytest.raises(Unavailable, match="ended before it was ready"):
-        Trainer(warm, options(model, tmp_path))
+        TrainerProcess(options(model, tmp_path), popen=warm)
     assert "is not a checkpoint of rose" in capfd.readouterr().err
     assert (tmp_path / "checkpoint").read_bytes() == b"something else"
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_an_incarnation_claims_its_numbers_before_anybody_hears_of_it(tmp_path: Path) -> None:
     asked = options(tmp_path, tmp_path)
     trainer = PolicyTrainer(micro_model(), TrainerSettings())
-    start = program._begin(trainer, replace(asked, first_version=7))
-    assert (start.progress.incarnation, start.first_version) == (1, 7)
-    again = program._begin(trainer, asked)
-    assert again.progress.incarnation == 2
-    assert again.first_version == start.progress.next_version > 7
-    with pytest.raises(InvalidArgument, match="of run 'test', not 'other'"):
-        program._begin(trainer, replace(asked, run="other"))
+    progress, first_version = program._begin(trainer, replace(asked, first_version=7))
+    assert (progress.incarnation, first_version) == (1, 7)
+    again, first_version = program._begin(trainer, asked)
+    assert again.incarnation == 2
+    assert first_version == progress.next_version > 7
+
+
+def test_published_weights_count_versions_and_close() -> None:
+    bits = np.arange(1000, dtype=np.uint16)
+    weights = PublishedWeights(
+        bits, version=Version("run", 1, 7), address="127.0.0.1:0", token="ab" * 32
+    )
+    try:
+        assert weights.version == 7
+        assert weights.traffic() == (0, 0)
+        weights.publish(bits + 1)
+        assert weights.version == 8
+        with pytest.raises(InvalidArgument):
+            weights.publish(bits[1:])
+        assert weights.version == 8
+    finally:
+        weights.close()
+    assert not [one for one in threading.enumerate() if one.name.startswith("rose-weights")]
+    with pytest.raises(InvalidArgument, match="loopback"):
+        PublishedWeights(bits, version=Version("run", 1, 7), address="0.0.0.0:0", token=None)

@@ -15,7 +15,6 @@ from rose.demo.rl.handoff import Handoff
 from rose.demo.rl.history import RelayedBytes
 from rose.demo.rl.messages import Reply, Submitted, TrainerStatus
 from rose.demo.rl.trajectory import Trajectory
-from rose.errors import CorruptData, DeadlineExceeded, Unavailable
 from rose.scheduler.events import Consumed, VersionPublished
 from tests.node.rig import no_thread_is_left
 from tests.waiting import LONG_S, wait_for
@@ -149,21 +148,6 @@ def test_versions_are_counted_over_incarnations() -> None:
     assert on.watch.published == 5
 
 
-@pytest.mark.parametrize("error", [Unavailable, DeadlineExceeded])
-def test_a_trainer_that_does_not_answer_is_asked_again(error) -> None:
-    with watching() as on:
-        on.follow([error("not now"), said(version=1), error("nor now"), said(version=2)])
-        assert on.watch.error is None
-    assert on.versions == [1, 2]
-
-
-def test_an_answer_that_cannot_be_read_ends_it_visibly() -> None:
-    with watching() as on:
-        on.watch.follow(Trainer([CorruptData("what is this")]).submit)
-        wait_for(lambda: on.watch.error is not None)
-    assert str(on.watch.error) == "what is this"
-
-
 def test_what_a_trainer_says_after_it_was_left_is_not_heard() -> None:
     is_asked, may_answer = threading.Event(), threading.Event()
 
@@ -190,10 +174,6 @@ def test_stop_asks_once_more(monkeypatch) -> None:
         on.watch.follow(trainer.submit)
     assert on.versions == [3]
     assert trainer.told == 1
-
-
-def test_one_that_was_never_started_can_be_stopped() -> None:
-    Watched().watch.stop()
 
 
 def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
-from typing_extensions import Self
 
 from rose.config import environment_with
 from rose.demo.rl.messages import Reply, submit
@@ -18,7 +17,6 @@ from rose.demo.rl.trajectory import Trajectory
 from rose.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = "rose.demo.rl.program"
 TOKEN = "5e" * 32
 
 
@@ -35,15 +33,14 @@ class TrainerProcess:
     def __init__(
         self,
         options: TrainerOptions,
-        *arguments: str,
-        module: str = PROGRAM,
+        *,
         popen: Callable[..., subprocess.Popen] = subprocess.Popen,
     ) -> None:
         words = msgspec.json.encode(options).decode()
         self._connection, stdin = Pipe()
         with stdin:
             self._process = popen(
-                [sys.executable, "-m", module, *arguments, words],
+                [sys.executable, "-m", "rose.demo.rl.program", words],
                 stdin=stdin.fileno(),
                 stdout=subprocess.PIPE,
                 cwd=ROOT,
@@ -74,9 +71,3 @@ class TrainerProcess:
         """End it at once; what was not saved is lost."""
         self._process.kill()
         return self.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_failure: object) -> None:
-        self.close()
