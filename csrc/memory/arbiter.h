@@ -4,6 +4,7 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -202,10 +203,12 @@ class Arbiter final : private SlabWatcher {
   // ---- loans
 
   std::uint64_t epoch() const noexcept;
-  // All n or a refusal. With an `admission` as many of them as it admits, and none when its lender
-  // would be short after the grant (see watch()).
-  Result<GrantAnswer> grant(PartitionId partition, std::int32_t n, Nanoseconds ttl_ns,
-                            Admission* admission = nullptr) noexcept;
+  // All n or a refusal; but no more than leave the partition with `held_max` slabs, late ones
+  // included. With an `admission` as many of them as it admits, and none when its lender would be
+  // short after the grant (see watch()).
+  Result<GrantAnswer> grant(
+      PartitionId partition, std::int32_t n, Nanoseconds ttl_ns, Admission* admission = nullptr,
+      std::int32_t held_max = std::numeric_limits<std::int32_t>::max()) noexcept;
   // Makes a slab on loan zeros, before its tenant uses any block of it; whoever is told kWhenClean
   // is told of it then. False when it was taken back meanwhile, which waits for one scrub. No lock
   // is held while zeros are written. A scrub that is late (DeadlineExceeded) may still be written
@@ -222,6 +225,8 @@ class Arbiter final : private SlabWatcher {
 
   // ---- taking back
 
+  // Its lent slabs without blocks or pins go back to nobody inside this call. Returns how many.
+  Result<std::int32_t> give_idle(PartitionId partition) noexcept;
   // The lent slabs of a partition, for an engine that wants to choose victims.
   Result<std::vector<Candidate>> candidates(PartitionId partition) const noexcept;
   // Its slabs on the way back, and those it was late with, that still hold blocks or pins.

@@ -74,6 +74,13 @@ class Attachment final : private SlabDoor {
   Result<TenantNews> news(Nanoseconds timeout_ns) noexcept;
   // Looks without waiting.
   Result<TenantNews> look() noexcept;
+  // The slabs that are ours and not to be emptied.
+  Result<std::vector<SlabId>> lent() noexcept;
+  // The slabs to be emptied: those that were closed, and those that we are late with, as far as the
+  // ledger tells. A slab may be there twice.
+  Result<std::vector<SlabId>> leaving() noexcept;
+  // Whether slabs whose deadline has passed are still in use, as far as the ledger tells.
+  bool is_late() const noexcept;
   // The newest revocation from this partition, as the ledger tells; nothing before the first.
   Result<std::optional<RevocationNote>> revocation() const noexcept;
 

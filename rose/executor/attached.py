@@ -11,9 +11,9 @@ from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.executor.attached_loans import AttachedLoans
 from rose.executor.channel import Channel, close_all
-from rose.executor.lender import OnRevoke
 from rose.executor.lent_window import LentWindow
 from rose.executor.messages import Hello, Rejected, Welcome
+from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.watcher import Watcher
@@ -92,6 +92,7 @@ class AttachedDevice(Closing):
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
             why_refused=loans.why_refused,
+            slabs_max=welcome.slabs_max,
             gpu=gpu,
             has_gates=welcome.has_gates,
         )

@@ -53,11 +53,6 @@ class LentWindow(Closing):
             self._map(lent)
             return True
 
-    def held(self) -> frozenset[int]:
-        """The slabs that are mapped, and were not given up."""
-        with self._lock:
-            return frozenset(self._window.mapping.held)
-
     def step_began(self) -> None:
         """Leave the mapping as it is until the step has ended."""
         with self._lock:
