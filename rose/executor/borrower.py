@@ -1,6 +1,6 @@
 """The other side of the loans, as serving's process sees it."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from rose._core import Arbiter, HostGate
 from rose.compute import Gpu
@@ -10,33 +10,12 @@ from rose.executor.rollout import RolloutLane
 from rose.slo import Policy
 from rose.units import NS_PER_MS
 
+if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+    from rose.executor.tenancy import Tenancy
 
-class Borrower(Protocol):
-    """Whoever borrows on a device; the lender calls it in serving's threads and the keeper's."""
 
-    partition: int
-    """Whose slabs it uses."""
-    blocks_per_slab: int
-    """Blocks of its own in a slab."""
-
-    @property
-    def is_evicted(self) -> bool:
-        """Whether its process was ended because its segments did not stop: do not wait for it."""
-
-    def revoke(self, revocation: Revocation) -> None:
-        """Begin the revocation, and free what it takes."""
-
-    def note_room(self) -> None:
-        """Note that slabs came free."""
-
-    def is_alive(self) -> bool:
-        """Whether its loans are renewed although it does not ask at a gate."""
-
-    def park_timed_out(self) -> None:
-        """Note that a segment of it still ran at the end of serving's wait for it."""
-
-    def mind_late(self, late_slabs: int) -> None:
-        """Do something about slabs that it keeps past their deadline; called by the keeper."""
+Borrower: TypeAlias = "LocalBorrower | Tenancy"
+"""Whoever borrows on a device. The lender calls it in serving's threads, and in the keeper's."""
 
 
 class LocalBorrower:

@@ -77,7 +77,7 @@ class Collector:
                 self._abort_step(revocation)
             self.settle()
 
-    def revoke_overdue(self, borrower: Borrower | None) -> None:
+    def revoke_overdue(self, borrower: "Borrower | None") -> None:
         """Fence slabs past their deadline, and take leases past their TTL back."""
         for revocation_id in self._arbiter.expire(grace_ns=self.revoke_ns):
             if borrower is None:
