@@ -159,7 +159,7 @@ def wait_until_running(pair: Pair, borrower: Borrower) -> None:
 def newest_settled(pair: Pair, number: int) -> Revocation:
     """Return the `number`th revocation, once it is over: by its deadline every slab is, somehow."""
     deadline = time.monotonic() + PATIENCE_S
-    history = pair.device.lender.history
+    history = pair.device.lender.collector.history
     while len(history) < number:
         check(time.monotonic() < deadline, "a revocation neither settled nor fenced")
         time.sleep(1e-4)

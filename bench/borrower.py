@@ -111,7 +111,7 @@ def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -
             tenant.news(timeout_ms=1e3)
             continue
         pin = blocks.pin(held)
-        while not tenant.leaving():
+        while not tenant.leaving(tenant.partition):
             began_ns = time.perf_counter_ns()
             while time.perf_counter_ns() - began_ns < SEGMENT_NS:
                 pass

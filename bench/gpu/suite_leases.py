@@ -82,8 +82,9 @@ class MappedLoan:
     """1 GiB in slabs that a borrower maps when they are lent."""
 
     def __init__(self, device: Any, slabs: int = LENT_SLABS) -> None:
+        from bench.windows import open_window
         from rose._core import Arbiter
-        from rose.memory import MappedLoans, SlabWindow
+        from rose.memory import MappedLoans
 
         self.slabs = slabs
         self.arbiter = Arbiter.create(
@@ -96,13 +97,14 @@ class MappedLoan:
         self.partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=slabs)
         self.allocator = self.arbiter.allocator(self.partition, block_bytes=MIB, origin_bytes=0)
         self.loans = MappedLoans(self.arbiter, self.partition)
-        self.window = SlabWindow.of(self.arbiter, header_index=0, device=device)
+        self.window = open_window(self.arbiter, header_index=0, device=device)
 
     def cycle_s(self) -> tuple[float, float, float]:
         """Lend everything, map it, take it back and unmap it; what the first, second and last took.
 
         On the way back serving has it before anything is unmapped.
         """
+        from bench.windows import keep, take
         from rose._core import Grant
 
         grant = self.arbiter.grant(self.partition, self.slabs, ttl_ns=10**12)
@@ -112,11 +114,11 @@ class MappedLoan:
         lent_ns = time.perf_counter_ns()
         check(len(lent.fds) == self.slabs, "nobody takes anything back meanwhile")
         with lent:
-            self.window.take(lent)
+            take(self.window, lent)
         mapped_ns = time.perf_counter_ns()
         self.arbiter.revoke(self.partition, self.slabs, deadline_ns=self.arbiter.now_ns() + 10**9)
         check(self.arbiter.snapshot().unowned == self.slabs, "an idle loan comes home at once")
-        self.window.keep([])
+        keep(self.window, [])
         sweeping_ns = time.perf_counter_ns()
         check(self.window.sweep(self.slabs) == self.slabs, "all of it was mapped")
         swept_ns = time.perf_counter_ns()
@@ -191,7 +193,7 @@ def remap_stress(report: Report, lanes: Lanes, reader: str) -> None:
     names = [name for name in STRESS if name.startswith(f"remap_beside_{reader}")]
     with report.rows(*names):
         loan = MappedLoan(lanes.gpu.device, STRESS_SLABS)
-        owner = loan.arbiter if reader == "serving" else loan.window.mapping
+        owner = loan.arbiter if reader == "serving" else loan.window
         words = words_of(owner, SLAB_BYTES // 4)  # the header slab
         words.fill_(PATTERN)
         wrong = torch.zeros((), dtype=torch.int64, device="cuda:0")

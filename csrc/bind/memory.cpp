@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -243,13 +244,14 @@ void bind_arbiter(py::module_& m) {
       .def_property_readonly("epoch", &Self::epoch)
       .def(
           "grant",
-          [](Self& a, PartitionId id, std::int32_t n, Nanoseconds ttl_ns,
+          [](Self& a, PartitionId id, std::int32_t n, Nanoseconds ttl_ns, std::int32_t held_max,
              memory::Admission* admission) {
-            memory::GrantAnswer answer = take(a.grant(id, n, ttl_ns, admission));
+            memory::GrantAnswer answer = take(a.grant(id, n, ttl_ns, admission, held_max));
             return answer.refusal.has_value() ? py::cast(*answer.refusal)
                                               : py::cast(std::move(answer.grant));
           },
           py::arg("partition"), py::arg("n"), py::kw_only(), py::arg("ttl_ns"),
+          py::arg("held_max") = std::numeric_limits<std::int32_t>::max(),
           py::arg("admission") = py::none())
       .def(
           "renew",
@@ -265,6 +267,24 @@ void bind_arbiter(py::module_& m) {
           py::arg("partition"))
       .def(
           "leaving", [](const Self& a, PartitionId id) { return take(a.leaving(id)); },
+          py::arg("partition"))
+      .def(
+          "lent",
+          [](const Self& a, PartitionId id) {
+            std::vector<SlabId> slabs;
+            for (const Candidate& one : take(a.candidates(id))) slabs.push_back(one.slab);
+            return slabs;
+          },
+          py::arg("partition"))
+      .def(
+          "is_late",
+          [](const Self& a, PartitionId id) {
+            return a.snapshot().partitions.at(static_cast<std::size_t>(id)).partition.quarantined >
+                   0;
+          },
+          py::arg("partition"))
+      .def(
+          "give_idle", [](Self& a, PartitionId id) { return take(a.give_idle(id)); },
           py::arg("partition"))
       .def(
           "revoke",

@@ -274,7 +274,27 @@ void bind_attachment(py::module_& m) {
           },
           py::kw_only(), py::arg("timeout_ms"))
       .def("admit", [](Self& a) { return take(a.look()).admitted; })
-      .def("leaving", [](Self& a) { return take(a.look()).closed; })
+      .def(
+          "lent",
+          [](Self& a, PartitionId partition) {
+            check_own(a, partition);
+            return take(a.lent());
+          },
+          py::arg("partition"))
+      .def(
+          "leaving",
+          [](Self& a, PartitionId partition) {
+            check_own(a, partition);
+            return take(a.leaving());
+          },
+          py::arg("partition"))
+      .def(
+          "is_late",
+          [](const Self& a, PartitionId partition) {
+            check_own(a, partition);
+            return a.is_late();
+          },
+          py::arg("partition"))
       .def("revocation", [](const Self& a) { return take(a.revocation()); })
       .def("beat", &Self::beat, py::kw_only(), py::arg("progress") = 0)
       .def(
@@ -283,7 +303,13 @@ void bind_attachment(py::module_& m) {
             check(a.set_ranks(slabs, ranks));
           },
           py::arg("slabs"), py::arg("ranks"))
-      .def("give_idle", [](Self& a) { return take(a.give_idle()); })
+      .def(
+          "give_idle",
+          [](Self& a, PartitionId partition) {
+            check_own(a, partition);
+            return take(a.give_idle());
+          },
+          py::arg("partition"))
       .def("close", [](Self& a) { check(a.close()); });
 }
 

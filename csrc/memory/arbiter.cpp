@@ -198,11 +198,13 @@ std::uint64_t Arbiter::epoch() const noexcept {
 }
 
 Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds ttl_ns,
-                                   Admission* admission) noexcept {
+                                   Admission* admission, std::int32_t held_max) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
   ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
   if (n < 1) return Status::invalid_argument("cannot grant " + std::to_string(n) + " slabs");
+  n = std::min(n, held_max - partition(id).held - partition(id).quarantined);
+  if (n < 1) return GrantAnswer{{}, GrantRefusal::kOverLimit};
   if (admission != nullptr) {
     const Result<std::int32_t> most = admitted(*admission, id, n);
     if (!most.ok()) return most.status();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -202,10 +203,12 @@ class Arbiter final : private SlabWatcher {
   // ---- loans
 
   std::uint64_t epoch() const noexcept;
-  // All n slabs or a refusal. With an `admission`: as many as it admits, and none if its lender
-  // would be short after the grant (see watch()).
-  Result<GrantAnswer> grant(PartitionId partition, std::int32_t n, Nanoseconds ttl_ns,
-                            Admission* admission = nullptr) noexcept;
+  // All n slabs or a refusal, but never more than leave the partition with `held_max` slabs, late
+  // ones included. With an `admission`: as many as it admits, and none if its lender would be short
+  // after the grant (see watch()).
+  Result<GrantAnswer> grant(
+      PartitionId partition, std::int32_t n, Nanoseconds ttl_ns, Admission* admission = nullptr,
+      std::int32_t held_max = std::numeric_limits<std::int32_t>::max()) noexcept;
   // Zeros a lent slab before its tenant uses any of its blocks; a tenant with kWhenClean is told of
   // the slab afterwards. False if the slab was revoked meanwhile, for which the revocation waits.
   // No lock is held while zeros are written. After DeadlineExceeded the device may still write
@@ -222,6 +225,9 @@ class Arbiter final : private SlabWatcher {
 
   // ---- taking back
 
+  // Returns a partition's lent slabs without blocks or pins to nobody within this call, and how
+  // many.
+  Result<std::int32_t> give_idle(PartitionId partition) noexcept;
   // The lent slabs of a partition, for an engine that chooses victims.
   Result<std::vector<Candidate>> candidates(PartitionId partition) const noexcept;
   // Its slabs being revoked, or late, that still have blocks or pins.

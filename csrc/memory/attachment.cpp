@@ -149,6 +149,38 @@ Result<TenantNews> Attachment::look_locked() noexcept {
   return news;
 }
 
+Result<std::vector<SlabId>> Attachment::lent() noexcept {
+  const std::lock_guard lock{slabs_};
+  ROSE_TRY(look_locked().status());
+  std::vector<SlabId> found;
+  for (SlabId slab = 0; slab < shape_.slab_count; ++slab) {
+    const bool is_ours = known_[static_cast<std::size_t>(slab)].is_ours;
+    if (is_ours && mailbox_.word(slab).use != WordUse::kClosed) found.push_back(slab);
+  }
+  return found;
+}
+
+// An arbiter that died in a change leaves a ledger that cannot be read: nobody is late for it.
+Result<std::vector<SlabId>> Attachment::leaving() noexcept {
+  Result<TenantNews> news = look();
+  if (!news.ok()) return news.status();
+  std::vector<SlabId> found = std::move(news.value().closed);
+  const Result<LedgerView::Moment> moment = ledger()->read();
+  for (SlabId slab = 0; moment.ok() && slab < shape_.slab_count; ++slab) {
+    const SlabRecord& record = moment.value().slabs[static_cast<std::size_t>(slab)];
+    const bool is_late = record.state == SlabState::kQuarantined;
+    if (record.owner == partition_ && is_late) found.push_back(slab);
+  }
+  return found;
+}
+
+bool Attachment::is_late() const noexcept {
+  const Result<LedgerView::Moment> moment = ledger()->read();
+  return moment.ok() && std::ranges::any_of(moment.value().partitions, [&](const auto& one) {
+           return one.partition.id == partition_ && one.partition.quarantined > 0;
+         });
+}
+
 Result<std::optional<RevocationNote>> Attachment::revocation() const noexcept {
   const Result<LedgerView::Moment> moment = ledger()->read();
   if (!moment.ok()) return moment.status();

@@ -74,6 +74,12 @@ class Attachment final : private SlabDoor {
   Result<TenantNews> news(Nanoseconds timeout_ns) noexcept;
   // Looks without waiting.
   Result<TenantNews> look() noexcept;
+  // The slabs that are the tenant's and not to be emptied.
+  Result<std::vector<SlabId>> lent() noexcept;
+  // The slabs to empty: closed ones, and late ones by the ledger. A slab may occur twice.
+  Result<std::vector<SlabId>> leaving() noexcept;
+  // Whether the ledger shows slabs in use past their deadline.
+  bool is_late() const noexcept;
   // The newest revocation from this partition in the ledger; nothing before the first.
   Result<std::optional<RevocationNote>> revocation() const noexcept;
 

@@ -48,6 +48,23 @@ Result<std::vector<SlabId>> Arbiter::leaving(PartitionId id) const noexcept {
   return found;
 }
 
+Result<std::int32_t> Arbiter::give_idle(PartitionId id) noexcept {
+  const Turn turn{*this};
+  ROSE_TRY(check_live(id));
+  victims_.clear();
+  for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabRecord& record = slabs_[slab];
+    const bool is_lent = record.owner == id && record.state == SlabState::kGranted;
+    if (is_lent && is_idle(slab)) victims_.push_back(slab);
+  }
+  if (victims_.empty()) return 0;
+  // None of them can be late: nothing holds them.
+  const RevocationId given = open_revocation(id, kNobody, clock_->now_ns() + kTimeoutMax,
+                                             static_cast<std::int32_t>(victims_.size()));
+  ROSE_TRY(revoke_victims(given));
+  return revocations_.at(given).progress.returned;
+}
+
 // Leaves up to n lent slabs of `from` in victims_, in the order promised by revoke().
 Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
                                std::span<const SlabId> preferred) noexcept {

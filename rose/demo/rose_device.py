@@ -67,7 +67,7 @@ class Brokered(Closing):
         self._loop.close()
 
     def _note(self, decisions: list[Decision]) -> None:
-        lent_bytes = len(self._device.lender.lent_slabs()) * self._device.arbiter.slab_bytes
+        lent_bytes = self._device.lender.lent_slabs * self._device.arbiter.slab_bytes
         for one in decisions:
             self._decisions.append(
                 DecisionRecord(
@@ -180,7 +180,7 @@ class RoseDevice:
         """Say what was taken back under pressure."""
         return tuple(
             Revocation(one.latency_ms, one.aborted_steps)
-            for one in self.device.lender.history
+            for one in self.device.lender.collector.history
             if one.cause is Cause.PRESSURE
         )
 

@@ -1,7 +1,5 @@
 """How often steps may be aborted for their slabs, so that rollouts cannot starve."""
 
-import threading
-
 from rose._core import Clock
 from rose.units import NS_PER_MS, NS_PER_S
 
@@ -16,7 +14,7 @@ class AbortRation:
     The law: within t seconds there are at most `burst + per_s * t` aborts, and those that one loan
     costs beyond its first, slab by slab, which the loans after it make up for.
 
-    Any thread.
+    The caller's lock.
     """
 
     def __init__(self, *, per_s: float, clock: Clock) -> None:
@@ -29,15 +27,9 @@ class AbortRation:
         self._period_ns = NS_PER_S / per_s
         self._burst = max(1.0, per_s)
         self._clock = clock
-        self._lock = threading.Lock()  # Guards all below.
         self._level = self._burst
         self._filled_ns = clock.now_ns()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Steps that were asked to abort."""
-        return self._count
+        self.count = 0  # Steps that were asked to abort.
 
     def _fill(self) -> None:
         now_ns = max(self._filled_ns, self._clock.now_ns())  # Time that came twice fills once.
@@ -46,13 +38,11 @@ class AbortRation:
 
     def aborted(self) -> None:
         """Note that a step was asked to abort."""
-        with self._lock:
-            self._fill()
-            self._level -= 1.0
-            self._count += 1
+        self._fill()
+        self._level -= 1.0
+        self.count += 1
 
     def wait_ms(self) -> float:
         """How long growth is held off, in milliseconds."""
-        with self._lock:
-            self._fill()
-            return max(0.0, (1.0 - self._level) * self._period_ns / NS_PER_MS)
+        self._fill()
+        return max(0.0, (1.0 - self._level) * self._period_ns / NS_PER_MS)

@@ -5,19 +5,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from rose._core import Attachment, CudaDevice, HostGate, PoolExport
+from rose._core import Attachment, CudaDevice, HostGate, MappedWindow, PoolExport
 from rose.closing import Closing
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.executor.attached_loans import AttachedLoans
 from rose.executor.channel import Channel, close_all
-from rose.executor.lender import OnRevoke
 from rose.executor.lent_window import LentWindow
 from rose.executor.messages import Hello, Rejected, Welcome
+from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.watcher import Watcher
-from rose.memory import KVGeometry, KVGroups, SlabWindow, groups_of
+from rose.memory import KVGeometry, KVGroups, groups_of
 
 _CONNECT_S: Final = 5.0
 # A device may have to lay out the books of a large pool first.
@@ -80,7 +80,7 @@ class AttachedDevice(Closing):
                 welcome.partition,
                 groups,
                 header_index=welcome.header_index,
-                window=window.mapping if window else None,
+                window=window,
             )
         lent_window = LentWindow(attachment, window) if window else None
         loans = AttachedLoans(attachment, self._channel, welcome, host_gate, lent_window)
@@ -92,6 +92,7 @@ class AttachedDevice(Closing):
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
             why_refused=loans.why_refused,
+            slabs_max=welcome.slabs_max,
             gpu=gpu,
             has_gates=welcome.has_gates,
         )
@@ -106,7 +107,7 @@ class AttachedDevice(Closing):
 
     def _open(
         self, welcome: Welcome, named: dict[str, list[int]], device: CudaDevice | None
-    ) -> tuple[Attachment, SlabWindow | None]:
+    ) -> tuple[Attachment, MappedWindow | None]:
         """Map what came with the welcome: the pool, or a window with no slab yet."""
         line = {
             "ledger_fd": named["ledger"][0],
@@ -125,12 +126,8 @@ class AttachedDevice(Closing):
                 named["pool"], sizes=welcome.object_bytes, is_on_host=device is None, **shape
             )
             return Attachment.create(pool=pool, device=device, **line), None
-        window = SlabWindow(
-            header_index=welcome.header_index,
-            header_fd=named["header"][0],
-            device=device,
-            **shape,
-        )
+        window = MappedWindow.create(device=device, **shape)
+        window.open_header(welcome.header_index, fd=named["header"][0])
         return Attachment.create_mapped(**shape, **line), window
 
     def _ask(self, hello: Hello) -> tuple[Welcome, list[int]]:

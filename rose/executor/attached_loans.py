@@ -4,11 +4,10 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from rose._core import Attachment, HostGate, SlabState
-from rose.errors import CorruptData, RoseError, Unavailable
+from rose._core import Attachment, HostGate
+from rose.errors import CorruptData, RoseError
 from rose.events import Reason, Refusal
 from rose.executor.channel import Channel, close_all
-from rose.executor.lender import Lease
 from rose.executor.lent_window import LentWindow
 from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question, Refused, Welcome
 from rose.memory import LentSlabs
@@ -57,8 +56,8 @@ class AttachedLoans:
             self.end(str(error))
             return Refused(Reason.CLOSED.name, 0.0), []
 
-    def grow(self, blocks: int) -> Lease | Refusal:
-        """Ask for slabs that hold up to `blocks` more blocks."""
+    def grow(self, blocks: int) -> Refusal | None:
+        """Ask for slabs that hold up to `blocks` more blocks; None: they are there."""
         if self.is_closed:
             return Refusal(Reason.CLOSED)
         if self._window is not None and not self._window.can_take:
@@ -71,10 +70,10 @@ class AttachedLoans:
             close_all(descriptors)
             raise CorruptData(f"{len(descriptors)} descriptors came for {len(slabs)} slabs")
         match answer:
-            case Granted(lease_id=lease_id, lease_epoch=lease_epoch):
+            case Granted():
                 if not self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True)))):
                     return Refusal(Reason.IN_STEP)  # one began meanwhile: they are there after it
-                return Lease(lease_id, lease_epoch, slabs)
+                return None
             case Refused(reason=name, retry_after_ms=wait_ms) if name in Reason.__members__:
                 wait_ns = int(wait_ms * NS_PER_MS)
                 self._no_growth_before_ns = self._attachment.now_ns() + wait_ns
@@ -98,10 +97,6 @@ class AttachedLoans:
         if isinstance(answer, Refused) and answer.reason in Reason.__members__:
             return Reason[answer.reason]
         return Reason.SERVING_BUSY
-
-    def give_back_idle(self) -> int:
-        """Let go of slabs without a block in use or a pin; returns how many went."""
-        return self._attachment.give_idle()
 
     # ---- telling --------------------------------------------------------------------------------
 
@@ -138,15 +133,6 @@ class AttachedLoans:
         """Whether lending is over."""
         return self.closed_because is not None
 
-    def is_late(self) -> bool:
-        """Whether slabs whose deadline has passed are still in use, as far as the ledger tells."""
-        partition = self._welcome.partition
-        try:
-            partitions = self._attachment.ledger.partitions()
-        except Unavailable:  # Its writer lost its core; the mailbox closes late slabs anyway.
-            return False
-        return any(one.id == partition and one.quarantined > 0 for one in partitions)
-
     @property
     def is_gate_shut(self) -> bool:
         """Whether no step will ever start again: serving's rose gave everything back, say."""
@@ -155,32 +141,6 @@ class AttachedLoans:
     def retry_after_ms(self) -> float:
         """How long growth is held off, in milliseconds, as the device said last."""
         return max(0.0, (self._no_growth_before_ns - self._attachment.now_ns()) / NS_PER_MS)
-
-    def lent_slabs(self) -> list[int]:
-        """The slabs on loan that are not being taken back."""
-        lent = self._in_states(SlabState.GRANTED)
-        if self._window is None:
-            return lent
-        held = self._window.held()  # The ledger shows a slab before it is clean, and mapped here.
-        return [slab for slab in lent if slab in held]
-
-    def leaving_slabs(self) -> frozenset[int]:
-        """The slabs to be emptied: those being taken back, and those that are late already."""
-        late = self._in_states(SlabState.QUARANTINED)
-        return frozenset(self._attachment.leaving()) | frozenset(late)
-
-    def _in_states(self, *states: SlabState) -> list[int]:
-        partition = self._welcome.partition
-        records = self._attachment.ledger.records()
-        return [
-            slab
-            for slab, record in enumerate(records)
-            if record.owner == partition and record.state in states
-        ]
-
-    def slabs_max(self) -> int:
-        """The most slabs the borrower could ever hold."""
-        return self._welcome.slabs_max
 
     # ---- the end --------------------------------------------------------------------------------
 

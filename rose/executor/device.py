@@ -14,9 +14,10 @@ from rose.closing import Closing
 from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.events import Reason
-from rose.executor.lender import Borrower, OnRevoke
+from rose.executor.borrower import LocalBorrower
 from rose.executor.reading import DeviceReading
 from rose.executor.refusals import REASONS, read_refusals
+from rose.executor.revocation import OnRevoke
 from rose.executor.rollout import RolloutLane
 from rose.executor.safety import Reporting, Safety
 from rose.executor.serving import ServingLane, ServingLimits
@@ -204,11 +205,8 @@ class CoServing(Closing):
             self._check_geometry(one)
         gpu = self._opened.gpu
         gate, self.gate_choice = tested_gate(gpu, self.gate, window=GATE_WINDOW)
-        partition = self.arbiter.add_partition(
-            "rollout",
-            reserve_slabs=0,
-            limit_slabs=min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count),
-        )
+        limit_slabs = min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count)
+        partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=limit_slabs)
         lane = RolloutLane(
             groups=KVGroups(self.arbiter, partition, groups, header_index=BORROWER),
             gate=gate,
@@ -216,21 +214,12 @@ class CoServing(Closing):
             reporting=Reporting(self.safety),
             on_revoke=on_revoke,
             why_refused=partial(_why_refused, parts),
+            slabs_max=min(limit_slabs, self.lender.lendable_slabs),
             gpu=gpu,
             has_gates=self._opened.policy.has_gates,
         )
         self._rollout = lane
-        self.lender.lend_to(
-            Borrower(
-                partition=partition,
-                geometry=groups[0],
-                # The engine sets these two later, so they are looked up at each call.
-                on_revoke=lambda revocation: lane.on_revoke(revocation),  # noqa: PLW0108
-                on_room=lambda: lane.on_room(),  # noqa: PLW0108
-                is_alive=lambda: not self.gate.is_in_step(),
-                is_done=self._is_borrower_done,
-            )
-        )
+        self.lender.lend_to(LocalBorrower(lane, self.arbiter, self.gate, gpu, self._opened.policy))
         self._begin_lending(parts)
         return lane
 
@@ -285,22 +274,18 @@ class CoServing(Closing):
             isolation=self._opened.isolation,
             device="cpu" if gpu is None else f"cuda:{gpu.device.ordinal}",
         )
-        self.lender.lend_to(tenancy.borrower)
+        self.lender.lend_to(tenancy)
         return tenancy
-
-    def _is_borrower_done(self) -> bool:
-        gpu = self._opened.gpu
-        return not self.gate.is_in_step() and (gpu is None or gpu.rollout.is_idle())
 
     def _show(self, parts: Parts, channel: "Channel") -> None:
         """Send the ledger, and what whoever looks at it cannot read there."""
         from rose.executor.messages import Ledger  # noqa: PLC0415 (an extra)
 
         said = read_refusals(parts.creditor)
-        binding = said["binding"]
+        binding, cap = said["binding"], self.lender.cap.left()
         answer = Ledger(
             os.getpid(),
-            cap=self.lender.cap_left(),
+            cap=None if cap is None else (cap[0] * self.arbiter.slab_bytes, cap[1]),
             refusals=dict(said["refusals"]),
             binding=None if binding is None else binding.sentence,
         )
@@ -400,7 +385,7 @@ class CoServing(Closing):
         arbiter, lender, state = self.arbiter, self.lender, self.lender.state
         serving = arbiter.snapshot().partitions[SERVING]
         blocks = arbiter.slab_count * lender.kv.blocks_per_slab
-        revocations, ebbs = lender.pressures
+        revocations, ebbs = lender.collector.pressures
         return DeviceReading(
             pool_bytes=arbiter.slab_count * arbiter.slab_bytes,
             reserve_bytes=serving.reserve_slabs * arbiter.slab_bytes,
@@ -411,8 +396,8 @@ class CoServing(Closing):
             waiting=state.waiting,
             first_tokens=tuple(state.first_tokens),
             later_tokens=tuple(state.later_tokens),
-            lent_bytes=len(lender.lent_slabs()) * arbiter.slab_bytes,
-            cap_bytes=min(lender.cap_slabs, arbiter.slab_count) * arbiter.slab_bytes,
+            lent_bytes=lender.lent_slabs * arbiter.slab_bytes,
+            cap_bytes=lender.cap.slabs * arbiter.slab_bytes,
             revocations=revocations,
             ebbs=tuple(
                 (before * arbiter.slab_bytes, left * arbiter.slab_bytes) for before, left in ebbs

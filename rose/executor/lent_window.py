@@ -4,9 +4,9 @@ import threading
 from contextlib import ExitStack
 from typing import Final
 
-from rose._core import Attachment
+from rose._core import Attachment, MappedWindow
 from rose.closing import Closing
-from rose.memory import LentSlabs, SlabWindow
+from rose.memory import LentSlabs
 
 # Unmapped at once: a step that is about to start waits for so many at most.
 _SWEEP_SLABS: Final = 8
@@ -20,7 +20,7 @@ class LentWindow(Closing):
     step may begin between a wish and its grant; what was lent then is mapped when it has ended.
     """
 
-    def __init__(self, attachment: Attachment, window: SlabWindow) -> None:
+    def __init__(self, attachment: Attachment, window: MappedWindow) -> None:
         """Join the two, which nobody else changes from here on."""
         self._attachment = attachment
         self._window = window
@@ -53,11 +53,6 @@ class LentWindow(Closing):
             self._map(lent)
             return True
 
-    def held(self) -> frozenset[int]:
-        """The slabs that are mapped, and were not given up."""
-        with self._lock:
-            return frozenset(self._window.mapping.held)
-
     def step_began(self) -> None:
         """Leave the mapping as it is until the step has ended."""
         with self._lock:
@@ -81,7 +76,8 @@ class LentWindow(Closing):
         """Unmap some of what is not the borrower's any more, unless a step runs."""
         with self._lock:
             if not self._is_in_step:
-                self._window.give(self._attachment.retire())
+                for slab in self._attachment.retire():
+                    self._window.give(slab)
                 self._window.sweep(_SWEEP_SLABS)
 
     def close(self) -> None:
@@ -91,9 +87,10 @@ class LentWindow(Closing):
                 self._late.pop().close()
 
     def _is_still(self) -> bool:
-        return self._window.mapping.is_on_host or not self._is_in_step
+        return self._window.is_on_host or not self._is_in_step
 
     def _map(self, lent: LentSlabs) -> None:
         with lent:
-            self._window.take(lent)
+            for slab, fd in lent.fds.items():
+                self._window.take(slab, fd=fd)
             self._attachment.reach(list(lent.fds))

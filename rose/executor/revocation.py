@@ -1,6 +1,6 @@
 """A revocation as the borrower sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -40,6 +40,9 @@ class Notice:
     def remaining_s(self) -> float:
         """Seconds to the deadline, at least 0."""
         return max(0.0, (self.deadline_ns - self.clock.now_ns()) / NS_PER_S)
+
+
+OnRevoke = Callable[[Notice], None]
 
 
 @dataclass(slots=True)

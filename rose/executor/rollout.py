@@ -12,7 +12,7 @@ from rose._core import Verdict
 from rose.compute import BorrowerGate, Gpu
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
-from rose.executor.lender import Lender, OnRevoke
+from rose.executor.revocation import OnRevoke
 from rose.executor.safety import Reporting
 from rose.executor.ticket import Ticket
 from rose.executor.weight_bins import HostUpload, StreamUpload, Upload
@@ -20,6 +20,7 @@ from rose.memory import KVGroups, KVSpace
 
 if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose.executor.attached_loans import AttachedLoans
+    from rose.executor.lender import Lender
 
 # Longer than the creditor takes to answer, short enough to ask again and again.
 _ASK_MS: Final = 5.0
@@ -67,6 +68,7 @@ class RolloutLane:
         reporting: Reporting,
         on_revoke: OnRevoke | None,
         why_refused: Callable[[], Reason],
+        slabs_max: int,
         gpu: Gpu | None,
         has_gates: bool,
     ) -> None:
@@ -78,7 +80,8 @@ class RolloutLane:
             loans: of its slabs.
             reporting: around what is rose's own.
             on_revoke: frees blocks when serving wants slabs; None has the arbiter pick them.
-            why_refused: a step.
+            why_refused: names the reason for which a step is refused.
+            slabs_max: its limit, or what serving's reserve leaves.
             gpu: device of its work; None for a CPU.
             has_gates: False makes each step one segment, to see what gates within it are worth.
         """
@@ -98,7 +101,10 @@ class RolloutLane:
         self._loans = loans
         self._reporting = reporting
         self.why_refused = why_refused
+        self._slabs_max = slabs_max
         self._has_gates = has_gates
+        self._books = groups.arbiter
+        self._partition = groups.partition
 
     # ---- compute --------------------------------------------------------------------------------
 
@@ -175,7 +181,7 @@ class RolloutLane:
         if self._loans.is_closed:
             return False
         with self._reporting:
-            return self._loans.is_late()
+            return self._books.is_late(self._partition)
 
     def _renew(self) -> None:
         with self._reporting:
@@ -271,11 +277,11 @@ class RolloutLane:
 
     def slabs(self) -> list[int]:
         """The slabs on loan that are not being taken back."""
-        return self._loans.lent_slabs()
+        return self._books.lent(self._partition)
 
     def slabs_max(self) -> int:
         """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
-        return self._loans.slabs_max()
+        return self._slabs_max
 
     @property
     def takes_ranks(self) -> bool:
@@ -293,7 +299,7 @@ class RolloutLane:
     def give_back_idle(self) -> int:
         """Let go of slabs without a block in use or a pin; returns how many went."""
         with self._reporting:
-            return self._loans.give_back_idle()
+            return self._books.give_idle(self._partition)
 
     def retry_after_ms(self) -> float:
         """How long growth is held off after a revocation, in milliseconds."""
@@ -301,4 +307,4 @@ class RolloutLane:
 
     def leaving(self) -> frozenset[int]:
         """The slabs to be emptied: those being taken back, and those that are late already."""
-        return self._loans.leaving_slabs()
+        return frozenset(self._books.leaving(self._partition))

@@ -331,12 +331,13 @@ class ServingLane:
         segment = step.passed = self._gate.passed
         if not self._gate.is_running() or segment == self._stuck_at or self._gate.is_open():
             return
-        if self._lender.is_evicted:  # It dies; until then it may still write.
+        borrower = self._lender.newest
+        if borrower is None or borrower.is_evicted:  # It dies; until then it may still write.
             return
         waited_ms = self._gate.wait_parked(timeout_ms=self._park_wait_ms)
         self._stuck_at = segment if waited_ms is None else None
         if waited_ms is None:
-            self._lender.park_timed_out()
+            borrower.park_timed_out()
             waited_ms = self._park_wait_ms
         step.blocked_ms += waited_ms
         step.passed = self._gate.passed

@@ -1,21 +1,52 @@
 """A borrower of another process, as serving's process sees it."""
 
 import os
+import threading
 from contextlib import ExitStack
 from typing import Final
 
 from rose._core import Arbiter, Process
 from rose.events import Refusal
-from rose.executor.lender import Borrower, Lender
+from rose.executor.lender import Lender
 from rose.executor.messages import DESCRIPTORS_MAX, Granted, Hello, Refused, Welcome
 from rose.executor.revocation import Revocation
 from rose.memory import Isolation, LentSlabs, MappedLoans
 from rose.slo.policy import GATE_WINDOW
-from rose.units import NS_PER_MS
+from rose.units import NS_PER_MS, NS_PER_S
 
 _NAME: Final = "rollout"
 # Part of a lease's TTL within which a living tenant stamps its mailbox several times.
 _FRESH_SHARE: Final = 0.5
+# So often serving waits in vain for a segment of one borrower; then it is ended.
+_PARK_TIMEOUTS_MAX: Final = 2
+# A time-out that is older counts no more: a slow segment now and then is no broken borrower, and
+# costs serving one `park_wait_ms` in so long at most.
+_PARK_MEMORY_NS: Final = 600 * NS_PER_S
+
+
+class Patience:
+    """How often serving waits in vain for segments of one borrower. Any thread.
+
+    The gate is written by the borrower too, so nothing that stands there ends such waits.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._lock = threading.Lock()  # Guards both.
+        self._timeouts = 0
+        self._timed_out_ns = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is not waited for any more."""
+        return self._timeouts >= _PARK_TIMEOUTS_MAX
+
+    def timed_out(self, now_ns: int) -> None:
+        """Note that serving waited in vain until `now_ns`."""
+        with self._lock:
+            is_old = now_ns - self._timed_out_ns > _PARK_MEMORY_NS and not self.is_over
+            self._timeouts = 1 if is_old else self._timeouts + 1
+            self._timed_out_ns = now_ns
 
 
 class Tenancy:
@@ -81,24 +112,16 @@ class Tenancy:
                 header_slabs=arbiter.header_slabs,
                 isolation=isolation,
                 object_bytes=object_bytes,
-                slabs_max=min(limit_slabs, lender.lendable_slabs()),
+                slabs_max=min(limit_slabs, lender.lendable_slabs),
                 gate_window=GATE_WINDOW,
                 has_gates=lender.policy.has_gates,
                 lease_ttl_ms=lender.policy.lease_ttl_ms,
                 descriptors=tuple(name for name, _ in named),
             )
             self.sent, self._owners = sent.pop_all(), owners.pop_all()
-        self._grant_blocks_max = DESCRIPTORS_MAX * hello.geometry.blocks_per_slab(
-            arbiter.slab_bytes
-        )
-        self.borrower = Borrower(
-            partition=partition,
-            geometry=hello.geometry,
-            on_revoke=self.revoke,
-            on_room=self.tenant.ring,
-            is_alive=self.is_alive,
-            evict=self.tenant.evict,
-        )
+        self.partition = partition
+        self.blocks_per_slab = hello.geometry.blocks_per_slab(arbiter.slab_bytes)
+        self._patience = Patience()
 
     def grow(self, blocks: int) -> tuple[Granted | Refused, LentSlabs]:
         """Lend it slabs, under a certificate.
@@ -110,18 +133,36 @@ class Tenancy:
             RoseError: the slabs could not be made zeros, or there are no descriptors left.
         """
         if self._loans is not None:
-            blocks = min(blocks, self._grant_blocks_max)
+            blocks = min(blocks, DESCRIPTORS_MAX * self.blocks_per_slab)
         match self._lender.grow(blocks):
             case Refusal(reason=reason, retry_after_ms=retry_ms):
                 return Refused(reason.name, retry_ms), LentSlabs({})
-            case lease:
-                lent = LentSlabs({}) if self._loans is None else self._loans.lend(lease.slabs)
-                return Granted(lease.lease_id, lease.lease_epoch, tuple(lent.fds)), lent
+            case grant:
+                lent = LentSlabs({}) if self._loans is None else self._loans.lend(grant.slabs)
+                return Granted(grant.lease_id, grant.lease_epoch, tuple(lent.fds)), lent
 
     def revoke(self, revocation: Revocation) -> None:
         """Begin at once: idle slabs change hands in this call, the others when it has read this."""
         revocation.begin(())
         self.tenant.ring()
+
+    def note_room(self) -> None:
+        """Let it look: slabs came free."""
+        self.tenant.ring()
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether its process was ended because its segments did not stop."""
+        return self._patience.is_over
+
+    def park_timed_out(self) -> None:
+        """Note that a segment of it still ran at the end of serving's wait for it."""
+        self._patience.timed_out(self._lender.clock.now_ns())
+        if self._patience.is_over:
+            self.tenant.evict()
+
+    def mind_late(self, late_slabs: int) -> None:
+        """Do nothing: who watches its process ends it when it is late."""
 
     def is_alive(self) -> bool:
         """Whether it has stamped its mailbox lately; a frozen process does not."""
@@ -130,7 +171,7 @@ class Tenancy:
         return self.tenant.is_alive and 0 <= age_ns <= _FRESH_SHARE * ttl_ns
 
     def _slabs(self) -> int:
-        now = self._arbiter.snapshot().partitions[self.welcome.partition]
+        now = self._arbiter.snapshot().partitions[self.partition]
         return int(now.held + now.quarantined)
 
     def end(self) -> None:
@@ -138,7 +179,7 @@ class Tenancy:
 
         What it still uses is late at once, and a process that is late is killed.
         """
-        self._arbiter.drop_partition(self.welcome.partition)
+        self._arbiter.drop_partition(self.partition)
         self._lender.forget_borrower()
 
     def is_over(self, *, wait_ms: float) -> bool:

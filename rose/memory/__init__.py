@@ -5,7 +5,7 @@ from rose.memory.attention import AttentionGroup, Reach
 from rose.memory.bins import Bin, Place, find_runs, pack_bins
 from rose.memory.geometry import KVGeometry, Layout, choose_slab_bytes
 from rose.memory.groups import KVGroups, groups_of
-from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans, SlabWindow
+from rose.memory.mapped import ISOLATIONS, Isolation, LentSlabs, MappedLoans
 from rose.memory.space import KVArray, KVSpace
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "MappedLoans",
     "Place",
     "Reach",
-    "SlabWindow",
     "choose_slab_bytes",
     "find_runs",
     "groups_of",

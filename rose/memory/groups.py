@@ -48,8 +48,8 @@ class KVGroups:
         header_index: int,
         window: MappedWindow | None = None,
     ) -> None:
-        self._arbiter = arbiter
-        self._partition = partition
+        self.arbiter = arbiter
+        self.partition = partition
         if len(geometries) == 1:
             self.spaces: tuple[KVSpace, ...] = (
                 KVSpace(
@@ -82,7 +82,7 @@ class KVGroups:
                 f"blocks needs {len(self.spaces)} numbers, one per group, got {len(blocks)}"
             )
         if len(self.spaces) > 1:
-            return int(self._arbiter.missing_slabs(self._partition, list(blocks)))
+            return int(self.arbiter.missing_slabs(self.partition, list(blocks)))
         (space,) = self.spaces
         missing = blocks[0] - int(space.allocator.free_blocks)
         return ceil_div(max(0, missing), space.blocks_per_slab)

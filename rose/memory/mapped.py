@@ -9,13 +9,11 @@ whatever code it runs; but only well-behaved code gives up slabs that were lent 
 """
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Final, Literal, TypeAlias, get_args
 
-from typing_extensions import Self
-
-from rose._core import Arbiter, CudaDevice, MappedWindow
+from rose._core import Arbiter
 from rose.closing import Closing
 
 Isolation: TypeAlias = Literal["shared", "mapped"]
@@ -77,85 +75,3 @@ class MappedLoans:
                     os.close(lent.fds.pop(slab))
             undo.pop_all()
         return lent
-
-
-class SlabWindow:
-    """The borrower's side: its own mapping of lent slabs, at the pool's distances.
-
-    Thread rule: only the borrower's stepping thread, while none of its kernels runs.
-
-    Args:
-        slab_bytes: slab size of the pool.
-        slab_count: number of lendable slabs of the pool.
-        header_slabs: number of header slabs of the pool.
-        header_index: index of the borrower's own header slab.
-        header_fd: descriptor of that slab, owned by the caller.
-        device: device of the pool's memory; None for host memory.
-
-    Raises:
-        InvalidArgument: the sizes are invalid, or the descriptor is of something else.
-        OutOfMemory: the address range is too large.
-    """
-
-    def __init__(
-        self,
-        *,
-        slab_bytes: int,
-        slab_count: int,
-        header_slabs: int,
-        header_index: int,
-        header_fd: int,
-        device: CudaDevice | None = None,
-    ) -> None:
-        self.mapping = MappedWindow.create(
-            slab_bytes=slab_bytes,
-            slab_count=slab_count,
-            header_slabs=header_slabs,
-            device=device,
-        )
-        self.mapping.open_header(header_index, fd=header_fd)
-
-    @classmethod
-    def of(cls, arbiter: Arbiter, *, header_index: int, device: CudaDevice | None = None) -> Self:
-        """Return a window on a pool of this process, for a borrower in it."""
-        fd = arbiter.share_header(header_index)
-        try:
-            return cls(
-                slab_bytes=arbiter.slab_bytes,
-                slab_count=arbiter.slab_count,
-                header_slabs=arbiter.header_slabs,
-                header_index=header_index,
-                header_fd=fd,
-                device=device,
-            )
-        finally:
-            os.close(fd)
-
-    def take(self, lent: LentSlabs) -> None:
-        """Map lent slabs, before any block of them is used.
-
-        Raises:
-            RoseError: a slab could not be mapped; earlier ones are mapped.
-        """
-        for slab, fd in lent.fds.items():
-            self.mapping.take(slab, fd=fd)
-
-    def keep(self, held: Collection[int]) -> None:
-        """Give up every slab that is not in `held`; a later `sweep` unmaps it.
-
-        A slab being returned counts as held until it is back: it may have a block in use.
-        """
-        self.give(slab for slab in self.mapping.held if slab not in held)
-
-    def give(self, slabs: Iterable[int]) -> None:
-        """Give up slabs that are no longer the borrower's; a later `sweep` unmaps them.
-
-        Raises:
-            InvalidArgument: a slab is not mapped.
-        """
-        for slab in slabs:
-            self.mapping.give(slab)
-
-    def sweep(self, at_most: int) -> int:
-        """Unmap up to `at_most` slabs that were given up; returns their number."""
-        return self.mapping.sweep(at_most)

@@ -15,7 +15,7 @@ _STEPS_ABORTED = 3
 
 
 def _has_seen_enough(pair: Pair, slabs: int) -> bool:
-    returned = sum(one.slabs_returned for one in list(pair.device.lender.history))
+    returned = sum(one.slabs_returned for one in list(pair.device.lender.collector.history))
     aborted = pair.rollout.processor.aborted_steps
     return returned >= slabs and aborted >= _STEPS_ABORTED
 

@@ -120,7 +120,7 @@ class Chaos:
 
     @property
     def has_returned_enough(self) -> bool:
-        history = list(self.borrowed.pair.device.lender.history)
+        history = list(self.borrowed.pair.device.lender.collector.history)
         return sum(one.slabs_returned for one in history) >= self.slabs
 
     @property

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers.generation.continuous_batching.requests import RequestStatus
 
+from rose._core import Grant
 from rose.engines.transformers import Model
 from rose.errors import Unavailable
 from rose.executor import Reason, Refusal
-from rose.executor.lender import Lease
 from rose.executor.revocation import Revocation
 from tests.engines.pair import WAIT_S, Client, Pair, generate, would_say
 from tests.engines.stepper import Stepper
@@ -240,7 +240,7 @@ def test_rollouts_wait_while_a_cap_leaves_nothing_and_go_on_at_the_token(
     device, refused = pair.device, set()
     stock = device.lender.grow
 
-    def grow(blocks: int) -> Lease | Refusal:
+    def grow(blocks: int) -> Grant | Refusal:
         answer = stock(blocks)
         if isinstance(answer, Refusal):
             refused.add(answer.reason)
@@ -283,7 +283,7 @@ def test_slabs_that_no_step_needs_leave_inside_the_call(stepper: Stepper) -> Non
 def test_every_sector_that_serving_takes_is_checked_before_it_is_taken(pair: Pair) -> None:
     device, lane = pair.device, pair.serving_lane
     device._parts.keeper.stop()  # so that the sector itself must have asked
-    while isinstance(device.lender.grow(10_000), Lease):
+    while isinstance(device.lender.grow(10_000), Grant):
         pass
     supply: list[int] = []
 

@@ -177,7 +177,7 @@ def test_step_that_is_aborted_lets_its_weights_go_by_the_deadline(
     assert stepper.processor.aborted_steps == 1
     assert lease.state is WeightsState.DORMANT
     assert held(pair) == 0
-    (revocation,) = pair.device.lender.history
+    (revocation,) = pair.device.lender.collector.history
     assert revocation.slabs_fenced == 0
     assert revocation.slabs_returned >= lease.slabs_max
     assert len(stepper.client.streamed[name]) == before
@@ -405,7 +405,7 @@ def test_storm_of_evictions_loses_no_token(open_pair) -> None:
     assert rollout.errors() == []
     assert rollout.wrong(truth(pair)) == []
     assert all(one == list(range(1, tokens + 1)) for one in rollout.streamed.values())
-    assert sum(one.slabs_fenced for one in pair.device.lender.history) == 0
+    assert sum(one.slabs_fenced for one in pair.device.lender.collector.history) == 0
 
 
 # ---- as a worker ---------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:
             device.executor.lender.take_back(8)
             time.sleep(0.03)
     assert rollouts == [alone(lend, rolled_out, [seed], 60) for seed in range(4)]
-    assert device.executor.lender.pressures[0] > 0
+    assert device.executor.lender.collector.pressures[0] > 0
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

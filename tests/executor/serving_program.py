@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
 
 from rose.executor import SLO, CoServing, Policy
 from rose.executor.revocation import Revocation
@@ -17,16 +16,16 @@ from tests.known_model import confirm
 
 
 def take_back_and_stop(device: CoServing, slabs: int) -> None:
-    lender = device.lender
-    borrower = lender._borrower
+    borrower = device.lender.newest
+    stock = borrower.revoke
 
-    def on_revoke(revocation: Revocation) -> None:
-        borrower.on_revoke(revocation)
+    def revoke(revocation: Revocation) -> None:
+        stock(revocation)
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    lender._borrower = replace(borrower, on_revoke=on_revoke)
-    lender.take_back(slabs)
-    lender._borrower = borrower
+    borrower.revoke = revoke
+    device.lender.take_back(slabs)
+    borrower.revoke = stock
 
 
 def main() -> None:

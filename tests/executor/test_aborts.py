@@ -175,7 +175,7 @@ def test_slabs_that_are_wanted_again_and_again_cost_no_more_than_the_ration() ->
     run(trace, steps=steps, every=3)
     seconds = steps * STEP_MS / 1000
     assert 5.0 < trace.tally.aborted <= 5.0 + 5.0 * seconds  # 166 without a ration
-    assert trace.tally.aborted == trace.device.lender.aborts
+    assert trace.tally.aborted == trace.device.lender.collector.aborts
     assert trace.tally.kept > trace.tally.aborted
     trace.close()
 
@@ -184,7 +184,7 @@ def test_a_used_up_ration_holds_the_next_loan_off_and_says_for_how_long() -> Non
     trace = Trace(aborts_per_s=1.0)
     trace.wish()
     trace.step(is_asked_for=True)
-    assert trace.device.lender.aborts == 1
+    assert trace.device.lender.collector.aborts == 1
     answer = trace.lane.reserve(8)
     assert isinstance(answer, Refusal)
     assert answer.reason is Reason.RESERVE_AT_RISK
@@ -213,7 +213,7 @@ def test_revocations_without_an_abort_use_nothing_up() -> None:
         trace.held = []
         trace.device.lender.take_back(SLABS)
         assert trace.lent == 0
-    assert trace.device.lender.aborts == 0
+    assert trace.device.lender.collector.aborts == 0
     assert trace.lane.retry_after_ms() == 0
     trace.close()
 
@@ -225,7 +225,7 @@ def test_one_step_that_is_asked_twice_is_aborted_once(open_rig) -> None:
     lender.take_back(1)
     lender.take_back(1)
     assert [one.aborted_steps for one in rig.revocations] == [1, 1]
-    assert lender.aborts == 1
+    assert lender.collector.aborts == 1
     step.may_go_on.set()
     wait_for(lambda: step.outcome)
     assert step.outcome == "aborted"

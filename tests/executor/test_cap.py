@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from rose._core import ManualClock
+from rose._core import Grant, ManualClock
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import CoServing, Reason, StepBatch
-from rose.executor.lender import Lease
 from rose.executor.revocation import Cause
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
@@ -41,7 +40,7 @@ def test_growth_ends_at_the_cap_and_the_borrower_hears_when_it_rises(open_rig) -
     rooms = []
     rig.rollout.on_room = lambda: rooms.append(rig.counts())
     rig.device.lend_at_most(3 * SLAB + SLAB - 1, ttl_ms=EVER)  # whole slabs count
-    assert isinstance(rig.device.lender.grow(1000), Lease)
+    assert isinstance(rig.device.lender.grow(1000), Grant)
     assert rig.counts()[1] == 3
     assert refused(rig) is Reason.OVER_LIMIT
     assert rooms == []
@@ -49,7 +48,7 @@ def test_growth_ends_at_the_cap_and_the_borrower_hears_when_it_rises(open_rig) -
     assert rooms == []
     cap(rig, 5)
     assert len(rooms) == 1
-    assert isinstance(rig.device.lender.grow(1000), Lease)
+    assert isinstance(rig.device.lender.grow(1000), Grant)
     assert rig.counts()[1] == 5
 
 
@@ -58,7 +57,7 @@ def test_without_a_cap_or_with_an_endless_one_of_all_certificates_alone_decide(o
     cap(capped, 0)
     cap(capped, 2 * SLABS)
     for rig in (free, capped):
-        assert isinstance(rig.device.lender.grow(1000), Lease)
+        assert isinstance(rig.device.lender.grow(1000), Grant)
         assert refused(rig) is Reason.RESERVE_AT_RISK
     assert free.counts() == capped.counts()
 
@@ -66,7 +65,7 @@ def test_without_a_cap_or_with_an_endless_one_of_all_certificates_alone_decide(o
 def test_no_grant_slips_in_behind_a_cap_that_falls(open_rig, monkeypatch) -> None:
     rig = open_rig()
     before_the_grant(monkeypatch, lambda: cap(rig, 1))
-    assert isinstance(rig.device.lender.grow(1000), Lease)
+    assert isinstance(rig.device.lender.grow(1000), Grant)
     assert rig.counts()[1] == 1
 
 
@@ -81,7 +80,7 @@ def test_late_slabs_count_as_lent(open_rig) -> None:
     cap(rig, 4)
     assert refused(rig) is Reason.OVER_LIMIT
     cap(rig, 5)
-    assert isinstance(rig.device.lender.grow(1000), Lease)
+    assert isinstance(rig.device.lender.grow(1000), Grant)
     assert rig.counts()[1] == 3
 
 
@@ -95,8 +94,8 @@ def test_a_lower_cap_has_slabs_taken_back_at_once_and_nobody_else_gets_them(open
     cap(rig, 2)
     wait_for(lambda: rig.counts()[1] == 2)
     assert rig.counts() == (serving, 2, unowned + 4, 0)
-    wait_for(lambda: rig.device.lender.history)
-    (revocation,) = rig.device.lender.history
+    wait_for(lambda: rig.device.lender.collector.history)
+    (revocation,) = rig.device.lender.collector.history
     assert (revocation.cause, revocation.slabs_returned) == (Cause.CAPPED, 4)
     assert rig.device.reading().revocations == 0  # serving's need began none
 

@@ -321,11 +321,10 @@ def test_slabs_that_were_lent_too_late_are_let_go_of() -> None:
     def lent() -> LentSlabs:
         return LentSlabs({0: os.open("/dev/null", os.O_RDONLY)})
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **_named: object) -> None:
         raise Unavailable("planted")
 
-    mapping = SimpleNamespace(is_on_host=False)
-    window: Any = SimpleNamespace(mapping=mapping, take=fail)
+    window: Any = SimpleNamespace(is_on_host=False, take=fail)
     attachment: Any = SimpleNamespace()
     before = descriptors()
     with LentWindow(attachment, window) as one:

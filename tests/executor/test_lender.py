@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose._core import ManualClock
+from rose._core import Grant, ManualClock
 from rose.errors import InvalidArgument
 from rose.executor import Reason, Refusal, StepBatch
-from rose.executor.lender import Lease, Lender
+from rose.executor.lender import Lender
+from rose.executor.tenancy import Patience
 from rose.slo.verify import verify_log
 from rose.units import NS_PER_S
 from tests.executor.conftest import SLABS, ParkedStep, Rig
@@ -37,7 +37,7 @@ def test_every_grant_has_a_certificate_that_verifies(open_rig) -> None:
     for round_ in range(20):
         rig.serving.arrived("a", prompt_tokens=8)
         taken = rig.serving.kv.allocator.alloc(round_ % 8)
-        while isinstance(rig.device.lender.grow(1 + 5 * round_), Lease):
+        while isinstance(rig.device.lender.grow(1 + 5 * round_), Grant):
             grants += 1
         rig.serving.ensure(20)
         with rig.serving.step(StepBatch(1, 8, 8)):
@@ -60,7 +60,7 @@ def test_largest_request_fits_right_after_any_grant(open_rig, running: int) -> N
         rig.serving.arrived(str(name), prompt_tokens=8)
     used = rig.serving.kv.allocator.alloc(running)
     for wanted in (1, 8, 9, 30, 1000):
-        if not isinstance(rig.device.lender.grow(wanted), Lease):
+        if not isinstance(rig.device.lender.grow(wanted), Grant):
             continue
         # All that the certificate says serving could need, asked for at once.
         demand = rig.device.lender.demand_blocks
@@ -123,7 +123,7 @@ def test_grant_rests_on_what_is_true_when_the_slabs_go(
     # The largest grant would leave nothing over.
     rig.serving.kv.allocator.alloc(slack % 4)
     before_the_grant(monkeypatch, lambda: meanwhile(rig))
-    assert isinstance(rig.device.lender.grow(10_000), Lease)
+    assert isinstance(rig.device.lender.grow(10_000), Grant)
     assert rig.counts()[1] == min((slack - slack % 4 - blocks) // 4, unowned - slabs)
     assert slack_blocks(rig) >= 0
     rig.device.close()
@@ -134,13 +134,13 @@ def test_admitters_that_race_leave_serving_what_it_could_need(open_rig) -> None:
     rig = open_rig(regrow_after_ms=0)
     rig.stop_keeper()  # so nothing is taken back
     start = threading.Barrier(5)
-    leases: list[Lease] = []
+    leases: list[Grant] = []
 
     def admit() -> None:
         start.wait(LONG_S)
         for _ in range(30):
             answer = rig.device.lender.grow(8)
-            if isinstance(answer, Lease):
+            if isinstance(answer, Grant):
                 leases.append(answer)
 
     threads = [rig.start(admit) for _ in range(4)]
@@ -212,7 +212,7 @@ def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_gran
             demand.arrived(prompt_tokens=prompt_tokens)
         for name in range(running):
             rig.serving.arrived(str(name), prompt_tokens=8)
-        if isinstance(rig.device.lender.grow(wanted), Lease):
+        if isinstance(rig.device.lender.grow(wanted), Grant):
             needed = rig.device.lender.demand_blocks
             assert rig.serving.ensure(needed)
             assert rig.serving.kv.allocator.alloc(needed)
@@ -407,7 +407,7 @@ def test_parked_step_is_aborted_and_its_slabs_come_back(open_rig) -> None:
     assert step.outcome == "aborted"
     assert not rig.device.gate.is_open()
     assert rig.counts() == (16, 0, 0, 0)
-    (revocation,) = rig.device.lender.history
+    (revocation,) = rig.device.lender.collector.history
     assert revocation.aborted_steps == 1
     assert revocation.slabs_fenced == 0
     assert 0 < revocation.latency_ms < 2000
@@ -437,7 +437,7 @@ def test_late_borrower_is_fenced_and_its_slabs_quarantined(open_rig) -> None:
     assert not rig.serving.ensure(64)  # bounded: the step is stuck in a segment and gives nothing
     quarantined = lent - unpinned
     assert rig.counts() == (16 - quarantined, 0, 0, quarantined)
-    assert [one.slabs_fenced for one in rig.device.lender.history] == [quarantined]
+    assert [one.slabs_fenced for one in rig.device.lender.collector.history] == [quarantined]
     assert rig.rollout.leaving()
     # Certificates never count it.
     assert rig.device.arbiter.snapshot().unowned == 0
@@ -551,7 +551,7 @@ def test_history_of_many_revocations_can_be_read(open_rig) -> None:
         assert rig.rollout.ensure(1)
         assert rig.serving.ensure(64)
         rig.serving.settle()
-    history = rig.device.lender.history
+    history = rig.device.lender.collector.history
     assert len(history) == 1200
     assert all(one.slabs_returned >= 1 and one.slabs_fenced == 0 for one in history)
 
@@ -559,23 +559,17 @@ def test_history_of_many_revocations_can_be_read(open_rig) -> None:
 # ---- a borrower that is late ---------------------------------------------------------------------
 
 
-def test_slow_segments_hours_apart_end_no_borrower(open_rig) -> None:
-    clock = ManualClock()
-    rig = open_rig(clock=clock)
-    rig.stop_keeper()
-    lender, ended = rig.device.lender, []
-    lender._borrower = replace(lender._borrower, evict=lambda: ended.append(True))
+def test_slow_segments_hours_apart_end_no_borrower() -> None:
+    patience = Patience()
+    now_ns = 0
     for _ in range(5):
-        lender.park_timed_out()
-        assert not lender.is_evicted
-        clock.advance(3600 * NS_PER_S)
-    lender.park_timed_out()
-    clock.advance(60 * NS_PER_S)
-    lender.park_timed_out()
-    assert lender.is_evicted
-    assert ended == [True]
-    clock.advance(3600 * NS_PER_S)
-    assert lender.is_evicted
+        now_ns += 3600 * NS_PER_S
+        patience.timed_out(now_ns)
+        assert not patience.is_over
+    patience.timed_out(now_ns + 60 * NS_PER_S)
+    assert patience.is_over
+    patience.timed_out(now_ns + 3600 * NS_PER_S)
+    assert patience.is_over
 
 
 def test_a_borrower_that_frees_nothing_is_taken_out_and_serving_has_its_memory(open_rig) -> None:

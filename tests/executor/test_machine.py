@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rose._core import Grant
 from rose.errors import StepAborted
 from rose.executor import Quantum, Refusal, StepBatch, Ticket
-from rose.executor.lender import Lease
 from tests.executor.conftest import SLAB, SLABS, Rig
 
 RESERVE = 2
@@ -161,10 +161,10 @@ class ExecutorMachine(RuleBasedStateMachine):
     @rule(blocks=st.integers(1, 150))
     def grow(self, blocks: int) -> None:
         before = self.rig.counts()
-        if isinstance(self.rig.device.lender.grow(blocks), Lease):
+        if isinstance(self.rig.device.lender.grow(blocks), Grant):
             assert self.rig.counts()[1] > before[1]
             rollout = self.rig.device.arbiter.snapshot().partitions[1]
-            assert rollout.held + rollout.quarantined <= self.rig.device.lender.cap_slabs
+            assert rollout.held + rollout.quarantined <= self.rig.device.lender.cap.slabs
         else:
             assert self.rig.counts()[1] == before[1]
 

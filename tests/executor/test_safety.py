@@ -102,7 +102,7 @@ PLACES = [
     ("lender", "arbiter", "take"),
     ("lender", "arbiter", "revoke"),
     ("lender", "arbiter", "give_back"),
-    ("lender", "log", "append_revoke_begun"),
+    ("collector", "_log", "append_revoke_begun"),
     ("lender", "arbiter", "watch"),
     ("lender", "arbiter", "is_short"),
     ("lender", "demand", "blocks"),
@@ -111,7 +111,7 @@ PLACES = [
     ("serving", "_lender", "foresee"),
     ("serving", "_lender", "load_changed"),
     ("lender", "state", "beat"),
-    ("lender", "arbiter", "expire"),
+    ("collector", "_arbiter", "expire"),
 ]
 
 
@@ -121,6 +121,7 @@ def plant(rig: Rig, place: tuple[str, str, str], *, times: int) -> None:
     owners = {
         "serving": rig.serving,
         "lender": lender,
+        "collector": lender.collector,
     }
     if (owner, name) == ("lender", "revoke"):
         # The revocation is made with the lender's arbiter; nothing else of it may be a stand-in.
@@ -171,6 +172,7 @@ def test_nothing_raises_in_serving_when_a_part_stays_broken(open_rig, place) -> 
     owners = {
         "serving": rig.serving,
         "lender": lender,
+        "collector": lender.collector,
     }
     if isinstance(getattr(owners[owner], part), Failing):
         setattr(owners[owner], part, getattr(owners[owner], part)._part)

@@ -152,7 +152,7 @@ def test_serving_gets_what_the_borrower_has_at_once_when_nothing_is_pinned(open_
     assert rig.serving.ensure(total)
     assert rig.counts() == (16, 0, 0, 0)
     assert rig.held == []
-    assert [one.slabs_fenced for one in rig.device.lender.history] == [0]
+    assert [one.slabs_fenced for one in rig.device.lender.collector.history] == [0]
 
 
 def test_ensure_waits_for_slabs_that_another_revocation_is_bringing(open_rig) -> None:

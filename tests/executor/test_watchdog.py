@@ -9,7 +9,7 @@ import pytest
 
 from rose._core import CloseReason, RecordKind
 from rose.errors import Unavailable
-from rose.executor import device
+from rose.executor import wiring
 from tests.executor.conftest import Rig
 from tests.executor.test_gpu import Rig as GpuRig
 from tests.executor.test_safety import fail
@@ -27,7 +27,7 @@ class DeadlockRig(Rig):
 
     def __init__(self, folder: Path, *, patience_ms: float = WATCHDOG_MS) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device, "WATCHDOG_MS", patience_ms)
+            patch.setattr(wiring, "WATCHDOG_MS", patience_ms)
             super().__init__(folder / "log")
         self.is_over = threading.Event()
         self.in_segment = threading.Event()
@@ -125,7 +125,7 @@ def test_a_watchdog_that_fails_is_not_heard_of_in_serving(rig: DeadlockRig, name
 @in_child()
 def test_segments_in_a_stream_are_let_go_for_a_declared_call(fake: Fake) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "WATCHDOG_MS", WATCHDOG_MS)
+        patch.setattr(wiring, "WATCHDOG_MS", WATCHDOG_MS)
         rig = GpuRig()
     stream = rig.rollout.stream
 

@@ -120,7 +120,7 @@ def test_leased_weights_say_the_same_after_every_eviction(engines: Any) -> None:
             assert client.wrong(pair.alone[1]) == []
             assert lease.state is WeightsState.ACTIVE
             assert pair.weights.equals_host()
-            pair.device.lender._revoke(1 << 20)
+            pair.device.lender.take_back(1 << 20)
             assert lease.state is WeightsState.DORMANT
             pair.serving_lane.settle()
     finally:

@@ -73,21 +73,22 @@ def test_bytes_survive_the_death_of_the_process_that_made_them(device: Any) -> N
 def test_lent_slab_is_zeros_in_the_window_and_the_others_are_as_they_were(device: Any) -> None:
     import torch
 
+    from bench.windows import keep, open_window, take
     from rose._core import Grant
-    from rose.memory import MappedLoans, SlabWindow
+    from rose.memory import MappedLoans
 
     arbiter = create(device, object_bytes_max=SLAB)
     partition = arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=SLABS)
     arbiter.allocator(partition, block_bytes=SLAB, origin_bytes=0)
     tensor(arbiter).fill_(0x5A)
     torch.cuda.synchronize()
-    window = SlabWindow.of(arbiter, header_index=0, device=device)
+    window = open_window(arbiter, header_index=0, device=device)
     grant = arbiter.grant(partition, 2, ttl_ns=10**12)
     assert isinstance(grant, Grant)
     with MappedLoans(arbiter, partition).lend(grant.slabs) as lent:
-        window.take(lent)
+        take(window, lent)
     for slab in grant.slabs:
-        mine = tensor(window.mapping, first_slab=slab, slabs=1)
+        mine = tensor(window, first_slab=slab, slabs=1)
         assert not bool(mine.any())
         mine.fill_(slab + 1)
     torch.cuda.synchronize()
@@ -95,7 +96,7 @@ def test_lent_slab_is_zeros_in_the_window_and_the_others_are_as_they_were(device
         expected = slab + 1 if slab in grant.slabs else 0x5A
         assert bool((tensor(arbiter, first_slab=slab, slabs=1) == expected).all())
     arbiter.revoke(partition, 2, deadline_ns=arbiter.now_ns() + 10**9)
-    window.keep([])
+    keep(window, [])
     assert window.sweep(SLABS) == 2
     for slab in grant.slabs:  # serving's mapping never went
         assert bool((tensor(arbiter, first_slab=slab, slabs=1) == slab + 1).all())

@@ -17,9 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rose._core import Arbiter, CudaDevice, Grant, ManualClock
+from bench.windows import keep, open_window, take
+from rose._core import Arbiter, CudaDevice, Grant, ManualClock, MappedWindow
 from rose.errors import InvalidArgument, OutOfMemory, RoseError
-from rose.memory import KVGeometry, KVSpace, MappedLoans, SlabWindow
+from rose.memory import KVGeometry, KVSpace, MappedLoans
 from tests.fake_driver import Fake, in_child
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,49 +75,50 @@ class Serving:
     def revoke(self, slabs: int) -> int:
         return self.arbiter.revoke(self.partition, slabs, deadline_ns=10**12)
 
-    def window(self, device: CudaDevice | None = None) -> SlabWindow:
-        return SlabWindow.of(self.arbiter, header_index=1, device=device)
+    def window(self, device: CudaDevice | None = None) -> MappedWindow:
+        return open_window(self.arbiter, header_index=1, device=device)
 
 
-def address(window: SlabWindow | Arbiter, slab: int) -> int:
-    mapping = window if isinstance(window, Arbiter) else window.mapping
-    return mapping.pool_address + (HEADERS + slab) * mapping.slab_bytes
+def address(window: MappedWindow | Arbiter, slab: int) -> int:
+    return window.pool_address + (HEADERS + slab) * window.slab_bytes
 
 
-def content(window: SlabWindow | Arbiter, slab: int) -> set[int]:
-    size = (window if isinstance(window, Arbiter) else window.mapping).slab_bytes
-    return set(ctypes.string_at(address(window, slab), size))
+def content(window: MappedWindow | Arbiter, slab: int) -> set[int]:
+    return set(ctypes.string_at(address(window, slab), window.slab_bytes))
 
 
 # ---- the truth, in a process of its own
 
 BORROWER = f"""
 import ctypes, os, socket, sys
-from rose.memory import LentSlabs, SlabWindow
+from rose._core import MappedWindow
+from rose.memory import LentSlabs
 line = socket.socket(fileno=int(sys.argv[1]))
 def receive():
     text, fds, _, _ = socket.recv_fds(line, 4096, 16)
     return text.decode().split(), fds
 _, (header,) = receive()
-window = SlabWindow(slab_bytes={SMALL}, slab_count={SLABS}, header_slabs={HEADERS},
-                    header_index=1, header_fd=header)
+window = MappedWindow.create(slab_bytes={SMALL}, slab_count={SLABS}, header_slabs={HEADERS})
+window.open_header(1, fd=header)
 line.send(b".")
 while True:
     (verb, *slabs), fds = receive()
     slabs = [int(one) for one in slabs]
     if verb == "lend":
         with LentSlabs(dict(zip(slabs, fds))) as lent:
-            window.take(lent)
+            for slab, fd in lent.fds.items():
+                window.take(slab, fd=fd)
         line.send(b".")
     elif verb == "keep":
-        window.keep(slabs)
+        for slab in set(window.held) - set(slabs):
+            window.give(slab)
         window.sweep(8)
         line.send(b".")
     elif verb == "read":
-        at = window.mapping.pool_address + ({HEADERS} + slabs[0]) * {SMALL}
+        at = window.pool_address + ({HEADERS} + slabs[0]) * {SMALL}
         line.send(bytes(sorted(set(ctypes.string_at(at, {SMALL})))))
     elif verb == "write":
-        at = window.mapping.pool_address + ({HEADERS} + slabs[0]) * {SMALL}
+        at = window.pool_address + ({HEADERS} + slabs[0]) * {SMALL}
         ctypes.memset(at, slabs[1], {SMALL})
         line.send(b".")
 """
@@ -252,17 +254,17 @@ def test_views_of_a_window_lie_where_the_blocks_are() -> None:
     window = serving.window()
     geometry = KVGeometry(layers=2, block_tokens=4, bytes_per_token=1024)
     rollout = serving.arbiter.add_partition("other", reserve_slabs=0, limit_slabs=SLABS)
-    space = KVSpace(serving.arbiter, rollout, geometry, header_index=1, window=window.mapping)
+    space = KVSpace(serving.arbiter, rollout, geometry, header_index=1, window=window)
     answer = serving.arbiter.grant(rollout, 1, ttl_ns=10**12)
     assert isinstance(answer, Grant)
     with MappedLoans(serving.arbiter, rollout).lend(answer.slabs) as lent:
-        window.take(lent)
+        take(window, lent)
     ids = space.allocator.alloc(space.blocks_per_slab)
     assert ids is not None
     for layer, view in enumerate(space.views()):
         assert isinstance(view, np.ndarray)
-        start = view.ctypes.data - window.mapping.pool_address
-        assert 0 <= start < window.mapping.pool_bytes
+        start = view.ctypes.data - window.pool_address
+        assert 0 <= start < window.pool_bytes
         assert not view[ids].any()
         view[ids] = layer + 1
     assert content(serving.arbiter, answer.slabs[0]) == {1, 2}
@@ -272,7 +274,7 @@ def test_views_of_a_window_lie_where_the_blocks_are() -> None:
 def test_views_outlive_the_window_object() -> None:
     serving = Serving()
     window = serving.window()
-    view = window.mapping.pool_view()
+    view = window.pool_view()
     del window
     assert view[SMALL] == SECRET  # its own header slab
 
@@ -294,7 +296,7 @@ class Windows(RuleBasedStateMachine):
             return
         granted = self.serving.grant(slabs)
         with self.serving.loans.lend(granted) as lent:
-            self.window.take(lent)
+            take(self.window, lent)
         for slab in granted:
             assert content(self.window, slab) == {0}
             ctypes.memset(address(self.window, slab), slab + 1, SMALL)
@@ -308,7 +310,7 @@ class Windows(RuleBasedStateMachine):
         now = {one.slab for one in views}
         for slab in sorted(self.held - now):  # serving's again, at once
             ctypes.memset(address(self.serving.arbiter, slab), SECRET, SMALL)
-        self.window.keep(now)
+        keep(self.window, now)
         self.leaving += sorted(self.held - now)
         self.held = now
 
@@ -319,8 +321,8 @@ class Windows(RuleBasedStateMachine):
 
     @invariant()
     def reachable_is_held_or_leaving(self) -> None:
-        assert self.window.mapping.held == sorted(self.held)
-        assert self.window.mapping.leaving == len(self.leaving)
+        assert self.window.held == sorted(self.held)
+        assert self.window.leaving == len(self.leaving)
         for slab in range(SLABS):
             expected = slab in self.held or slab in self.leaving
             assert is_readable(address(self.window, slab)) == expected, f"slab {slab}"
@@ -346,13 +348,13 @@ def test_device_slab_is_scrubbed_on_a_stream_and_mapped(fake: Fake) -> None:
         assert names.count("cuStreamCreateWithPriority") == 1
         assert names.index("cuMemsetD32Async") < names.index("cuStreamQuery")
         assert "cuMemMap" not in names
-        window.take(lent)
+        take(window, lent)
     assert content(window, granted[0]) == {0}
     fake.reset()
     with serving.loans.lend(serving.grant(1)):
         assert fake.calls("cuStreamCreateWithPriority") == 0  # the stream is kept
     serving.revoke(2)
-    window.keep([])
+    keep(window, [])
     log = fake.log()
     assert not any(line.startswith(("cuMemUnmap", "cuMemMap")) for line in log)
     assert window.sweep(8) == 1
@@ -376,7 +378,7 @@ def test_nothing_leaks_when_the_nth_driver_call_of_a_loan_fails(fake: Fake) -> N
         try:
             window = serving.window(device)
             with serving.loans.lend(serving.grant(1)) as lent:
-                window.take(lent)
+                take(window, lent)
         except RoseError:
             raised += 1
         window = None  # type: ignore[assignment]

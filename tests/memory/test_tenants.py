@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,23 @@ def test_closed_slab_gives_no_new_blocks(device: Device) -> None:
     assert device.tenant.do("blocks.alloc(1)") is None
 
 
+def test_a_tenant_knows_what_is_lent_leaving_and_late(patient: Device) -> None:
+    def said(of: str) -> Any:
+        return patient.tenant.do(f"tenant.{of}(tenant.partition)")
+
+    patient.grant(3)
+    patient.tenant.do("tenant.admit(), held.extend(blocks.alloc(12))")
+    assert (said("lent"), said("leaving"), said("is_late")) == ([0, 1, 2], [], False)
+    patient.tenant.do("tenant.set_ranks([0, 1, 2], [7, 1, 9])")
+    late = patient.arbiter.revoke(patient.rollout, 1, deadline_ns=patient.arbiter.now_ns() + SECOND)
+    assert (said("lent"), said("leaving"), said("is_late")) == ([0, 2], [1], False)
+    assert patient.arbiter.leaving(patient.rollout) == [1]
+    assert patient.arbiter.lent(patient.rollout) == [0, 2]
+    patient.arbiter.wait(late, timeout_ns=60 * SECOND)
+    assert (said("lent"), set(said("leaving")), said("is_late")) == ([0, 2], {1}, True)
+    assert patient.arbiter.is_late(patient.rollout)
+
+
 def test_smallest_rank_is_revoked_first(device: Device) -> None:
     device.grant(3)
     device.tenant.do("tenant.admit(), held.extend(blocks.alloc(12))")
@@ -143,7 +161,7 @@ def test_smallest_rank_is_revoked_first(device: Device) -> None:
 def test_slab_given_back_by_the_tenant_is_unowned(device: Device) -> None:
     device.grant(3)
     device.tenant.do("tenant.admit(), held.extend(blocks.alloc(1))")
-    assert device.tenant.do("tenant.give_idle()") == 2
+    assert device.tenant.do("tenant.give_idle(tenant.partition)") == 2
     device.tenant.tenant.sweep()
     assert device.held(device.rollout) == 1
     assert device.arbiter.snapshot().unowned == SLABS - 1

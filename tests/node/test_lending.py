@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rose._core import ManualClock
+from rose._core import Grant, ManualClock
 from rose.clock import BootClock
 from rose.errors import InvalidArgument
 from rose.executor import CoServing, Reason
-from rose.executor.lender import Lease
 from rose.node.lending import BrokeredDevice, LendingLoop
 from rose.scheduler.broker import Decision, Move
 from rose.units import NS_PER_MS
@@ -69,7 +68,7 @@ class World:
 
     def grow(self) -> None:
         rollout = self.rig.rollout
-        while isinstance(self.rig.device.lender.grow(SLABS * BLOCKS), Lease):
+        while isinstance(self.rig.device.lender.grow(SLABS * BLOCKS), Grant):
             pass
         self.rig.held += rollout.kv.allocator.alloc(rollout.kv.allocator.free_blocks) or []
 

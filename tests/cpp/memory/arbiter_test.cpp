@@ -153,6 +153,35 @@ TEST(idle_slabs_change_hands_inside_the_call) {
   CHECK_EQ(device.held(device.serving), 2);
 }
 
+TEST(idle_slabs_are_given_without_a_revocation) {
+  Device device;
+  device.grant(3);
+  const BlockId used = device.alloc(1).front();
+  const PinId pin = device.blocks->pin_slabs(std::vector<SlabId>{1}).take();
+  CHECK_EQ(device.arbiter->give_idle(device.rollout).take(), 1);
+  CHECK_EQ(device.held(device.rollout), 2);
+  CHECK_EQ(device.arbiter->give_idle(device.rollout).take(), 0);
+  CHECK(device.blocks->unpin(pin).ok());
+  CHECK(device.blocks->free(std::vector<BlockId>{used}).ok());
+  CHECK_EQ(device.arbiter->give_idle(device.rollout).take(), 2);
+  CHECK_EQ(device.arbiter->snapshot().unowned, 8);
+}
+
+TEST(a_grant_leaves_no_more_than_it_may) {
+  Device device;
+  const auto ask = [&](std::int32_t n, std::int32_t held_max) {
+    return device.arbiter->grant(device.rollout, n, kTtl, nullptr, held_max).take();
+  };
+  CHECK_EQ(ask(5, 2).grant.slabs.size(), 2u);
+  CHECK(ask(1, 2).refusal == GrantRefusal::kOverLimit);
+  device.alloc(8);
+  device.revoke(2);
+  device.clock->advance(kTtl);
+  CHECK(device.arbiter->expire(kTtl).ok());  // late now, and it counts
+  CHECK(ask(1, 2).refusal == GrantRefusal::kOverLimit);
+  CHECK_EQ(ask(5, 3).grant.slabs.size(), 1u);
+}
+
 TEST(slab_without_a_taker_goes_to_nobody) {
   Device device;
   device.grant(4);

@@ -91,7 +91,7 @@ def test_a_step_at_its_gate_is_aborted_and_serving_is_planned_in_the_same_step(
         assert {
             name: one.num_output_tokens for name, one in pair.borrower.requests.items()
         } == before
-        assert sum(one.slabs_fenced for one in pair.device.lender.history) == 0
+        assert sum(one.slabs_fenced for one in pair.device.lender.collector.history) == 0
         pair.finish()
         assert {pair.tokens_of[name] for name in before} == {TOKENS}
 
@@ -104,7 +104,7 @@ def test_a_step_that_ends_delivers_the_tokens_of_requests_that_were_preempted_in
         lent = held(pair)
         plan = pair.borrower.schedule()
         order = [one.request_id for one in pair.borrower.running]
-        pair.device.lender._revoke(lent)  # all of it; nobody waits here
+        pair.device.lender.take_back(lent)  # all of it; nobody waits here
         assert [one.request_id for one in pair.borrower.waiting][: len(order)] == order
         assert not pair.borrower.running
         assert held(pair) == lent  # the step pins every one of them
@@ -154,7 +154,7 @@ def test_the_slabs_that_cost_least_are_given_first(vllm, log_path) -> None:
                 vllm.step(pair.borrower)
         progress = {one.request_id: one.num_computed_tokens for one in pair.borrower.running}
         assert list(progress.values()) == sorted(set(progress.values()), reverse=True)
-        pair.device.lender._revoke(2)
+        pair.device.lender.take_back(2)
         assert [one.request_id for one in pair.borrower.running] == ["0", "1", "2", "3"]
         assert [one.request_id for one in pair.borrower.waiting] == ["4"]
         assert pair.borrower.preempted_tokens == progress["4"]
@@ -170,7 +170,7 @@ def test_what_is_only_cached_is_given_before_any_request_is_touched(vllm, log_pa
         vllm.step(pair.borrower)
         needed = pair.borrower._slabs_of(pair.borrower.requests["live"])
         assert held(pair) > 2 * len(needed)
-        pair.device.lender._revoke(held(pair) - len(needed))
+        pair.device.lender.take_back(held(pair) - len(needed))
         assert set(pair.borrower.lane.slabs()) == needed
         assert pair.borrower.preempted_tokens == 0
         # The prefixes are gone with their slabs: nobody finds a block of somebody else's.
@@ -193,7 +193,7 @@ def test_serving_waits_for_a_busy_borrower_until_the_deadline_and_no_longer(vllm
         thread.start()
         assert is_held.wait(LONG_S)
         running = list(pair.borrower.running)
-        pair.device.lender._revoke(2)
+        pair.device.lender.take_back(2)
         # It came back although the borrower's books were taken, and did not touch them.
         assert pair.borrower.running == running
         assert len(pair.borrower.lane.leaving()) == 2
@@ -241,7 +241,7 @@ def test_a_preempted_request_that_runs_at_once_tells_the_worker_its_tokens_again
     with Pair(vllm, log_path, slabs=SLABS, request_tokens=64) as pair:
         fill(vllm, pair)
         running = [one.request_id for one in pair.borrower.running]
-        pair.device.lender._revoke(held(pair))
+        pair.device.lender.take_back(held(pair))
         plan = pair.borrower.schedule()
         again = plan.scheduled_cached_reqs
         assert again.resumed_req_ids

@@ -108,7 +108,7 @@ def test_every_request_that_is_not_aborted_gets_all_its_tokens(vllm, log_path, s
         time.sleep(2 * T_MS / 1000)  # The arrivals of the storm count within T.
         pair.finish()
         assert vllm.tokens_of == storm.wanted
-        history = pair.device.lender.history
+        history = pair.device.lender.collector.history
         assert sum(one.slabs_returned for one in history) > 0
         assert sum(one.slabs_fenced for one in history) == 0
         assert pair.borrower.preempted_tokens > 0

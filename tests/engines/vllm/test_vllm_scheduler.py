@@ -89,7 +89,7 @@ def test_urgent_prompts_wait_no_step_on_rose(vllm, log_path: Path) -> None:
 
         assert steps_waited(urgent(vllm), serving.add_request, step) == [0] * URGENT
         # That took slabs back, in one way only: some decodes were requeued, with every token.
-        assert sum(one.slabs_returned for one in pair.device.lender.history) > 0
+        assert sum(one.slabs_returned for one in pair.device.lender.collector.history) > 0
         assert borrower.preempted_tokens > preempted
         assert own < len(borrower.waiting) < DECODES
         assert all(one.num_output_tokens > 0 for one in borrower.requests.values())

@@ -1,0 +1,81 @@
+"""The other side of the loans, as serving's process sees it."""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from rose._core import Arbiter, HostGate
+from rose.compute import Gpu
+from rose.errors import DeadlineExceeded
+from rose.executor.revocation import Revocation
+from rose.executor.rollout import RolloutLane
+from rose.slo import Policy
+from rose.units import NS_PER_MS
+
+if TYPE_CHECKING:  # Messages between processes need an extra of this package.
+    from rose.executor.tenancy import Tenancy
+
+
+Borrower: TypeAlias = "LocalBorrower | Tenancy"
+"""Whoever borrows on a device. The lender calls it in serving's threads, and in the keeper's."""
+
+
+class LocalBorrower:
+    """A borrower of serving's own process: its engine is called, and cannot be killed."""
+
+    is_evicted = False
+
+    def __init__(
+        self, lane: RolloutLane, arbiter: Arbiter, gate: HostGate, gpu: Gpu | None, policy: Policy
+    ) -> None:
+        """Made by `CoServing.rollout`."""
+        self.partition = lane.kv.partition
+        self.blocks_per_slab = lane.kv.blocks_per_slab
+        self._lane = lane
+        self._arbiter = arbiter
+        self._gate = gate
+        self._gpu = gpu
+        self._lease_ttl_ms = policy.lease_ttl_ms
+        self._late_since_ns: int | None = None
+        self._is_taken_out = False
+
+    def revoke(self, revocation: Revocation) -> None:
+        """Ask the engine, which chooses slabs and frees their blocks in this call."""
+        self._lane.on_revoke(revocation)
+
+    def note_room(self) -> None:
+        """Tell the engine."""
+        self._lane.on_room()
+
+    def is_alive(self) -> bool:
+        """Whether it is in no step: there it cannot be stuck, and within it asks at its gates."""
+        return not self._gate.is_in_step()
+
+    def park_timed_out(self) -> None:
+        """Do nothing: it can only be waited for."""
+
+    def mind_late(self, late_slabs: int) -> None:
+        """Take it out when it keeps slabs for a TTL past their deadline.
+
+        A thread cannot be killed, so lending ends. Its late slabs are usable again when none of its
+        work is under way: no step of its starts any more.
+
+        Raises:
+            DeadlineExceeded: it is to be taken out.
+        """
+        if late_slabs > 0 and self._is_taken_out and self._is_done():
+            self._arbiter.prove_completion(self.partition)
+        if late_slabs == 0 or self._is_taken_out:
+            self._late_since_ns = None
+            return
+        now_ns = self._arbiter.now_ns()
+        if self._late_since_ns is None:
+            self._late_since_ns = now_ns
+        if now_ns - self._late_since_ns > self._lease_ttl_ms * NS_PER_MS:
+            self._is_taken_out = True
+            raise DeadlineExceeded(
+                f"the borrower has kept {late_slabs} slabs {self._lease_ttl_ms:g} ms past their "
+                f"deadline and was taken out: its on_revoke must free the blocks of leaving slabs"
+            )
+
+    def _is_done(self) -> bool:
+        is_idle = self._gpu is None or self._gpu.rollout.is_idle()
+        return is_idle and not self._gate.is_in_step()
