@@ -83,13 +83,12 @@ class Gate:
         self._patch = monkeypatch
 
     def shut(self, reason: Reason = Reason.SLO_AT_RISK) -> None:
-        self._patch.setattr(self._device, "_why_refused", lambda: reason)
-        self._device._rollout.why_refused = lambda: reason
-        self._device._creditor.stop()
+        self._patch.setattr(self._device._rollout, "why_refused", lambda: reason)
+        self._device._parts.creditor.stop()
         self._device.gate.close(CloseReason.STEP)
 
     def open(self) -> None:
-        self._device._creditor.start()
+        self._device._parts.creditor.start()
 
     def shut_within_a_step(self, processor: RolloutProcessor) -> None:
         """Have a step parked at a gate of its own, not a borrower that waits for the next."""
