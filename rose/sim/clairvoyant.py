@@ -201,7 +201,7 @@ def _largest(*, most: int, is_right: Callable[[int], bool]) -> int:
 
     What is right for a number is so for all below it.
     """
-    if is_right(most):
+    if most == 0 or is_right(most):
         return most
     least = 0
     while least < most - 1:
