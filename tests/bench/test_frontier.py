@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import frontier_judged
+from bench.bench_frontier import add_measured
 from bench.frontier import (
     ARMS,
     DEVICE,
@@ -294,3 +295,37 @@ def test_the_overhead_of_gates_is_what_rollouts_alone_lose() -> None:
     record = record_of(solo=(solo("share_all", 100), solo("rose_idle", 98), solo("share_all", 100)))
     assert gate_overhead_percent(record) == pytest.approx(2.0)
     assert gate_overhead_percent(record_of(solo=(solo("share_all", 100),))) is None
+
+
+class Rows:
+    """A report that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, object]] = {}
+        self.said: list[str] = []
+
+    def add(self, name: str, value: float, unit: str, **more: object) -> None:
+        self.rows[name] = {"value": value, "unit": unit, **more}
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def test_a_run_with_a_wide_control_is_void_and_says_so() -> None:
+    noisy = [
+        slice_of(one.arm, one.round, factor=1 + 0.2 * one.round)
+        if one.arm == "alone_again"
+        else one
+        for one in whole((1.0, 1.0, 1.0))
+    ]
+    for slices, is_void in ((whole(), False), (noisy, True)):
+        report = Rows()
+        add_measured(report, Rounds(record_of(*slices), 0.3), 0.3)  # type: ignore[arg-type]
+        assert report.rows["frontier_over_priority_lower95_load30"]["is_void"] is is_void
+        assert report.rows["slowdown_kept_load30"]["is_void"] is is_void
+        assert any("void" in line for line in report.said) is is_void
+    assert report.rows["aa_half_width_ttft_p50_load30"]["bar"] == Bar(at_most=0.03)
+    assert report.rows["aa_half_width_tpot_p95_load30"]["bar"] == Bar(at_most=0.08)
+    assert report.rows["slowdown_kept_load30"]["value"] == pytest.approx(1.3)
+    for arm in ("rose_idle", "rose", "rose_slack"):
+        assert f"excess_misses_over_aa_{arm}_load30" in report.rows
