@@ -281,11 +281,13 @@ def clairvoyant_held(
     """Return the harvest of whoever knows the future and is held to two P99s, and how well it is.
 
     The greedy one does not see all that a delay will lead to. Where its P99s come out above what it
-    was held to, it is held to as much less and tried again.
+    was held to, it is held to as much less and tried again. That may make it worse.
 
     Returns:
-        The harvest, and the larger of both P99s over what it should be; of the last try.
+        The harvest, and the larger of both P99s over what it should be; of the try that came
+        closest.
     """
+    tries: list[tuple[float, float]] = []
     held_ttft_ms, held_tpot_ms = ttft_ms, tpot_ms
     for _ in range(HOLD_TRIES):
         found = clairvoyant_within(
@@ -298,11 +300,12 @@ def clairvoyant_held(
         )
         over_ttft = found.quantile("ttft_ms", 0.99) / ttft_ms
         over_tpot = found.quantile("tpot_ms", 0.99) / tpot_ms
-        if max(over_ttft, over_tpot) <= HELD:
+        tries.append((found.harvest, max(over_ttft, over_tpot)))
+        if tries[-1][1] <= HELD:
             break
         held_ttft_ms /= max(1.0, over_ttft)
         held_tpot_ms /= max(1.0, over_tpot)
-    return found.harvest, max(over_ttft, over_tpot)
+    return min(tries, key=lambda one: one[1])
 
 
 def p99s(one: Slice) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import frontier_judged
+from bench import frontier, frontier_judged
 from bench.bench_frontier import add_measured
 from bench.frontier import (
     ARMS,
@@ -19,6 +19,7 @@ from bench.frontier import (
     RunningPriority,
     attainment,
     capacity_rps,
+    clairvoyant_held,
     clairvoyant_within,
     harvest_of,
     joined,
@@ -41,7 +42,7 @@ from bench.frontier_trouble import FrozenHost, trouble, worst_blocking
 from bench.rows import Bar
 from rose.demo.record import Answered, Plan, RunRecord, Slice
 from rose.demo.summary import summarise_loads
-from rose.sim import Request, simulate
+from rose.sim import ArmOutcome, Request, simulate
 from rose.sim.governors import Alone, Priority
 from rose.sim.simulation import govern
 from rose.slo import SLO
@@ -91,6 +92,28 @@ def test_who_knows_the_future_keeps_every_request_within_its_limits(
         assert one.mean_tpot_ms <= 1.03 * limit_ms
     least = {0.0: 0.0, 12.0: 0.5, 18.0: 0.65}[tpot_ms]
     assert found.harvest > least
+
+
+def test_who_overshoots_is_held_to_less_and_the_closest_try_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[tuple[float, float]] = []
+    # P99s of TTFT and TPOT, over what they should be, of each try.
+    overs = iter([(1.0, 1.1), (1.25, 1.0), (1.5, 1.0)])
+    ended = simulate([Request(0.0, 10, 4)], DEVICE, "alone", slo=TARGETS, seed=0)
+
+    def within(*_: object, ttft_ms: float, tpot_ms: float, **__: object) -> ArmOutcome:
+        held.append((ttft_ms, tpot_ms))
+        ttft_over, tpot_over = next(overs)
+        one = replace(ended.requests[0], ttft_ms=100 * ttft_over, mean_tpot_ms=10 * tpot_over)
+        return replace(ended, requests=(one,), harvest_ms=ended.wall_ms * len(held) / 10)
+
+    monkeypatch.setattr(frontier, "clairvoyant_within", within)
+    harvest, over = clairvoyant_held([], [], ttft_ms=100.0, tpot_ms=10.0, seed=0)
+    assert (harvest, over) == (pytest.approx(0.1), pytest.approx(1.1))
+    assert held[0] == (100.0, 10.0)
+    assert held[1] == (100.0, pytest.approx(10 / 1.1))
+    assert held[2] == (pytest.approx(80.0), pytest.approx(10 / 1.1))
 
 
 # ---- priority
