@@ -63,12 +63,12 @@ from rose.sim.outcome import PRICES
 from rose.sim.simulation import SLOWDOWNS
 from rose.whole_file import write_whole
 
-REQUESTS: Final = 400  # of a seed at a load
-REQUESTS_MIN: Final = 300  # of fewer a report gives no P99
+REQUESTS: Final = 300  # of a seed at a load; of fewer a report gives no P99
 CAPACITY_REQUESTS: Final = 2000
 NEAR: Final = Bar(at_least=0.9)
 BLOCKING: Final = Bar(at_most=1.2)
 PROCESSES: Final = 2
+LOADS_BRIEF: Final = (LOADS[0], LOADS[-1])
 ENGINE_LOADS: Final = (0.1, 0.3, 0.7)
 ENGINE_LOADS_BRIEF: Final = (0.3,)
 ENGINE_ROUNDS: Final = 16
@@ -87,7 +87,6 @@ class Modelled:
     """
 
     seeds: tuple[int, ...]
-    count: int
     capacity: float
     found: list[Found]
     bars: dict[str, tuple[float, Bar]] = field(default_factory=dict)
@@ -121,15 +120,14 @@ def test_modelled(
     report: Report, kept: dict[str, Modelled], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """All arms, and beside each of rose's someone who knows the future and keeps the same P99s."""
-    seeds = seeds_of(report)
-    count = report.count(REQUESTS, at_least=REQUESTS_MIN, brief=REQUESTS_MIN)
+    seeds, loads = seeds_of(report), LOADS if report.is_full else LOADS_BRIEF
 
     def run() -> None:
-        capacity = capacity_rps(report.count(CAPACITY_REQUESTS, at_least=REQUESTS_MIN))
+        capacity = capacity_rps(report.count(CAPACITY_REQUESTS, at_least=REQUESTS))
         report.say(f"capacity {capacity:.2f} requests/s")
         jobs = [
-            Job(seed, load, load * capacity, count, tmp_path / str(seed))
-            for load in LOADS
+            Job(seed, load, load * capacity, REQUESTS, tmp_path / str(seed))
+            for load in loads
             for seed in seeds
         ]
         found = []
@@ -137,7 +135,7 @@ def test_modelled(
             for one in pool.map(simulate_job, jobs):
                 found.append(one)
                 report.say(f"load {one.job.load:g}, seed {one.job.seed}")
-        kept["now"] = Modelled(seeds, count, capacity, found)
+        kept["now"] = Modelled(seeds, capacity, found)
 
     report.once(run)
     modelled = kept["now"]
@@ -180,8 +178,9 @@ def add_clairvoyants(
     value, peer = _over(mine, theirs)
     report.add(name, value, "ratio", peer=peer, bar=NEAR, terms=terms)
     modelled.bars[name] = value, NEAR
-    if arm in found[0].equal_slowdown:
-        value, peer = _over(mine, [one.equal_slowdown[arm] for one in found])
+    theirs = [one.equal_slowdown.get(arm, 0.0) for one in found]
+    if all(theirs):
+        value, peer = _over(mine, theirs)
         name = named(f"harvest_over_clairvoyant_equal_slowdown_{arm}", load)
         report.add(name, value, "ratio", peer=peer)
 
@@ -196,23 +195,24 @@ def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) ->
     """Kernels of 5 ms for both; what the queue holds at an arrival runs on, or is overtaken."""
     modelled = kept.get("now") or pytest.skip("the modelled part has no arms")
     jobs = [
-        PriorityJob(seed, load, load * modelled.capacity, modelled.count, reading)
+        PriorityJob(seed, load, load * modelled.capacity, REQUESTS, reading)
         for reading in READINGS
         for load in PRIORITY_LOADS
         for seed in modelled.seeds
     ]
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[tuple[float, float, float]]] = {}
 
     def run() -> None:
         with processes() as pool:
-            for job, pair in zip(jobs, pool.map(priority_over_rose, jobs), strict=True):
+            for job, one in zip(jobs, pool.map(priority_over_rose, jobs), strict=True):
                 name = named(f"p99_ttft_priority_over_rose_{job.reading}", job.load)
-                found.setdefault(name, []).append(pair)
+                found.setdefault(name, []).append(one)
 
     report.once(run)
-    for name, pairs in found.items():
-        ratio, harvest = (statistics.median(column) for column in zip(*pairs, strict=True))
-        report.add(name, ratio, "ratio", terms=[Term("harvest_over_priority", harvest, "ratio")])
+    for name, each in found.items():
+        ratio, theirs, mine = (statistics.median(column) for column in zip(*each, strict=True))
+        terms = Term("harvest_priority", theirs, "share"), Term("harvest_rose", mine, "share")
+        report.add(name, ratio, "ratio", terms=terms)
 
 
 def test_trouble(report: Report) -> None:

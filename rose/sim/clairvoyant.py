@@ -201,7 +201,7 @@ def _largest(*, most: int, is_right: Callable[[int], bool]) -> int:
 
     `is_right` must be monotone: true for all numbers below a right one.
     """
-    if is_right(most):
+    if most == 0 or is_right(most):
         return most
     least = 0
     while least < most - 1:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import frontier_judged
+from bench import frontier, frontier_judged
+from bench.bench_frontier import add_measured
 from bench.frontier import (
     ARMS,
     DEVICE,
@@ -18,6 +19,7 @@ from bench.frontier import (
     RunningPriority,
     attainment,
     capacity_rps,
+    clairvoyant_held,
     clairvoyant_within,
     harvest_of,
     joined,
@@ -40,7 +42,7 @@ from bench.frontier_trouble import FrozenHost, trouble, worst_blocking
 from bench.rows import Bar
 from rose.demo.record import Answered, Plan, RunRecord, Slice
 from rose.demo.summary import summarise_loads
-from rose.sim import Request, simulate
+from rose.sim import ArmOutcome, Request, simulate
 from rose.sim.governors import Alone, Priority
 from rose.sim.simulation import govern
 from rose.slo import SLO
@@ -92,6 +94,28 @@ def test_who_knows_the_future_keeps_every_request_within_its_limits(
     assert found.harvest > least
 
 
+def test_who_overshoots_is_held_to_less_and_the_closest_try_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[tuple[float, float]] = []
+    # P99s of TTFT and TPOT, over what they should be, of each try.
+    overs = iter([(1.0, 1.1), (1.25, 1.0), (1.5, 1.0)])
+    ended = simulate([Request(0.0, 10, 4)], DEVICE, "alone", slo=TARGETS, seed=0)
+
+    def within(*_: object, ttft_ms: float, tpot_ms: float, **__: object) -> ArmOutcome:
+        held.append((ttft_ms, tpot_ms))
+        ttft_over, tpot_over = next(overs)
+        one = replace(ended.requests[0], ttft_ms=100 * ttft_over, mean_tpot_ms=10 * tpot_over)
+        return replace(ended, requests=(one,), harvest_ms=ended.wall_ms * len(held) / 10)
+
+    monkeypatch.setattr(frontier, "clairvoyant_within", within)
+    harvest, over = clairvoyant_held([], [], ttft_ms=100.0, tpot_ms=10.0, seed=0)
+    assert (harvest, over) == (pytest.approx(0.1), pytest.approx(1.1))
+    assert held[0] == (100.0, 10.0)
+    assert held[1] == (100.0, pytest.approx(10 / 1.1))
+    assert held[2] == (pytest.approx(80.0), pytest.approx(10 / 1.1))
+
+
 # ---- priority
 
 
@@ -108,9 +132,9 @@ def test_what_is_queued_at_an_arrival_runs_on_or_is_overtaken() -> None:
 
 
 def test_rose_is_held_against_priority_at_its_harvest() -> None:
-    ratio, harvest = priority_over_rose(PriorityJob(2, 0.1, 1.5, 20, "overtaking"))
-    assert 1.0 <= harvest <= 1.2
-    queued, _ = priority_over_rose(PriorityJob(2, 0.1, 1.5, 20, f"queue{QUEUE}"))
+    ratio, theirs, mine = priority_over_rose(PriorityJob(2, 0.1, 1.5, 20, "overtaking"))
+    assert theirs <= mine <= 1.2 * theirs
+    queued, _, _ = priority_over_rose(PriorityJob(2, 0.1, 1.5, 20, f"queue{QUEUE}"))
     assert queued > ratio
 
 
@@ -294,3 +318,37 @@ def test_the_overhead_of_gates_is_what_rollouts_alone_lose() -> None:
     record = record_of(solo=(solo("share_all", 100), solo("rose_idle", 98), solo("share_all", 100)))
     assert gate_overhead_percent(record) == pytest.approx(2.0)
     assert gate_overhead_percent(record_of(solo=(solo("share_all", 100),))) is None
+
+
+class Rows:
+    """A report that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, object]] = {}
+        self.said: list[str] = []
+
+    def add(self, name: str, value: float, unit: str, **more: object) -> None:
+        self.rows[name] = {"value": value, "unit": unit, **more}
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def test_a_run_with_a_wide_control_is_void_and_says_so() -> None:
+    noisy = [
+        slice_of(one.arm, one.round, factor=1 + 0.2 * one.round)
+        if one.arm == "alone_again"
+        else one
+        for one in whole((1.0, 1.0, 1.0))
+    ]
+    for slices, is_void in ((whole(), False), (noisy, True)):
+        report = Rows()
+        add_measured(report, Rounds(record_of(*slices), 0.3), 0.3)  # type: ignore[arg-type]
+        assert report.rows["frontier_over_priority_lower95_load30"]["is_void"] is is_void
+        assert report.rows["slowdown_kept_load30"]["is_void"] is is_void
+        assert any("void" in line for line in report.said) is is_void
+    assert report.rows["aa_half_width_ttft_p50_load30"]["bar"] == Bar(at_most=0.03)
+    assert report.rows["aa_half_width_tpot_p95_load30"]["bar"] == Bar(at_most=0.08)
+    assert report.rows["slowdown_kept_load30"]["value"] == pytest.approx(1.3)
+    for arm in ("rose_idle", "rose", "rose_slack"):
+        assert f"excess_misses_over_aa_{arm}_load30" in report.rows
