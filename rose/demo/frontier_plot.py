@@ -53,7 +53,7 @@ def draw_frontier(report: Mapping[str, Any]) -> str:
             Line2D([], [], color=colour, marker=mark, linestyle="-" if is_ours else "")
             for colour, mark, is_ours in styles.values()
         ]
-        names = [name.replace("_", " ") for name in styles]
+        names = [_name(name, report["schemes"][name]) for name in styles]
         figure.legend(lines, names, loc="outside upper center", ncols=max(3, 2 * columns))
         figure.supxlabel(_constants(report, columns), fontsize=7)
         return as_svg(figure)
@@ -61,13 +61,28 @@ def draw_frontier(report: Mapping[str, Any]) -> str:
 
 def _styles(schemes: Mapping[str, Any]) -> dict[str, tuple[str, str, bool]]:
     """Return colour and mark of each arm, and whether it is one of rose's dials."""
-    styles = {}
-    for number, (name, scheme) in enumerate(schemes.items()):
-        is_ours = scheme["slowdown"] is not None and not scheme["without"]
-        colour = _OURS if is_ours else _OTHERS[number % len(_OTHERS)]
-        if name not in {ALONE, CONTROL}:
-            styles[name] = (colour, _MARKS[number % len(_MARKS)], is_ours)
+    styles: dict[str, tuple[str, str, bool]] = {}
+    others = 0
+    for name, scheme in schemes.items():
+        if name in {ALONE, CONTROL}:
+            continue
+        is_ours = _is_dial(scheme)
+        colour = _OURS if is_ours else _OTHERS[others % len(_OTHERS)]
+        others += not is_ours
+        styles[name] = (colour, _MARKS[len(styles) % len(_MARKS)], is_ours)
     return styles
+
+
+def _is_dial(scheme: Mapping[str, Any]) -> bool:
+    """Return whether an arm is rose with all of its mechanisms."""
+    return scheme["slowdown"] is not None and not scheme["without"]
+
+
+def _name(name: str, scheme: Mapping[str, Any]) -> str:
+    if not _is_dial(scheme):
+        return name.replace("_", " ")
+    slowdown = scheme["slowdown"]
+    return f"rose, slowdown {slowdown if isinstance(slowdown, str) else f'{slowdown:g}'}"
 
 
 def _draw_panel(
@@ -104,7 +119,7 @@ def _constants(report: Mapping[str, Any], columns: int) -> str:
     """Return what shaped the figures, in lines as wide as the figure."""
     slo = report["slo"]
     said = [
-        report["mode"],
+        "Dark marks are P50, faint ones P99. All figures are " + report["mode"],
         f"targets: TTFT {slo['ttft_ms']:g} ms, TPOT {slo['tpot_ms']:g} ms",
         *(f"{name} {_short(value)}" for name, value in report["settings"].items()),
     ]
