@@ -1,1 +1,1 @@
-"""What runs on one machine: workers in processes of their own, and the servers that reach them."""
+"""Programs of one machine: worker processes and their servers."""
