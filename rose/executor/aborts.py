@@ -32,7 +32,7 @@ class AbortRation:
         self.count = 0  # Steps asked to abort.
 
     def _fill(self) -> None:
-        now_ns = max(self._filled_ns, self._clock.now_ns())  # The clock may step back.
+        now_ns = max(self._filled_ns, self._clock.now_ns())  # No time counts twice.
         self._level = min(self._burst, self._level + (now_ns - self._filled_ns) / self._period_ns)
         self._filled_ns = now_ns
 

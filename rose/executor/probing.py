@@ -18,8 +18,8 @@ RENEWAL_SHARE: Final = 0.02
 _NEXT_ROUND: Final = 0.5
 # Maximum saved ration, so that probes never run in a burst after a long idle time.
 _SAVED_NS: Final = 100 * NS_PER_MS
-# Maximum debt. Warm-up probes count too; they delay the next probe by no more than four chunks of a
-# second would.
+# Maximum debt: four chunks of a second each. Warm-up probes count too, and must not delay the next
+# probe for longer.
 _DEBT_NS: Final = 4_000 * NS_PER_MS
 
 

@@ -93,7 +93,7 @@ class DeviceReading:
         lent_bytes: memory on loan, except slabs being taken back.
         cap_bytes: maximum memory on loan now; without a cap, the pool.
         revocations: revocations for serving's needs.
-        ebbs: (bytes on loan before, bytes after) of the last 64 revocations, oldest first.
+        ebbs: (bytes on loan before, bytes after) of the last 64 of these, oldest first.
         refusals: refused quanta by reason, a `Reason` in lower case.
         refused_s: seconds in which rollouts wanted to run and were refused, by reason.
         granted_s: seconds in which rollouts had a quantum.

@@ -89,7 +89,7 @@ class ServingStep:
         """Wait a bounded time until no rollout segment runs; with a batch, lend first."""
         try:
             self._lane.begin_step(self)
-        except BaseException:  # An interrupt: a step that never began must not keep the gate shut.
+        except BaseException:  # Interrupted: a step that never began must not keep the gate closed.
             self._lane.give_step_up()
             raise
         return self
