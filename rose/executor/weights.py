@@ -148,7 +148,7 @@ class WeightsLease:
             return None
 
     def pin(self) -> bool:
-        """Pin the slabs for a step or a copy; False if the weights are not on the device."""
+        """Pin the slabs for a step or a copy; False while DORMANT or EVICTING."""
         with self._lock:
             if self._state not in (WeightsState.ACTIVATING, WeightsState.ACTIVE):
                 return False

@@ -1,1 +1,1 @@
-"""Programs of one machine: worker processes and their servers."""
+"""Parts that run on one machine: worker processes, their servers, and lending by the broker."""
