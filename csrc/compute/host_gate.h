@@ -58,7 +58,7 @@ class HostGate {
   // Makes a closed gate without credit. Counting starts at `first_segment`.
   static Result<std::unique_ptr<HostGate>> create(std::shared_ptr<const Clock> clock,
                                                   std::uint32_t first_segment = 0);
-  // Opens the gate of another process, with the same statistics.
+  // Attaches to the gate of another process, with the same statistics.
   static Result<std::unique_ptr<HostGate>> attach(const FileDescriptor& fd,
                                                   std::shared_ptr<const Clock> clock);
 
@@ -104,8 +104,9 @@ class HostGate {
   // Returns the time until no segment ran; nothing if one still ran at the deadline.
   std::optional<Nanoseconds> wait_parked(Nanoseconds timeout_ns) noexcept;
   // Gives the gate a new, closed page after the borrower is gone. The old page, and all later
-  // writes to it, are ignored; waits for its segment end. Credit and `passed` keep their values.
-  // Not for a page that a device maps. On error the gate is unchanged.
+  // writes to it, are ignored, and wait_parked stops waiting for its segment. Credit and `passed`
+  // continue from their last values. Not for a page that a device maps. On error the gate is
+  // unchanged.
   Status renew();
   // Asks the running step to end at its next gate, or at its end if it has none left. True if a
   // step is running.
