@@ -36,7 +36,7 @@ class DurationRing {
   std::array<std::atomic<Nanoseconds>, kRecent> ended_ns_{};
   std::atomic<Nanoseconds> newest_ns_{0};
   std::atomic<std::uint64_t> recorded_{0};
-  std::uint64_t drained_{0};  // the reader's
+  std::uint64_t drained_{0};  // used by the draining thread only
 };
 
 }  // namespace rose::compute

@@ -17,7 +17,7 @@ namespace rose::compute {
 struct GatePage {
   GateWord word{};
   Histogram segments;
-  Histogram pauses;  // from a close to the end of the segment it caught
+  Histogram pauses;  // from a close to the end of the running segment
   DurationRing recent;
   std::atomic<std::uint64_t> pause_count{0};
   std::atomic<std::uint64_t> abort_count{0};

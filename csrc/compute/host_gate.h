@@ -188,7 +188,7 @@ class HostGate {
   FileDescriptor fd_;
   Mapping mapping_;
   GatePage* page_;
-  GateWord* word_;  // of the page
+  GateWord* word_;  // in *page_
   std::shared_ptr<const Clock> clock_;
 
   std::atomic<bool> is_abandoned_{false};

@@ -31,7 +31,7 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # Guards both.
+        self._lock = threading.Lock()  # Guards both fields below.
         self._timeouts = 0
         self._timed_out_ns = 0
 

@@ -21,7 +21,7 @@ class WholeSlabs:
     def __init__(self, lane: RolloutLane) -> None:
         self._lane = lane
         self._allocator = lane.kv.allocator
-        self._blocks: dict[int, list[int]] = {}  # by slab
+        self._blocks: dict[int, list[int]] = {}  # slab → blocks
 
     @property
     def slabs(self) -> frozenset[int]:
