@@ -1,4 +1,4 @@
-// Time comes in through a Clock, so that every policy can run in virtual time.
+// All time comes from a Clock, so that every policy can run in virtual time.
 #pragma once
 
 #include <atomic>
@@ -26,10 +26,10 @@ class BootClock final : public Clock {
   Nanoseconds now_ns() const noexcept override;
 };
 
-// For deadlines: they are real time, also where the measuring clock stands still.
+// For deadlines: they use real time, even if the measuring clock stands still.
 inline Nanoseconds real_now_ns() noexcept { return BootClock{}.now_ns(); }
 
-// Virtual time for tests and simulation: stands still until it is told.
+// Virtual time for tests and simulation: it moves only by advance().
 class ManualClock final : public Clock {
  public:
   Nanoseconds now_ns() const noexcept override { return now_.load(); }

@@ -1,4 +1,4 @@
-// The fields of a plain struct, in order, for code that does the same with each of them.
+// The fields of a plain struct, in order, for code that treats them all alike.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ constexpr bool is_made_of(std::index_sequence<Places...>) {
   return requires { T{(static_cast<void>(Places), Anything{})...}; };
 }
 
-// How many values initialise a T, which is how many fields it has.
+// Number of values that initialise a T: the number of its fields.
 template <typename T, std::size_t Most>
 constexpr std::size_t count() {
   if constexpr (Most == 0 || is_made_of<T>(std::make_index_sequence<Most>{})) {
@@ -32,8 +32,8 @@ constexpr std::size_t count() {
 
 }  // namespace fields_detail
 
-// A tuple of references to the fields of `one`, a struct without base, constructor or array. A
-// struct with more fields than this knows does not compile.
+// Returns references to the fields of `one`, a struct without base, constructor or array. A struct
+// with more than 12 fields does not compile.
 template <typename T>
 constexpr auto fields_of(const T& one) noexcept {
   constexpr std::size_t kFields = fields_detail::count<T, 13>();
@@ -70,7 +70,7 @@ constexpr auto fields_of(const T& one) noexcept {
   // clang-format on
 }
 
-// The references would outlive it.
+// The references would outlive a temporary.
 template <typename T>
 void fields_of(const T&& one) = delete;
 

@@ -1,4 +1,4 @@
-// Counts of durations: for reports, and for whoever looks at them from time to time.
+// Histogram of durations, for reports and for periodic readers.
 #pragma once
 
 #include <array>
@@ -18,11 +18,11 @@ struct Quantiles {
   Nanoseconds max_ns{0};
 };
 
-// Counts durations in buckets of at most 1/32 relative width. One thread records, any may read; a
-// quantile is the upper edge of its bucket, so it never flatters.
+// Counts durations in buckets of at most 1/32 relative width. One thread records, any may read. A
+// quantile is the upper edge of its bucket, so it is never too small.
 class Histogram {
  public:
-  // How many were at most so long.
+  // Number of durations of at most `upper_ns`.
   struct Count {
     Nanoseconds upper_ns{0};
     std::uint64_t at_most{0};
@@ -30,8 +30,8 @@ class Histogram {
 
   void record(Nanoseconds duration_ns) noexcept;
   Quantiles quantiles() const noexcept;
-  // At the upper edges from `from_ns` to `to_ns`, then of all, at the largest duration there is.
-  // What was recorded between two looks is the difference of their counts, and never negative.
+  // Cumulative counts at the upper edges from `from_ns` to `to_ns`, then of all durations at the
+  // largest possible one. The difference of two readings counts the interval, never negative.
   std::vector<Count> counts(Nanoseconds from_ns, Nanoseconds to_ns) const;
 
  private:

@@ -1,4 +1,4 @@
-// Anonymous shared memory. Nothing is named in /dev/shm, so nothing can leak when a party dies.
+// Anonymous shared memory. Nothing has a name in /dev/shm, so nothing leaks if a process dies.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +43,8 @@ class Mapping {
   Mapping& operator=(Mapping&& other) noexcept;
   ~Mapping();
 
-  // Shows the first bytes of `fd` instead, at the same address and for every thread at once. The
-  // file is at least as long. On error the mapping is as before.
+  // Maps the first bytes of `fd` instead, at the same address, atomically for all threads. The file
+  // must be at least as long. On error the mapping is unchanged.
   Status replace(const FileDescriptor& fd) noexcept;
 
   std::byte* data() const noexcept { return data_; }

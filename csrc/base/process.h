@@ -1,4 +1,4 @@
-// Other processes: who is at the end of a socket, whether it still runs, and how it is rung.
+// Other processes: the peer of a socket, whether it still runs, and a bell for it.
 #pragma once
 
 #include <sys/types.h>
@@ -13,8 +13,8 @@
 
 namespace rose {
 
-// Owns one eventfd: a bell between processes. It stays rung until it is silenced, however often it
-// was rung; neither side ever waits for the other.
+// Owns one eventfd: a bell between processes. After any number of rings it stays rung until it is
+// silenced; neither side ever waits for the other.
 class EventFd {
  public:
   static Result<EventFd> create() noexcept;
@@ -28,30 +28,30 @@ class EventFd {
   FileDescriptor fd_;
 };
 
-// Waits until one of `fds` is ready, for at most `timeout_ns`; a negative one counts as 0. False at
-// the deadline and on a signal: the caller looks again.
+// Waits until one of `fds` is ready, for at most `timeout_ns`; a negative value counts as 0. False
+// at the deadline and on a signal: the caller looks again.
 bool poll_for(std::span<pollfd> fds, Nanoseconds timeout_ns) noexcept;
 
-// A copy of somebody's descriptor, close-on-exec; theirs stays theirs.
+// Returns a close-on-exec copy of a descriptor; the caller keeps the original.
 Result<FileDescriptor> duplicate_fd(int fd) noexcept;
 
-// One process, by a descriptor that names it alone: a later process with its number is another.
+// One process, by a pidfd: never confused with a later process of the same id.
 class Process {
  public:
   static Result<Process> open(pid_t pid) noexcept;
-  // The peer of a connected Unix socket, as the kernel recorded it at connect. Where the kernel
-  // gives no descriptor for it (before Linux 6.5), its number is opened, and refused as Unavailable
-  // when the peer ended meanwhile: only then can the number be another's.
+  // Opens the peer of a connected Unix socket, as the kernel recorded it at connect. If the kernel
+  // has no descriptor for it (before Linux 6.5), this opens its id; Unavailable if the peer ended
+  // in the meantime, as only then the id may belong to another process.
   static Result<Process> of_peer(int socket_fd) noexcept;
 
   pid_t pid() const noexcept { return pid_; }
-  // Of the peer; -1 when it was opened by number.
+  // User id of the peer; -1 if the process was opened by id.
   uid_t uid() const noexcept { return uid_; }
   // False once every thread of it has ended.
   bool is_alive() const noexcept;
-  // SIGKILL. Ok also when it is gone already.
+  // Sends SIGKILL. Ok if it is already gone.
   Status kill() const noexcept;
-  // Readable when it is gone.
+  // The pidfd, readable once the process is gone.
   int get() const noexcept { return fd_.get(); }
   Result<Process> duplicate() const noexcept;
 

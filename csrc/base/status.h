@@ -1,5 +1,5 @@
-// The three kinds of outcome: ok, a failure of the world, a bug in rose. Refusals are values of
-// their own and never a Status.
+// The three kinds of outcome: ok, a failure of the world, a bug in rose. A refusal is a value of
+// its own, never a Status.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ enum class Code : std::uint8_t {
   kInternal,
 };
 
-// What a call that can fail returns. Cheap when ok: no allocation.
+// Outcome of a call that can fail. Cheap when ok: no allocation.
 class [[nodiscard]] Status {
  public:
   Status() noexcept = default;
@@ -53,7 +53,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value, or the Status that says why there is none.
+// A value, or the Status of the failure.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -71,7 +71,7 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-// The failure of the system call that just set errno, as a Status: "what: reason".
+// Converts the errno of a failed system call to a Status: "what: reason".
 Status from_errno(const char* what, int error) noexcept;
 
 }  // namespace rose
@@ -83,7 +83,7 @@ Status from_errno(const char* what, int error) noexcept;
     if (!rose_try_status_.ok()) return rose_try_status_; \
   } while (false)
 
-// A broken invariant is a bug in rose: reported, never an abort of somebody else's process.
+// A broken invariant is a bug in rose: reported, never an abort of the host process.
 #define ROSE_CHECK(condition, message)                          \
   do {                                                          \
     if (!(condition)) return ::rose::Status::internal(message); \

@@ -1,4 +1,4 @@
-// The thread that lets rollouts run: it asks a policy for each quantum and opens the gate for it.
+// The thread that grants quanta to rollouts: it asks a policy for each one and opens the gate.
 #pragma once
 
 #include <atomic>
@@ -13,26 +13,26 @@
 
 namespace rose::compute {
 
-// What the creditor saw, in this order: the state of the gate, then the counters.
+// What the creditor read, in this order: the state of the gate, then the counters.
 struct CreditRequest {
   Nanoseconds now_ns{0};
   std::uint32_t close_epoch{0};
-  std::uint32_t passed{0};       // segments that started so far
-  std::uint32_t outstanding{0};  // may start already; 0 when the gate is closed
+  std::uint32_t passed{0};       // segments started so far
+  std::uint32_t outstanding{0};  // segments already granted; 0 when the gate is closed
 };
 
-// `segments` may start from `passed` on, those outstanding included; 0 is a refusal.
+// `segments` may start after `passed`, including the outstanding ones; 0 is a refusal.
 struct Decision {
   std::uint32_t segments{0};
   Nanoseconds retry_after_ns{0};
-  Nanoseconds until_ns{0};  // when the quantum is over, on the creditor's clock
+  Nanoseconds until_ns{0};  // end of the quantum, on the creditor's clock
 };
 
-// More than a borrower starts before the gate closes, less than half of the numbers there are.
+// More segments than a borrower starts before the gate closes, but less than half of the range.
 inline constexpr std::uint32_t kUnlimitedCredit = 1U << 30;
 
-// Says whether serving can bear another quantum. Called by the creditor's thread, which holds no
-// lock of Python's: implementations are C++.
+// Decides whether serving can tolerate another quantum. The creditor's thread calls it without the
+// GIL, so implementations are C++.
 class CreditPolicy {
  public:
   virtual ~CreditPolicy() = default;
@@ -40,18 +40,18 @@ class CreditPolicy {
 };
 
 struct CreditorConfig {
-  std::uint32_t max_segments{8};   // the quantum: never more credit than this
-  Nanoseconds poll_ns{5'000'000};  // the longest sleep between two looks
-  bool has_credit{true};           // false: the open bit alone, to see what the credit is worth
+  std::uint32_t max_segments{8};   // the quantum: maximum credit
+  Nanoseconds poll_ns{5'000'000};  // maximum sleep between two looks
+  bool has_credit{true};           // false: only the open bit, to measure the benefit of credit
 };
 
-// 1. Never more than max_segments ahead of what the borrower has started, whatever the policy says.
-// 2. A refusal gives nothing: what is outstanding runs out within one quantum.
-// 3. The gate opens only in the close epoch the policy decided in. The epoch is read first; an
-//    arrival raises `pending`, then closes. If the policy saw pending == 0, the close is still to
-//    come: it comes before the opening, which then fails, or after, and closes what was opened.
+// 1. The credit is at most max_segments ahead of the started segments, whatever the policy decides.
+// 2. A refusal grants nothing; the outstanding segments end within one quantum.
+// 3. The gate opens only in the close epoch of the policy's decision. The epoch is read first; an
+//    arrival raises `pending`, then closes. If the policy saw pending == 0, the close follows:
+//    either before the opening, which then fails, or after it, and then it closes the gate again.
 //
-// start() and stop() by the owner; notify() by anyone. stop() joins, and so does the destructor.
+// The owner calls start() and stop(); any thread calls notify(). stop() and the destructor join.
 class Creditor {
  public:
   Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy> policy,
@@ -61,15 +61,15 @@ class Creditor {
   Creditor(const Creditor&) = delete;
   Creditor& operator=(const Creditor&) = delete;
 
-  // Fails when it runs already or the machine has no thread left.
+  // Fails if it runs already or no thread can be created.
   Status start() noexcept;
   void stop() noexcept;
   // Serving became idle: look now.
   void notify() noexcept;
   bool is_running() const noexcept { return thread_.joinable(); }
 
-  // One look: asks the policy if the borrower needs credit. Returns how long to sleep. Called by
-  // the thread; by tests without one.
+  // Asks the policy once, if the borrower needs credit. Returns the time to sleep. The thread calls
+  // it; tests call it without a thread.
   Nanoseconds look() noexcept;
 
   std::uint64_t grants() const noexcept { return grants_.load(); }
@@ -84,7 +84,7 @@ class Creditor {
   std::shared_ptr<CreditPolicy> policy_;
   std::shared_ptr<const Clock> clock_;
   CreditorConfig config_;
-  std::shared_ptr<Watchdog> watchdog_;  // looks in the same thread; null: none does
+  std::shared_ptr<Watchdog> watchdog_;  // polled by the same thread; may be null
   std::atomic<bool> stopping_{false};
   std::atomic<std::uint64_t> grants_{0};
   std::atomic<std::uint64_t> refusals_{0};

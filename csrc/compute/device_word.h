@@ -12,7 +12,7 @@
 namespace rose::compute {
 
 // Owns the registration of one gate's page with one device, and keeps the gate. The device may use
-// the addresses until this is dropped: whoever drops it has seen the last gate in a stream passed.
+// the addresses until this is destroyed: the owner first waits for the last gate in the stream.
 class DeviceWord {
  public:
   // On error nothing is registered. A gate can be registered once in a process.
@@ -22,9 +22,9 @@ class DeviceWord {
   DeviceWord(const DeviceWord&) = delete;
   DeviceWord& operator=(const DeviceWord&) = delete;
 
-  // The device still waits on the word, nobody knows for how long: registration and page stay for
-  // the life of the process. Pulling memory from under a device would end that process's context.
-  // `code` is what waits there, if it is kernels of ours: unloading them could wait for them.
+  // For a device that still waits on the word: registration and page stay for the life of the
+  // process, because freeing memory in use would destroy the process's context. `code` keeps our
+  // waiting kernels loaded, if any: unloading could wait for them.
   using Code = std::array<std::shared_ptr<const void>, 2>;
   static void abandon(std::unique_ptr<DeviceWord> word, Code code) noexcept {
     word->code_ = std::move(code);
@@ -32,7 +32,7 @@ class DeviceWord {
   }
 
   HostGate& gate() const noexcept { return *gate_; }
-  // The half of `state` that holds the open bit and the drain bit.
+  // The half of `state` with the open bit and the drain bit.
   driver::DevicePointer state() const noexcept { return base_ + offsetof(GateWord, state); }
   driver::DevicePointer credit() const noexcept { return base_ + offsetof(GateWord, credit); }
   driver::DevicePointer passed() const noexcept { return base_ + offsetof(GateWord, passed); }

@@ -1,4 +1,4 @@
-// What both parties of a gate see, in one memfd: the word first, then what the borrower measures.
+// The memfd that both sides of a gate share: the gate word, then the borrower's measurements.
 #pragma once
 
 #include <atomic>
@@ -12,19 +12,19 @@
 
 namespace rose::compute {
 
-// The borrower records, whichever process it is in; the creditor's estimate of a segment and all
-// reports read it here. What drains `recent` is one party, at the other end.
+// The borrower records, in any process; the creditor's segment estimates and all reports read this
+// page. Only one reader, in serving's process, drains `recent`.
 struct GatePage {
   GateWord word{};
   Histogram segments;
-  Histogram pauses;  // from a close to the end of the segment it caught
+  Histogram pauses;  // from a close to the end of the running segment
   DurationRing recent;
   std::atomic<std::uint64_t> pause_count{0};
   std::atomic<std::uint64_t> abort_count{0};
   std::atomic<std::uint64_t> forced_count{0};
   std::atomic<Nanoseconds> blocked_ns{0};
-  // 1 from a step's first segment, started or in a device's stream, to the step's end: something
-  // may have to wait for it.
+  // 1 from the step's first segment, started or enqueued on a device, to the step's end: others may
+  // have to wait for the step.
   std::atomic<std::uint32_t> mid_step{0};
 };
 

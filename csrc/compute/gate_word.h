@@ -1,5 +1,5 @@
-// The 64 bytes that stop a borrower. They lie in a memfd, so a second process and, by host-mapped
-// memory, a device see the same words.
+// The 64 bytes that stop a borrower. They lie in a memfd, so another process and, through
+// host-mapped memory, a device see the same words.
 #pragma once
 
 #include <atomic>
@@ -7,20 +7,19 @@
 
 namespace rose::compute {
 
-// Who may write what: `state` serving (close), creditor (open) and borrower (the drain bit);
-// `credit` the creditor, and the borrower while it drains; `passed` and `running` the borrower
-// (serving may turn 1 into 2); `step` borrower and serving; `overdue` the device; `on_device` the
-// borrower, before its first step.
+// Writers: `state`: serving (close), creditor (open) and borrower (drain bit). `credit`: creditor,
+// and the borrower while it drains. `passed` and `running`: borrower (serving may turn 1 into 2).
+// `step`: borrower and serving. `overdue`: device. `on_device`: borrower, before its first step.
 //
-// 1. state holds the open bit and the close epoch in one word: whoever opens names the epoch it
-//    decided in, so a close that came in between wins.
-// 2. credit - passed (mod 2^32) is what the borrower may still start; never more than a quantum.
-//    credit only grows while the gate is open; opening a closed gate sets it anew.
-// 3. running != 0 from before a segment's last look at `state` until that segment has ended. On a
-//    device it stays kIdle: serving never waits on the host for a segment there, the priority of
-//    its streams bounds what one can cost.
-// 4. While the drain bit is set no opening succeeds, and a device starts what is in its stream, up
-//    to `credit`, as if the gate were open. The borrower's host has stopped adding to it by then.
+// 1. state holds the open bit and the close epoch in one word. An opening names the epoch of its
+//    decision, so a close in between wins.
+// 2. credit - passed (mod 2^32) segments may still start; never more than a quantum. credit only
+//    grows while the gate is open; opening a closed gate sets a new value.
+// 3. running != 0 from before a segment's last look at `state` until the segment has ended. On a
+//    device it stays kIdle: serving's host never waits for a segment there, and the priority of
+//    serving's streams bounds its cost.
+// 4. While the drain bit is set no opening succeeds, and a device starts the segments in its
+//    stream, up to `credit`, as if the gate were open. The borrower's host adds no more by then.
 struct GateWord {
   static constexpr std::uint64_t kOpenBit = 1;
   static constexpr std::uint64_t kDrainBit = 2;
@@ -33,7 +32,7 @@ struct GateWord {
   std::atomic<std::uint64_t> state;
   std::atomic<std::int64_t> closed_at_ns;  // CLOCK_BOOTTIME of the last open-to-closed move
   std::atomic<std::uint32_t> credit;
-  std::atomic<std::uint32_t> passed;   // segments that started
+  std::atomic<std::uint32_t> passed;   // started segments
   std::atomic<std::uint32_t> running;  // futex word of serving
   std::atomic<std::uint32_t> bell;     // futex word of the borrower
   std::atomic<std::uint32_t> demand;   // futex word of the creditor
@@ -42,7 +41,7 @@ struct GateWord {
   std::atomic<std::uint32_t> low_water;  // the borrower rings `demand` at this much credit
   std::atomic<std::uint32_t> shut_down;
   std::atomic<std::uint32_t> magic;
-  std::atomic<std::uint32_t> overdue;    // segments that a device's gate let go after its limit
+  std::atomic<std::uint32_t> overdue;    // segments that a device's gate released after its limit
   std::atomic<std::uint32_t> on_device;  // 1: a device's stream passes the gate, not a thread
 };
 

@@ -1,4 +1,4 @@
-// How long segments take on a device: an event before and one after each, read when they are done.
+// Times segments on a device: an event before and after each, read once both are done.
 #pragma once
 
 #include <array>
@@ -10,21 +10,20 @@
 
 namespace rose::compute {
 
-// Never waits for the device and never fails a segment: one for which there is no free pair of
-// events, or whose events the driver refuses, is not measured. One thread.
+// Never waits for the device and never fails a segment. A segment is not measured if no event pair
+// is free or the driver refuses its events. One thread.
 class SegmentTimer {
  public:
-  // More than that many segments are not between their start and their reading with any sensible
-  // window; of those beyond, some are not measured.
+  // Exceeds the unread segments of any sensible window; beyond it, some are not measured.
   static constexpr std::uint32_t kPairs = 16;
 
   static Result<std::unique_ptr<SegmentTimer>> create(const driver::DevicePtr& device,
                                                       CUstream stream) noexcept;
 
-  // After a gate, and before the next or at the end of the step.
+  // Call start() after a gate, and end() before the next gate or at the end of the step.
   void start() noexcept;
   void end() noexcept;
-  // The oldest segment that has ended and was not taken yet.
+  // Returns the oldest ended segment that was not taken yet.
   std::optional<Nanoseconds> take() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Serving lets rollouts go first: between two of its steps, for no longer than a certificate says.
+// Serving lets rollouts run first, between two of its steps, within the limit of a certificate.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,26 @@ namespace rose::compute {
 
 struct Offer {
   std::uint32_t segments{0};
-  std::uint32_t passed{0};       // segments that had started before it
-  std::uint32_t close_epoch{0};  // in which the gate was opened for it
-  Nanoseconds until_ns{0};       // on the clock; then it is over, whatever became of it
+  std::uint32_t passed{0};       // segments started before it
+  std::uint32_t close_epoch{0};  // close epoch in which the gate was opened
+  Nanoseconds until_ns{0};       // end of the offer on the clock, used or not
 };
 
 struct SlackConfig {
   std::uint32_t max_segments{8};
-  // A borrower that starts nothing for so long after an offer has nothing to run.
+  // A borrower that starts nothing within this time after an offer has nothing to run.
   Nanoseconds start_ns{1'000'000};
-  bool has_credit{true};  // false: the open bit alone, to see what the credit is worth
+  bool has_credit{true};  // false: only the open bit, to measure the benefit of credit
 };
 
-// 1. An offer is made only while the gate is closed and no segment runs, so its quantum is all the
-//    borrower can do until the next decision. On a device the last segment before it may still run,
-//    and nobody sees it end: it counts as one of the quantum.
-// 2. lend() returns with the gate closed. It never waits longer than the policy's quanta, one after
-//    the other; a segment that is still running then is for the caller to wait for.
-// 3. A close by anybody else, an arrival's above all, ends it at once.
+// 1. An offer is made only while the gate is closed and no segment runs, so the borrower runs at
+//    most its quantum until the next decision. On a device the previous segment may still run
+//    unseen: it counts as one of the quantum.
+// 2. lend() returns with the gate closed. It waits no longer than the sum of the policy's quanta;
+//    the caller waits for a segment that still runs then.
+// 3. Any other close, such as an arrival's, ends the offer at once.
 //
-// One thread at a time, serving's, between two of its steps. It takes no lock.
+// Only serving's thread uses it, between two steps. It takes no lock.
 class SlackLender {
  public:
   SlackLender(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy> policy,
@@ -42,20 +42,19 @@ class SlackLender {
         clock_{std::move(clock)},
         config_{config} {}
 
-  // Asks the policy, and opens the gate for what it grants. Nothing when nobody would run, or the
-  // policy refused, or a close came in between.
+  // Asks the policy, and opens the gate for the granted segments. Returns nothing if the borrower
+  // has no work, the policy refused, or a close came in between.
   std::optional<Offer> offer() noexcept;
   // Closes the gate, if it is open.
   void withdraw() noexcept;
-  // Offers, waits until that is used up, and offers again, as long as the policy grants something.
-  // Returns how long that took; 0 when nothing was granted.
+  // Offers, waits until the offer is used up, and repeats while the policy grants segments. Returns
+  // the time it took; 0 if nothing was granted.
   Nanoseconds lend() noexcept;
-  // From now on there is no offer, or there are some again. Any thread; a lend() that is under way
-  // ends with its quantum.
+  // Disables or enables offers. Any thread; a running lend() ends with its quantum.
   void set_stopped(bool is) noexcept;
 
  private:
-  // True when the whole quantum ran, and nothing runs any more.
+  // True if the whole quantum ran and no segment runs any more.
   bool wait_spent(const Offer& offer) noexcept;
 
   std::shared_ptr<HostGate> gate_;

@@ -1,4 +1,4 @@
-// Frees a serving call that waits for the whole device while the borrower is parked on it.
+// Resolves the deadlock of a serving call that waits for the whole device and a parked borrower.
 #pragma once
 
 #include <atomic>
@@ -11,42 +11,40 @@
 
 namespace rose::compute {
 
-// Where a forced opening is written down, before it happens.
+// Log of forced openings, written before each.
 class ForcedRecord {
  public:
   virtual ~ForcedRecord() = default;
   virtual void forced(std::uint32_t passed, std::uint32_t close_epoch) noexcept = 0;
 };
 
-// Some calls of a driver wait for everything on the device: a free, a capture, the first launch of
-// a kernel. The borrower's step is on the device too, and its gate is closed because serving is
-// busy, in that call: each waits for the other. So serving declares such calls. While one is
-// declared, a step that is parked within itself and has not moved for `after_ns` may start one
-// segment, and one more each time that this passes again, until the step or the call has ended.
+// Some driver calls wait for all work on the device: a free, a capture, the first launch of a
+// kernel. They also wait for the borrower's step, and its gate stays closed while serving is in
+// that call: a deadlock. So serving declares such calls. While one is declared, a step that is
+// parked between two segments for `after_ns` without progress may start one segment, and another
+// one after each further `after_ns`, until the step or the call ends.
 //
-// 1. Outside a declaration nothing is let through: what has not started when the last leave()
-//    returns does not start, unless somebody else opens.
-// 2. At most one segment for each opening, in the close epoch that was looked at: a close wins.
-// 3. An opening is taken back as soon as its segment has started, and the gate then says what it
-//    said before. One that somebody else closed, or opened, is left to them.
-// 4. A record that is lost stops nothing: serving's progress comes before the books, and a log
-//    that lost a record says so itself.
+// 1. Outside a declaration nothing is forced: a segment that has not started when the last leave()
+//    returns does not start, unless someone else opens the gate.
+// 2. Each opening admits at most one segment, in the observed close epoch: a close wins.
+// 3. An opening is withdrawn as soon as its segment has started, and the close reason is restored.
+//    The watchdog leaves the gate alone if someone else closed or opened it.
+// 4. A lost record stops nothing: serving's progress comes first, and the log reports its own loss.
 //
-// look() is called by the creditor's thread; credit of an opening that is under way elsewhere never
-// adds to its one segment (HostGate::granting). enter() and leave() by any thread; declarations may
-// overlap.
+// The creditor's thread calls look(); credit of an opening elsewhere never adds to the one segment
+// (HostGate::granting). Any thread calls enter() and leave(); declarations may overlap.
 class Watchdog {
  public:
   // `record` may be null. `after_ns` counts on `clock`.
   Watchdog(std::shared_ptr<HostGate> gate, std::shared_ptr<ForcedRecord> record,
            std::shared_ptr<const Clock> clock, Nanoseconds after_ns) noexcept;
 
-  // Serving is inside a call that may wait for the whole device, from here to leave().
+  // Declares a call that may wait for the whole device, until leave().
   void enter() noexcept;
-  // One without an enter() changes nothing.
+  // No effect without an enter().
   void leave() noexcept;
 
-  // Returns how long nothing is to be done.
+  // Returns the time until the next look is due.
   Nanoseconds look() noexcept;
 
   bool is_declared() const noexcept { return declared_.load() != 0; }
@@ -62,10 +60,10 @@ class Watchdog {
   Nanoseconds after_ns_;
   std::atomic<std::uint32_t> declared_{0};  // written under the mutex
 
-  std::mutex mutex_;  // guards all below, and that nothing is forced once leave() has returned
-  Nanoseconds still_since_ns_{0};  // since when nothing has moved, as far as was seen
+  std::mutex mutex_;  // guards the fields below, and that nothing is forced after leave() returns
+  Nanoseconds still_since_ns_{0};  // start of the observed standstill
   std::uint32_t seen_passed_{0};
-  // The opening that is under way.
+  // The current opening.
   bool is_forced_{false};
   std::uint32_t forced_epoch_{0};
   std::uint32_t forced_passed_{0};

@@ -1,6 +1,6 @@
-// What rose uses of the CUDA driver's binary interface, written down here so that no toolkit is
-// needed to build or to test. `tests/driver/abi_check.cpp` holds it against cudaTypedefs.h entry by
-// entry where a toolkit is there. Handles have the vendor's names; enums are ints with constants.
+// The part of the CUDA driver's binary interface that rose uses, so that building and testing need
+// no toolkit. Where a toolkit is installed, `tests/driver/abi_check.cpp` compares each entry with
+// cudaTypedefs.h. Handles have the vendor's names; enums are ints with constants.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ typedef struct CUfunc_st* CUfunction;
 
 namespace rose::driver {
 
-// CUresult. Only what rose tells apart has a name.
+// CUresult. Only the values that rose distinguishes have names.
 using Answer = int;
 constexpr Answer kSuccess = 0;
 constexpr Answer kInvalidValue = 1;
@@ -140,7 +140,7 @@ struct KernelNodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
   CUcontext context;
 };
 
-// Conditional nodes. Their bodies take kernels, copies, fills and child graphs, but no memory
+// Conditional nodes. Their bodies may hold kernels, copies, fills and child graphs, but no memory
 // operations.
 using ConditionHandle = std::uint64_t;         // CUgraphConditionalHandle
 constexpr int kNodeConditional = 13;           // CU_GRAPH_NODE_TYPE_CONDITIONAL

@@ -1,5 +1,5 @@
-// One GPU: its facts, and its primary context, which torch and every other user of the runtime
-// share with rose.
+// One GPU: its facts, and its primary context, which rose shares with torch and all other users of
+// the runtime.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace rose::driver {
 
-// What is known of a device without making a context on it.
+// Properties of a device that need no context.
 struct DeviceFacts {
   int ordinal{0};
   std::string name;
@@ -27,11 +27,11 @@ struct DeviceFacts {
 
 Result<DeviceFacts> device_facts(const Driver& driver, int ordinal) noexcept;
 
-// Holds the primary context for as long as it lives. Any thread; a thread that calls the driver
-// holds a Current meanwhile.
+// Holds the primary context during its lifetime. Any thread; hold a Current for every call of the
+// driver.
 class Device {
  public:
-  // InvalidArgument for an ordinal that does not exist (the sentence says how many there are).
+  // InvalidArgument for an unknown ordinal; the message has the number of devices.
   static Result<std::shared_ptr<const Device>> open(DriverPtr driver, int ordinal) noexcept;
   ~Device();
   Device(const Device&) = delete;
@@ -68,8 +68,8 @@ class Device {
 
 using DevicePtr = std::shared_ptr<const Device>;
 
-// Makes a device's context current in this thread while it lives, and what was current before
-// current again after. Look at status() before the first call.
+// Makes a device's context current in this thread during its lifetime, then restores the previous
+// one. Check status() before the first call.
 class Current {
  public:
   explicit Current(const Device& device) noexcept;

@@ -11,13 +11,13 @@ namespace rose::driver {
 
 // Owns the loaded library and its entry points. Immutable after open(), so any thread may call.
 //
-// open() loads "libcuda.so.1", asks cuGetProcAddress for every entry at its version and calls
-// cuInit. It touches no device and makes no context. The library is never unloaded: its threads
+// open() loads "libcuda.so.1", resolves every entry at its version with cuGetProcAddress, and calls
+// cuInit. It uses no device and creates no context. The library is never unloaded: its threads
 // outlive every dlclose.
 class Driver {
  public:
-  // Unavailable, with a sentence for the user: no library, a driver that is too old (with both
-  // versions), a required entry that is missing (which), or cuInit's failure.
+  // Unavailable, with a message for the user: no library, a driver that is too old (both versions),
+  // a missing required entry (its name), or cuInit's failure.
   static Result<std::shared_ptr<const Driver>> open() noexcept;
 
   Driver(const Driver&) = delete;
@@ -27,10 +27,10 @@ class Driver {
   int version() const noexcept { return version_; }
   const Entries& entries() const noexcept { return entries_; }
 
-  // The answer of entry point `call` as a Status: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ...".
-  // OutOfMemory, InvalidArgument, Unavailable or Internal by kind of answer.
+  // Converts the answer of `call` to a Status, "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): ...",
+  // with code OutOfMemory, InvalidArgument, Unavailable or Internal.
   Status status(const char* call, Answer answer) const noexcept;
-  // Unavailable: this driver has no such entry point, and which version of CUDA has it.
+  // Returns Unavailable: this driver lacks the entry point; the message has the CUDA version.
   static Status missing(const char* call) noexcept;
 
   Result<int> device_count() const noexcept;
@@ -49,7 +49,7 @@ using DriverPtr = std::shared_ptr<const Driver>;
 
 }  // namespace rose::driver
 
-// Calls an entry point of `source` (a Driver) and makes a Status of its answer; Unavailable when an
+// Calls an entry point of `source` (a Driver) and returns its answer as a Status; Unavailable if an
 // optional entry is missing.
 #define ROSE_CU(source, call, ...)              \
   ((source).entries().call == nullptr           \

@@ -1,8 +1,8 @@
-// The entry points rose uses: name, the version that fixes its signature, whether rose can do
-// without it, and the signature. Sorted by what they are for.
+// The driver's entry points that rose uses: name, version, whether rose requires it, and signature;
+// sorted by purpose.
 //
-// Asking the driver for a name at a version gives the function with that version's signature, so
-// the version is part of the type: tests/driver/test_abi.py holds each pair against cudaTypedefs.h.
+// The driver resolves a name at a version to the function with that version's signature, so the
+// version is part of the type: tests/driver/test_abi.py compares each pair with cudaTypedefs.h.
 #pragma once
 
 #include "driver/abi.h"
@@ -96,8 +96,7 @@ namespace rose::driver {
 
 enum class Need { kRequired, kOptional };
 
-// One function pointer for each entry point, named as the driver names it; null when an optional
-// one is missing.
+// One function pointer per entry point, with the driver's name; null if an optional one is missing.
 struct Entries {
 #define ROSE_CUDA_POINTER(name, version, need, arguments) Answer(*name) arguments{nullptr};
   ROSE_CUDA_ENTRIES(ROSE_CUDA_POINTER)

@@ -1,4 +1,4 @@
-// Capture of a stream into a graph, and nodes that rose puts between those of the engine.
+// Capture of a stream into a graph, and rose's own nodes between the engine's.
 #pragma once
 
 #include <memory>
@@ -12,32 +12,32 @@ namespace rose::driver {
 enum class CaptureState { kNone, kActive, kInvalidated };
 Result<CaptureState> capture_state(const Device& device, CUstream stream) noexcept;
 
-// Puts a batch of memory operations into the graph that `stream` is being captured into, after all
-// that was captured so far, and makes all that comes later depend on it. Returns the new node,
-// which Graph::update takes. InvalidArgument when the stream is not being captured. After any other
-// error the capture is of no use: end it and drop its graph.
+// Adds a batch of memory operations to the graph that `stream` is being captured into: after all
+// captured nodes, and before all later ones. Returns the new node, for Graph::update.
+// InvalidArgument if the stream is not being captured. After any other error the capture is
+// unusable: end it and drop its graph.
 Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
                                    std::span<MemoryOperation> operations) noexcept;
 
 // Owns an instantiated graph. One thread at a time.
 class Graph {
  public:
-  // Makes one of a graph that somebody else captured and keeps as long as this lives; torch shows
-  // it as raw_cuda_graph().
+  // Instantiates a graph that someone else captured and keeps during this object's lifetime; torch
+  // exposes it as raw_cuda_graph().
   static Result<std::unique_ptr<Graph>> instantiate(DevicePtr device, CUgraph captured) noexcept;
-  // begin_capture(stream) ... end_capture(stream) by the thread that issues the work. What other
-  // threads call meanwhile is not restricted: serving is in one of them. When the capture was
-  // invalidated, end_capture fails and leaves the stream usable.
+  // The thread that issues the work calls begin_capture(stream) and end_capture(stream). Other
+  // threads, such as serving's, may call anything in the meantime. After an invalidated capture
+  // end_capture fails and leaves the stream usable.
   static Status begin_capture(const Device& device, CUstream stream) noexcept;
   static Result<std::unique_ptr<Graph>> end_capture(DevicePtr device, CUstream stream) noexcept;
   ~Graph();
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // The handle that cuStreamGetCaptureInfo showed while this was captured.
+  // The handle that cuStreamGetCaptureInfo returned during the capture.
   CUgraph get() const noexcept { return graph_; }
   Status launch(CUstream stream) noexcept;
-  // New operations for a node of insert_mem_ops; takes effect from the next launch on.
+  // Sets new operations of a node from insert_mem_ops, effective from the next launch.
   Status update(CUgraphNode node, std::span<MemoryOperation> operations) noexcept;
 
  private:
@@ -54,8 +54,8 @@ class Graph {
   bool owns_graph_;
 };
 
-// A graph that is made node by node, each after the one before: what no capture gives, because a
-// stream cannot be captured into a condition. After an error it is of no use.
+// Builds a graph as a chain of nodes. Capture cannot do this: a stream cannot be captured into a
+// condition. After an error it is unusable.
 class GraphChain {
  public:
   static Result<std::unique_ptr<GraphChain>> create(DevicePtr device) noexcept;
@@ -65,14 +65,14 @@ class GraphChain {
 
   CUgraph get() const noexcept { return graph_; }
   Result<CUgraphNode> add_mem_ops(std::span<MemoryOperation> operations) noexcept;
-  // One thread of `kernel`. The driver copies the arguments now.
+  // Adds `kernel` with one thread. The driver copies the arguments during the call.
   Status add_kernel(CUkernel kernel, void** arguments) noexcept;
-  // A condition that is 0 whenever the graph is launched. Unavailable before CUDA 12.3.
+  // Makes a condition that each launch resets to 0. Unavailable before CUDA 12.3.
   Result<ConditionHandle> make_condition() noexcept;
-  // Runs a clone of `body` if the condition is not 0 by then. The body may hold kernels, copies and
-  // fills, of the device's context, but no memory operations: instantiate() would refuse it.
+  // Adds a clone of `body` that runs if the condition is not 0 by then. The body may hold kernels,
+  // copies and fills of the device's context, but no memory operations: instantiate() would fail.
   Status add_if(ConditionHandle condition, CUgraph body) noexcept;
-  // The graph goes to what is returned.
+  // The returned object owns the graph.
   Result<std::unique_ptr<Graph>> instantiate() noexcept;
 
  private:

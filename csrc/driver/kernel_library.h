@@ -1,4 +1,4 @@
-// The device code that is embedded in the extension, loaded and launched through the driver.
+// Device code embedded in the extension, loaded and launched through the driver.
 #pragma once
 
 #include <array>
@@ -20,22 +20,22 @@ struct Fatbin {
 };
 std::span<const Fatbin> embedded_fatbins() noexcept;
 
-inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // of a grid, along x
+inline constexpr std::uint64_t kBlocksMax = (std::uint64_t{1} << 31) - 1;  // a grid's limit in x
 struct Grid {
   unsigned blocks{1};
   unsigned threads{1};
   unsigned shared_bytes{0};
 };
 
-// Owns one loaded fat binary. The driver loads a library lazily unless it is told otherwise, so
-// kernel() has its code put on the device, never a launch: a first launch that loads can wait for a
-// stream that a closed gate holds. Any thread.
+// Owns one loaded fat binary. The driver loads code lazily by default. So kernel() loads it onto
+// the device, never a launch: a loading launch can wait for a stream behind a closed gate. Any
+// thread.
 class KernelLibrary {
  public:
-  // Unavailable when this build has no device code, or none of that name.
+  // Unavailable if this build has no device code, or none with that name.
   static Result<std::shared_ptr<const KernelLibrary>> create(DevicePtr device,
                                                              std::string_view name) noexcept;
-  // The same for a fat binary that is not embedded; the driver keeps no pointer into it.
+  // Loads a fat binary that is not embedded; the driver keeps no pointer into it.
   static Result<std::shared_ptr<const KernelLibrary>> create(DevicePtr device,
                                                              const Fatbin& fatbin) noexcept;
   ~KernelLibrary();
@@ -46,7 +46,7 @@ class KernelLibrary {
   // Loads the kernel onto the device; call it before serving starts.
   Result<CUkernel> kernel(const char* name) const noexcept;
 
-  // `arguments` are passed by value; their types are the kernel's own, to the bit.
+  // Passes `arguments` by value; their types must match the kernel's exactly.
   template <typename... Arguments>
   Status launch(CUkernel kernel, Grid grid, CUstream stream,
                 Arguments... arguments) const noexcept {

@@ -1,4 +1,4 @@
-// Streams of rose's own, with a priority, and events that mark a place in one.
+// Rose's own streams, with a priority, and events.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace rose::driver {
 
-// Lower numbers run first: serving takes the highest priority, and 0, the default of everybody
-// else, is the lowest. Never a stream of torch's pools: those come round again after 32.
+// Lower numbers run first: serving gets the highest priority; 0, everyone's default, is the lowest.
+// Never use a stream of torch's pools: torch hands the same one out again after 32.
 enum class Priority { kLowest, kHighest };
 
 // Owns one non-blocking stream. Any thread.
@@ -26,13 +26,13 @@ class Stream {
   CUstream get() const noexcept { return stream_; }
   const DevicePtr& device() const noexcept { return device_; }
   Result<int> priority() const noexcept;
-  // Whether all work so far is done. Never waits.
+  // True if all work so far is done. Never waits.
   Result<bool> is_idle() const noexcept;
-  // Polls, with short sleeps, until idle; DeadlineExceeded after `timeout_ns`. Waits for this
-  // stream only: nothing in rose synchronises a device.
+  // Polls, with short sleeps, until idle; DeadlineExceeded after `timeout_ns`. Waits only for this
+  // stream: nothing in rose synchronises a device.
   Status wait(Nanoseconds timeout_ns) const noexcept;
-  // Puts a copy of `from` to the device's `to` into the stream. The bytes must stay as they are
-  // until the stream has passed the copy; page-locked, it does not wait, else the driver may.
+  // Enqueues a copy of `from` to the device address `to`. The bytes must not change until the
+  // stream has passed the copy. The call may wait unless they are page-locked.
   Status copy_from_host(DevicePointer to, std::span<const std::byte> from) const noexcept;
 
  private:
@@ -43,7 +43,7 @@ class Stream {
   CUstream stream_;
 };
 
-// Owns one event: the completion of what was in a stream when it was recorded. Any thread.
+// Owns one event: the completion of all work in a stream when it was recorded. Any thread.
 class Event {
  public:
   static Result<std::unique_ptr<Event>> create(DevicePtr device, bool has_timing) noexcept;
@@ -52,12 +52,12 @@ class Event {
   Event& operator=(const Event&) = delete;
 
   CUevent get() const noexcept { return event_; }
-  // Borrowed streams come from torch, so a raw handle.
+  // Takes a raw handle, as the borrower's stream may come from torch.
   Status record(CUstream stream) noexcept;
-  // Whether what was recorded is done; true before the first record. Never waits.
+  // True if the recorded work is done, and before the first record. Never waits.
   Result<bool> is_done() const noexcept;
-  // From `earlier` to this one. InvalidArgument unless both have timing and both are recorded,
-  // Unavailable until both are done.
+  // Returns the time from `earlier` to this event. InvalidArgument unless both have timing and are
+  // recorded; Unavailable until both are done.
   Result<Nanoseconds> since(const Event& earlier) const noexcept;
 
  private:

@@ -1,4 +1,4 @@
-"""What `import rose` offers: devices, requests, sequences, steps and versions.
+"""Public names of `import rose`: devices, requests, sequences, steps and versions.
 
-Each name is loaded when it is first used, so importing rose costs a serving process nothing.
+Each name is loaded on first use, so `import rose` costs a serving process nothing.
 """

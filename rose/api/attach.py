@@ -1,4 +1,4 @@
-"""`rose.attach`: an engine of transformers on one side of a device."""
+"""`rose.attach`: run an engine of transformers on one side of a device."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -22,20 +22,19 @@ def attach(
     config: EngineConfig | None = None,
     request_tokens: int = 32768,
 ) -> "Attached":
-    """Build an engine of transformers' continuous batching on a device; serving comes first.
+    """Build an engine of transformers' continuous batching on a device; add "serving" first.
 
     Args:
         model: a causal language model of transformers.
         device: the device that both engines share.
-        role: "serving", whose steps are protected and whose requests pause rollouts, or
-            "borrower", which has a gate before each layer and gives way to serving.
-        config: sizes of the engine's steps and cache; None for the defaults.
-        request_tokens: most tokens of one of serving's requests. Steps at that length are measured
-            at start-up.
+        role: "serving": its steps are protected and its requests pause rollouts. "borrower": it
+            waits at a gate before each layer and yields to serving.
+        config: sizes of the engine's steps and cache; None: the defaults.
+        request_tokens: maximum tokens of a serving request. Start-up measures steps of this length.
 
     Raises:
-        InvalidArgument: the role is unknown, the device has such an engine, or its pool is too
-            small for serving.
+        InvalidArgument: the role is unknown, the device already has an engine in this role, or its
+            pool is too small for serving.
         Unavailable: this version of transformers is not supported.
     """
     if role not in {"serving", "borrower"}:
@@ -52,16 +51,15 @@ def attach(
 
 
 class Attached:
-    """An engine of transformers under rose; made by `attach`, and not started.
+    """An engine of transformers under rose; `attach` makes it.
 
-    Its life: `start` → `submit`, … → `stop`. A started serving engine runs steps of its own while
-    it is idle, so that lending can begin.
+    Its life: `start` → `submit`, … → `stop`. While a started serving engine is idle, it runs
+    steps to measure them, so that lending can begin.
     """
 
     def __init__(self, engine: Engine, lane: ServingLane | None = None) -> None:
-        """Announce requests to `lane`, if it is given."""
+        """Announce requests to `lane`, if given."""
         self.engine = engine
-        """The engine beneath."""
         self._lane = lane
 
     def start(self) -> None:
@@ -78,18 +76,18 @@ class Attached:
         sampling: Sampling | None = None,
         stop_tokens: Sequence[int] = (),
     ) -> None:
-        """Queue a request, as `Engine.submit`; a serving engine announces it to rose.
+        """Queue a request, like `Engine.submit`; a serving engine announces it to rose.
 
         Args:
             request_id: unique among live requests.
             prompt: token ids.
             max_new_tokens: tokens to generate, > 0.
-            on_output: called in the generation thread, for every token, with the output so far.
-            sampling: how tokens are chosen; only for an engine built with `sampling`.
-            stop_tokens: ids that end the request.
+            on_output: called for every token with the output so far, in the generation thread.
+            sampling: sampling parameters; only for an engine built with `sampling`.
+            stop_tokens: token ids that end the request.
 
         Raises:
-            InvalidArgument: sampling was asked of an engine that always takes the likeliest token.
+            InvalidArgument: `sampling` is given, but the engine decodes greedily.
             Unavailable: the generation thread is stopping or has died.
         """
         lane = self._lane
@@ -118,9 +116,9 @@ class Attached:
             raise
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request; its callback gets what was generated, marked failed."""
+        """Stop a request; its callback gets the output so far, marked failed."""
         self.engine.cancel(request_id)
 
     def stop(self) -> None:
-        """Stop at the next step boundary; requests that are left fail."""
+        """Stop at the next step boundary; unfinished requests fail."""
         self.engine.stop()

@@ -1,4 +1,4 @@
-"""The borrower's side of a device: sequences of rollouts, and steps that give way to serving."""
+"""The borrower's side of a device: sequences of rollouts, and steps that yield to serving."""
 
 import itertools
 import math
@@ -20,19 +20,19 @@ from rose.executor.rollout import Quantum, RolloutLane
 from rose.memory import KVSpace
 from rose.units import MS_PER_S, NS_PER_MS
 
-# A wait is cut into pieces of this length: a revocation or a close is seen that soon.
+# Longest single wait: within this time a waiting step notices a revocation or a close.
 _LOOK_UP_MS: Final = 50.0
-# When no sequence can go on for so long, because each waits for the blocks of the others, the last
-# one gives up its own. Longer than growth is held off after a revocation (`Policy`).
+# If no sequence can proceed for this long, because each waits for blocks of the others, the last
+# one gives up its blocks. Must exceed the time that a revocation delays growth (`Policy`).
 _STUCK_MS: Final = 500.0
 
 
 class Borrower:
-    """The engine that runs rollouts in what serving does not use; made by `Device.borrower`.
+    """The engine that runs rollouts on idle memory and compute; made by `Device.borrower`.
 
-    One thread runs its steps; the other methods are for any thread. When serving wants memory, rose
-    takes blocks of sequences that no step works on, those with the fewest tokens first. The step in
-    flight is aborted only when that is not enough.
+    One thread runs the steps; any thread may call the other methods. When serving needs memory,
+    rose takes the blocks of sequences outside the running step, fewest tokens first. It aborts the
+    running step only if these blocks are not enough.
     """
 
     def __init__(self, lane: RolloutLane) -> None:
@@ -40,21 +40,21 @@ class Borrower:
         self._clock = BootClock()
         self._numbers = itertools.count()
         self._room = threading.Event()
-        self._lock = threading.Lock()  # Guards all below, and the blocks of all sequences.
+        self._lock = threading.Lock()  # Guards the fields below and the blocks of all sequences.
         self._open: dict[str, Sequence] = {}
         self._in_flight: frozenset[str] = frozenset()
         lane.on_revoke = self._give_up
         lane.on_room = self._room.set
         self.tokens_max = lane.slabs_max() * self.kv.blocks_per_slab * self.kv.geometry.block_tokens
-        """The most tokens that one sequence can have."""
+        """Maximum tokens of one sequence."""
 
     @property
     def kv(self) -> KVSpace:
-        """Where its KV lies; `kv.views()` gives one array per layer, indexed by block id."""
+        """KV space of the borrower; `kv.views()` has one array per layer, indexed by block id."""
         return self.lane.kv
 
     def sequence(self) -> "Sequence":
-        """Start a sequence without tokens."""
+        """Create an empty sequence."""
         with self._lock:
             sequence = Sequence(self, next(self._numbers))
             self._open[sequence.name] = sequence
@@ -63,18 +63,18 @@ class Borrower:
     def steps(
         self, sequences: Collection["Sequence"], *, timeout_ms: float = math.inf
     ) -> Iterator["BorrowerStep"]:
-        """Yield steps until no token of `sequences` remains to be computed.
+        """Yield steps until all tokens of `sequences` are computed.
 
-        Run each one as `with step: forward(between=step.gate)`. A step waits for memory and for
-        serving's leave, and pins the blocks of its sequences. An aborted step has computed nothing,
-        so its tokens come again with the next one. `sequences` may change between steps.
+        Run each one as `with step: forward(between=step.gate)`. Before a step is yielded, rose
+        waits for memory and for a quantum, and pins the blocks of its sequences. An aborted step
+        computes nothing; the next step repeats its tokens. `sequences` may change between steps.
 
         Args:
-            sequences: the sequences to compute, the most urgent first.
-            timeout_ms: how long to wait for one step; after that there are no more.
+            sequences: the sequences to compute, most urgent first.
+            timeout_ms: maximum wait for one step; the iterator ends after it.
 
         Raises:
-            Unavailable: the device lends no more.
+            Unavailable: the device stopped lending.
             InvalidArgument: a step was not run in a `with` block.
         """
         while any(one.remaining for one in sequences):
@@ -115,7 +115,7 @@ class Borrower:
         return None
 
     def _fill(self, sequences: Collection["Sequence"]) -> Refusal | None:
-        """Take blocks for remaining tokens; a refusal when no sequence has all of its own."""
+        """Take blocks for the remaining tokens; return a refusal if no sequence is ready."""
         refusal: Refusal | None = None
         is_ready = False
         for one in sequences:
@@ -131,13 +131,13 @@ class Borrower:
         return Refusal(Reason.POOL_EMPTY) if refusal is None else refusal
 
     def _make_room(self, sequences: Collection["Sequence"]) -> None:
-        """Take the blocks of the least urgent sequence, so that those before it can go on."""
+        """Free the blocks of the least urgent sequence, so that the others can proceed."""
         holders = [one for one in sequences if one.blocks]
         if len(holders) > 1:
             holders[-1]._lose()
 
     def _begin(self, quantum: Quantum, sequences: Collection["Sequence"]) -> "BorrowerStep | None":
-        """Pin the blocks of all sequences that are ready; None if serving took them meanwhile."""
+        """Pin the blocks of all ready sequences; None if serving took blocks in the meantime."""
         pin: int | None = None
         try:
             with self._lock:
@@ -151,7 +151,7 @@ class Borrower:
         return None if pin is None else BorrowerStep(self, ready, quantum, pin)
 
     def _settle(self, step: "BorrowerStep", pin: int, *, is_done: bool) -> None:
-        """Unpin a step's blocks; called by the step."""
+        """Unpin a step's blocks and count its tokens; the step calls this."""
         with self._lock:
             self._in_flight = frozenset()
             self.lane.unpin(pin)
@@ -163,7 +163,7 @@ class Borrower:
             self._empty(self.lane.leaving())
 
     def _forget(self, sequence: "Sequence") -> None:
-        """Free a sequence's blocks, at the end of its step if it is in one; called by it."""
+        """Free a sequence's blocks now, or after its running step; the sequence calls this."""
         with self._lock:
             if self._open.pop(sequence.name, None) is None:
                 return
@@ -171,10 +171,10 @@ class Borrower:
             if sequence.name not in self._in_flight:
                 sequence._free_blocks()
 
-    # ---- memory goes back -----------------------------------------------------------------------
+    # ---- revocation -----------------------------------------------------------------------------
 
     def _give_up(self, notice: Notice) -> None:
-        """Choose slabs and empty those that no step in flight needs; in serving's thread."""
+        """Choose slabs and free their blocks outside the running step; in serving's thread."""
         if not self._lock.acquire(timeout=notice.remaining_s()):
             return
         try:
@@ -195,7 +195,7 @@ class Borrower:
         return order_of_loss(users, progress)
 
     def _empty(self, leaving: frozenset[int]) -> None:
-        """Take the blocks of sequences outside the step in flight that lie in leaving slabs."""
+        """Free the sequences with blocks in leaving slabs, except those of the running step."""
         for name, one in self._open.items() if leaving else ():
             if name not in self._in_flight and one._slabs() & leaving:
                 one._lose()
@@ -204,9 +204,8 @@ class Borrower:
 class Sequence(Tokens):
     """The tokens of one rollout; made by `Borrower.sequence`.
 
-    rose owns its blocks: between two steps it may take them for serving, and other ones come with
-    the next step. A sequence that lost its blocks is `lost`, and its next step computes all of its
-    tokens again.
+    rose owns the blocks: it may take them for serving between two steps, and the next step gets
+    new ones. A sequence whose blocks were taken is `lost`; its next step recomputes all its tokens.
     """
 
     def __init__(self, borrower: Borrower, number: int) -> None:
@@ -215,13 +214,14 @@ class Sequence(Tokens):
         self.number = number
         self.name = f"sequence {number}"
         self.lost = False
-        """Whether its blocks were taken since its last step; then `computed` is 0."""
+        """True if its blocks were taken since its last step; `computed` is then 0."""
 
     def grow(self, tokens: int) -> None:
-        """Add tokens to be computed by the next step, which waits for their blocks.
+        """Add tokens for the next step to compute; that step waits for their blocks.
 
         Raises:
-            InvalidArgument: the sequence is closed, or the borrower could never hold so many.
+            InvalidArgument: the sequence is closed, `tokens` is negative, or the total exceeds
+                `Borrower.tokens_max`.
         """
         wanted = self.tokens + tokens
         if self.is_closed or tokens < 0 or wanted > self._borrower.tokens_max:
@@ -232,20 +232,19 @@ class Sequence(Tokens):
         self.tokens = wanted
 
     def close(self) -> None:
-        """Free its blocks; a step in flight keeps them until it ends."""
+        """Free its blocks; a running step keeps them until it ends."""
         self._borrower._forget(self)
 
     @property
     def _is_ready(self) -> bool:
-        """Whether a step can compute its remaining tokens."""
+        """True if tokens remain and all their blocks are present."""
         return self.remaining > 0 and not self._missing_blocks(self.tokens)
 
     def _slabs(self) -> set[int]:
-        """Return the slabs that its blocks lie in."""
         return {self._kv.allocator.slab_of(block) for block in self.blocks}
 
     def _lose(self) -> None:
-        """Give up its blocks; called by the borrower."""
+        """Give up its blocks; the borrower calls this."""
         if self.blocks:
             self._free_blocks()
             self.lost = True
@@ -254,18 +253,18 @@ class Sequence(Tokens):
 class BorrowerStep:
     """The right to run one step, segment by segment; yielded by `Borrower.steps`.
 
-    Its life: yielded → `with` → `gate`, `gate`, … → `finish` → the results are read → end.
+    Its life: yielded → `with` → `gate`, `gate`, … → `finish` → read the results → end.
     """
 
     def __init__(
         self, borrower: Borrower, sequences: tuple[Sequence, ...], quantum: Quantum, pin: int
     ) -> None:
         self.sequences = sequences
-        """Sequences whose remaining tokens it computes: those that have all of their blocks."""
+        """Sequences of this step: all that have every block they need."""
         self.tokens = {one: one.tokens for one in sequences}
-        """Tokens of each sequence that are computed when it is done."""
+        """Computed tokens of each sequence after this step."""
         self.is_done = False
-        """Whether it ran to its end; an aborted step has computed nothing."""
+        """True after the step ran to its end; an aborted step computes nothing."""
         self._is_over = False
         self._borrower = borrower
         self._lane = borrower.lane
@@ -282,23 +281,21 @@ class BorrowerStep:
         """End a segment, and wait until the next one may start; call it between layers.
 
         Raises:
-            StepAborted: serving takes the step's memory; let it pass out of the `with` block.
+            StepAborted: serving takes the step's memory; let this leave the `with` block.
             Unavailable: the device was closed.
         """
         self._lane.gate()
 
     def finish(self) -> None:
-        """Wait until all segments are done; call it before results are read within the step.
+        """Wait for all segments; call it before you read results within the step.
 
         Raises:
-            StepAborted: as `gate`.
-            Unavailable: as `gate`.
+            StepAborted, Unavailable: like `gate`.
         """
         self._lane.finish()
         self._is_finished = True
 
     def __enter__(self) -> Self:
-        """Run the step."""
         return self
 
     def __exit__(
@@ -307,7 +304,7 @@ class BorrowerStep:
         failure: BaseException | None,
         _trace: TracebackType | None,
     ) -> bool:
-        """End the step, and swallow its abort: the next step computes the same tokens."""
+        """End the step and suppress `StepAborted`: the next step computes the same tokens."""
         is_aborted = isinstance(failure, StepAborted)
         try:
             if failure is None and not self._is_finished:
@@ -319,7 +316,7 @@ class BorrowerStep:
         return is_aborted
 
     def _end(self, *, is_done: bool) -> None:
-        """Let go of the blocks and of the quantum, once nothing is left in the stream."""
+        """Drain the stream, then release the blocks and the quantum."""
         if self._is_over:
             return
         self._is_over = True

@@ -19,13 +19,13 @@ from rose.memory import choose_slab_bytes
 from rose.slo import SLO, Policy
 from rose.units import GIB, MIB
 
-# Of a GPU's memory: the rest is for the driver's contexts and for fragments of an engine's heap.
+# Share of a GPU's memory; the rest covers driver contexts and heap fragmentation.
 _USABLE_SHARE: Final = 0.9
-_ACTIVATION_BYTES: Final = 4 * GIB  # of each engine, as `rose plan` takes them
-# Of the host's free memory; pages of the pool count only once they are written.
+_ACTIVATION_BYTES: Final = 4 * GIB  # per engine, the default of `rose plan`
+# Share of the host's free memory. Pool pages use memory only once they are written.
 _HOST_SHARE: Final = 0.25
-# Slabs that suit a borrower of any model: blocks of up to 2 MiB waste 1/16 of them at most. In a
-# small pool loans would be too coarse.
+# Slab size while the borrower's model is unknown: blocks of up to 2 MiB waste at most 1/16 of it.
+# Pools below the minimum use smaller slabs, so that loans do not get too coarse.
 _LONE_SLAB_BYTES: Final = 32 * MIB
 _LONE_SLABS_MIN: Final = 32
 
@@ -42,15 +42,15 @@ def open(  # noqa: A001 (it is called rose.open)
 
     Args:
         device: "cpu", "cuda" or "cuda:<n>".
-        slo: latency that serving's requests were promised.
-        pool_bytes: KV memory of both engines together. None: on a GPU, what the weights and
-            activations of both models leave; on a CPU, a quarter of the free memory.
-        log_path: file of the certificates, for `rose verify`; "" keeps only counts.
-        policy: when rollouts may run, and what certificates rest on.
+        slo: latency targets of serving's requests.
+        pool_bytes: KV memory of both engines together. None: on a GPU, the memory that the weights
+            and activations of both models leave; on a CPU, a quarter of the free memory.
+        log_path: certificate log, for `rose verify`; "" keeps only counts.
+        policy: limits and evidence rules for lending; None: the defaults.
 
     Raises:
         InvalidArgument: the device is unknown.
-        Unavailable: a GPU without a driver that rose can use.
+        Unavailable: the GPU has no driver that rose can use.
     """
     return Device(device, slo=slo, pool_bytes=pool_bytes, log_path=log_path, policy=policy)
 
@@ -58,9 +58,9 @@ def open(  # noqa: A001 (it is called rose.open)
 class Device(Closing):
     """One device, its serving engine and its borrower; made by `rose.open`.
 
-    Its life: `open` → `serving` → `borrower` → … → `close`. `borrower` lays the pool out for both
-    models; without one, the first use of serving does. When anything inside rose fails, the device
-    gives all memory and compute back to serving, and `gave_back` says why.
+    Its life: `open` → `serving` → `borrower` → … → `close`. `borrower` lays out the pool for both
+    models; without a borrower, the first use of serving does. If anything inside rose fails, the
+    device returns all memory and compute to serving; `gave_back` holds the reason.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Device(Closing):
         self._pool_bytes = pool_bytes
         self._log_path = log_path
         self._policy = policy
-        self._lock = threading.RLock()  # Guards all below: the pool is laid out once.
+        self._lock = threading.RLock()  # Guards the fields below; the pool is laid out once.
         self._needs: Needs | None = None
         self._add_serving: Callable[[CoServing], ServingLane] | None = None
         self._laid_out: tuple[CoServing, ServingLane] | None = None
@@ -96,15 +96,15 @@ class Device(Closing):
         """Add the serving engine.
 
         Args:
-            model: a preset name, a path of `config.json` or of its folder, its fields, a config of
-                transformers, or a `KVGeometry`.
-            reserve_bytes: KV memory that is never lent. None: what serving could need before a
-                loan is back, by the model's cost.
-            step_tokens: most tokens that one step computes.
-            request_tokens: most tokens of one request.
+            model: a preset name, the path of a `config.json` or its folder, the fields of that
+                file, a config of transformers, or a `KVGeometry`.
+            reserve_bytes: KV memory that is never lent. None: serving's largest need until a loan
+                is returned, estimated from the model's cost.
+            step_tokens: maximum tokens per step.
+            request_tokens: maximum tokens per request.
 
         Raises:
-            InvalidArgument: the device has a serving engine, or the model is unknown.
+            InvalidArgument: the device already has a serving engine, or the model is unknown.
         """
         needs = needs_of(model)
         with self._lock:
@@ -122,16 +122,16 @@ class Device(Closing):
         return Serving(lambda: self._lay_out()[1])
 
     def borrower(self, model: Model, *, limit_bytes: int | None = None) -> Borrower:
-        """Add the engine that runs rollouts; from now on the device lends.
+        """Add the engine that runs rollouts; lending starts.
 
         Args:
-            model: model of the rollouts, in any form that `serving` takes.
-            limit_bytes: most KV memory it may borrow. None: all that serving can do without.
+            model: model of the rollouts, in any form that `serving` accepts.
+            limit_bytes: maximum KV memory on loan. None: all memory that serving does not need.
 
         Raises:
-            InvalidArgument: there is no serving engine yet, or a borrower already; the model is
-                unknown; or the pool cannot hold serving's longest request.
-            Unavailable: rose has failed on this device, or this GPU has no gate that works.
+            InvalidArgument: the device has no serving engine yet, or already has a borrower; the
+                model is unknown; or the pool cannot hold serving's longest request.
+            Unavailable: rose has failed on this device, or no gate works on this GPU.
         """
         needs = needs_of(model)
         executor, _ = self._lay_out(needs)
@@ -141,16 +141,16 @@ class Device(Closing):
 
     @property
     def executor(self) -> CoServing:
-        """The device beneath, for readings and for engines that keep their own books."""
+        """The underlying device, for readings and for engines that manage their own blocks."""
         return self._lay_out()[0]
 
     @property
     def gave_back(self) -> str | None:
-        """Why the device stopped lending; None while all is well."""
+        """Reason why the device stopped lending; None while it lends."""
         return None if self._laid_out is None else self.executor.gave_back
 
     def close(self) -> None:
-        """Take everything back, and write the certificates out. Stop the engines first."""
+        """Take all loans back and flush the certificate log. Stop the engines first."""
         with self._lock:
             self._is_closed = True
             if self._laid_out is not None:
@@ -159,7 +159,7 @@ class Device(Closing):
     # ---- the layout -----------------------------------------------------------------------------
 
     def _lay_out(self, borrower: Needs | None = None) -> tuple[CoServing, ServingLane]:
-        """Return the device beneath and serving's lane; the first call lays the pool out."""
+        """Return the underlying device and serving's lane; the first call lays out the pool."""
         with self._lock:
             if self._laid_out is None:
                 if self._needs is None or self._add_serving is None:
@@ -180,7 +180,7 @@ class Device(Closing):
             return self._laid_out
 
     def _pool_left_by(self, *engines: Needs | None) -> int:
-        """Return the bytes that the engines leave for KV."""
+        """Return the bytes that remain for KV beside the engines."""
         if self._gpu is None:
             free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             return int(_HOST_SHARE * free_bytes)
@@ -197,7 +197,7 @@ class Device(Closing):
 
 
 def _slab_bytes(serving: Needs, borrower: Needs | None, *, pool_bytes: int) -> int:
-    """Return the size of slabs that suit both models, or serving's and probably any other."""
+    """Return a slab size for both models, or for serving's and an unknown borrower's."""
     if borrower is not None:
         return choose_slab_bytes(serving.geometry, borrower.geometry)
     if pool_bytes < _LONE_SLABS_MIN * _LONE_SLAB_BYTES:

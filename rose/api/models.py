@@ -1,4 +1,4 @@
-"""What a device must know of a model, from its `config.json`."""
+"""Read the KV layout, step cost and weight size of a model from its `config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rose.memory.model_weights import weight_bytes
 from rose.memory.presets import find_model
 from rose.slo.prior import ModelCost
 
-_BLOCK_TOKENS: Final = 16  # as vLLM and SGLang have by default on most devices
+_BLOCK_TOKENS: Final = 16  # default of vLLM and SGLang on most devices
 
 
 class ModelConfig(Protocol):
@@ -25,18 +25,18 @@ class ModelConfig(Protocol):
 
 
 Model: TypeAlias = "str | Path | Mapping[str, Any] | ModelConfig | KVGeometry"
-"""A preset name, a path of `config.json` or of its folder, its fields, a config of transformers,
-or a KV layout alone."""
+"""A preset name, the path of a `config.json` or its folder, the fields of that file, a config of
+transformers, or a KV layout alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one engine needs of its device.
+    """Requirements of one engine.
 
     Args:
         geometry: KV layout.
-        cost: work of one step; None for a model of which only the KV layout is known.
-        weight_bytes: bytes of weights on this device; 0 where they are not known.
+        cost: work per step; None if only the KV layout is known.
+        weight_bytes: weights on this device; 0 if unknown.
     """
 
     geometry: KVGeometry
@@ -45,10 +45,10 @@ class Needs:
 
 
 def needs_of(model: Model) -> Needs:
-    """Return what an engine of `model` needs of its device.
+    """Return the requirements of an engine that runs `model`.
 
-    KV has the dtype of the weights. Layers with a sliding window count as layers that keep all KV,
-    so one block table serves all layers. Engines that store KV otherwise give a `KVGeometry`.
+    KV has the dtype of the weights. Sliding-window layers count as full-attention layers, so one
+    block table serves all layers. Pass a `KVGeometry` for an engine that stores KV differently.
 
     Raises:
         InvalidArgument: the model is unknown.

@@ -1,4 +1,4 @@
-"""Serving's side of a device: requests, and steps that rollouts cannot delay."""
+"""Serving's side of a device: requests, and steps protected from rollouts."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -20,23 +20,23 @@ _NOTHING: Final[Mapping["Request", int]] = {}
 class Serving:
     """The engine that answers live traffic; made by `Device.serving`.
 
-    No failure of rose raises here, and no call waits without a bound. Any thread may call it; one
-    thread uses a request or a step at a time.
+    Failures inside rose never raise here, and every wait is bounded. Any thread may call it; use a
+    request or a step from one thread at a time.
     """
 
     def __init__(self, lane: Callable[[], ServingLane]) -> None:
-        """Call `lane` at the first use, which lays out the pool."""
+        """Call `lane` on first use; that call lays out the pool."""
         self._lay_out = lane
         self._numbers = itertools.count()
 
     @cached_property
     def lane(self) -> ServingLane:
-        """The lane beneath, for engines that keep their own books."""
+        """The underlying lane, for engines that manage their own blocks."""
         return self._lay_out()
 
     @property
     def kv(self) -> KVSpace:
-        """Where its KV lies; `kv.views()` gives one array per layer, indexed by block id."""
+        """KV space of serving; `kv.views()` has one array per layer, indexed by block id."""
         return self.lane.kv
 
     @property
@@ -45,24 +45,24 @@ class Serving:
         return self.lane.stream
 
     def warm_up(self, run: Callable[[StepBatch], None]) -> None:
-        """Measure both step shapes that certificates ask about, so that lending can begin.
+        """Measure the two step shapes that certificates rely on, so that lending can begin.
 
         Args:
-            run: runs one step of the given numbers of tokens to its end.
+            run: runs one step of the given shape and waits for its end.
 
         Raises:
-            DeadlineExceeded: the times of the steps vary too much for a bound.
+            DeadlineExceeded: the step times vary too much for a bound.
         """
         self.lane.warm_up(run)
 
     def probe(self, run: Callable[[StepBatch], None]) -> bool:
-        """Run one step only to measure it, if certificates lack evidence; say whether it ran.
+        """Run one step to measure it, if certificates lack evidence; return True if it ran.
 
-        Call it in the engine's idle loop, every few milliseconds. Without it lending stops for good
-        when steps become slower and none of the traffic is like those that certificates ask about.
+        Call it every few milliseconds in the engine's idle loop. Without it lending may stop for
+        good: when steps slow down and no traffic has the shapes that certificates rely on.
 
         Args:
-            run: as of `warm_up`.
+            run: runs one step, like in `warm_up`.
         """
         batch = self.lane.probe_due()
         if batch is None:
@@ -72,11 +72,7 @@ class Serving:
         return True
 
     def request(self, *, prompt_tokens: int) -> "Request":
-        """Announce a request, as early as possible: no rollout segment starts from now on.
-
-        Args:
-            prompt_tokens: length of its prompt.
-        """
+        """Announce a request, as early as possible: no further rollout segment starts."""
         return Request(self.lane, f"request {next(self._numbers)}", prompt_tokens=prompt_tokens)
 
     def step(
@@ -85,13 +81,13 @@ class Serving:
         """Protect one engine step: `with serving.step(decode=[request]): run()`.
 
         Args:
-            decode: requests that get a token. A step computes all their remaining tokens: the last
-                token of a running request, the whole prompt of a fresh one.
-            prefill: tokens to compute of requests that get no token, by request: chunks of long
-                prompts. A chunk that ends the prompt belongs into `decode`.
+            decode: requests that get a token. The step computes all their remaining tokens: the
+                last token of a running request, the whole prompt of a new one.
+            prefill: request → tokens to compute without a new token: chunks of long prompts. Put
+                the last chunk of a prompt into `decode`.
 
         Raises:
-            InvalidArgument: a request is closed, is named twice, or has no so many tokens left.
+            InvalidArgument: a request is closed, is named twice, or has fewer tokens left.
         """
         emitting = list(decode)
         work = {request: request.remaining for request in emitting}
@@ -109,23 +105,22 @@ class Serving:
 class Request(Tokens):
     """One request of live traffic, from its arrival to `close`; made by `Serving.request`.
 
-    Its blocks are its own: a step takes what it needs, from rollouts if need be, and `close` frees
-    them. After a step each request that got a token has one token more.
+    It owns its blocks: a step takes the blocks it needs, from rollouts if necessary, and `close`
+    frees them. A step adds one token to each request in its `decode`.
     """
 
     def __init__(self, lane: ServingLane, name: str, *, prompt_tokens: int) -> None:
-        """Arrive."""
         super().__init__(lane.kv, tokens=prompt_tokens)
         self._lane = lane
         self.name = name
         lane.arrived(name, prompt_tokens=prompt_tokens)
 
     def evict(self) -> None:
-        """Free its blocks, to make room for other requests; its tokens are computed again."""
+        """Free its blocks for other requests; its tokens must be recomputed."""
         self._free_blocks()
 
     def close(self) -> None:
-        """Finish: its blocks are free, and rollouts may run when no request is left."""
+        """Finish and free its blocks; after the last request rollouts may run."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -135,7 +130,7 @@ class Request(Tokens):
             self._lane.settle()
 
     def take_blocks(self, tokens: int) -> bool:
-        """Have the blocks of its first `tokens` tokens; False if the pool has no room for them."""
+        """Take blocks for its first `tokens` tokens; False if the pool has no room for them."""
         missing = self._missing_blocks(tokens)
         if missing > 0:
             ids = self._lane.alloc(missing) if self._lane.ensure(missing) else None
@@ -157,11 +152,11 @@ class ServingStep:
         self._step = lane.step()
 
     def __enter__(self) -> Self:
-        """Wait, for a bounded time, for the running rollout segment, and take all blocks needed.
+        """Wait a bounded time for the running rollout segment, and take all blocks needed.
 
         Raises:
-            OutOfMemory: the pool has no room; nothing has run. Evict a request and try again, or
-                ask `Request.take_blocks` first.
+            OutOfMemory: the pool has no room; nothing ran. Evict a request and retry, or call
+                `Request.take_blocks` first.
         """
         with ExitStack() as undo:
             undo.enter_context(self._step)
@@ -176,7 +171,7 @@ class ServingStep:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Count the tokens as computed and emitted, unless the step failed."""
+        """Record the computed and emitted tokens, unless the step failed."""
         try:
             if failure is None:
                 for request, tokens in self._work.items():

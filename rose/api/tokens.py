@@ -1,4 +1,4 @@
-"""Tokens whose KV lies in blocks: what requests and sequences have in common."""
+"""Tokens with KV in blocks: the common part of requests and sequences."""
 
 from rose._core import BlockAllocator
 from rose.closing import Closing
@@ -9,34 +9,33 @@ from rose.memory import KVSpace
 class Tokens(Closing):
     """A row of tokens and the blocks that hold their KV.
 
-    A step computes the tokens from `computed` to `tokens`. Tokens whose blocks were lost are
-    computed again: then `computed` is 0.
+    A step computes the tokens from `computed` to `tokens`. After its blocks are lost, `computed`
+    is 0 and all tokens are computed again.
     """
 
     def __init__(self, kv: KVSpace, *, tokens: int) -> None:
-        """Start without blocks, and with `tokens` tokens to compute."""
         if tokens < 0:
             raise InvalidArgument(f"the number of tokens must be at least 0, got {tokens}")
         self._kv = kv
         self.tokens = tokens
-        """Tokens so far, computed or not."""
+        """Number of tokens, computed or not."""
         self.computed = 0
-        """Tokens whose KV is in `blocks`."""
+        """Number of tokens with KV in `blocks`."""
         self.blocks: list[int] = []
-        """Block ids in the order of the tokens: a row of the engine's block table."""
+        """Block ids in token order: a row of the engine's block table."""
         self.is_closed = False
 
     @property
     def remaining(self) -> int:
-        """Tokens that the next step computes; none when it is closed."""
+        """Tokens that the next step computes; 0 after `close`."""
         return 0 if self.is_closed else self.tokens - self.computed
 
     def _missing_blocks(self, tokens: int) -> int:
-        """Return the blocks that are missing for the first `tokens` tokens."""
+        """Return how many more blocks the first `tokens` tokens need."""
         return max(0, self._kv.geometry.blocks_for(tokens) - len(self.blocks))
 
     def _free_blocks(self) -> None:
-        """Free all blocks; every token is to be computed again."""
+        """Free all blocks; all tokens must be recomputed."""
         allocator: BlockAllocator = self._kv.allocator
         allocator.free(self.blocks)
         self.blocks = []

@@ -1,4 +1,4 @@
-"""`rose.publish` and `rose.receive`: weights of a training loop, in another process's tensors."""
+"""`rose.publish` and `rose.receive`: copy weights of a training loop to other processes."""
 
 import math
 import secrets
@@ -31,7 +31,7 @@ Tensors = Mapping[str, Any]
 Tls = tuple[str | Path, str | Path, str | Path]
 
 _RUN: Final = "rose"
-# The name of each element type in a safetensors file, by its name in NumPy and torch.
+# Dtype name in NumPy and torch → name in a safetensors file.
 _STORED: Final = {
     "uint8": "U8",
     "int8": "I8",
@@ -57,26 +57,26 @@ def publish(
     first_version: int = 1,
     largest: float | None = None,
 ) -> "WeightPublisher":
-    """Serve weights, and what changes in them, to `rose.receive` and `rose receive`.
+    """Serve weights and their changes to `rose.receive` and `rose receive`.
 
     Args:
-        tensors: name → array of NumPy or tensor of torch, such as `model.state_dict()`; integers or
-            floats of 8, 16 or 32 bits. Tensors that share memory are published once, under the
-            first of their names. They are copied: rose keeps what receivers hold, on their device.
-        listen: host and port; port 0 takes a free one.
-        token: 64 hexadecimal digits that receivers present. None makes a new one.
-        tls: PEM files (certificate, key, authority), needed for receivers on other machines.
-        manifest_key: receivers with the same key accept versions of this publisher only, whatever
-            relays them. b"" signs nothing.
-        first_version: number of these weights. A training run that goes on after a restart passes
-            more than any number it had published.
-        largest: share of the elements of each bf16 tensor that a version changes at most, over 0 to
-            1: the largest changes, and those that have waited for 255 versions. The rest comes
-            later, so receivers follow weights that are a little behind. None sends every change.
+        tensors: name → NumPy array or torch tensor, such as `model.state_dict()`; integers or
+            floats of 8, 16 or 32 bits. Tensors that share memory are published once, under their
+            first name. rose keeps a copy on their device: the weights that receivers hold.
+        listen: host and port; port 0 picks a free one.
+        token: 64 hexadecimal digits that receivers must present; None: a new one.
+        tls: PEM files (certificate, key, authority), required for receivers on other machines.
+        manifest_key: signing key. Receivers with this key accept versions of this publisher only,
+            through any relay. b"": no signatures.
+        first_version: number of these weights. A restarted training run must pass a number above
+            all that it published before.
+        largest: maximum share, in (0, 1], of each bf16 tensor's elements that one version changes:
+            the largest changes, and changes delayed by 255 versions. The rest is sent later, so
+            receivers lag slightly behind. None: every change is sent at once.
 
     Raises:
-        InvalidArgument: a tensor is of another type, `largest` is out of its range, or `listen` is
-            not on this machine and there is no `tls`.
+        InvalidArgument: a dtype is not supported, `largest` is out of range, or `listen` is not on
+            this machine and `tls` is missing.
         Unavailable: the port is taken.
     """
     return WeightPublisher(
@@ -99,20 +99,20 @@ def receive(
     manifest_key: bytes = b"",
     name: str | None = None,
 ) -> "WeightReceiver":
-    """Keep tensors at the newest version of a publisher, changed in place by `commit`.
+    """Follow a publisher: `commit` updates the tensors in place to its newest version.
 
     Args:
-        tensors: name → array or tensor, with the names, types and shapes of the publisher's.
-            Whatever they hold, only tiles that differ are fetched. Nobody else may write to them.
+        tensors: name → array or tensor, with the publisher's names, dtypes and shapes. They may
+            hold any values: only tiles that differ are fetched. Nobody else may write to them.
         upstream: address of `rose.publish`, `rose publish` or `rose relay`.
-        token: the publisher's.
-        tls: PEM files (certificate, key, authority), needed when `upstream` is on another machine.
-        manifest_key: key of the publisher; versions signed with another one are refused.
-        name: tells receivers of a publisher apart. None makes one.
+        token: the publisher's token.
+        tls: PEM files (certificate, key, authority), required if `upstream` is on another machine.
+        manifest_key: the publisher's signing key; versions with another signature are refused.
+        name: unique name of this receiver; None: a new one.
 
     Raises:
-        InvalidArgument: the tensors are not those of the publisher, or cannot be written in place.
-        Unavailable: nobody answers at `upstream`.
+        InvalidArgument: the tensors differ from the publisher's, or cannot be written in place.
+        Unavailable: `upstream` does not answer, or has no weights yet.
     """
     return WeightReceiver(
         tensors, upstream, token=token, tls=tls, manifest_key=manifest_key, name=name
@@ -120,7 +120,7 @@ def receive(
 
 
 class WeightPublisher(Closing):
-    """The weights of a training loop, version by version; made by `rose.publish`. One thread."""
+    """Publishes the weights of a training loop; made by `rose.publish`. Use it in one thread."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class WeightPublisher(Closing):
         largest: float | None,
     ) -> None:
         quiet_grpc()
-        # Here, because they need the extra `wire`, and gRPC is told before its import to be quiet.
+        # Imported here: they need the extra `wire`, and gRPC reads its log level at import.
         from rose.transfer.wire.messages import TensorEntry  # noqa: PLC0415
         from rose.transfer.wire.peers import Peers  # noqa: PLC0415
         from rose.transfer.wire.server import serve  # noqa: PLC0415
@@ -156,7 +156,7 @@ class WeightPublisher(Closing):
             selections=selections,
         )
         self._log = VersionLog()
-        # The first number is above all before it, so it names an incarnation as well.
+        # The first number exceeds all earlier ones, so it also serves as the incarnation.
         opening = Version(_RUN, first_version, first_version)
         signing = Signing(manifest_key)
         self._publisher = Publisher([shadow], cut, opening, self._log, signing=signing)
@@ -174,12 +174,12 @@ class WeightPublisher(Closing):
 
     @property
     def address(self) -> str:
-        """Host and port where receivers find it."""
+        """Host and port for receivers."""
         return self._server.address
 
     @property
     def token(self) -> str:
-        """The token that receivers present."""
+        """Token that receivers must present."""
         return self._server.token
 
     @property
@@ -188,14 +188,14 @@ class WeightPublisher(Closing):
         return self._publisher.version.n
 
     def update(self, tensors: Tensors) -> int:
-        """Publish what changed as the next version, and return its number.
+        """Publish the changes as the next version, and return its number.
 
         Args:
-            tensors: with the names, types and shapes of those published before; only read.
+            tensors: the new weights, with the same names, dtypes and shapes; only read.
 
         Raises:
-            InvalidArgument: they are other tensors.
-            OutOfMemory: there is no room for the change. After any error the version is as before.
+            InvalidArgument: names, dtypes or shapes differ.
+            OutOfMemory: the changes do not fit. After any error the version is unchanged.
         """
         stored, units = _units_of(tensors)
         if stored != self._stored:
@@ -203,7 +203,7 @@ class WeightPublisher(Closing):
         return self._publisher.publish(self._tiling.views(units)).version.n
 
     def close(self) -> None:
-        """Stop serving; receivers keep what they hold."""
+        """Stop serving; receivers keep their weights."""
         self._server.close()
         self._log.close()
 
@@ -211,8 +211,8 @@ class WeightPublisher(Closing):
 class WeightReceiver(Closing):
     """Tensors that follow a publisher; made by `rose.receive`.
 
-    A thread of its own fetches and checks versions. The caller's thread changes the tensors, when
-    it calls `commit`, and at no other time.
+    A background thread fetches and checks versions. Only `commit` changes the tensors, in the
+    caller's thread.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class WeightReceiver(Closing):
         name: str | None,
     ) -> None:
         quiet_grpc()
-        # Here, because it needs the extra `wire`, and gRPC is told before its import to be quiet.
+        # Imported here: it needs the extra `wire`, and gRPC reads its log level at import.
         from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
 
         stored, units = _units_of(tensors, is_written=True)
@@ -250,7 +250,7 @@ class WeightReceiver(Closing):
             undo.pop_all()
 
     def _begun(self) -> Receiver:
-        """Start to receive into the tensors as they are."""
+        """Start a receiver whose base is the tensors' present values."""
         digests = self._target.digests()
         self._digests: TileDigests | None = digests
         return Receiver(
@@ -267,15 +267,15 @@ class WeightReceiver(Closing):
 
     @property
     def version(self) -> int | None:
-        """Number of the version that the tensors are; None before the first commit."""
+        """Number of the version in the tensors; None before the first commit."""
         held = self._receiver.held
         return held.n if held.run else None
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a newer version is ready to be committed.
+        """Wait until a newer version is ready to commit.
 
         Raises:
-            DeadlineExceeded: none came in time; the sentence says what hinders it, if anything.
+            DeadlineExceeded: no version was ready in time; the message has the cause, if known.
         """
         deadline_s = self._clock.now_ns() / NS_PER_S + timeout_s
         while self._receiver.staged_version is None:
@@ -290,14 +290,14 @@ class WeightReceiver(Closing):
             self._staged.clear()
 
     def commit(self) -> int | None:
-        """Make the version that is ready the weights; call it between two steps of the engine.
+        """Write the ready version into the tensors; call it between two steps of the engine.
 
         Returns:
-            Its number; None when none is ready, or while the next one is still being fetched.
+            The version's number; None if no version is ready.
 
         Raises:
-            CorruptData: the tensors were changed by somebody else, or a digest differs. They hold
-                what they held before, or, if even that failed, no known version. A later `commit`
+            CorruptData: someone else changed the tensors, or a digest differs. The old values are
+                restored; if that fails too, the tensors hold no known version. A later `commit`
                 repairs them.
         """
         staged = self._receiver.take_staged()
@@ -313,7 +313,7 @@ class WeightReceiver(Closing):
         return outcome.version.n
 
     def _settle(self, commit: Commit) -> None:
-        """Receive from now on for what the tensors are, also after an interrupt."""
+        """Continue from the tensors' present state, also after an interrupt."""
         if commit.state is CommitState.QUARANTINED:
             self._receiver.close()
             self._receiver = self._begun()
@@ -322,7 +322,7 @@ class WeightReceiver(Closing):
             self._receiver.report(commit.outcome)
 
     def close(self) -> None:
-        """Stop receiving; the tensors keep the version that they are."""
+        """Stop receiving; the tensors keep their version."""
         self._receiver.close()
         self._source.close()
 
@@ -330,10 +330,13 @@ class WeightReceiver(Closing):
 def _units_of(
     tensors: Tensors, *, is_written: bool = False
 ) -> tuple[list[StoredTensor], dict[str, Any]]:
-    """Return what each tensor is, and its elements as a row; of those that share memory the first.
+    """Return type and shape of each tensor, by name, and its elements as a row.
+
+    Tensors that share memory appear once, under their first name.
 
     Raises:
-        InvalidArgument: there is none, or one has another type or cannot be written in place.
+        InvalidArgument: there are no tensors, a dtype is not supported, or a tensor cannot be
+            written in place.
     """
     stored: list[StoredTensor] = []
     units: dict[str, Any] = {}
@@ -356,7 +359,6 @@ def _units_of(
 
 
 def _place(bits: Any) -> int:
-    """Return the address of the first element."""
     return int(bits.data_ptr() if hasattr(bits, "data_ptr") else bits.ctypes.data)
 
 
@@ -371,7 +373,7 @@ def _tls_files(tls: Tls | None) -> Any:
 
 
 def _difference(theirs: list[StoredTensor], ours: list[StoredTensor], what: str) -> str:
-    """Return a sentence that names the first tensor that differs."""
+    """Return an error sentence about the first tensor that differs."""
     here = {one.name: one for one in ours}
     for one in sorted(theirs, key=lambda one: one.name):
         own = here.pop(one.name, None)

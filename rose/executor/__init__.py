@@ -1,4 +1,4 @@
-"""What an inference engine imports: two models on one device, serving unharmed."""
+"""API for inference engines: two models share one device, and serving is protected."""
 
 from rose.events import Reason, Refusal
 from rose.executor.device import CoServing

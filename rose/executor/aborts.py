@@ -1,48 +1,48 @@
-"""How often steps may be aborted for their slabs, so that rollouts cannot starve."""
+"""Limit how often steps are aborted for their slabs, so that rollouts cannot starve."""
 
 from rose._core import Clock
 from rose.units import NS_PER_MS, NS_PER_S
 
 
 class AbortRation:
-    """A bucket of permissions to abort, filled at `per_s`; it may be overdrawn.
+    """A token bucket for aborts, filled at `per_s`; it may be overdrawn.
 
-    What serving needs is never refused, so an abort is not. What waits is the next loan: growth is
-    held off until one permission is there again, and as no new slabs go out meanwhile, what is on
-    loan shrinks and cannot be taken back for ever.
+    Serving's needs are never refused, so an abort never waits. The next loan waits instead, until
+    the bucket holds a token again. No slabs are granted in the meantime, so the loan shrinks and
+    the aborts end.
 
-    The law: within t seconds there are at most `burst + per_s * t` aborts, and those that one loan
-    costs beyond its first, slab by slab, which the loans after it make up for.
+    The law: t seconds see at most `burst + per_s * t` aborts, plus the second and later aborts of
+    one loan, slab by slab; later loans wait longer for these.
 
-    The caller's lock.
+    Guarded by the caller's lock.
     """
 
     def __init__(self, *, per_s: float, clock: Clock) -> None:
         """Start with a full bucket.
 
         Args:
-            per_s: permissions that come in a second, > 0; the bucket holds as many, and at least 1.
-            clock: of the device.
+            per_s: tokens per second, > 0, and the bucket's capacity, which is at least 1.
+            clock: the device's clock.
         """
         self._period_ns = NS_PER_S / per_s
         self._burst = max(1.0, per_s)
         self._clock = clock
         self._level = self._burst
         self._filled_ns = clock.now_ns()
-        self.count = 0  # Steps that were asked to abort.
+        self.count = 0  # Steps asked to abort.
 
     def _fill(self) -> None:
-        now_ns = max(self._filled_ns, self._clock.now_ns())  # Time that came twice fills once.
+        now_ns = max(self._filled_ns, self._clock.now_ns())  # No time counts twice.
         self._level = min(self._burst, self._level + (now_ns - self._filled_ns) / self._period_ns)
         self._filled_ns = now_ns
 
     def aborted(self) -> None:
-        """Note that a step was asked to abort."""
+        """Record an abort request."""
         self._fill()
         self._level -= 1.0
         self.count += 1
 
     def wait_ms(self) -> float:
-        """How long growth is held off, in milliseconds."""
+        """Return how long growth must wait, in milliseconds."""
         self._fill()
         return max(0.0, (1.0 - self._level) * self._period_ns / NS_PER_MS)

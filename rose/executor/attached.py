@@ -1,4 +1,4 @@
-"""A device whose serving engine is in another process: what a borrower there attaches to."""
+"""A device whose serving engine runs in another process, from the borrower's side."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,15 +20,15 @@ from rose.executor.watcher import Watcher
 from rose.memory import KVGeometry, KVGroups, groups_of
 
 _CONNECT_S: Final = 5.0
-# A device may have to lay out the books of a large pool first.
+# The device may still have to lay out the books of a large pool.
 _WELCOME_S: Final = 30.0
 
 
 class AttachedDevice(Closing):
-    """A borrower's end of a device that another process serves on.
+    """The borrower's end of a device that serves in another process.
 
     Its life: `CoServing.attach` → `rollout` → … → `close`. When serving's process ends, or takes
-    everything back, the lane says so and `gave_back` why.
+    all loans back, the lane refuses steps and `gave_back` holds the reason.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -42,7 +42,7 @@ class AttachedDevice(Closing):
 
     @classmethod
     def connect(cls, path: str | Path) -> "AttachedDevice":
-        """Reach the device that listens at `path`.
+        """Connect to the device that listens at `path`.
 
         Raises:
             Unavailable: nobody listens there.
@@ -56,18 +56,19 @@ class AttachedDevice(Closing):
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
     ) -> RolloutLane:
-        """Borrow; as `CoServing.rollout`.
+        """Add the borrower, like `CoServing.rollout`.
 
         Raises:
-            InvalidArgument: called twice, or a geometry or a limit that the device does not take.
-            Unavailable: the device lends to somebody else, or no more.
+            InvalidArgument: called twice or after `close`, or the device rejects the geometry or
+                the limit.
+            Unavailable: the device lends to another borrower, or stopped lending.
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: attach again")
         if self._lane is not None:
             raise InvalidArgument("this device has a borrower already: one per device")
         groups = groups_of(geometry)
-        # The device counts loans in blocks of the first.
+        # The device counts loans in blocks of the first group.
         welcome, descriptors = self._ask(Hello(groups[0], limit_bytes))
         with ExitStack() as undo:
             undo.callback(close_all, descriptors)
@@ -108,7 +109,7 @@ class AttachedDevice(Closing):
     def _open(
         self, welcome: Welcome, named: dict[str, list[int]], device: CudaDevice | None
     ) -> tuple[Attachment, MappedWindow | None]:
-        """Map what came with the welcome: the pool, or a window with no slab yet."""
+        """Map the pool, or an empty window, from the descriptors of the welcome."""
         line = {
             "ledger_fd": named["ledger"][0],
             "mailbox_fd": named["mailbox"][0],
@@ -144,20 +145,20 @@ class AttachedDevice(Closing):
 
     @property
     def gave_back(self) -> str | None:
-        """Why nothing is lent any more; None while all is well."""
+        """Reason why the device stopped lending; None while it lends."""
         if self.safety.cause is not None:
             return f"{type(self.safety.cause).__name__}: {self.safety.cause}"
         return self._loans.closed_because if self._loans else None
 
     def _give_back(self, _cause: BaseException) -> None:
-        """Something failed here: borrow no more; what is idle goes home, the rest when freed."""
+        """Stop borrowing after a failure; slabs return as soon as their blocks are free."""
         if self._loans is not None:
             self._loans.close("rose failed in the borrower's process")
 
     def close(self) -> None:
-        """Give everything back that is idle, and hang up. Idempotent.
+        """Return all idle slabs, and disconnect. Idempotent.
 
-        Stop the engine first: what it still holds counts as late until the process ends.
+        Stop the engine first: slabs in use count as late until the process ends.
         """
         if self._is_closed:
             return

@@ -1,4 +1,4 @@
-"""The loans of a borrower whose lender is in another process."""
+"""The loans of a borrower whose lender runs in another process."""
 
 import threading
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from rose.executor.messages import Answer, AskGrow, AskReason, Granted, Question
 from rose.memory import LentSlabs
 from rose.units import NS_PER_MS
 
-# A device that does not answer for so long is as good as gone: nothing more is borrowed.
+# A device that does not answer within this time counts as gone: borrowing ends.
 _ANSWER_S: Final = 5.0
 
 
 class AttachedLoans:
-    """Asks for slabs over a connection; everything else it reads in shared memory.
+    """Requests slabs over a connection; reads everything else from shared memory.
 
-    Any thread. The lock guards the connection: a question and its answer belong together.
+    Any thread. The lock guards the connection: it keeps a question and its answer together.
     """
 
-    takes_ranks = True  # The arbiter of the other process reads them, and asks nobody.
+    takes_ranks = True  # The other process's arbiter chooses slabs by rank, without `on_revoke`.
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class AttachedLoans:
         gate: HostGate,
         window: LentWindow | None,
     ) -> None:
-        """Made by `AttachedDevice.rollout`; `window` is None where all of the pool is mapped."""
+        """Made by `AttachedDevice.rollout`; `window` is None if the whole pool is mapped."""
         self._attachment = attachment
         self._channel = channel
         self._welcome = welcome
@@ -44,10 +44,10 @@ class AttachedLoans:
         self._stamped_ns = 0
         self.closed_because: str | None = None
 
-    # ---- asking ---------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------
 
     def _ask(self, question: Question) -> tuple[Answer | Question, list[int]]:
-        """Return the answer and its descriptors; a device that gives none is closed."""
+        """Return the answer and its descriptors; without an answer, borrowing ends."""
         try:
             with self._lock:
                 self._channel.send(question)
@@ -57,7 +57,7 @@ class AttachedLoans:
             return Refused(Reason.CLOSED.name, 0.0), []
 
     def grow(self, blocks: int) -> Refusal | None:
-        """Ask for slabs that hold up to `blocks` more blocks; None: they are there."""
+        """Request slabs for up to `blocks` more blocks; None: they were granted."""
         if self.is_closed:
             return Refusal(Reason.CLOSED)
         if self._window is not None and not self._window.can_take:
@@ -72,7 +72,7 @@ class AttachedLoans:
         match answer:
             case Granted():
                 if not self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True)))):
-                    return Refusal(Reason.IN_STEP)  # one began meanwhile: they are there after it
+                    return Refusal(Reason.IN_STEP)  # A step has begun: they are mapped after it.
                 return None
             case Refused(reason=name, retry_after_ms=wait_ms) if name in Reason.__members__:
                 wait_ns = int(wait_ms * NS_PER_MS)
@@ -81,7 +81,7 @@ class AttachedLoans:
         raise CorruptData("a device that answers a wish for slabs with something else")
 
     def _admit(self, lent: LentSlabs) -> bool:
-        """Have the slabs used, once they are mapped where that is done; return whether they are."""
+        """Map the slabs if necessary and admit them; False if a step delays the mapping."""
         if self._window is not None:
             return self._window.take(lent)
         with lent:
@@ -89,7 +89,7 @@ class AttachedLoans:
         return True
 
     def why_refused(self) -> Reason:
-        """Say why the gate stays closed, as far as the device tells."""
+        """Ask the device why the gate stays closed."""
         if self.is_closed:
             return Reason.CLOSED
         answer, strays = self._ask(AskReason())
@@ -98,58 +98,58 @@ class AttachedLoans:
             return Reason[answer.reason]
         return Reason.SERVING_BUSY
 
-    # ---- telling --------------------------------------------------------------------------------
+    # ---- reports --------------------------------------------------------------------------------
 
     def renew(self) -> None:
-        """Stamp the mailbox: whoever lends renews the leases of a tenant that does."""
+        """Stamp the mailbox, so that the lender renews this tenant's leases."""
         now_ns = self._attachment.now_ns()
         if now_ns - self._stamped_ns >= self._welcome.lease_ttl_ms * NS_PER_MS / 16:
             self._stamped_ns = now_ns
             self._attachment.beat(progress=self._gate.passed)
 
     def step_began(self) -> None:
-        """Leave the mapping as it is from here on."""
+        """Keep the mapping unchanged until `step_ended`."""
         if self._window is not None:
             self._window.step_began()
 
     def step_ended(self) -> None:
-        """Unmap what was taken back; slabs that came empty have left through the mailbox."""
+        """Unmap revoked slabs; empty ones have already left through the mailbox."""
         if self._window is not None:
             self._window.step_ended()
 
     def tidy(self) -> None:
-        """Unmap some of what was taken back, unless a step runs."""
+        """Unmap some revoked slabs, unless a step runs."""
         if self._window is not None:
             self._window.tidy()
 
     def rank(self, slabs: Sequence[int]) -> None:
-        """Write into the mailbox which slabs to take first; a hint ends with its slab's loan."""
+        """Write the order of revocation into the mailbox; a rank ends with its slab's loan."""
         self._attachment.set_ranks(slabs, range(len(slabs)))
 
-    # ---- what shared memory says ----------------------------------------------------------------
+    # ---- shared memory --------------------------------------------------------------------------
 
     @property
     def is_closed(self) -> bool:
-        """Whether lending is over."""
+        """True after lending has ended."""
         return self.closed_because is not None
 
     @property
     def is_gate_shut(self) -> bool:
-        """Whether no step will ever start again: serving's rose gave everything back, say."""
+        """True if no step can ever start again, for example after `gave_back` in serving."""
         return self._gate.is_shut_down()
 
     def retry_after_ms(self) -> float:
-        """How long growth is held off, in milliseconds, as the device said last."""
+        """Return how long growth must wait, in milliseconds, by the device's last answer."""
         return max(0.0, (self._no_growth_before_ns - self._attachment.now_ns()) / NS_PER_MS)
 
     # ---- the end --------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
-        """Borrow no more; the first reason is kept."""
+        """Stop borrowing; the first reason is kept."""
         if self.closed_because is None:
             self.closed_because = why
 
     def end(self, why: str) -> None:
-        """Borrow no more, and let a step go that waits at its gate: nobody will open it."""
+        """Stop borrowing, and release a step that waits at its gate: nobody will open it."""
         self.close(why)
         self._gate.abandon()

@@ -1,4 +1,4 @@
-"""The other side of the loans, as serving's process sees it."""
+"""The borrower of a device, as serving's process sees it."""
 
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:  # Messages between processes need an extra of this package.
 
 
 Borrower: TypeAlias = "LocalBorrower | Tenancy"
-"""Whoever borrows on a device. The lender calls it in serving's threads, and in the keeper's."""
+"""The borrower of a device. The lender calls it in serving's threads and in the keeper."""
 
 
 class LocalBorrower:
-    """A borrower of serving's own process: its engine is called, and cannot be killed."""
+    """A borrower in serving's own process: rose calls its engine and cannot kill it."""
 
     is_evicted = False
 
@@ -38,28 +38,28 @@ class LocalBorrower:
         self._is_taken_out = False
 
     def revoke(self, revocation: Revocation) -> None:
-        """Ask the engine, which chooses slabs and frees their blocks in this call."""
+        """Call the engine, which chooses slabs and frees their blocks before it returns."""
         self._lane.on_revoke(revocation)
 
     def note_room(self) -> None:
-        """Tell the engine."""
+        """Notify the engine that slabs are free."""
         self._lane.on_room()
 
     def is_alive(self) -> bool:
-        """Whether it is in no step: there it cannot be stuck, and within it asks at its gates."""
+        """True outside a step, where it cannot be stuck; within one it renews at its gates."""
         return not self._gate.is_in_step()
 
     def park_timed_out(self) -> None:
-        """Do nothing: it can only be waited for."""
+        """Do nothing: a thread cannot be ended."""
 
     def mind_late(self, late_slabs: int) -> None:
-        """Take it out when it keeps slabs for a TTL past their deadline.
+        """End lending if the borrower keeps slabs for a TTL past their deadline.
 
-        A thread cannot be killed, so lending ends. Its late slabs are usable again when none of its
-        work is under way: no step of its starts any more.
+        A thread cannot be killed, so lending ends and no step starts any more. The late slabs are
+        usable again once the borrower's work is complete.
 
         Raises:
-            DeadlineExceeded: it is to be taken out.
+            DeadlineExceeded: the borrower must be taken out.
         """
         if late_slabs > 0 and self._is_taken_out and self._is_done():
             self._arbiter.prove_completion(self.partition)

@@ -1,4 +1,4 @@
-"""The most that a device may lend, for as long as somebody has said so."""
+"""The maximum that a device may lend, with a time limit."""
 
 import math
 
@@ -7,10 +7,10 @@ from rose.units import NS_PER_MS
 
 
 class Cap:
-    """Slabs that may be on loan until a moment, and none after it. The caller's lock."""
+    """Maximum slabs on loan until a given time; 0 after it. Guarded by the caller's lock."""
 
     def __init__(self, slab_count: int, clock: Clock) -> None:
-        """Start without one: all `slab_count` slabs of the pool may be lent."""
+        """Start without a cap: all `slab_count` slabs of the pool may be lent."""
         self._slab_count = slab_count
         self._clock = clock
         self._slabs, self._ends_ns = slab_count, math.inf
@@ -22,14 +22,14 @@ class Cap:
 
     @property
     def slabs(self) -> int:
-        """What may be on loan now, whatever certificates and the borrower's limit say."""
+        """Maximum slabs on loan now, apart from certificates and the borrower's limit."""
         is_over = not math.isinf(self._ends_ns) and self._clock.now_ns() >= self._ends_ns
         return 0 if is_over else self._slabs
 
     def left(self) -> tuple[int, float] | None:
-        """Return the slabs that may be on loan now and the milliseconds for which that holds.
+        """Return the maximum slabs on loan now and its remaining milliseconds.
 
-        After a cap has run out both are 0; None without a cap.
+        Both are 0 after the cap expired; None without a cap.
         """
         if math.isinf(self._ends_ns) and self._slabs == self._slab_count:
             return None

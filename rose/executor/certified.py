@@ -1,4 +1,4 @@
-"""What certificates of compute are made with, from one policy: their log, and who asks for them."""
+"""Build the log and the creditor of compute certificates from one policy."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ from rose.slo.policy import POLL_MS, RETRY_MS, SEGMENT_SHARE
 def certificate_log(
     path: str, *, slo: SLO, policy: Policy, clock: Clock, **memory: Any
 ) -> CertificateLog:
-    """Open a log whose header says what `policy` may grant against which targets.
+    """Open a certificate log whose header records the targets and the policy.
 
-    `path` "" keeps only counts. `memory` are fields of the header as `CertificateLog` names them.
+    A `path` of "" keeps only counts. `memory` holds further header fields of `CertificateLog`.
 
     Raises:
         Unavailable: the file cannot be written.
@@ -43,11 +43,11 @@ def certificate_log(
 
 
 def largest_shapes(context_tokens: int, step_tokens: int) -> tuple[Shape, Shape]:
-    """Return the step and the chunk of the request that may arrive next, at their largest.
+    """Return the largest decode step and the largest prompt chunk of the next request.
 
     Args:
-        context_tokens: KV tokens that it reads at most.
-        step_tokens: most tokens of one engine step.
+        context_tokens: maximum KV tokens that the step reads.
+        step_tokens: maximum tokens of one engine step.
     """
     context = float(context_tokens)
     return (1.0, context, 0.0), (0.0, context, float(step_tokens))
@@ -65,7 +65,10 @@ def certified_creditor(
     clock: Clock,
     watchdog: Watchdog | None = None,
 ) -> Creditor:
-    """Make who grants quanta, for shapes as `largest_shapes` takes them; `watchdog` looks in it."""
+    """Make the creditor that grants quanta for the shapes of `largest_shapes`.
+
+    The creditor's thread also polls `watchdog`.
+    """
     largest_step, largest_chunk = largest_shapes(context_tokens, step_tokens)
     return Creditor(
         gate,

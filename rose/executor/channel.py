@@ -1,4 +1,4 @@
-"""A connection between a device and a tenant: whole messages, with descriptors, in time."""
+"""A connection between a device and a tenant: whole messages with descriptors and time limits."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ _PATH_BYTES_MAX: Final = 107  # sun_path, without its zero
 
 
 class Channel(Closing):
-    """Owns one end of a Unix socket that keeps messages apart. One thread at a time."""
+    """Owns one end of a Unix socket with message boundaries. One thread at a time."""
 
     def __init__(self, end: socket.socket) -> None:
         """Own `end`, a SOCK_SEQPACKET socket."""
@@ -32,7 +32,7 @@ class Channel(Closing):
 
     @classmethod
     def connect(cls, path: str | Path, *, timeout_s: float) -> "Channel":
-        """Reach the device that listens at `path`.
+        """Connect to the device that listens at `path`.
 
         Raises:
             Unavailable: nobody listens there.
@@ -56,16 +56,16 @@ class Channel(Closing):
         return self._end.fileno()
 
     def peer(self) -> tuple[int, int]:
-        """Return process and user at the other end, as the kernel knows them."""
+        """Return process id and user id of the other end, from the kernel."""
         option = self._end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(option)
         return pid, uid
 
     def send(self, message: Question | Answer, descriptors: Sequence[int] = ()) -> None:
-        """Send a message; the descriptors stay the caller's.
+        """Send a message; the caller keeps the descriptors.
 
         Raises:
-            Unavailable: the other end is gone, or takes nothing.
+            Unavailable: the other end is gone, or does not read.
         """
         try:
             socket.send_fds(self._end, [encode(message)], list(descriptors))
@@ -73,12 +73,12 @@ class Channel(Closing):
             raise Unavailable("the other end of the connection is gone") from error
 
     def receive(self, *, timeout_s: float | None) -> tuple[Question | Answer, list[int]]:
-        """Return the next message and the descriptors it brought, which are the caller's to close.
+        """Return the next message and its descriptors; the caller closes them.
 
         Raises:
-            DeadlineExceeded: none came in time.
+            DeadlineExceeded: no message arrived in time.
             Unavailable: the other end is gone.
-            CorruptData: what came is no message.
+            CorruptData: the bytes are no message.
         """
         self._end.settimeout(timeout_s)
         try:
@@ -96,7 +96,7 @@ class Channel(Closing):
             raise
 
     def close(self) -> None:
-        """Hang up: whoever waits at either end hears of it."""
+        """Disconnect; this wakes a waiter at either end."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
@@ -111,13 +111,13 @@ def _checked(payload: bytes, flags: int) -> Question | Answer:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors that nobody needs."""
+    """Close unused descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def check_path(path: str | Path) -> str:
-    """Return `path` if a socket can have it as its name.
+    """Return `path` if it can name a socket.
 
     Raises:
         InvalidArgument: it is too long, empty, or has a zero byte.

@@ -1,4 +1,4 @@
-"""Takes lent slabs back, each revocation with a deadline."""
+"""Take lent slabs back; each revocation has a deadline."""
 
 import math
 import threading
@@ -13,17 +13,17 @@ from rose.executor.revocation import Cause, Revocation
 from rose.slo import Policy
 from rose.units import NS_PER_MS
 
-# Settled revocations are kept for reports.
+# Settled revocations kept for reports.
 _HISTORY: Final = 4096
-# Revocations by serving's need that a reading tells of; more between two readings are a storm.
+# Revocations for serving's needs that a reading lists; more between two readings are a storm.
 _EBBS: Final = 64
 
 
 class Collector:
     """Begins revocations, aborts the step that holds their slabs, and waits for them.
 
-    Any thread. The lock guards what is on its way back and what is remembered of it; it is never
-    held while slabs are waited for or the borrower is called.
+    Any thread. The lock guards open and past revocations; it is never held while rose waits for
+    slabs or calls the borrower.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Collector:
         policy: Policy,
         clock: Clock,
     ) -> None:
-        """Made by `Lender`; `serving` is the partition that gets slabs it asked for."""
+        """Made by `Lender`; `serving` is the partition that receives slabs it needs."""
         self._arbiter = arbiter
         self._serving = serving
         self._gate = gate
@@ -47,7 +47,7 @@ class Collector:
         self._ration = AbortRation(per_s=policy.aborts_per_s, clock=clock)
         self._lock = threading.Lock()
         self._open: list[Revocation] = []
-        # Slabs that come and go abort step after step: until then nothing new is lent.
+        # No growth before this time: slabs that come and go would abort step after step.
         self.no_growth_before_ns = 0
         self._pressures = 0
         self._ebbs: deque[tuple[int, int]] = deque(maxlen=_EBBS)
@@ -56,7 +56,7 @@ class Collector:
     def revoke(
         self, borrower: Borrower, slabs: int, *, cause: Cause, lent: PartitionSnapshot
     ) -> None:
-        """Begin to take `slabs` slabs back; `lent` is what the borrower has."""
+        """Begin to take `slabs` slabs back; `lent` is the borrower's snapshot."""
         revocation = self._revocation(borrower, slabs=slabs, cause=cause)
         with self._lock:
             if cause is Cause.PRESSURE:
@@ -68,7 +68,7 @@ class Collector:
         try:
             borrower.revoke(revocation)
         finally:
-            # Whatever the borrower does or raises, the slabs are taken back.
+            # Take the slabs back even if the borrower raises.
             if not revocation.is_begun:
                 revocation.begin(())
             with self._lock:
@@ -78,11 +78,11 @@ class Collector:
             self.settle()
 
     def revoke_overdue(self, borrower: "Borrower | None") -> None:
-        """Fence slabs past their deadline, and take leases past their TTL back."""
+        """Fence slabs past their deadline, and revoke leases past their TTL."""
         for revocation_id in self._arbiter.expire(grace_ns=self.revoke_ns):
             if borrower is None:
-                break  # Forgotten meanwhile: all it had is home or quarantined.
-            # The borrower has not come by for a whole TTL, so it is not asked: only told.
+                break  # It is gone: all its slabs are back or quarantined.
+            # The borrower showed no sign of life for a TTL, so nobody asks it which slabs to take.
             revocation = self._revocation(borrower, slabs=0, cause=Cause.EXPIRED)
             with self._lock:
                 self._open.append(revocation.adopt(revocation_id))
@@ -96,15 +96,15 @@ class Collector:
             asked_ns=now_ns,
             arbiter=self._arbiter,
             borrower=borrower.partition,
-            # Serving did not ask for what is over a cap, and takes what is nobody's when it does.
+            # Slabs over a cap become unowned: serving did not ask for them, but can take them.
             taker=None if cause is Cause.CAPPED else self._serving,
             clock=self._clock,
             cause=cause,
         )
 
     def _abort_step(self, revocation: Revocation) -> None:
-        """Ask the step in flight, if there is one, to end at its next gate."""
-        with self._lock:  # Two that come at once ask one step once.
+        """Ask the running step, if any, to end at its next gate."""
+        with self._lock:  # Two revocations at once count one abort of one step.
             is_asked = self._gate.is_abort_asked()
             if self._gate.abort_step():
                 revocation.aborted_steps = 1
@@ -117,22 +117,22 @@ class Collector:
         self.no_growth_before_ns = max(self.no_growth_before_ns, until_ns)
 
     def under_way(self) -> Sequence[Revocation]:
-        """Return the revocations that are not settled."""
+        """Return the unsettled revocations."""
         with self._lock:
             return tuple(self._open)
 
     def wait(self, is_enough: Callable[[], bool]) -> None:
-        """Wait for the revocations under way, each until its deadline, or until it is enough."""
+        """Wait for each open revocation until its deadline, or until `is_enough` returns True."""
         for revocation in self.under_way():
             if is_enough():
                 break
             revocation.wait(max(0, revocation.deadline_ns - self._clock.now_ns()))
         else:
-            is_enough()  # What came home for nobody is there to be taken.
+            is_enough()  # Take slabs that came back unowned.
         self.settle()
 
     def settle(self) -> None:
-        """Move settled revocations into the history; past their deadline they settle by fencing."""
+        """Move settled revocations to the history; fencing settles those past their deadline."""
         if not self._open:
             return
         with self._lock:
@@ -142,11 +142,11 @@ class Collector:
 
     @property
     def pressures(self) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Revocations so far that serving's need began; slabs before and after the last 64."""
+        """Number of revocations for serving's needs; slabs on loan before and after the last 64."""
         with self._lock:
             return self._pressures, tuple(self._ebbs)
 
     @property
     def aborts(self) -> int:
-        """Steps that were asked to abort so far, because serving took slabs that they pinned."""
+        """Number of steps asked to abort because serving took slabs that they pinned."""
         return self._ration.count

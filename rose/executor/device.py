@@ -52,10 +52,10 @@ _EXIT_LOOK_S: Final = 0.01
 class CoServing(Closing):
     """Owns the memory, the gate and the certificates of one device.
 
-    Its life: `open` → `serving` → `rollout` → … → `close`. Made once per device; the lanes are for
-    any thread. When anything inside rose fails, the device gives everything back (`gave_back` says
-    why) and serving goes on alone. From `serving` on, reports find the books in `arbiter`, the
-    memory policy in `lender`, and the `gate`.
+    Its life: `open` → `serving` → `rollout` → … → `close`. Make one per device; any thread may use
+    the lanes. If anything inside rose fails, the device returns everything (`gave_back` holds the
+    reason) and serving continues alone. After `serving`, reports read `arbiter` (the books),
+    `lender` (the memory policy) and `gate`.
     """
 
     def __init__(self, opened: Opened) -> None:
@@ -66,7 +66,7 @@ class CoServing(Closing):
         self._listener: Listener | None = None
         self._is_closed = False
         self.safety = Safety(self._give_back)
-        # Which gate stops the borrower on a GPU, and why; None on a CPU.
+        # Kind of the borrower's gate on a GPU, and the reason; None on a CPU.
         self.gate_choice: GateChoice | None = None
 
     @classmethod
@@ -87,22 +87,21 @@ class CoServing(Closing):
         Args:
             device: "cpu", "cuda" or "cuda:<n>".
             pool_bytes: KV memory of both tenants together.
-            slab_bytes: the unit of ownership; by default the smallest that suits serving's
-                geometry. Use `choose_slab_bytes` when the borrower's is known too.
-            log_path: file of the certificates; "" keeps only counts.
-            latency_path: file of what was learned about serving's steps: read when serving is
-                added, if it is there, and written by `close`.
-            isolation: what a borrower of another process can reach. "shared": the whole pool, from
-                its first loan to its end. "mapped": its own header slab, and each slab from when it
-                is lent, zeros by then, until it has unmapped it after it went back. What it was
-                never lent it has no way to; what it was lent once, only its own code lets go of.
-                Taking back costs serving the same in both.
-            policy: the knobs.
-            clock: where time comes from, for the C++ core too; waits run on real time.
+            slab_bytes: unit of ownership. None: the smallest size that suits serving's geometry.
+                Use `choose_slab_bytes` if the borrower's geometry is known too.
+            log_path: certificate log; "" keeps only counts.
+            latency_path: file of the learned step times; `serving` reads it, if it exists, and
+                `close` writes it.
+            isolation: memory that a borrower in another process can access. "shared": the whole
+                pool until its process ends. "mapped": its own header slab and the slabs lent to it,
+                filled with zeros first. It must itself unmap slabs that went back; slabs never
+                lent to it stay out of reach. Revocation costs serving the same in both modes.
+            policy: tuning parameters; None: the defaults.
+            clock: time source, also of the C++ core; None: the system's. Waits use real time.
 
         Raises:
-            InvalidArgument: an unknown device or isolation, or a pool without room for one slab.
-            Unavailable: a GPU without a driver that rose can use.
+            InvalidArgument: the device or the isolation is unknown, or the pool is empty.
+            Unavailable: the GPU has no driver that rose can use.
         """
         ordinal = device_ordinal(device)
         if pool_bytes <= 0:
@@ -136,23 +135,22 @@ class CoServing(Closing):
         request_tokens: int = 32768,
         cost: ModelCost | None = None,
     ) -> ServingLane:
-        """Add the serving engine; lays the pool out.
+        """Add the serving engine, and lay out the pool.
 
         Args:
-            geometry: of its KV.
-            slo: its targets.
-            reserve_bytes: what it can always have, whatever the borrower does, rounded up to slabs.
-                None: what it could need within T while idle, by the priors. Certificates keep what
-                it could need by what was measured since, whatever the reserve, also 0: as free
-                blocks or unowned slabs, besides what is in use.
-            step_tokens: most tokens of one engine step.
-            request_tokens: longest prompt it accepts.
-            cost: of a step of its model (`rose.executor.model_cost`): with the device's name it
-                gives the first estimates. None: those of `Policy.latency_prior_ms`.
+            geometry: KV layout of serving's model.
+            slo: latency targets of serving's requests.
+            reserve_bytes: memory that serving can always have, rounded up to slabs. None: the
+                demand D(T) of an idle engine, by the priors. With any reserve, even 0,
+                certificates keep the measured demand available as free blocks or unowned slabs.
+            step_tokens: maximum tokens of one engine step.
+            request_tokens: maximum prompt length in tokens.
+            cost: step cost of the model (`rose.executor.model_cost`); it yields the first latency
+                estimates for this device. None: `Policy.latency_prior_ms`.
 
         Raises:
-            InvalidArgument: called twice, or a pool or a reserve that does not fit.
-            CorruptData: the file of `latency_path` is not one of rose's.
+            InvalidArgument: called twice or after `close`, or the pool or the reserve does not fit.
+            CorruptData: the file at `latency_path` was not written by rose.
         """
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
@@ -179,23 +177,23 @@ class CoServing(Closing):
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
     ) -> RolloutLane:
-        """Add the borrower; from now on the device lends.
+        """Add the borrower; lending starts.
 
         Args:
-            geometry: of its KV; several are those of its model's attention groups, which share the
-                slabs it borrows.
-            limit_bytes: the most it may borrow, rounded down to slabs.
-            on_revoke: frees blocks when serving wants slabs; engines set it themselves.
+            geometry: KV layout of the borrower's model, or one layout per attention group; groups
+                share the borrowed slabs.
+            limit_bytes: maximum memory on loan, rounded down to slabs.
+            on_revoke: called to free blocks when serving needs slabs; engines set it themselves.
 
         Raises:
-            InvalidArgument: before `serving`, called twice, a geometry that wastes too much, or a
-                device with isolation "mapped", whose borrower is of another process.
+            InvalidArgument: called before `serving` or twice, the geometry wastes too much of a
+                slab, or isolation is "mapped", which needs a borrower in another process.
             Unavailable: rose has failed on this device and given everything back, or the gate's
-                self-test cannot be run on this GPU.
+                self-test cannot run on this GPU.
         """
         parts = self._check_borrower()
         if self._opened.isolation == "mapped":
-            # It could reach serving's own mapping; and its first fault would end serving as well.
+            # It could access serving's own mapping, and its first fault would end serving too.
             raise InvalidArgument(
                 "isolation='mapped' is for a borrower of another process, and this one would be in "
                 "serving's: listen, and attach from there, or open the device with 'shared'"
@@ -224,16 +222,17 @@ class CoServing(Closing):
         return lane
 
     def listen(self, path: str | Path) -> "Listener":
-        """Let a borrower of another process attach at a Unix socket; from now on the device lends.
+        """Let a borrower in another process attach at a Unix socket; lending starts.
 
-        One at a time; when it is gone, another one may come. It calls `CoServing.attach`.
+        The borrower calls `CoServing.attach`. One borrower at a time; after it ends, another may
+        attach.
 
         Args:
-            path: of the socket, which only this user can reach.
+            path: path of the socket; only this user can connect.
 
         Raises:
-            InvalidArgument: before `serving`, called twice, or after `rollout`.
-            Unavailable: no socket can be made there, or rose has failed on this device.
+            InvalidArgument: called before `serving`, twice, or after `rollout`.
+            Unavailable: the socket cannot be created, or rose has failed on this device.
         """
         from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
 
@@ -250,7 +249,7 @@ class CoServing(Closing):
 
     @staticmethod
     def attach(path: str | Path) -> "AttachedDevice":
-        """Reach a device that serves in another process, which called `listen`.
+        """Connect to a device in another process that called `listen`.
 
         Raises:
             Unavailable: nobody listens at `path`.
@@ -260,7 +259,7 @@ class CoServing(Closing):
         return AttachedDevice.connect(path)
 
     def _admit(self, hello: "Hello", process: "Process") -> "Tenancy":
-        """Make a borrower of another process a tenant, or raise why not."""
+        """Make a borrower in another process a tenant, or raise the reason for rejecting it."""
         from rose.executor.tenancy import Tenancy  # noqa: PLC0415 (an extra)
 
         self._check_geometry(hello.geometry)
@@ -278,7 +277,7 @@ class CoServing(Closing):
         return tenancy
 
     def _show(self, parts: Parts, channel: "Channel") -> None:
-        """Send the ledger, and what whoever looks at it cannot read there."""
+        """Send the ledger, the cap and the refusals to an observer."""
         from rose.executor.messages import Ledger  # noqa: PLC0415 (an extra)
 
         said = read_refusals(parts.creditor)
@@ -296,7 +295,7 @@ class CoServing(Closing):
             os.close(ledger)
 
     def _check_borrower(self) -> Parts:
-        """Raise why there can be no borrower; the parts of the device otherwise."""
+        """Return the parts of the device; raise if it cannot have a borrower."""
         if self._is_closed:
             raise InvalidArgument("this device is closed: open another")
         parts = self._has_serving("the borrower")
@@ -306,7 +305,7 @@ class CoServing(Closing):
         return parts
 
     def _has_serving(self, what: str) -> Parts:
-        """Return the parts of the device; raise when serving was not added before `what`."""
+        """Return the parts of the device; raise if serving was not added before `what`."""
         if self._parts is None:
             raise InvalidArgument(f"add the serving engine before {what}")
         return self._parts
@@ -316,7 +315,7 @@ class CoServing(Closing):
             raise Unavailable(f"this device lends no more: {self.gave_back}")
 
     def _check_geometry(self, geometry: KVGeometry) -> None:
-        """Raise when the device's slabs do not suit a borrower's geometry."""
+        """Raise if the borrower's geometry wastes too much of a slab."""
         slab_bytes = self.arbiter.slab_bytes
         suited = choose_slab_bytes(self.lender.kv.geometry, geometry)
         if slab_bytes % suited and geometry.waste(slab_bytes) > WASTE_MAX:
@@ -326,40 +325,40 @@ class CoServing(Closing):
             )
 
     def _begin_lending(self, parts: Parts) -> None:
-        """Start who grants credit and who minds deadlines."""
+        """Start the creditor and the keeper."""
         parts.serving.lend_by(parts.creditor)
         self.lender.state.beat()
         parts.creditor.start()
         parts.keeper.start()
-        # A daemon thread that lends when the interpreter ends could never take it up again.
+        # A daemon thread that is lending could not reacquire the GIL once the interpreter ends.
         atexit.register(self._end_lending_at_exit, parts.creditor)
 
     def _end_lending_at_exit(self, creditor: Creditor) -> None:
         creditor.stop()
         self.gate.shut_down()
-        # In a fraction of a second it has looked at the gate; longer nobody is waited for.
+        # The lending thread sees the shut gate in a fraction of a second; do not wait longer.
         for _ in range(_EXIT_LOOKS):
             if not creditor.is_lending:
                 return
             threading.Event().wait(_EXIT_LOOK_S)
 
-    # ---- how much is lent -----------------------------------------------------------------------
+    # ---- cap and reading ------------------------------------------------------------------------
 
     def lend_at_most(self, size_bytes: int, *, ttl_ms: float) -> None:
-        """Cap what is on loan for `ttl_ms` from now; after that nothing is lent.
+        """Cap the memory on loan for `ttl_ms` from now; after that nothing is lent.
 
-        Without a first call there is no cap. From then on whoever decides renews it in time, or all
-        that is lent goes back, and nothing is lent until the next call. Growth over the cap is
-        refused (`Reason.OVER_LIMIT`). What is on loan over it is taken back as ever, by a deadline:
-        the keeper begins at once, so this waits for nobody. Certificates and the borrower's limit
-        hold besides. Any thread; on a device that lends no more it changes nothing.
+        Before the first call there is no cap. Afterwards the caller must renew the cap in time:
+        when it expires, all loans are taken back. Growth over the cap is refused
+        (`Reason.OVER_LIMIT`); the keeper takes back loans over it by the usual deadline, so this
+        call does not wait. Certificates and the borrower's limit still hold. Any thread; no effect
+        after the device stopped lending.
 
         Args:
-            size_bytes: of the pool, rounded down to slabs, at least 0.
-            ttl_ms: at least 0; infinite for as long as the device is open.
+            size_bytes: maximum memory on loan, rounded down to slabs, >= 0.
+            ttl_ms: lifetime of the cap, >= 0; infinity: until the device closes.
 
         Raises:
-            InvalidArgument: before `serving`, or a value out of its range.
+            InvalidArgument: called before `serving`, or a value is out of range.
         """
         self._has_serving("a cap on what the device lends")
         if not (size_bytes >= 0 and ttl_ms >= 0):
@@ -372,10 +371,10 @@ class CoServing(Closing):
             )
 
     def reading(self) -> DeviceReading:
-        """Say how serving is and what is lent, now. Any thread; serving is not held up.
+        """Return serving's load and the loans now. Any thread; serving is not delayed.
 
         Raises:
-            InvalidArgument: before `serving`, or after `close`.
+            InvalidArgument: called before `serving` or after `close`.
             Unavailable: rose has failed on this device and given everything back.
         """
         if self._is_closed:
@@ -406,7 +405,7 @@ class CoServing(Closing):
             **read_refusals(parts.creditor),
         )
 
-    # ---- the device itself ----------------------------------------------------------------------
+    # ---- failure and end ------------------------------------------------------------------------
 
     def _tend(self) -> None:
         with self.safety:
@@ -415,12 +414,12 @@ class CoServing(Closing):
 
     @property
     def gave_back(self) -> str | None:
-        """Why the device stopped lending; None while all is well."""
+        """Reason why the device stopped lending; None while it lends."""
         cause = self.safety.cause
         return None if cause is None else f"{type(cause).__name__}: {cause}"
 
     def _give_back(self, cause: BaseException) -> None:
-        """Stop launches, wait with a deadline, then reclaim; the mapping stays in place."""
+        """Stop launches, wait with a deadline, then reclaim all slabs; the mapping stays."""
         self.lender.log.append_gave_back(f"{type(cause).__name__}: {cause}")
         self._stop_lending()
 
@@ -428,8 +427,8 @@ class CoServing(Closing):
         parts = self._parts
         if parts is None or (self._rollout is None and self._listener is None):
             return
-        # From the last line up, and each even if one before it failed. First comes who could open
-        # the gate again.
+        # These run from the last line up, each even if one before it failed. The creditor goes
+        # first, as it could open the gate again.
         with ExitStack() as steps:
             steps.callback(self.gate.shut_down)
             steps.callback(self.lender.close)
@@ -439,11 +438,11 @@ class CoServing(Closing):
             steps.callback(parts.serving.lend_by, None)
 
     def close(self) -> None:
-        """Stop lending, take everything back, and write the certificates out. Idempotent.
+        """Stop lending, take all loans back, and flush the certificate log. Idempotent.
 
-        Stop the engines first; views of the pool stay valid as long as someone holds them. When the
-        last certificates cannot be written, `gave_back` says so, and what was learned about steps
-        is saved all the same.
+        Stop the engines first; views of the pool stay valid as long as someone holds them. If the
+        last certificates cannot be written, `gave_back` holds the error; the learned step times
+        are saved anyway.
         """
         if self._is_closed:
             return

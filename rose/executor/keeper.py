@@ -1,4 +1,4 @@
-"""The keeper: one Python thread that shows the host is alive and minds the deadlines."""
+"""The keeper: a Python thread that sends heartbeats and enforces deadlines."""
 
 import atexit
 import threading
@@ -10,10 +10,10 @@ from rose.units import NS_PER_MS
 
 
 class Keeper:
-    """Calls `tend` every few milliseconds, and when the bell rings, until it is stopped.
+    """Calls `tend` every few milliseconds, and whenever the bell rings, until `stop`.
 
-    A Python thread on purpose: when the host process is frozen, or cannot get the interpreter,
-    the heartbeat stops, and with it all fresh credit.
+    It is a Python thread on purpose: if the host process is frozen or the interpreter is blocked,
+    the heartbeat stops, and with it all new credit.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Keeper:
         every_ms: float,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """Prepare the thread; `tend` must not raise, and `on_failure` hears of it if it does."""
+        """Prepare the thread; `tend` must not raise; if it does, `on_failure` gets the error."""
         self._tend = tend
         self._bell = bell
         self._every_ns = int(every_ms * NS_PER_MS)
@@ -33,9 +33,9 @@ class Keeper:
         self._thread = Thread(self._run, name="rose-keeper", on_failure=on_failure)
 
     def start(self) -> None:
-        """Start the thread; it hears every ring from now on."""
+        """Start the thread; it responds to every ring from now on."""
         self._heard = self._bell.listen(0, timeout_ns=0)
-        # A thread that waits in the core must be gone before the interpreter is.
+        # A thread that waits in the core must end before the interpreter does.
         atexit.register(self.stop)
         self._thread.start()
 
@@ -46,7 +46,7 @@ class Keeper:
                 if not self._stop.is_set():
                     self._tend()
         finally:
-            self._bell.listen(self._heard, timeout_ns=0)  # Nobody does any more.
+            self._bell.listen(self._heard, timeout_ns=0)  # The last call: nobody listens after it.
 
     def stop(self) -> None:
         """Stop and join the thread."""

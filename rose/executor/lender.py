@@ -1,4 +1,4 @@
-"""Decides what is lent: every grant certified, and taken back before serving could need it."""
+"""Decide what is lent: certify every grant, and take it back before serving could need it."""
 
 import threading
 from collections.abc import Sequence
@@ -40,15 +40,15 @@ class Lender:
     """The memory policy of one device; the arbiter holds the books.
 
     Serving calls `reclaim`, `foresee`, `recheck`, `load_changed` and `offer_surplus`; the borrower
-    `grow`, `renew` and `step_ended`; the keeper `tend`; whoever decides how much is lent
-    `lend_at_most`. Any thread: what is not the arbiter's is under `_lock`, which is never held
-    while slabs are waited for or the borrower is called.
+    `grow`, `renew` and `step_ended`; the keeper `tend`; the owner of the cap `lend_at_most`. Any
+    thread: `_lock` guards this object's own state, and is never held while rose waits for slabs or
+    calls the borrower.
 
-    While slabs are on loan the arbiter watches what serving could need, D(T): a grant that would
-    leave less is refused in the arbiter, and an allocation that leaves less rings the keeper.
+    While slabs are on loan the arbiter watches serving's demand D(T): it refuses a grant that would
+    leave less, and rings the keeper when an allocation leaves less.
     """
 
-    takes_ranks = False  # A borrower of this process is asked, and knows best at that moment.
+    takes_ranks = False  # A borrower in this process chooses slabs itself, in `on_revoke`.
 
     def __init__(
         self,
@@ -81,21 +81,21 @@ class Lender:
         self._slab_count = arbiter.slab_count
         self._ttl_ns = int(policy.lease_ttl_ms * NS_PER_MS)
         self._borrower: Borrower | None = None
-        # Whose segments may run; it may be gone already.
+        # The borrower whose segments may still run, even after it is gone.
         self.newest: Borrower | None = None
-        self._lock = threading.Lock()  # Guards all below.
+        self._lock = threading.Lock()  # Guards the fields below.
         self._leases: list[Grant] = []
         self._renewed_ns = 0
         self.cap = Cap(self._slab_count, clock)
         self.is_closed = False
 
     def lend_to(self, borrower: Borrower) -> None:
-        """Begin to lend."""
+        """Start lending to `borrower`."""
         self._borrower = self.newest = borrower
         self.load_changed()
 
     def forget_borrower(self) -> None:
-        """Note that the borrower is gone, and with it all its loans; another one may come."""
+        """Drop the borrower and all its loans; another one may follow."""
         self._borrower = None
         with self._lock:
             self._leases.clear()
@@ -103,7 +103,7 @@ class Lender:
 
     @property
     def lendable_slabs(self) -> int:
-        """What serving's reserve leaves of the pool."""
+        """Slabs of the pool outside serving's reserve."""
         return self._slab_count - self.arbiter.snapshot().partitions[self._serving].reserve_slabs
 
     @property
@@ -116,20 +116,20 @@ class Lender:
     def _lent(self, borrower: Borrower) -> PartitionSnapshot:
         return self.arbiter.snapshot().partitions[borrower.partition]
 
-    # ---- what serving could need ----------------------------------------------------------------
+    # ---- serving's demand -----------------------------------------------------------------------
 
     @property
     def demand_blocks(self) -> int:
-        """D(T) now: what serving could need before a loan is back, in its blocks."""
+        """D(T) now: the blocks that serving could need before a loan is back."""
         return self.demand.blocks(running=self.state.pending)
 
     def _slack_blocks(self, snapshot: Snapshot) -> int:
-        """Return how many more blocks serving can have than it could need; negative when short."""
+        """Return serving's available blocks minus its demand; negative when short."""
         free = snapshot.partitions[self._serving].free_blocks
         return int(free + snapshot.unowned * self._blocks_per_slab - self.demand_blocks)
 
     def _is_short(self, taking: int = 0) -> bool:
-        """Tell the arbiter what serving could need; whether there will be less than that."""
+        """Report the demand to the arbiter; True if taking `taking` blocks leaves less."""
         return self.arbiter.watch(
             self._serving,
             demand_blocks=0 if self.is_closed else self.demand_blocks,
@@ -138,23 +138,24 @@ class Lender:
         )
 
     def load_changed(self) -> None:
-        """Note that serving has another number of requests; the keeper is rung if it is short.
+        """Update the demand after a request came or went; ring the keeper if serving is short.
 
-        Not here: this is the way of an arriving request, and a borrower may take until T.
+        The keeper revokes, not this call: it would delay the arriving request, as a borrower may
+        take up to T.
         """
         if self._borrower is not None and self._is_short():
             self.arbiter.ring()
 
     def foresee(self, blocks: int) -> None:
-        """Begin to take slabs back if serving's taking `blocks` blocks now would leave it short.
+        """Begin to take slabs back if taking `blocks` blocks would leave serving short.
 
-        One comparison in the core, as long as it would not.
+        Usually this costs one comparison in the core.
         """
         if self.arbiter.is_short(self._serving, taking=blocks):
             self.recheck(taking=blocks)
 
     def recheck(self, *, taking: int = 0) -> None:
-        """Begin to take slabs back before serving's supply falls under what it could need.
+        """Begin to take slabs back before serving's supply falls below its demand.
 
         Args:
             taking: blocks that serving is about to take.
@@ -162,7 +163,7 @@ class Lender:
         borrower = self._borrower
         if borrower is None or not self._is_short(taking):
             return
-        # Behind the watch: an allocation from here on rings.
+        # Must follow the watch: from here on an allocation that falls short rings.
         snapshot = self.arbiter.snapshot()
         lent = snapshot.partitions[borrower.partition]
         coming = lent.in_revocation * self._blocks_per_slab
@@ -176,9 +177,9 @@ class Lender:
     def reclaim(self, blocks: int) -> None:
         """Get serving `blocks` more free blocks: unowned slabs first, then from the borrower.
 
-        Waits for pinned slabs, those of revocations under way included, at most T_revoke.
+        Waits at most T for pinned slabs, including those of revocations under way.
         """
-        borrower = self._borrower  # One of another process may be forgotten at any time.
+        borrower = self._borrower  # A borrower in another process may end at any time.
         wanted = self.kv.allocator.free_blocks + blocks
         if self._take(wanted) or borrower is None:
             return
@@ -190,21 +191,21 @@ class Lender:
         self.collector.wait(lambda: self._take(wanted))
 
     def _take(self, wanted: int) -> bool:
-        """Take unowned slabs for `wanted` free blocks in all; True when serving has them."""
+        """Take unowned slabs for `wanted` free blocks in total; True if serving has them."""
         missing = wanted - self.kv.allocator.free_blocks
         if missing > 0:
             self.arbiter.take(self._serving, ceil_div(missing, self._blocks_per_slab))
         return bool(self.kv.allocator.free_blocks >= wanted)
 
     def take_back(self, slabs: int) -> None:
-        """Begin to take back up to `slabs` slabs, whatever serving needs."""
+        """Begin to take back up to `slabs` slabs, regardless of serving's demand."""
         borrower = self._borrower
         if borrower is not None:
             lent = self._lent(borrower)
             self.collector.revoke(borrower, slabs, cause=Cause.PRESSURE, lent=lent)
 
     def offer_surplus(self) -> None:
-        """Give slabs that serving could not need soon back to nobody, and tell the borrower."""
+        """Make slabs that exceed serving's demand unowned, and notify the borrower."""
         snapshot = self.arbiter.snapshot()
         own_free = snapshot.partitions[self._serving].free_blocks
         surplus = min(own_free, self._slack_blocks(snapshot)) // self._blocks_per_slab
@@ -215,7 +216,7 @@ class Lender:
     # ---- the cap --------------------------------------------------------------------------------
 
     def lend_at_most(self, slabs: int, *, ttl_ns: float) -> None:
-        """Have at most `slabs` on loan for `ttl_ns` from now, and nothing after that."""
+        """Cap the loan at `slabs` for `ttl_ns` from now, and at 0 after that."""
         with self._lock:
             before = self.cap.slabs
             self.cap.set(slabs, ttl_ns=ttl_ns)
@@ -224,18 +225,18 @@ class Lender:
         if after > before and borrower is not None and not self.is_closed:
             borrower.note_room()
         if after < before:
-            self.arbiter.ring()  # The keeper takes back what is over it.
+            self.arbiter.ring()  # The keeper takes back slabs over the cap.
 
     # ---- the borrower's side --------------------------------------------------------------------
 
     def grow(self, blocks: int) -> Grant | Refusal:
         """Lend the borrower slabs for up to `blocks` more blocks, under a certificate.
 
-        The arbiter asks for the certificate under its own lock: what it rests on is true when the
-        slabs are handed out.
+        The arbiter requests the certificate under its own lock, so its premises still hold when
+        the slabs change owner.
         """
         wait_ms = self.retry_after_ms()
-        with self._lock:  # Or a grant could slip in behind the last revocation.
+        with self._lock:  # Without it, a grant could follow the last revocation.
             borrower = self._borrower
             if borrower is None or self.is_closed:
                 return Refusal(Reason.CLOSED)
@@ -254,22 +255,22 @@ class Lender:
             return answer
 
     def retry_after_ms(self) -> float:
-        """How long growth is held off, in milliseconds: after a revocation, and after aborts."""
+        """Return how long growth must wait after revocations and aborts, in milliseconds."""
         before_ns = self.collector.no_growth_before_ns
         return max(0.0, (before_ns - self.clock.now_ns()) / NS_PER_MS) if before_ns > 0 else 0.0
 
     def step_began(self) -> None:
-        """Do nothing: what serving's process maps stays mapped."""
+        """Do nothing: serving's process keeps the pool mapped."""
 
     def step_ended(self) -> None:
-        """Note what a step gave back when it ended."""
+        """Settle revocations that the end of the step completed."""
         self.collector.settle()
 
     def rank(self, slabs: Sequence[int]) -> None:
-        """Do nothing: the borrower is asked."""
+        """Do nothing: the borrower chooses slabs in `on_revoke`."""
 
     def renew(self) -> None:
-        """Say that the borrower lives; its leases last another TTL. Cheap when called often."""
+        """Renew the borrower's leases for another TTL. Cheap when called often."""
         now_ns = self.clock.now_ns()
         if now_ns - self._renewed_ns < self._ttl_ns // 4:
             return
@@ -287,12 +288,11 @@ class Lender:
     # ---- the keeper's side ----------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Mind the deadlines: late slabs are fenced, leases past their TTL revoked, caps kept to.
+        """Fence late slabs, revoke leases past their TTL, enforce the cap, and recheck the demand.
 
-        And check again what serving could need: it was rung for, or the machine has changed.
-        A borrower of this process that is in no step cannot be stuck in one: idle or paused, it
-        keeps its leases. Within a step it must show at its gates that it lives. One of another
-        process stamps its mailbox.
+        A borrower in this process cannot be stuck outside a step, so an idle or paused one keeps
+        its leases; within a step it renews them at its gates. A borrower in another process stamps
+        its mailbox.
         """
         borrower = self._borrower
         if borrower is not None and borrower.is_alive():
@@ -304,7 +304,7 @@ class Lender:
             borrower.mind_late(self._lent(borrower).quarantined)
 
     def _keep_to_cap(self, borrower: Borrower) -> None:
-        """Begin to take back what is on loan over the cap."""
+        """Begin to take back slabs over the cap."""
         cap_slabs = self.cap.slabs
         if self.is_closed or cap_slabs >= self._slab_count:
             return
@@ -314,7 +314,7 @@ class Lender:
             self.collector.revoke(borrower, over, cause=Cause.CAPPED, lent=lent)
 
     def close(self) -> None:
-        """Lend no more, and take back all that is lent, by the deadline."""
+        """Stop lending, and take all loans back by the deadline."""
         with self._lock:
             self.is_closed = True
         borrower = self._borrower
@@ -323,7 +323,7 @@ class Lender:
         lent = self._lent(borrower)
         try:
             for revocation in self.collector.under_way():
-                borrower.revoke(revocation)  # Again: the first time something may have failed.
+                borrower.revoke(revocation)  # Again, as the first call may have failed.
             rest = lent.held - lent.in_revocation
             if rest > 0:
                 self.collector.revoke(borrower, rest, cause=Cause.CLOSING, lent=lent)

@@ -1,4 +1,4 @@
-"""A borrower's own mapping of what it is lent, kept in step with its loans."""
+"""A borrower's own mapping of its lent slabs, kept in step with its loans."""
 
 import threading
 from contextlib import ExitStack
@@ -8,43 +8,43 @@ from rose._core import Attachment, MappedWindow
 from rose.closing import Closing
 from rose.memory import LentSlabs
 
-# Unmapped at once: a step that is about to start waits for so many at most.
+# Slabs unmapped in one go: a step that is about to start waits for at most this many.
 _SWEEP_SLABS: Final = 8
 
 
 class LentWindow(Closing):
-    """Maps slabs when they are lent, and unmaps them, at leisure, when they are back.
+    """Maps slabs when they are lent, and unmaps them gradually after they are taken back.
 
-    Any thread. The lock guards the mapping, and that nothing of a GPU is mapped, and nothing
-    unmapped, while a step runs: page tables that change under a running kernel make it fault. A
-    step may begin between a wish and its grant; what was lent then is mapped when it has ended.
+    Any thread. The lock guards the mapping, and the rule that no step runs while GPU memory is
+    mapped or any slab is unmapped: a kernel faults if its page tables change. A step may start
+    while a slab request is in flight; slabs granted in the meantime are mapped after that step.
     """
 
     def __init__(self, attachment: Attachment, window: MappedWindow) -> None:
-        """Join the two, which nobody else changes from here on."""
+        """Take over `window`: nobody else may change its mapping."""
         self._attachment = attachment
         self._window = window
         self._lock = threading.Lock()
         self._is_in_step = False
-        self._late: list[LentSlabs] = []  # lent for a step that had begun by then
+        self._late: list[LentSlabs] = []  # granted during the running step
 
     @property
     def can_take(self) -> bool:
-        """Whether slabs can be mapped now: a GPU's only between steps, of which one may begin."""
+        """True if slabs can be mapped now: GPU memory only between steps."""
         with self._lock:
             return self._is_still()
 
     def take(self, lent: LentSlabs) -> bool:
-        """Map what was lent, so that its blocks may be used; or do it when the step has ended.
+        """Map lent slabs and admit their blocks, now or after the running step.
 
         Args:
-            lent: is this object's from now on.
+            lent: the slabs and their descriptors; this object takes ownership.
 
         Returns:
-            Whether it is mapped.
+            True if they are mapped now.
 
         Raises:
-            RoseError: a slab could not be mapped; no block of any of them is used.
+            RoseError: a slab could not be mapped; none of their blocks is used.
         """
         with self._lock:
             if not self._is_still():
@@ -54,15 +54,15 @@ class LentWindow(Closing):
             return True
 
     def step_began(self) -> None:
-        """Leave the mapping as it is until the step has ended."""
+        """Keep the mapping unchanged until `step_ended`."""
         with self._lock:
             self._is_in_step = True
 
     def step_ended(self) -> None:
-        """Go on, with what was lent and taken back meanwhile first.
+        """Map slabs granted during the step, and unmap revoked ones.
 
         Raises:
-            RoseError: as of `take`.
+            RoseError: like `take`.
         """
         with self._lock, ExitStack() as lent:
             self._is_in_step = False
@@ -73,7 +73,7 @@ class LentWindow(Closing):
         self.tidy()
 
     def tidy(self) -> None:
-        """Unmap some of what is not the borrower's any more, unless a step runs."""
+        """Unmap some revoked slabs, unless a step runs."""
         with self._lock:
             if not self._is_in_step:
                 for slab in self._attachment.retire():
@@ -81,7 +81,7 @@ class LentWindow(Closing):
                 self._window.sweep(_SWEEP_SLABS)
 
     def close(self) -> None:
-        """Let go of what is not mapped; the mapping itself goes with the window."""
+        """Close the descriptors of unmapped slabs; the window owns the mapping itself."""
         with self._lock:
             while self._late:
                 self._late.pop().close()

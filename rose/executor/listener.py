@@ -1,4 +1,4 @@
-"""Where borrowers of other processes attach to a device."""
+"""Let borrowers in other processes attach to a device."""
 
 import errno
 import os
@@ -29,11 +29,11 @@ from rose.executor.tenancy import Tenancy
 from rose.thread import Thread
 from rose.whole_file import lock
 
-# What can be read is a whole message, so this is never waited for.
+# A readable socket holds a whole message, so `receive` does not wait this long.
 _PATIENCE_S: Final = 2.0
-# Connections that have said nothing yet; of more the oldest are closed.
+# Maximum connections without a first message; beyond it the oldest is closed.
 _SILENT_MAX: Final = 64
-# Between the order to kill a process and the kernel's word that it is gone.
+# Maximum wait from killing a process until the kernel reports its end.
 _PARTING_MS: Final = 1000.0
 _BREATH_S: Final = 0.1
 
@@ -41,7 +41,7 @@ Admit = Callable[[Hello, Process], Tenancy]
 
 
 def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
-    """Listen at `path`, and hold the lock beside it. A socket of a dead process is replaced."""
+    """Listen at `path`, and hold the lock beside it. Replaces the socket of a dead process."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     locked = None
     try:
@@ -49,7 +49,7 @@ def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
         if _is_abandoned(path):
             path.unlink()
         server.bind(str(path))
-        # Until `listen` nobody can connect, so nobody is early.
+        # Nobody can connect before `listen`, so the mode is set in time.
         path.chmod(0o600)
         server.listen()
     except OSError as error:
@@ -62,9 +62,9 @@ def _listen(path: Path) -> tuple[socket.socket, BinaryIO]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether a socket of this user is there, itself and not a link, that nobody listens at."""
+    """Return True if `path` is a socket of this user, not a link, and nobody listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-        # Connections to a regular file are refused too.
+        # Connecting to a regular file is refused too, so check the type first.
         return _is_own_socket(path) and caller.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
@@ -77,10 +77,10 @@ def _is_own_socket(path: Path) -> bool:
 
 
 class Listener:
-    """A thread that answers at a Unix socket: one borrower at a time, and whoever only looks.
+    """A thread that serves a Unix socket: one borrower at a time, and any number of observers.
 
-    Who connects must be of the same user as this process: the kernel says who it is. Nothing here
-    is on the way of a revocation.
+    Peers must belong to this process's user; the kernel reports their user id. Revocations do not
+    depend on this thread.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class Listener:
         """Listen at `path`.
 
         Args:
-            path: of the socket; only this user can reach it.
-            admit: makes a tenancy, or raises why not.
-            why_refused: names the reason for which the gate stays closed.
-            show: sends the ledger to whoever only looks.
-            on_failure: hears of a failure of rose's own that ended the thread.
+            path: path of the socket; only this user can connect.
+            admit: makes a tenancy, or raises the reason for rejecting it.
+            why_refused: returns the name of the reason why the gate stays closed.
+            show: sends the ledger to an observer.
+            on_failure: called with the failure of rose that ended the thread.
 
         Raises:
-            InvalidArgument: the path is too long.
-            Unavailable: somebody listens at that path, it is no socket of this user, or no socket
-                can be made there.
+            InvalidArgument: the path is too long, empty, or has a zero byte.
+            Unavailable: someone listens at that path, it is not this user's socket, or a socket
+                cannot be created there.
         """
         self.path = check_path(path)
         self._admit = admit
@@ -113,8 +113,8 @@ class Listener:
         self._on_failure = on_failure
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
-        self._parting: Tenancy | None = None  # has hung up, and may still have slabs
-        self._silent: dict[Channel, None] = {}  # the oldest first
+        self._parting: Tenancy | None = None  # disconnected, and may still hold slabs
+        self._silent: dict[Channel, None] = {}  # oldest first
         self._server, self._lock = _listen(Path(self.path))
         self._wake, self._stop = os.pipe()
         self._selector = selectors.DefaultSelector()
@@ -125,7 +125,7 @@ class Listener:
 
     @property
     def tenancy(self) -> Tenancy | None:
-        """The borrower that is attached now."""
+        """The attached borrower, if any."""
         return self._tenancy
 
     def _run(self) -> None:
@@ -136,18 +136,18 @@ class Listener:
                 key.data()
 
     def _broke(self, failure: BaseException) -> None:
-        """Turn away whoever comes from now on, at once, and report why."""
+        """Refuse all further connections, and report the failure."""
         self._server.close()
         for channel in list(self._silent):
             self._hang_up(channel)
         self._on_failure(failure)
 
-    # ---- whoever comes --------------------------------------------------------------------------
+    # ---- connections ----------------------------------------------------------------------------
 
     def _meet(self) -> None:
         try:
             end, _ = self._server.accept()
-        except OSError:  # No descriptor is left: it would be asked again at once.
+        except OSError:  # No descriptor is left; the selector would report it again at once.
             select.select([self._wake], [], [], _BREATH_S)
             return
         channel = Channel(end)
@@ -165,17 +165,17 @@ class Listener:
         self._selector.unregister(channel)
 
     def _greet(self, channel: Channel) -> None:
-        if channel not in self._silent:  # It was closed for another one in this very round.
+        if channel not in self._silent:  # It was closed for a newer one in this round.
             return
         self._listen_no_more(channel)
         try:
             if not self._is_kept(channel):
                 channel.close()
-        except (RoseError, OSError):  # It went away, or is no program of rose: its own loss.
+        except (RoseError, OSError):  # The peer is gone, or does not speak this protocol.
             channel.close()
 
     def _is_kept(self, channel: Channel) -> bool:
-        """Answer the first question; True when the connection stays."""
+        """Answer the first question; True if the connection stays open."""
         _, uid = channel.peer()
         if uid != os.geteuid():
             channel.send(Rejected(f"user {uid} may not attach to a device of another", True))
@@ -239,26 +239,26 @@ class Listener:
             self._part()
 
     def _part(self) -> None:
-        """Say good-bye to the tenant, whoever hung up."""
+        """End the tenancy, whichever side disconnected."""
         channel, tenancy = self._channel, self._tenancy
         self._channel = self._tenancy = None
         if channel is not None:
             self._selector.unregister(channel)
             channel.close()
         if tenancy is not None:
-            self._parting = tenancy  # First: what fails below is tried again at the next hello.
+            self._parting = tenancy  # First: a failure below is retried at the next hello.
             with suppress(RoseError):
                 tenancy.end()
                 self._is_free()
 
     def _is_free(self) -> bool:
-        """Whether the slabs of the borrower before are back."""
+        """True if all slabs of the previous borrower are back."""
         if self._parting is not None and self._parting.is_over(wait_ms=_PARTING_MS):
             self._parting = None
         return self._parting is None
 
     def close(self) -> None:
-        """Hang up, remove the socket, and join the thread. Idempotent."""
+        """Disconnect, remove the socket, and join the thread. Idempotent."""
         if self._stop < 0:
             return
         os.close(self._stop)  # The other end of the pipe becomes readable.
@@ -268,7 +268,7 @@ class Listener:
         for channel in list(self._silent):
             self._hang_up(channel)
         self._part()
-        if self._parting is not None:  # It was killed, and takes its time to die.
+        if self._parting is not None:  # It was killed, but has not ended yet.
             self._parting.let_go()
         self._selector.close()
         self._server.close()

@@ -1,6 +1,6 @@
-"""What a device and a tenant of another process say to each other before and between loans.
+"""Messages between a device and a tenant in another process, before and between loans.
 
-Everything that has to be quick is shared memory instead: see the ledger and the mailbox in
+Urgent data goes through shared memory instead: see the ledger and the mailbox in
 `docs/protocol.md`.
 """
 
@@ -14,12 +14,12 @@ from rose.errors import CorruptData
 from rose.memory import KVGeometry
 
 FORMAT: Final = 2
-# Longer than any message: a grant names its slabs, seven bytes each.
+# Exceeds every message; a grant lists its slabs with seven bytes each.
 MESSAGE_BYTES_MAX: Final = 1 << 20
-# The kernel passes at most 253 descriptors at once; 140 GiB in pieces of 1 GiB are 140.
+# Limit of the kernel for one message. A pool of 140 GiB in objects of 1 GiB needs 140.
 DESCRIPTORS_MAX: Final = 253
 
-# The range of every field, checked when a message is decoded: behind `decode` nothing is out of it.
+# Ranges of the fields; `decode` checks them.
 _INT32_MAX: Final = (1 << 31) - 1
 Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
 Bytes = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -34,9 +34,9 @@ class Hello:
     """A tenant asks to borrow.
 
     Args:
-        geometry: of its KV.
-        limit_bytes: the most it may borrow.
-        format: of these messages; a device answers its own only.
+        geometry: KV layout of the tenant's model.
+        limit_bytes: maximum memory on loan.
+        format: version of these messages; a device accepts only its own.
     """
 
     geometry: KVGeometry
@@ -46,23 +46,23 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """It may. The descriptors come with it, in the order of `descriptors`.
+    """The device admits the tenant. File descriptors come with this, in order of `descriptors`.
 
     Args:
         device: "cpu" or "cuda:<n>".
-        partition: the tenant's.
-        header_index: the header slab that is its own.
-        slab_bytes: of each slab.
+        partition: id of the tenant's partition.
+        header_index: index of the tenant's own header slab.
+        slab_bytes: size of a slab.
         slab_count: lendable slabs of the pool.
-        header_slabs: slabs in front of them.
-        isolation: "shared": the pool's memory objects come with this; "mapped": its own header slab
-            does, and each slab when it is lent.
-        object_bytes: of each memory object that came, in order.
-        slabs_max: the most it could ever hold.
+        header_slabs: slabs in front of the lendable ones.
+        isolation: "shared": the pool's memory objects come with this message. "mapped": only the
+            tenant's header slab does; each other slab comes with its grant.
+        object_bytes: size of each memory object that came, in order.
+        slabs_max: maximum slabs the tenant could ever hold.
         gate_window: segments that may wait in the stream of a GPU.
-        has_gates: False makes each of its steps one segment.
-        lease_ttl_ms: a loan that is not renewed for so long is taken back.
-        descriptors: how each descriptor is called.
+        has_gates: False makes each step one segment.
+        lease_ttl_ms: lifetime of a loan without renewal.
+        descriptors: name of each descriptor.
     """
 
     device: Word
@@ -82,11 +82,11 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """It may not.
+    """The device rejects the tenant.
 
     Args:
-        sentence: why.
-        is_final: asking again as it is would be of no use.
+        sentence: the reason.
+        is_final: True if the same request will never succeed.
     """
 
     sentence: Sentence
@@ -95,19 +95,19 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class AskGrow:
-    """The tenant asks for slabs that hold `blocks` more blocks."""
+    """The tenant requests slabs for `blocks` more blocks."""
 
     blocks: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The slabs are its own until they are taken back; its mailbox says so too.
+    """The tenant owns the slabs until they are taken back; its mailbox lists them too.
 
     Args:
-        lease_id: of the loan.
-        lease_epoch: of the loan.
-        slabs: whose descriptors come with this, in order; none where all of the pool is mapped.
+        lease_id: id of the loan.
+        lease_epoch: epoch of the loan.
+        slabs: slabs whose descriptors come with this, in order; empty if the whole pool is mapped.
     """
 
     lease_id: Number
@@ -117,7 +117,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No, or not now: a `rose.events.Refusal`, its reason by name."""
+    """A `rose.events.Refusal`, its reason by name."""
 
     reason: Word
     retry_after_ms: Milliseconds
@@ -130,19 +130,19 @@ class AskReason:
 
 @dataclass(frozen=True, slots=True)
 class AskLedger:
-    """Somebody wants to look, and to borrow nothing."""
+    """An observer asks for the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The descriptor of the ledger comes with it.
+    """The ledger's descriptor comes with this.
 
     Args:
-        pid: of serving's process.
-        cap: (bytes that may be on loan now, milliseconds for which that holds); infinite for as
-            long as the device is open, 0 when it ran out. None where nobody has set a cap.
-        refusals: quanta refused so far, by reason.
-        binding: what the newest refused certificate failed on, as a sentence.
+        pid: id of serving's process.
+        cap: (maximum bytes on loan, remaining milliseconds): infinity until the device closes, 0
+            after the cap expired. None without a cap.
+        refusals: refused quanta so far, by reason.
+        binding: reason of the newest refused certificate, as a sentence.
     """
 
     pid: Count
@@ -171,15 +171,15 @@ _KINDS: Final[dict[str, type]] = {
 
 
 def encode(message: Question | Answer) -> bytes:
-    """Return the bytes of a message: its kind, and its fields in order."""
+    """Encode a message as its kind and its fields in order."""
     return msgspec.msgpack.encode((type(message).__name__, message))
 
 
 def decode(payload: bytes) -> Question | Answer:
-    """Return the message.
+    """Decode a message.
 
     Raises:
-        CorruptData: these bytes are no message, or a field of it is out of its range.
+        CorruptData: the bytes are no message, or a field is out of range.
     """
     try:
         kind, body = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])

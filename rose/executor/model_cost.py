@@ -1,4 +1,4 @@
-"""What one step of a model costs a device, from the model's shape."""
+"""Compute the cost of a step from a model's shape."""
 
 from typing import Final
 
@@ -15,19 +15,19 @@ _MATRICES_OF_AN_EXPERT: Final = 3  # gate, up and down
 def model_cost(
     shape: ModelShape, *, kv: KVDtype, tp: int = 1, dtype: WeightDtype | None = None
 ) -> ModelCost:
-    """Return the cost of a step on one of `tp` devices, communication between them left out.
+    """Return the cost of a step on one of `tp` devices, without communication.
 
-    A prior should not promise too much. So a step reads every expert, although a small batch wakes
-    fewer, and attention looks at the whole context, also where a layer has a window.
+    A prior must not be optimistic. So a step reads every expert, although a small batch activates
+    fewer, and attention reads the whole context, even in sliding-window layers.
 
     Args:
-        shape: of the model.
-        kv: how its KV is stored.
-        tp: devices that share it.
-        dtype: of the weights; None for the one the model was published in.
+        shape: shape of the model.
+        kv: dtype of the KV cache.
+        tp: devices that share the model.
+        dtype: dtype of the weights; None: the published one.
 
     Raises:
-        InvalidArgument: the model cannot be divided so.
+        InvalidArgument: the model cannot be divided among `tp` devices.
     """
     groups = shape.groups(block_tokens=1, kv=kv, tp=tp)
     return ModelCost(
@@ -39,8 +39,8 @@ def model_cost(
 
 
 def _unread_bytes(shape: ModelShape, dtype: WeightDtype | None, tp: int) -> int:
-    """Return the bytes of the embedding, of which a step reads a row per token."""
-    if shape.is_tied:  # as the output matrix it is read whole
+    """Return the bytes of the embedding; a step reads only one row of it per token."""
+    if shape.is_tied:  # it is also the output matrix, which a step reads whole
         return 0
     element_bytes = _BF16_BYTES if dtype is WeightDtype.BF16 else shape.dtype_bytes
     return ceil_div(shape.vocab, tp) * shape.hidden * element_bytes
@@ -55,7 +55,7 @@ def _parameters_of_a_token(shape: ModelShape) -> int:
 
 
 def _elements_of_a_pair(shape: ModelShape) -> int:
-    """Return the products of a query and a key, and of a weight and a value, in one layer."""
+    """Return the multiplications of one (query, key) pair in one layer's attention."""
     if shape.latent is None:
         return 2 * shape.heads * shape.head_dim
     latent = shape.latent

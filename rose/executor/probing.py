@@ -1,4 +1,4 @@
-"""When serving's engine runs a probe: a step that is run only to be measured."""
+"""Decide when serving's engine runs a probe: a step that runs only to be measured."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -6,31 +6,32 @@ from typing import Final, Literal, TypeAlias
 from rose.units import NS_PER_MS
 
 ShapeName: TypeAlias = Literal["step", "chunk"]
-"""The two step shapes that certificates ask about: a decode step, and a chunk of a prompt."""
+"""The two step shapes that certificates rely on: a decode step, and a chunk of a prompt."""
 
-# While every quantum is refused, idle time serves nobody: a quarter of it gives 200 steps of 100 ms
-# within 80 s, and leaves three quarters of the device's energy and memory bandwidth alone.
+# Share of idle time for probes while every quantum is refused. It allows 200 steps of 100 ms within
+# 80 s, and saves three quarters of the device's energy and memory bandwidth.
 _SEARCH_SHARE: Final = 0.25
-# Renewal keeps scores young, and finds out when a machine has become faster. Rollouts lose so much.
+# Share of idle time for probes otherwise: it keeps scores recent and detects a faster machine. This
+# is the cost to rollouts.
 RENEWAL_SHARE: Final = 0.02
-# A round that changed nothing makes the next one less likely to.
+# Factor on the search share after a round without effect: the next is less likely to help.
 _NEXT_ROUND: Final = 0.5
-# Longer idle times save up no more than this, so probes come one by one and never in a burst.
+# Maximum saved ration, so that probes never run in a burst after a long idle time.
 _SAVED_NS: Final = 100 * NS_PER_MS
-# Probes of a warm-up are counted too, and put the next probe off by no more than one of four chunks
-# of a second each.
+# Maximum debt: four chunks of a second each. Warm-up probes count too, and must not delay the next
+# probe for longer.
 _DEBT_NS: Final = 4_000 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look at the device found.
+    """State of the device at one look.
 
     Args:
-        is_idle: whether no request is live and no step runs.
+        is_idle: True if no request is live and no step runs.
         granted: quanta granted so far.
-        refused: refusals so far because a target was at risk, or for lack of evidence.
-        binding: the shape that the newest of these refusals was about; None for a segment.
+        refused: refusals so far for an SLO at risk or missing evidence.
+        binding: step shape of the newest of these refusals; None if it concerned a segment.
     """
 
     is_idle: bool
@@ -40,17 +41,17 @@ class Seen:
 
 
 class ProbeRation:
-    """Decides when a probe runs, and of which shape. Pure; the caller reads the clock and counters.
+    """Decides when a probe runs, and its shape. Pure; the caller reads the clock and counters.
 
     The law: between two looks at an idle device the ration grows by at most a quarter of the time
-    between them, 2 % while quanta are granted, and a probe starts while it is above zero. So probes
-    take at most this share of idle time, what was saved up, and one probe more.
+    between them, or 2 % while quanta are granted. A probe starts only while the ration is above
+    zero. So probes take at most this share of idle time, plus the saved ration, plus one probe.
 
     One thread at a time.
     """
 
     def __init__(self, *, wanted: int) -> None:
-        """Start with an empty ration; `wanted` probes of a shape are a full round of evidence."""
+        """Start with an empty ration; `wanted` probes of one shape are a full round."""
         self._wanted = wanted
         self._level_ns = 0.0
         self._idle_since_ns: int | None = None
@@ -70,11 +71,11 @@ class ProbeRation:
         return self._searched or ("chunk" if self._last == "step" else "step")
 
     def stepped(self) -> None:
-        """Note that a step begins: the time since the last look was not all idle."""
+        """Record that a step begins, so the time since the last look was not all idle."""
         self._idle_since_ns = None
 
     def probed(self, shape: ShapeName, took_ns: float) -> None:
-        """Count one step that ran as a probe."""
+        """Charge one probe to the ration."""
         self._level_ns = max(self._level_ns - took_ns, -_DEBT_NS)
         self._last = shape
         if shape != self._searched:
@@ -86,7 +87,7 @@ class ProbeRation:
 
     @property
     def share(self) -> float:
-        """The share of idle time that probes may take now."""
+        """Share of idle time that probes may take now."""
         return RENEWAL_SHARE if self._searched is None else self._search_share
 
     def _fill(self, now_ns: int, *, is_idle: bool) -> None:
@@ -96,7 +97,7 @@ class ProbeRation:
         self._idle_since_ns = now_ns if is_idle else None
 
     def _look(self, seen: Seen) -> None:
-        """Search while everything is refused for a shape; renew otherwise."""
+        """Search while a shape causes refusals and nothing is granted; renew otherwise."""
         if seen.granted != self._granted:
             self._search_share, self._searched, self._round = _SEARCH_SHARE, None, 0
         elif seen.refused != self._refused and seen.binding != self._searched:

@@ -1,4 +1,4 @@
-"""What a device says of itself to whoever decides how much it lends."""
+"""The report of a device to the broker that decides how much it lends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from rose.executor.probing import ShapeName
 from rose.slo import SLO
 
 TokenCounts: TypeAlias = tuple[tuple[int, int], ...]
-"""How many tokens took at most so many nanoseconds: pairs, ascending, the last one of all tokens.
+"""Cumulative histogram: ascending pairs (nanoseconds, tokens that took at most that long).
 
-They are counted since the device was opened, so those of a time are a difference; a bucket is at
-most 1/32 of its end wide.
+The last pair counts all tokens. Counts start when the device opens: subtract two readings for the
+counts of an interval. A bucket is at most 1/32 of its upper bound wide.
 """
 
 
@@ -25,14 +25,14 @@ _TARGETS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ShapeEvidence:
-    """What the bound of one step shape rests on.
+    """Evidence behind the bound of one step shape.
 
     Args:
         shape: "step" or "chunk".
-        scores: steps of its kind whose time was compared with a forecast.
-        wanted: scores that a start-up collects.
-        missing: further runs until there is a bound from that many scores; 0 where there is.
-        bound_ms: the upper estimate of its time; None without evidence.
+        scores: steps of this kind that were compared with a forecast.
+        wanted: scores that start-up collects.
+        missing: runs still needed for a bound from `wanted` scores; 0 if there is one.
+        bound_ms: upper bound of the step time; None without evidence.
     """
 
     shape: ShapeName
@@ -44,15 +44,15 @@ class ShapeEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What the newest refused certificate failed on.
+    """The condition that the newest refused certificate failed.
 
     Args:
         shape: "step", "chunk" or "segment".
-        predicted_ms: how long it takes by the forecast.
-        bound_ms: the upper estimate of that; None without evidence.
-        delay_ms: one segment of rollouts, and the time until a close is seen.
+        predicted_ms: predicted time of that shape.
+        bound_ms: upper bound of that time; None without evidence.
+        delay_ms: one rollout segment plus the time until it sees a close.
         target: "ttft", "tpot", "blocking" or "deadline".
-        target_ms: the time that all of it must fit.
+        target_ms: limit for the bound plus the delay.
     """
 
     shape: str
@@ -64,7 +64,7 @@ class Binding:
 
     @property
     def sentence(self) -> str:
-        """One sentence for people."""
+        """The condition as one sentence."""
         must = f"must fit {_TARGETS[self.target].format(self.target_ms)}"
         if self.target == "blocking":
             return f"{self.delay_ms:.3g} ms, the shortest wait for rollouts, {must}"
@@ -78,27 +78,27 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """How serving is, and what is lent, at one moment.
+    """Serving's load and the loans of a device at one moment; counts start when it opens.
 
     Args:
-        pool_bytes: that both tenants share, in whole slabs.
-        reserve_bytes: what serving can always have.
-        slab_bytes: the unit of ownership.
-        slo: of serving.
-        used_share: of the pool's blocks that serving's requests hold, 0 to 1.
-        running: requests that have their first token.
-        waiting: those that have none yet; a step without a request counts as one while it runs.
-        first_tokens: from a request's arrival to its first token.
-        later_tokens: from a token to the next.
-        lent_bytes: on loan, without what is being taken back.
-        cap_bytes: the most that may be on loan now; the pool where nobody has set a cap.
-        revocations: that serving's need began, since the device was opened.
-        ebbs: (bytes on loan before it, bytes left) of each of the last 64 of them, oldest first.
-        refusals: of quanta since the device was opened, by reason, a `Reason` in lower case.
-        refused_s: seconds for which rollouts that wanted to run were refused, by reason.
-        granted_s: seconds for which rollouts had a quantum.
-        binding: what the newest refused certificate failed on; None where none has failed.
-        evidence: of the two step shapes that certificates ask about.
+        pool_bytes: memory that both tenants share, in whole slabs.
+        reserve_bytes: memory that serving can always have.
+        slab_bytes: unit of ownership.
+        slo: serving's latency targets.
+        used_share: share of the pool's blocks that serving's requests hold, 0 to 1.
+        running: requests with a first token.
+        waiting: requests without one; a step without a request counts as one while it runs.
+        first_tokens: times from arrival to first token.
+        later_tokens: times from one token to the next.
+        lent_bytes: memory on loan, except slabs being taken back.
+        cap_bytes: maximum memory on loan now; without a cap, the pool.
+        revocations: revocations for serving's needs.
+        ebbs: (bytes on loan before, bytes after) of the last 64 of these, oldest first.
+        refusals: refused quanta by reason, a `Reason` in lower case.
+        refused_s: seconds in which rollouts wanted to run and were refused, by reason.
+        granted_s: seconds in which rollouts had a quantum.
+        binding: failed condition of the newest refused certificate, if any.
+        evidence: evidence for the two step shapes that certificates rely on.
     """
 
     pool_bytes: int
@@ -121,10 +121,11 @@ class DeviceReading:
     evidence: tuple[ShapeEvidence, ...] = ()
 
     def fallen_share(self, since: int) -> float | None:
-        """Return how far what was on loan fell, with the revocations behind the first `since`.
+        """Return the share by which the loan fell in the revocations after the first `since`.
 
-        From the most that there was before one of them to the least that one left, so several small
-        ones between two growths are one large one. None where they are too many to tell.
+        It compares the largest loan before any of them with the smallest after any, so several
+        small revocations count as one large one. None without revocations, or if there are too
+        many to tell.
         """
         count = self.revocations - since
         if not 0 < count <= len(self.ebbs):

@@ -1,4 +1,4 @@
-"""Why rollouts wait: refusals by reason, the term that binds, and the evidence behind bounds."""
+"""Read from the core why rollouts wait: refusals, the binding condition, and the evidence."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,11 @@ REASONS: Final = {
     QuantumRefusal.BUDGET_SPENT: Reason.BUDGET_SPENT,
 }
 UNCERTIFIED: Final = (QuantumRefusal.SLO_AT_RISK, QuantumRefusal.NO_EVIDENCE)
-"""Refusals of a device that was not busy: a certificate was asked for, and there was none."""
+"""Refusals for want of a certificate, on a device that was not busy."""
 
 
 class Refusals(TypedDict):
-    """The fields of `DeviceReading` that a creditor knows."""
+    """The fields of `DeviceReading` that come from a creditor."""
 
     refusals: Mapping[str, int]
     refused_s: Mapping[str, float]
@@ -32,7 +32,7 @@ class Refusals(TypedDict):
 
 
 def read_refusals(creditor: Creditor) -> Refusals:
-    """Return what `creditor` counted."""
+    """Return the counters of `creditor`."""
     return {
         "refusals": {reason.name.lower(): creditor.refused(why) for why, reason in REASONS.items()},
         "refused_s": {
@@ -44,7 +44,7 @@ def read_refusals(creditor: Creditor) -> Refusals:
 
 
 def read_seen(creditor: Creditor, shapes: Iterable[ShapeName], *, is_idle: bool) -> Seen:
-    """Return what the ration of probes asks of a device whose quanta `creditor` grants."""
+    """Return the input of `ProbeRation`, from the creditor's counters."""
     shape = None if creditor.binding is None else creditor.binding.shape
     return Seen(
         is_idle=is_idle,
@@ -69,7 +69,7 @@ def _binding(creditor: Creditor) -> Binding | None:
 
 
 def read_evidence(model: LatencyModel, shape: ShapeName, features: Shape) -> ShapeEvidence:
-    """Return what the bound of `shape` rests on; `features` are those of the step."""
+    """Return the evidence behind the bound of `shape`, a step with `features`."""
     named = dict(zip(SHAPE_NAMES, features, strict=True))
     found = model.evidence(**named)
     return ShapeEvidence(

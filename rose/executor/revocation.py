@@ -9,7 +9,7 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 
 class Cause(Enum):
-    """Why slabs are taken back."""
+    """Reason for a revocation."""
 
     PRESSURE = "serving needs them, or soon could"
     EXPIRED = "the lease was not renewed"
@@ -19,12 +19,12 @@ class Cause(Enum):
 
 @dataclass(slots=True)
 class Notice:
-    """What a borrower's engine sees of a revocation, wherever the arbiter is.
+    """A revocation as the borrower's engine sees it, in serving's process or another.
 
     Args:
-        slabs: slabs that are wanted.
-        deadline_ns: on the device's clock.
-        clock: of the device.
+        slabs: slabs to give back.
+        deadline_ns: deadline on the device's clock, in nanoseconds.
+        clock: the device's clock.
     """
 
     slabs: int
@@ -32,9 +32,10 @@ class Notice:
     clock: Clock | Attachment
 
     def begin(self, preferred: Sequence[int]) -> None:
-        """Let it take effect, with the slabs the engine would rather part with first.
+        """Start the revocation, with the slabs the engine prefers to lose first.
 
-        The arbiter of another process has begun it, by the ranks in the mailbox.
+        No effect if the arbiter is in another process: it has started already, by the ranks in the
+        mailbox.
         """
 
     def remaining_s(self) -> float:
@@ -47,21 +48,21 @@ OnRevoke = Callable[[Notice], None]
 
 @dataclass(slots=True)
 class Revocation(Notice):
-    """Slabs are wanted back by a deadline, for serving or for nobody.
+    """Takes slabs back by a deadline, for serving or to make them unowned.
 
-    Its life: made → `begin` (the slabs are chosen, idle ones change hands) → the borrower frees
-    blocks and drops pins, and each slab leaves in the call that empties it → settled, or fenced
-    at the deadline.
+    Its life: made → `begin` (slabs are chosen; idle ones change owner) → the borrower frees blocks
+    and drops pins; each slab leaves in the call that empties it → settled, or fenced at the
+    deadline.
 
     Args:
-        asked_ns: when serving asked.
-        arbiter: of the device.
-        borrower: its partition.
-        taker: who gets them; None for nobody.
-        cause: why.
+        asked_ns: time of the request.
+        arbiter: the device's arbiter.
+        borrower: the borrower's partition.
+        taker: partition that receives the slabs; None: they become unowned.
+        cause: reason for the revocation.
 
-    `slabs_returned` came back, `slabs_fenced` missed the deadline and are quarantined: both as of
-    the last look, and final once settled (the arbiter forgets old revocations).
+    `slabs_returned` came back; `slabs_fenced` missed the deadline and are quarantined. Both are as
+    of the last poll, and final once settled (the arbiter forgets old revocations).
     """
 
     asked_ns: int
@@ -77,14 +78,14 @@ class Revocation(Notice):
 
     @property
     def is_begun(self) -> bool:
-        """Whether `begin` was called."""
+        """True after `begin` or `adopt`."""
         return self._id is not None
 
     def begin(self, preferred: Sequence[int]) -> None:
-        """Start it: idle slabs leave at once, then `preferred` in its order, then the emptiest.
+        """Start: idle slabs leave at once, then `preferred` in order, then the emptiest.
 
-        A borrower calls this under the lock that guards its own books; if it does not, the executor
-        does. Only the first call counts: a borrower may be told twice.
+        A borrower calls this under the lock of its own books; otherwise the executor calls it. Only
+        the first call has an effect, as a borrower may be notified twice.
         """
         if self.is_begun:
             return
@@ -98,12 +99,12 @@ class Revocation(Notice):
         self.slabs_pending()
 
     def adopt(self, revocation_id: int) -> "Revocation":
-        """Follow a revocation that the arbiter began by itself, for a lease past its TTL."""
+        """Track a revocation that the arbiter began itself, for a lease past its TTL."""
         self._id = revocation_id
         return self
 
     def slabs_pending(self) -> int:
-        """Return how many slabs are still to come; past the deadline this fences them."""
+        """Return the number of outstanding slabs; past the deadline this fences them."""
         if self._id is None:
             return self.slabs
         if self.settled_ns != 0:
@@ -122,5 +123,5 @@ class Revocation(Notice):
 
     @property
     def latency_ms(self) -> float:
-        """From the demand to the last slab; only meaningful when settled."""
+        """Milliseconds from the request to the last slab; valid once settled."""
         return (self.settled_ns - self.asked_ns) / NS_PER_MS

@@ -1,4 +1,4 @@
-"""The borrower's lane: leased memory, quanta of compute, and the way to give both back."""
+"""The borrower's lane: leased memory, quanta of compute, and the return of both."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,24 +22,23 @@ if TYPE_CHECKING:  # Messages between processes need an extra of this package.
     from rose.executor.attached_loans import AttachedLoans
     from rose.executor.lender import Lender
 
-# Longer than the creditor takes to answer, short enough to ask again and again.
+# Longer than the creditor's answer takes, short enough to retry often.
 _ASK_MS: Final = 5.0
-# A parked borrower looks up this often, to renew its leases; waking it earlier costs a futex.
+# A parked borrower wakes up this often to renew its leases; an opening gate wakes it by a futex.
 _LOOK_UP_MS: Final = 50.0
 
 
 @dataclass(slots=True)
 class Quantum:
-    """The right to run one step, segment by segment. Ends with the `with` block.
+    """The right to run one step, segment by segment. It ends with the `with` block.
 
-    Within it, `RolloutLane.gate` must be called between segments; `StepAborted` raised there
-    must reach the engine, which rolls the step back.
+    Call `RolloutLane.gate` between segments. The engine must catch `StepAborted` from it and roll
+    the step back.
     """
 
     lane: "RolloutLane"
 
     def __enter__(self) -> Self:
-        """Run the step."""
         return self
 
     def __exit__(
@@ -53,10 +52,10 @@ class Quantum:
 
 
 class RolloutLane:
-    """What a borrower calls. One thread runs its steps; the other methods are for any thread.
+    """The borrower's API. One thread runs the steps; any thread may call the other methods.
 
     The life of a step: `try_step` → `pin` → `gate`, `gate`, … → `finish` → `unpin` → end of the
-    quantum. A refusal is a value. `StepAborted` is the one exception that is part of the protocol.
+    quantum. A refusal is a value. `StepAborted` is the only exception of a normal run.
     """
 
     def __init__(
@@ -75,27 +74,28 @@ class RolloutLane:
         """Made by `CoServing.rollout`.
 
         Args:
-            groups: its views of the pool, one for each attention group of its model.
-            gate: that its segments pass.
-            loans: of its slabs.
-            reporting: around what is rose's own.
-            on_revoke: frees blocks when serving wants slabs; None has the arbiter pick them.
-            why_refused: names the reason for which a step is refused.
-            slabs_max: its limit, or what serving's reserve leaves.
-            gpu: device of its work; None for a CPU.
-            has_gates: False makes each step one segment, to see what gates within it are worth.
+            groups: views of the pool, one per attention group of the borrower's model.
+            gate: gate between segments.
+            loans: source of slabs.
+            reporting: context manager for rose's own calls; it reports their failures.
+            on_revoke: called to free blocks when serving needs slabs; None: the arbiter picks
+                slabs.
+            why_refused: returns the reason why a step is refused.
+            slabs_max: maximum slabs, from the borrower's limit and serving's reserve.
+            gpu: device of the borrower's work; None on a CPU.
+            has_gates: False makes each step one segment, to measure the benefit of gates.
         """
         self.groups = groups
-        # GPU work of its steps must be put into it; None on a CPU.
+        # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
-        # Copies bytes of the host into the pool, in that stream.
+        # Copies host bytes into the pool, in that stream.
         self.upload: Upload = HostUpload() if gpu is None else StreamUpload(gpu.rollout)
         self.on_revoke: OnRevoke = on_revoke or (lambda notice: notice.begin(()))
         self.on_room: Callable[[], None] = lambda: None
-        # Called by the step's thread each time it looks up from a gate that stays closed.
+        # Called by the step's thread after each timed-out wait at a closed gate.
         self.on_look: Callable[[], None] = lambda: None
         self.step_thread = 0
-        # How often a quantum was granted or a gate passed: nobody runs while it stands still.
+        # Number of quanta and passed gates: while it is constant, no new segment starts.
         self.passes = 0
         self._gate = gate
         self._loans = loans
@@ -109,12 +109,12 @@ class RolloutLane:
     # ---- compute --------------------------------------------------------------------------------
 
     def try_step(self, batch: Any = None, *, timeout_ms: float = _ASK_MS) -> Quantum | Refusal:
-        """Ask to run one step.
+        """Request a quantum for one step.
 
         Args:
-            batch: what will run; in idle mode a certificate depends on serving's load only.
-            timeout_ms: how long to sleep at a closed gate before the answer is a refusal. Credit is
-                granted only to who waits: with 0 a gate that serving closed may never open.
+            batch: ignored: a certificate depends on serving's load only.
+            timeout_ms: maximum wait at a closed gate before a refusal. The creditor grants credit
+                only to a waiting borrower: with 0 a closed gate may never open.
         """
         del batch
         self._renew()
@@ -124,7 +124,7 @@ class RolloutLane:
             self._gate.begin_step()
             verdict = self._gate.pass_(timeout_ms=timeout_ms)
             if verdict == Verdict.PASSED:
-                # What prepares a step waits for its stream: it must not be parked there.
+                # The step's preparation waits for its stream, which must not be parked then.
                 verdict = self._gate.settle(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()
@@ -138,7 +138,7 @@ class RolloutLane:
         return Refusal(self.why_refused())
 
     def gate(self) -> None:
-        """End a segment, and wait until the next may start.
+        """End a segment, and wait until the next one may start.
 
         Raises:
             StepAborted: serving needs slabs that this step pins; roll it back.
@@ -148,15 +148,14 @@ class RolloutLane:
             self._until_passed(self._gate.pass_)
 
     def finish(self) -> None:
-        """Wait until all segments are done; call it before results are read and slabs unpinned.
+        """Wait for all segments; call it before you read results and unpin slabs.
 
-        This is one more gate, behind the last segment. On a GPU the host has run ahead of its
-        stream; it waits here until the stream has passed that gate, with its leases renewed, and
-        not in a call of the engine's that an abort could not reach.
+        This is one more gate, after the last segment. On a GPU the host runs ahead of its stream.
+        Here it waits until the stream passed that gate, and renews its leases; a wait inside the
+        engine could not be aborted.
 
         Raises:
-            StepAborted: as `gate`.
-            Unavailable: as `gate`.
+            StepAborted, Unavailable: like `gate`.
         """
         if self._has_gates:
             self._until_passed(self._gate.pass_)
@@ -177,7 +176,7 @@ class RolloutLane:
             self.on_look()
 
     def _is_late(self) -> bool:
-        """Whether a step is refused because slabs are overdue; empty them, then ask again."""
+        """True while slabs are overdue: steps are refused until they are empty."""
         if self._loans.is_closed:
             return False
         with self._reporting:
@@ -188,7 +187,7 @@ class RolloutLane:
             self._loans.renew()
 
     def end_step(self) -> None:
-        """End the step; called by the quantum."""
+        """End the step; the quantum calls this."""
         self.step_thread = 0
         self._gate.leave()
         self._gate.end_step()
@@ -197,26 +196,26 @@ class RolloutLane:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether a step runs, or waits at a gate within it."""
+        """True while a step runs or waits at one of its gates."""
         return self.step_thread != 0
 
     @property
     def is_closed(self) -> bool:
-        """Whether the device lends no more: it was closed, or rose gave back."""
+        """True after the device stopped lending: it was closed, or rose gave back."""
         return self._loans.is_closed
 
     # ---- memory ---------------------------------------------------------------------------------
 
     @property
     def kv(self) -> KVSpace:
-        """Its view of the pool, or that of its model's first attention group."""
+        """The borrower's view of the pool, or that of its first attention group."""
         return self.groups.spaces[0]
 
     def ensure_groups(self, blocks: Sequence[int]) -> bool:
-        """Have `blocks[i]` free blocks of every group i at once, by a grant if need be.
+        """Ensure `blocks[i]` free blocks in every group i at once, with a grant if necessary.
 
         Raises:
-            InvalidArgument: not one number for each group.
+            InvalidArgument: `blocks` does not have one number per group.
         """
         missing = self.groups.missing_slabs(blocks)
         if missing == 0:
@@ -229,11 +228,11 @@ class RolloutLane:
         return self.groups.missing_slabs(blocks) == 0
 
     def ensure(self, blocks: int) -> bool:
-        """Have `blocks` free blocks, by a grant if need be; False when that is refused."""
+        """Ensure `blocks` free blocks, with a grant if necessary; False if it is refused."""
         return self.grow(blocks) is None
 
     def grow(self, blocks: int) -> Refusal | None:
-        """Have `blocks` free blocks, by a grant if need be, or say why not."""
+        """Ensure `blocks` free blocks, with a grant if necessary; return a refusal or None."""
         missing = blocks - self.kv.allocator.free_blocks
         if missing <= 0:
             return None
@@ -246,13 +245,13 @@ class RolloutLane:
         return None
 
     def reserve(self, tokens: int) -> Ticket | Refusal:
-        """Set blocks for `tokens` tokens aside.
+        """Reserve blocks for `tokens` tokens.
 
         Args:
-            tokens: of one sequence, > 0.
+            tokens: tokens of one sequence, > 0.
 
         Returns:
-            A ticket whose `commit` gives block ids, or why not.
+            A ticket whose `commit` returns block ids, or a refusal.
         """
         blocks = self.kv.geometry.blocks_for(tokens)
         refusal = self.grow(blocks)
@@ -264,47 +263,47 @@ class RolloutLane:
         return Ticket(self.kv.allocator, reservation)
 
     def alloc(self, blocks: int) -> list[int] | None:
-        """Take `blocks` free blocks; None, and nothing taken, when fewer are free."""
+        """Take `blocks` free blocks; None, without taking any, if fewer are free."""
         return self.kv.allocator.alloc(blocks)
 
     def pin(self, blocks: Iterable[int]) -> int:
-        """Hold the slabs of `blocks` for a step, from its preparation to its completion."""
+        """Pin the slabs of `blocks` for a step, from its preparation to its completion."""
         return int(self.kv.allocator.pin(list(blocks)))
 
     def unpin(self, pin: int) -> None:
-        """Let go; slabs on revocation that are empty leave inside this call."""
+        """Release a pin; empty slabs under revocation leave inside this call."""
         self.kv.allocator.unpin(pin)
 
     def slabs(self) -> list[int]:
-        """The slabs on loan that are not being taken back."""
+        """Return the slabs on loan, except those being taken back."""
         return self._books.lent(self._partition)
 
     def slabs_max(self) -> int:
-        """The most slabs it could ever hold: its limit, or what serving's reserve leaves."""
+        """Return the maximum slabs it could ever hold, from its limit and serving's reserve."""
         return self._slabs_max
 
     @property
     def takes_ranks(self) -> bool:
-        """Whether slabs are chosen without asking `on_revoke`, by the ranks of `rank`."""
+        """True if the arbiter chooses slabs by `rank` instead of `on_revoke`."""
         return self._loans.takes_ranks
 
     def rank(self, slabs: Sequence[int]) -> None:
-        """Say which slabs to take first, the first of them first; for lanes that take ranks.
+        """Set the order in which slabs are taken back; for lanes that take ranks.
 
-        A rank lasts as long as the slab is on loan; idle slabs go before all others.
+        A rank ends with its slab's loan. Idle slabs go before all others.
         """
         with self._reporting:
             self._loans.rank(slabs)
 
     def give_back_idle(self) -> int:
-        """Let go of slabs without a block in use or a pin; returns how many went."""
+        """Give back slabs without used blocks or pins; return their number."""
         with self._reporting:
             return self._books.give_idle(self._partition)
 
     def retry_after_ms(self) -> float:
-        """How long growth is held off after a revocation, in milliseconds."""
+        """Return how long growth must wait after a revocation, in milliseconds."""
         return self._loans.retry_after_ms()
 
     def leaving(self) -> frozenset[int]:
-        """The slabs to be emptied: those being taken back, and those that are late already."""
+        """Return the slabs to empty: those being taken back and those already late."""
         return frozenset(self._books.leaving(self._partition))

@@ -1,4 +1,4 @@
-"""The one broad catch of rose: whatever fails, serving goes on as if rose were not there."""
+"""The one broad catch of rose: whatever fails, serving continues without rose."""
 
 import threading
 from collections.abc import Callable
@@ -9,35 +9,32 @@ from types import TracebackType
 class Safety:
     """Stops lending, once, at the first failure inside rose.
 
-    Used as a context manager around everything that runs in the serving lane: an `Exception` is
-    swallowed there and handed to `give_back`; `KeyboardInterrupt` and the like pass.
-
-    Any thread may enter it.
+    A context manager around all code of rose in the serving lane: it suppresses an `Exception` and
+    passes it to `give_back`; `KeyboardInterrupt` and the like pass through. Any thread.
     """
 
     def __init__(self, give_back: Callable[[BaseException], None]) -> None:
-        """Call `give_back` at the first failure."""
         self._give_back = give_back
         self._lock = threading.Lock()  # Guards `_cause`.
         self._cause: BaseException | None = None
 
     @property
     def cause(self) -> BaseException | None:
-        """What failed first; None while all is well."""
+        """The first failure, if any."""
         return self._cause
 
     def report(self, failure: BaseException) -> None:
-        """Give everything back because of `failure`; later failures change nothing."""
+        """Give everything back because of `failure`; later failures have no effect."""
         with self._lock:
             if self._cause is not None:
                 return
             self._cause = failure
-        # What fails while everything is given back has nobody left to tell: serving goes on.
+        # A failure while giving back has no further handler: serving continues.
         with suppress(Exception):
             self._give_back(failure)
 
     def __enter__(self) -> None:
-        """Begin a protected piece of the serving lane."""
+        """Enter the serving lane."""
 
     def __exit__(
         self,
@@ -45,7 +42,7 @@ class Safety:
         failure: BaseException | None,
         _trace: TracebackType | None,
     ) -> bool:
-        """Swallow an `Exception`: none of ours reaches the serving lane."""
+        """Suppress and report an `Exception`."""
         if not isinstance(failure, Exception):
             return False
         self.report(failure)
@@ -53,17 +50,16 @@ class Safety:
 
 
 class Reporting:
-    """The same in the rollout lane, where a failure inside rose is raised after all is given back.
+    """Like `Safety`, for the rollout lane: reports a failure, then raises it to the borrower.
 
-    Wrap only what is rose's own, not what a caller can get wrong.
+    Wrap only rose's own calls, not errors of the caller.
     """
 
     def __init__(self, safety: Safety) -> None:
-        """Report to `safety`."""
         self._safety = safety
 
     def __enter__(self) -> None:
-        """Begin a piece of the rollout lane."""
+        """Enter the rollout lane."""
 
     def __exit__(
         self,
@@ -71,6 +67,5 @@ class Reporting:
         failure: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """Give everything back because of an `Exception`; it goes on to the borrower."""
         if isinstance(failure, Exception):
             self._safety.report(failure)

@@ -1,4 +1,4 @@
-"""Serving's lane: nothing in here raises, waits without a bound, or holds serving up."""
+"""Serving's lane: no failure of rose raises here, and every wait is bounded."""
 
 import math
 import threading
@@ -31,21 +31,21 @@ from rose.executor.ticket import Ticket
 from rose.slo.evidence import Shape, collect_evidence
 from rose.units import NS_PER_MS
 
-# Waits that are kept for reports.
+# Waits kept for reports.
 _BLOCKED_KEPT: Final = 65_536
-# The most tokens or sequences of a request or a step, as the latency model takes them.
+# Maximum tokens or sequences of a request or a step, by the latency model.
 _COUNT_MAX: Final = 1_000_000_000
-# What a step that no request was announced for runs under: it closes the gate as one would.
+# Request id of a step without an announced request: it closes the gate like any request.
 _STEP: Final = "rose: a step without a request"
 
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """The most serving can ask for at once.
+    """Maximum sizes of serving's work.
 
     Args:
-        step_tokens: tokens of one engine step; all prefills of a step share it.
-        request_tokens: tokens of one prompt.
+        step_tokens: maximum tokens of one engine step; all prefills of a step share them.
+        request_tokens: maximum tokens of one prompt.
     """
 
     step_tokens: int
@@ -54,14 +54,14 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What a serving step does: the features of the latency model.
+    """Shape of a serving step: the features of the latency model.
 
     Args:
         decode_sequences: sequences that get one token.
-        context_tokens: KV tokens that are read, over all sequences.
-        prefill_tokens: prompt tokens that are processed.
-        requests: ids of those that get a token by it. If every running request is one of them, the
-            batch counts as fixed, and nothing is set aside in it for a request that arrives.
+        context_tokens: KV tokens read, over all sequences.
+        prefill_tokens: prompt tokens processed.
+        requests: ids of the requests that get a token. If it holds every running request, the batch
+            counts as fixed, and no time is reserved in it for an arriving request.
     """
 
     decode_sequences: int
@@ -71,7 +71,7 @@ class StepBatch:
 
 
 class ServingStep:
-    """Protected work: entered when the borrower is parked, left when the step has ended."""
+    """A protected step: entered once the borrower is parked, left when the step has ended."""
 
     __slots__ = ("_lane", "at_ns", "batch", "blocked_ms", "is_probe", "lent_ms", "passed")
 
@@ -79,26 +79,26 @@ class ServingStep:
         """Made by `ServingLane.step`; `batch` may be set later, before the step ends."""
         self._lane = lane
         self.batch = batch
-        self.at_ns = 0  # when the device was serving's
-        self.lent_ms = 0.0  # how long, before that, serving had let rollouts go first
-        self.blocked_ms = 0.0  # how long, after that, it waited for a segment that still ran
-        self.passed = 0  # the segments that had started by then
-        self.is_probe = False  # whether no request was live
+        self.at_ns = 0  # time at which serving got the device
+        self.lent_ms = 0.0  # time for which serving let rollouts run first
+        self.blocked_ms = 0.0  # time for which serving then waited for a running segment
+        self.passed = 0  # segments started by then
+        self.is_probe = False  # True if no request was live
 
     def __enter__(self) -> Self:
-        """Wait, for a bounded time, until no rollout segment runs; with a batch, lend first."""
+        """Wait a bounded time until no rollout segment runs; with a batch, lend first."""
         try:
             self._lane.begin_step(self)
-        except BaseException:  # An interrupt: a step that never was must not keep the gate closed.
+        except BaseException:  # Interrupted: a step that never began must not keep the gate closed.
             self._lane.give_step_up()
             raise
         return self
 
     def commit(self, batch: StepBatch) -> None:
-        """Say what the step does, now that it is fixed, and lend what slack it leaves.
+        """Fix the step's batch, and lend the slack that it leaves.
 
-        Call it between the preparation of the batch and its work. A request that arrives from now
-        on is in the step after this one, so nothing is set aside for it here.
+        Call it between the preparation of the batch and its work. Requests that arrive later join
+        the next step, so no time is reserved for them here.
         """
         self.batch = batch
         self._lane.lend_within(self, batch)
@@ -109,18 +109,17 @@ class ServingStep:
         failure: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        """Learn how long the step took, and check that serving's memory is safe."""
+        """Record the step's time, and check that serving has enough memory."""
         if failure is None and self.batch is not None:
             self._lane.end_step(self, self.batch)
         self._lane.give_step_up()
 
 
 class ServingLane:
-    """What a serving engine calls. Any thread may call any method.
+    """The serving engine's API. Any thread may call any method.
 
-    When rose fails, every method turns into the answer of a device without borrowers. A number out
-    of its range is the engine's mistake and no failure of rose: it is counted in `bad_calls`, and
-    lending goes on.
+    After a failure of rose, every method answers like a device without borrowers. A number out of
+    range is the engine's error, not rose's: it is counted in `bad_calls`, and lending continues.
     """
 
     def __init__(
@@ -137,13 +136,13 @@ class ServingLane:
         """Made by `CoServing.serving`.
 
         Args:
-            lender: of its memory.
-            model: of its steps.
-            safety: around what is rose's own.
-            watchdog: lets a step go on while serving waits for the whole device.
-            stream: what its GPU work must be put into; None on a CPU.
-            limits: the most it can ask for.
-            slowdown: of its SLO.
+            lender: memory policy of the device.
+            model: latency model of serving's steps.
+            safety: context manager for rose's own calls; it suppresses their failures.
+            watchdog: lets a parked rollout step proceed while serving waits for the whole device.
+            stream: CUDA stream for serving's work; None on a CPU.
+            limits: maximum sizes of serving's work.
+            slowdown: `SLO.slowdown`.
         """
         self.kv = kv = lender.kv
         self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # free or not
@@ -152,13 +151,13 @@ class ServingLane:
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
         self.limits = limits
         self.safety = safety
-        # Guards `_live`, together with the count in `state`, and the ration of probes.
+        # Guards `_live` together with the count in `state`, and the ration of probes.
         self._lock = threading.Lock()
-        self._live: dict[str, int] = {}  # Ids and their slots.
+        self._live: dict[str, int] = {}  # Request id → slot.
         self._is_in_step = False
         self._creditor: Creditor | None = None
         self._closes_early = "early_close" not in lender.policy.without
-        # An engine that commits its batches is not asked to lend before it knows them.
+        # True for an engine that commits its batches: it lends then, not before the step.
         self._knows_batches = False
         self._stuck_at: int | None = None
         self._gate = lender.gate
@@ -176,21 +175,21 @@ class ServingLane:
         self._clock = lender.clock
 
     def lend_by(self, creditor: Creditor | None) -> None:
-        """Ask `creditor` from now on what may go before a step, or beside it; None: nothing."""
+        """Let `creditor` lend before and within steps; None: nothing is lent there."""
         self._creditor = creditor
 
     # ---- requests -------------------------------------------------------------------------------
 
     def arrived(self, request_id: str, *, prompt_tokens: int, prefilled: bool = False) -> None:
-        """Say that a request is here, as early as possible: this closes the gate.
+        """Announce a request, as early as possible: this closes the gate.
 
         Args:
             request_id: unique among live requests.
-            prompt_tokens: length of its prompt; one out of its range counts as the longest.
-            prefilled: its KV comes from elsewhere, so it decodes at once.
+            prompt_tokens: length of the prompt; a value out of range counts as the maximum.
+            prefilled: True if its KV comes from elsewhere, so that it decodes at once.
         """
         with self.safety:
-            if self._closes_early:  # Before any lock that somebody else may hold.
+            if self._closes_early:  # Before any lock, which another thread may hold.
                 self._gate.close(CloseReason.ARRIVAL)
         if not _is_count(prompt_tokens):
             self.bad_calls += 1
@@ -205,18 +204,14 @@ class ServingLane:
                 self._lender.load_changed()
 
     def emitted(self, request_id: str) -> None:
-        """Say that a token of the request went out; `emitted_all` is cheaper for a whole step.
-
-        Args:
-            request_id: a request that has arrived.
-        """
+        """Report a token of one request; `emitted_all` is cheaper for a whole step."""
         self.emitted_all((request_id,))
 
     def emitted_all(self, request_ids: Iterable[str]) -> None:
-        """Say that each of these requests got a token: its next one is due a TPOT target later.
+        """Report one token of each request: the next one is due a TPOT target later.
 
         Args:
-            request_ids: requests that have arrived; others are passed over.
+            request_ids: ids of live requests; other ids are ignored.
         """
         with self.safety, self._lock:
             slots = [self._live[one] for one in request_ids if one in self._live]
@@ -225,9 +220,9 @@ class ServingLane:
                 self._state.emitted(slots)
 
     def finished(self, request_id: str) -> None:
-        """Say that the request is over; after the last one rollouts may be granted a quantum.
+        """Report the end of a request; after the last one rollouts may get a quantum.
 
-        An id that is not live is passed over, so an engine may say it twice.
+        An id that is not live is ignored, so a second call does no harm.
         """
         with self.safety, self._lock:
             if request_id in self._live:
@@ -241,10 +236,10 @@ class ServingLane:
         """Protect one engine step: `with serving.step(batch): run()`.
 
         Args:
-            batch: what it does, fixed from now on. With a `slowdown` in its SLO rollouts go first,
-                as long as running requests can pay for it and every token still comes in time. None
-                when it is not known yet: say it by `ServingStep.commit`, or by setting
-                `ServingStep.batch` before the step ends.
+            batch: shape of the step, fixed from now on. With `SLO.slowdown` set, rollouts run first
+                while the running requests have budget and every token stays in time. None if the
+                shape is not known yet: call `ServingStep.commit`, or set `ServingStep.batch` before
+                the step ends.
         """
         return ServingStep(self, batch)
 
@@ -252,10 +247,10 @@ class ServingLane:
     def blocking(self) -> Iterator[None]:
         """Declare a call that may wait for the whole device: `with serving.blocking(): free()`.
 
-        A free, a capture, the first launch of a kernel, a synchronise. The borrower's step is on
-        the device too, and stops at its gates as long as serving is busy: neither would ever end.
-        While such a call is declared, a parked step is let go on, one segment for each
-        `WATCHDOG_MS` in which nothing moved. Elsewhere never. Declarations may overlap.
+        Examples: a free, a graph capture, the first launch of a kernel, a synchronise. The call
+        would wait for the borrower's step, and the step waits at a gate while serving is busy: a
+        deadlock. So during a declared call a parked step may proceed, by one segment per
+        `WATCHDOG_MS` without progress. Declarations may overlap.
         """
         is_declared = False
         with self.safety:
@@ -269,9 +264,9 @@ class ServingLane:
                     self._watchdog.leave()
 
     def begin_step(self, step: ServingStep) -> None:
-        """Make sure that the device is serving's, after lending what slack its batch leaves.
+        """Lend the slack of the batch, then wait until serving has the device.
 
-        A segment that did not end in time is waited for once, not at every step.
+        A segment that does not end in time delays one step, not every step.
         """
         batch = self._sound(step.batch)
         with self.safety:
@@ -290,7 +285,7 @@ class ServingLane:
         step.at_ns = self._clock.now_ns()
 
     def lend_within(self, step: ServingStep, batch: StepBatch) -> None:
-        """Lend within a step whose batch is prepared; what that takes is not part of the step."""
+        """Lend within a step after its batch is prepared; that time is not part of the step."""
         self._knows_batches = True
         sound = self._sound(batch)
         from_ns = self._clock.now_ns()
@@ -300,7 +295,7 @@ class ServingLane:
         step.at_ns += self._clock.now_ns() - from_ns
 
     def _sound(self, batch: StepBatch | None) -> StepBatch | None:
-        """Return the batch, or None in place of one whose numbers no step can have."""
+        """Return the batch; None if a number is out of range."""
         if batch is None:
             return None
         counts = (batch.decode_sequences, batch.context_tokens, batch.prefill_tokens)
@@ -320,19 +315,19 @@ class ServingLane:
         step.lent_ms += self._creditor.before_step(features, slots)
 
     def give_step_up(self) -> None:
-        """Say that no step is under way: it ended, or never began."""
+        """Record that no step is under way: it ended or never began."""
         with self.safety:
             self._is_in_step = False
             self._state.step_ended()
         self.finished(_STEP)
 
     def _wait_parked(self, step: ServingStep) -> None:
-        """Wait for the segment that still runs, if there is one worth waiting for."""
+        """Wait for a running segment, unless it is known to be stuck or its borrower ended."""
         segment = step.passed = self._gate.passed
         if not self._gate.is_running() or segment == self._stuck_at or self._gate.is_open():
             return
         borrower = self._lender.newest
-        if borrower is None or borrower.is_evicted:  # It dies; until then it may still write.
+        if borrower is None or borrower.is_evicted:  # Its process ends, but may still write.
             return
         waited_ms = self._gate.wait_parked(timeout_ms=self._park_wait_ms)
         self._stuck_at = segment if waited_ms is None else None
@@ -344,7 +339,7 @@ class ServingLane:
         self.blocked_ms.append(waited_ms)
 
     def end_step(self, step: ServingStep, batch: StepBatch) -> None:
-        """Feed the latency model and re-check serving's memory."""
+        """Update the latency model and recheck serving's memory."""
         if self._sound(batch) is None:
             return
         with self.safety:
@@ -376,10 +371,9 @@ class ServingLane:
                 self._probes.probed(shape, actual_ms * NS_PER_MS)
 
     def _learn(self, actual_ms: float, features: dict[str, int], step: ServingStep) -> Forecast:
-        """Return what was forecast; a step beside a late segment teaches nothing.
+        """Return the forecast, and learn from the step unless it ran beside a late segment.
 
-        Without a limit to the slowdown, most steps come after a loan: then these are what is
-        forecast.
+        With an unlimited slowdown most steps follow a loan, so they count as normal steps.
         """
         is_beside = self._gate.passed != step.passed or self._gate.is_running()
         if self._creditor is None or not is_beside:
@@ -391,23 +385,23 @@ class ServingLane:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request is live."""
+        """True while a request is live."""
         return any(one != _STEP for one in list(self._live))
 
     def evidence(self) -> tuple[ShapeEvidence, ...]:
-        """Say what the bounds of the two step shapes that certificates ask about rest on."""
+        """Return the evidence for the two step shapes that certificates rely on."""
         return tuple(read_evidence(self._model, *named) for named in self._shapes.items())
 
     def warm_up(self, run: Callable[[StepBatch], None]) -> None:
         """Run both step shapes until each has a bound; call it before the first request.
 
-        For engines without a prober of rose's. Call it in the thread that runs serving's steps.
+        For engines without rose's prober. Call it in the thread that runs serving's steps.
 
         Args:
-            run: runs one step of a shape to its end; its time is measured.
+            run: runs one step of the given shape to its end; its time is measured.
 
         Raises:
-            DeadlineExceeded: the times of the steps vary too much for a bound.
+            DeadlineExceeded: the step times vary too much for a bound.
         """
 
         def step(shape: Shape) -> None:
@@ -419,11 +413,11 @@ class ServingLane:
         collect_evidence(self._model, self._shapes.values(), step)
 
     def probe_due(self) -> StepBatch | None:
-        """Return a step to run now for its time alone; None: there is nothing to measure.
+        """Return a step to run now, only to measure it; None if no probe is due.
 
-        Ask every 20 ms or so while no request is there. Run the step under `step`, commit its
-        batch, and announce no request for it; give it up as soon as one arrives. Bounds need such
-        steps at start-up, when no quantum is granted because of a shape, and now and then.
+        Call it about every 20 ms while no request is live. Run the step under `step`, commit its
+        batch, and announce no request for it; drop it as soon as a request arrives. Bounds need
+        probes at start-up, while a shape causes refusals, and occasionally otherwise.
         """
         with self.safety, self._lock:
             creditor = self._creditor
@@ -440,7 +434,7 @@ class ServingLane:
     # ---- memory ---------------------------------------------------------------------------------
 
     def ensure(self, blocks: int) -> bool:
-        """Have `blocks` free blocks, taking slabs back if need be; waits at most T_revoke."""
+        """Ensure `blocks` free blocks, with a revocation if necessary; waits at most T."""
         if not self._can_hold(blocks):
             return False
         missing = blocks - self.kv.allocator.free_blocks
@@ -450,11 +444,10 @@ class ServingLane:
         return bool(self.kv.allocator.free_blocks >= blocks)
 
     def alloc(self, blocks: int) -> list[int] | None:
-        """Take `blocks` free blocks; None, and nothing taken, when fewer are free.
+        """Take `blocks` free blocks; None, without taking any, if fewer are free.
 
-        Where that leaves less than what could come, slabs are on their way back before it is done.
-        An engine that calls its allocator itself is watched too: then the keeper is rung inside
-        the allocation, and asks for them.
+        If this leaves less than serving's demand, the revocation starts before the allocation. If
+        an engine calls its allocator directly, the allocation rings the keeper, which revokes.
         """
         if not self._can_hold(blocks):
             return None
@@ -463,14 +456,14 @@ class ServingLane:
         return self.kv.allocator.alloc(blocks)
 
     def _can_hold(self, blocks: int) -> bool:
-        """Whether the pool has so many blocks, free or not."""
+        """True if the pool has that many blocks, free or used."""
         if _is_count(blocks) and blocks <= self._blocks_max:
             return True
         self.bad_calls += 1
         return False
 
     def reserve(self, tokens: int) -> Ticket | Refusal:
-        """Set blocks for `tokens` tokens aside, taking slabs back if need be."""
+        """Reserve blocks for `tokens` tokens, with a revocation if necessary."""
         if not _is_count(tokens):
             self.bad_calls += 1
             return Refusal(Reason.POOL_EMPTY)
@@ -485,13 +478,13 @@ class ServingLane:
         return Ticket(self.kv.allocator, reservation)
 
     def settle(self) -> None:
-        """Offer slabs that serving does not need now; call it when blocks were freed."""
+        """Offer slabs that serving does not need now; call it after freeing blocks."""
         with self.safety:
             self._lender.offer_surplus()
 
 
 def _is_count(value: object) -> bool:
-    if type(value) is int:  # First, as it is a tenth of the time.
+    if type(value) is int:  # First: it takes a tenth of the time.
         return 0 <= value <= _COUNT_MAX
-    # An integer of NumPy is one, too.
+    # NumPy integers count too.
     return isinstance(value, Integral) and 0 <= int(value) <= _COUNT_MAX

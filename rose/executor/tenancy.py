@@ -1,4 +1,4 @@
-"""A borrower of another process, as serving's process sees it."""
+"""A borrower in another process, as serving's process sees it."""
 
 import os
 import threading
@@ -15,34 +15,33 @@ from rose.slo.policy import GATE_WINDOW
 from rose.units import NS_PER_MS, NS_PER_S
 
 _NAME: Final = "rollout"
-# Part of a lease's TTL within which a living tenant stamps its mailbox several times.
+# Share of a lease's TTL within which a live tenant stamps its mailbox several times.
 _FRESH_SHARE: Final = 0.5
-# So often serving waits in vain for a segment of one borrower; then it is ended.
+# After this many timed-out waits for its segments, a borrower is evicted.
 _PARK_TIMEOUTS_MAX: Final = 2
-# A time-out that is older counts no more: a slow segment now and then is no broken borrower, and
-# costs serving one `park_wait_ms` in so long at most.
+# Older time-outs do not count: an occasional slow segment is no broken borrower, and costs serving
+# at most one `park_wait_ms` in this time.
 _PARK_MEMORY_NS: Final = 600 * NS_PER_S
 
 
 class Patience:
-    """How often serving waits in vain for segments of one borrower. Any thread.
+    """Counts serving's timed-out waits for segments of one borrower. Any thread.
 
-    The gate is written by the borrower too, so nothing that stands there ends such waits.
+    The borrower can write to the gate too, so the gate's state cannot end such waits.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
-        self._lock = threading.Lock()  # Guards both.
+        self._lock = threading.Lock()  # Guards both fields below.
         self._timeouts = 0
         self._timed_out_ns = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether it is not waited for any more."""
+        """True once serving does not wait for the borrower any more."""
         return self._timeouts >= _PARK_TIMEOUTS_MAX
 
     def timed_out(self, now_ns: int) -> None:
-        """Note that serving waited in vain until `now_ns`."""
+        """Count a wait that timed out at `now_ns`."""
         with self._lock:
             is_old = now_ns - self._timed_out_ns > _PARK_MEMORY_NS and not self.is_over
             self._timeouts = 1 if is_old else self._timeouts + 1
@@ -52,8 +51,8 @@ class Patience:
 class Tenancy:
     """One tenant from its admission to its end.
 
-    Its life: made → `grow`, `revoke`, … → `end`, when it hung up or its process is gone →
-    `is_over`, when its slabs are back. They come by shared words and by its death.
+    Its life: made → `grow`, `revoke`, … → `end`, when it disconnects or its process ends →
+    `is_over`, when its slabs are back. They come back through shared words or by its death.
     """
 
     def __init__(
@@ -66,10 +65,10 @@ class Tenancy:
         isolation: Isolation,
         device: str,
     ) -> None:
-        """Make `process`, which said `hello`, a tenant; `header_index` is its own header slab.
+        """Make `process`, the sender of `hello`, a tenant with its own header slab.
 
         Raises:
-            Unavailable: slabs of the tenant before it are not back yet.
+            Unavailable: slabs of the previous tenant are not back yet.
         """
         self._lender = lender
         self._arbiter = arbiter = lender.arbiter
@@ -81,7 +80,7 @@ class Tenancy:
             self.tenant = arbiter.add_tenant(
                 partition,
                 process,
-                # A borrower in serving's own process, as in a test, is never to be killed.
+                # Never kill a borrower in serving's own process, as in a test.
                 kill_late=process.pid != os.getpid(),
                 is_mapped=is_mapped,
             )
@@ -99,9 +98,9 @@ class Tenancy:
                 ("to_tenant", self.tenant.to_tenant_fd),
                 ("gate", lender.gate.fileno()),
             ]
-            # Makes what is lent zeros.
+            # Fills lent slabs with zeros.
             self._loans = MappedLoans(arbiter, partition) if is_mapped else None
-            # Those of them that are its own now are closed once they are sent.
+            # `sent` closes the descriptors opened here, after they are sent.
             self.descriptors = tuple(descriptor for _, descriptor in named)
             self.welcome = Welcome(
                 device=device,
@@ -124,13 +123,13 @@ class Tenancy:
         self._patience = Patience()
 
     def grow(self, blocks: int) -> tuple[Granted | Refused, LentSlabs]:
-        """Lend it slabs, under a certificate.
+        """Lend slabs for up to `blocks` blocks, under a certificate.
 
         Returns:
-            The answer, and the descriptors that go with it: the caller closes them.
+            The answer and its descriptors; the caller closes them.
 
         Raises:
-            RoseError: the slabs could not be made zeros, or there are no descriptors left.
+            RoseError: the slabs could not be filled with zeros, or no descriptors are left.
         """
         if self._loans is not None:
             blocks = min(blocks, DESCRIPTORS_MAX * self.blocks_per_slab)
@@ -142,30 +141,30 @@ class Tenancy:
                 return Granted(grant.lease_id, grant.lease_epoch, tuple(lent.fds)), lent
 
     def revoke(self, revocation: Revocation) -> None:
-        """Begin at once: idle slabs change hands in this call, the others when it has read this."""
+        """Begin at once: idle slabs change owner now, the others after the tenant reacts."""
         revocation.begin(())
         self.tenant.ring()
 
     def note_room(self) -> None:
-        """Let it look: slabs came free."""
+        """Notify the tenant that slabs are free."""
         self.tenant.ring()
 
     @property
     def is_evicted(self) -> bool:
-        """Whether its process was ended because its segments did not stop."""
+        """True after its process was ended because its segments did not stop."""
         return self._patience.is_over
 
     def park_timed_out(self) -> None:
-        """Note that a segment of it still ran at the end of serving's wait for it."""
+        """Count a timed-out wait for its segment; evict the tenant after too many."""
         self._patience.timed_out(self._lender.clock.now_ns())
         if self._patience.is_over:
             self.tenant.evict()
 
     def mind_late(self, late_slabs: int) -> None:
-        """Do nothing: who watches its process ends it when it is late."""
+        """Do nothing: the core's watch of its process ends a late tenant."""
 
     def is_alive(self) -> bool:
-        """Whether it has stamped its mailbox lately; a frozen process does not."""
+        """True if it stamped its mailbox recently; a frozen process does not."""
         age_ns = self._lender.clock.now_ns() - self.tenant.heartbeat_ns
         ttl_ns = self._lender.policy.lease_ttl_ms * NS_PER_MS
         return self.tenant.is_alive and 0 <= age_ns <= _FRESH_SHARE * ttl_ns
@@ -175,53 +174,53 @@ class Tenancy:
         return int(now.held + now.quarantined)
 
     def end(self) -> None:
-        """Take everything back: it hung up, or its process is gone.
+        """Take everything back after it disconnected or its process ended.
 
-        What it still uses is late at once, and a process that is late is killed.
+        Slabs in use are late at once, and a late process is killed.
         """
         self._arbiter.drop_partition(self.partition)
         self._lender.forget_borrower()
 
     def is_over(self, *, wait_ms: float) -> bool:
-        """Whether all is back, so that another tenant can come; then let go of everything.
+        """True if all slabs are back, so that another tenant can come; then close everything.
 
-        To be asked again until it is: whoever watches the process must not go before it.
+        Call it until it is True: the watch of the process must outlive the process.
 
         Args:
-            wait_ms: how long a process that is being killed may take.
+            wait_ms: maximum wait for a killed process to end.
         """
         if self._slabs() > 0 and not self.tenant.wait_lost(timeout_ms=wait_ms):
             return False
-        # It has nothing any more, in a step or not. It may have written anything into the gate, and
-        # a process that only hung up still can: the next one gets another page.
+        # The tenant may have written anything into the gate, and a process that only disconnected
+        # still can. So the next tenant gets another page.
         self._lender.gate.renew()
         self.let_go()
         return True
 
     def let_go(self) -> None:
-        """Close all that is here, whether or not its process is gone yet; nobody watches it now."""
+        """Close everything, even if its process still runs; nobody watches it any more."""
         self.sent.close()
         self._owners.close()
 
 
 def _pool(arbiter: Arbiter, sent: ExitStack) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
-    """Return descriptors of all memory, and the bytes behind each."""
+    """Return descriptors of all memory objects, and the size of each in bytes."""
     pool = arbiter.share_pool()
-    sent.callback(lambda: pool)  # Its end closes the descriptors.
+    sent.callback(lambda: pool)  # Keeps `pool` alive; its destructor closes the descriptors.
     return [("pool", fd) for fd in pool.fds], tuple(pool.sizes)
 
 
 def _header(
     arbiter: Arbiter, index: int, sent: ExitStack
 ) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
-    """Return the same for a borrower that maps what it is lent: of its own header slab alone."""
+    """Return the same for a "mapped" borrower: only its own header slab."""
     header = arbiter.share_header(index)
     sent.callback(os.close, header)
     return [("header", header)], (arbiter.slab_bytes,)
 
 
 def _partition(arbiter: Arbiter, limit_slabs: int) -> int:
-    """Return the partition of borrowers: a new one, or that of the one before, which is over."""
+    """Return a partition for the borrower: a new one, or that of the previous borrower."""
     for one in arbiter.snapshot().partitions:
         if one.name == _NAME and not one.is_live:
             arbiter.reopen_partition(one.id, limit_slabs=limit_slabs)

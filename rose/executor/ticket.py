@@ -1,4 +1,4 @@
-"""Blocks that were set aside for one sequence."""
+"""Blocks reserved for one sequence."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from rose.events import Reason, Refusal
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A reservation: nobody else gets these blocks until it is used up or cancelled."""
+    """A reservation: nobody else gets these blocks until it is committed or cancelled."""
 
     allocator: BlockAllocator
     reservation: int
@@ -16,12 +16,12 @@ class Ticket:
     def commit(self, blocks: int) -> list[int] | Refusal:
         """Turn `blocks` of the reserved blocks into block ids.
 
-        A refusal when fewer are left: they were committed, or their slab was taken back. A ticket
-        holds no data yet, so it never holds up a revocation.
+        Refused if fewer are left: they were committed, or their slab was taken back. A ticket holds
+        no data, so it never delays a revocation.
         """
         ids = self.allocator.commit(self.reservation, blocks)
         return Refusal(Reason.POOL_EMPTY) if ids is None else ids
 
     def cancel(self) -> None:
-        """Give what is left back."""
+        """Free the remaining blocks."""
         self.allocator.cancel(self.reservation)

@@ -1,4 +1,4 @@
-"""The thread of a borrower's process that hears when slabs are wanted back."""
+"""The thread in a borrower's process that receives revocations."""
 
 import atexit
 import threading
@@ -12,50 +12,49 @@ from rose.executor.safety import Safety
 from rose.thread import Thread
 from rose.units import MS_PER_S
 
-# It looks this often when no bell rings: often enough to keep leases alive.
+# Period of checks without a ring: often enough to keep leases alive.
 _LOOK_MS: Final = 50.0
 
 
 class Watcher:
-    """Waits at the bell of a mailbox, and tells the engine.
+    """Waits for the mailbox's bell, and notifies the engine.
 
-    It also stamps the mailbox while no step runs: a borrower that is idle keeps its loans, one
-    whose process is frozen does not. Within a step the stamp comes from the step's own gates.
+    It also stamps the mailbox while no step runs, so an idle borrower keeps its loans and a frozen
+    process loses them. Within a step the step's gates stamp it.
     """
 
     def __init__(
         self, attachment: Attachment, lane: RolloutLane, loans: AttachedLoans, safety: Safety
     ) -> None:
-        """Prepare the thread."""
         self._attachment = attachment
         self._lane = lane
         self._loans = loans
         self._safety = safety
-        self._has_room = False  # The bell rang, and the engine was not told yet.
+        self._has_room = False  # The bell rang, but the engine was not notified yet.
         self._stop = threading.Event()
         self._thread = Thread(self._run, name="rose-watcher", on_failure=safety.report)
 
     def start(self) -> None:
         """Start the thread."""
-        # A thread that waits in the core must be gone before the interpreter is.
+        # A thread that waits in the core must end before the interpreter does.
         atexit.register(self.close)
         self._thread.start()
 
     def _run(self) -> None:
-        # Also when nothing more is borrowed: what is still held must come home when it is wanted.
+        # It runs on after borrowing ended: slabs still held must be returned on revocation.
         while not self._stop.is_set():
             with self._safety:
                 news = self._attachment.news(timeout_ms=_LOOK_MS)
                 if news.is_arbiter_gone or self._loans.is_gate_shut:
                     self._loans.end("serving's process is gone, or lends no more")
-                    self._lane.on_room()  # An engine that waits for memory looks up, and hears it.
+                    self._lane.on_room()  # Wakes an engine that waits for memory.
                     return
                 if not self._lane.is_in_step:
                     self._loans.renew()
                 self._tell(news)
                 self._loans.tidy()
                 continue
-            self._stop.wait(_LOOK_MS / MS_PER_S)  # It failed, and may fail at once again.
+            self._stop.wait(_LOOK_MS / MS_PER_S)  # After a failure: do not retry at once.
 
     def _tell(self, news: TenantNews) -> None:
         self._has_room |= news.was_rung

@@ -1,4 +1,4 @@
-"""Where the tensors of a lease lie on the device, and the copies that bring them there."""
+"""The placement of a lease's tensors on the device, and the copies to it."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ from rose.errors import InvalidArgument
 from rose.memory import DeviceArray, KVArray, KVSpace, pack_bins
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-# How long a stream of copies may take; only bounds a hang.
+# Maximum time for the copies in a stream; it only bounds a hang.
 _COPY_MS: Final = 60_000.0
 
 
 class HostUpload:
-    """Copies within the host's memory; the interpreter is not held meanwhile."""
+    """Copies within host memory; NumPy releases the GIL for it."""
 
     def copy(self, to: KVArray, host: Bytes) -> None:
-        """Copy."""
+        """Copy `host` to `to`."""
         if isinstance(to, DeviceArray):
             raise InvalidArgument("bytes on a device are written by a stream: use StreamUpload")
         np.copyto(to, host)
@@ -31,17 +31,16 @@ class HostUpload:
 
 
 class StreamUpload:
-    """Puts copies into a stream of a GPU; page-locked bytes of the host arrive the fastest.
+    """Enqueues copies in a CUDA stream; page-locked host memory is fastest.
 
-    The bytes must stay as they are until `wait` has returned, which no closed gate may hold up.
+    The bytes must not change until `wait` returns. No closed gate may block the stream then.
     """
 
     def __init__(self, stream: CudaStream) -> None:
-        """Copy in the order of `stream`."""
         self._stream = stream
 
     def copy(self, to: KVArray, host: Bytes) -> None:
-        """Enqueue."""
+        """Enqueue a copy of `host` to `to`."""
         if not isinstance(to, DeviceArray):
             raise InvalidArgument("bytes of the host are not written by a stream: use HostUpload")
         self._stream.copy_from_host(to.address, host)
@@ -50,13 +49,13 @@ class StreamUpload:
         """Wait for the stream.
 
         Raises:
-            DeadlineExceeded: it has work left after a minute.
+            DeadlineExceeded: the stream is still busy after a minute.
         """
         self._stream.wait(timeout_ms=_COPY_MS)
 
 
 Upload: TypeAlias = HostUpload | StreamUpload
-"""Brings bytes of the host into the pool."""
+"""Copies host bytes into the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,16 @@ class Piece:
 
 
 class WeightBins:
-    """Rows of bytes on the host, packed into bins of slabs, of which some are on the device.
+    """Tensors on the host, packed into bins of slabs; some bins are also on the device.
 
     A bin is on the device when it has a run of slabs, and filled when no piece of it is missing.
-    Locks are the caller's.
+    The caller locks.
 
     Args:
         kv: the borrower's view of the pool.
-        rows: one tensor's bytes each, contiguous.
-        upload: copies them into the pool.
-        piece_bytes: the most that one copy is made of.
+        rows: contiguous bytes of each tensor.
+        upload: copies bytes into the pool.
+        piece_bytes: maximum size of one copy.
     """
 
     def __init__(
@@ -102,25 +101,25 @@ class WeightBins:
 
     @property
     def size_bytes(self) -> int:
-        """Of all rows."""
+        """Total size of all rows."""
         return int(self._starts[-1])
 
     @property
     def slabs_max(self) -> int:
-        """How many slabs all bins take."""
+        """Number of slabs that all bins need."""
         return sum(one.slabs for one in self._bins)
 
     @property
     def is_filled(self) -> bool:
-        """Whether no piece is missing in what is on the device."""
+        """True if no piece of the bins on the device is missing."""
         return not self._missing
 
     def absent(self) -> dict[int, int]:
-        """Return the bins that are not on the device, and how many slabs each takes."""
+        """Return the bins that are not on the device: bin → number of slabs."""
         return {at: one.slabs for at, one in enumerate(self._bins) if at not in self._runs}
 
     def put(self, at: int, run: range) -> None:
-        """Let bin `at` lie in `run`; all of it is missing there."""
+        """Place bin `at` in the slabs `run`; all its pieces are missing."""
         self._runs[at] = run
         self._windows[at] = self._kv.slab_window(run)
         for place in self._bins[at].places:
@@ -134,25 +133,25 @@ class WeightBins:
         while self._missing and budget_bytes > 0:
             piece = self._missing[0]
             self._copy(piece)
-            self._missing.popleft()  # Not before: a copy that failed leaves its bin half filled.
+            self._missing.popleft()  # Only now: after a failed copy its bin counts as half filled.
             budget_bytes -= piece.stop - piece.start
 
     def write(self, start: int, stop: int) -> None:
-        """Copy bytes `start` to `stop`, counted over all rows, to where they are on the device."""
+        """Copy bytes `start` to `stop`, counted over all rows, to bins on the device."""
         for piece in self._spans(start, stop):
             if self._place_of[piece.tensor][0] in self._runs:
                 self._copy(piece)
 
     def slabs_of(self, start: int, stop: int) -> frozenset[int]:
-        """Return the slabs of the bins that bytes `start` to `stop` lie in."""
+        """Return the slabs of all bins with bytes of `start` to `stop`."""
         bins = {self._place_of[piece.tensor][0] for piece in self._spans(start, stop)}
         return frozenset(slab for at in bins & self._runs.keys() for slab in self._runs[at])
 
     def drop(self, leaving: frozenset[int], *, keep_bytes: int) -> list[range]:
-        """Forget the bins that lie in `leaving`, are half filled, or are too much to keep.
+        """Drop bins that touch `leaving`, are half filled, or exceed `keep_bytes` in total.
 
         Returns:
-            Their runs, whose slabs are free now.
+            The slabs of the dropped bins, which the caller can free.
         """
         half_filled = {self._place_of[piece.tensor][0] for piece in self._missing}
         self._missing.clear()
@@ -167,7 +166,7 @@ class WeightBins:
         return dropped
 
     def window_of(self, tensor: int) -> KVArray:
-        """Return the bytes of a tensor on the device, where its bin must be."""
+        """Return the bytes of a tensor on the device; its bin must be there."""
         at, offset = self._place_of[tensor]
         return _part(self._windows[at], offset, offset + self._rows[tensor].nbytes)
 

@@ -1,4 +1,4 @@
-"""The weights of a borrower as a lease: on the device while it works, else on the host alone."""
+"""A borrower's weights as a lease: on the device while it works, otherwise only on the host."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from rose.executor.whole_slabs import WholeSlabs
 from rose.memory import KVArray
 from rose.units import MIB
 
-# One slice is work between two gates: a millisecond or two on a slow host, and large enough that
-# calls cost nothing beside it.
+# Bytes copied between two gates: a millisecond or two on a slow host, but large enough that the
+# call overhead is negligible.
 SLICE_BYTES: Final = 8 * MIB
 
 
 class WeightsState(Enum):
-    """Where the weights are."""
+    """Location of the weights."""
 
     DORMANT = "on the host; at most the bound is on the device"
     ACTIVATING = "slabs are held, and being filled"
@@ -40,28 +40,29 @@ _MOVES: Final = frozenset(
 
 
 class WeightsLease:
-    """Weights in slabs that a borrower leased; the host's copy is the truth.
+    """Weights in slabs that a borrower leased; the host's copy is authoritative.
 
     Its life: DORMANT → `begin` → ACTIVATING → `advance`, `advance`, … → ACTIVE → EVICTING →
-    DORMANT. `give_up` leads to EVICTING from either side, and from there the weights are DORMANT
-    as soon as nobody pins them: within the call, or in the last `unpin`. Whoever reads or fills the
-    slabs pins them meanwhile. A bin of tensors goes home as a whole.
+    DORMANT. `give_up` leads from ACTIVATING or ACTIVE to EVICTING, and to DORMANT as soon as the
+    weights are not pinned: in the same call, or in the last `unpin`. Pin the slabs while you read
+    or fill them. A bin of tensors leaves as a whole.
 
-    On the device nothing changes weights but `write`, and that only to what the host has. An upload
-    through a stream is complete later: whoever unpins has waited for it.
+    Only `write` changes weights on the device, and only to the host's values. Uploads through a
+    stream complete later: wait for the stream before `unpin`.
 
-    `give_up`, `evict`, `state` and `slabs` are for any thread, the rest for the borrower's.
+    Any thread may use `give_up`, `evict`, `held`, `state` and `slabs`; only the borrower's thread
+    may use the rest.
 
     Args:
-        lane: of the borrower.
-        rows: one tensor's bytes each, contiguous, on the host; they stay the caller's, who may
-            change them and then has to `write`.
-        on_state: told of ACTIVE and DORMANT under the lease's lock; it must not call back.
-        dormant_bytes_max: what the device may hold while DORMANT; whole bins are kept up to that.
-        slice_bytes: copied by one `advance`.
+        lane: the borrower's lane.
+        rows: contiguous bytes of each tensor on the host. The caller owns them, and must call
+            `write` after it changes them.
+        on_state: called on ACTIVE and DORMANT under the lease's lock; it must not call back.
+        dormant_bytes_max: maximum bytes on the device while DORMANT; whole bins are kept.
+        slice_bytes: bytes copied by one `advance`.
 
     Raises:
-        InvalidArgument: no bytes, a negative bound, or slices of nothing.
+        InvalidArgument: there are no bytes, the bound is negative, or `slice_bytes` is below 1.
     """
 
     def __init__(
@@ -83,55 +84,55 @@ class WeightsLease:
         self._on_state = on_state
         self._dormant_bytes_max = dormant_bytes_max
         self._slice_bytes = slice_bytes
-        self._lock = threading.Lock()  # Guards all below; held for one `write` at most.
+        self._lock = threading.Lock()  # Guards the fields below; held for at most one `write`.
         self._state = WeightsState.DORMANT
         self._whole = WholeSlabs(lane)
         self._bins = WeightBins(lane.kv, rows, upload=lane.upload, piece_bytes=slice_bytes)
         self._pin: int | None = None
 
-    # ---- looking --------------------------------------------------------------------------------
+    # ---- state ----------------------------------------------------------------------------------
 
     @property
     def state(self) -> WeightsState:
-        """Where the weights are."""
+        """Location of the weights."""
         return self._state
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors."""
+        """Total size of all tensors."""
         return self._bins.size_bytes
 
     @property
     def slabs_max(self) -> int:
-        """How many slabs they take."""
+        """Number of slabs that they need."""
         return self._bins.slabs_max
 
     @property
     def slabs(self) -> frozenset[int]:
-        """Those that hold them now."""
+        """Slabs that hold weights now."""
         with self._lock:
             return self._whole.slabs
 
     @contextmanager
     def held(self) -> Iterator[WeightsState]:
-        """Keep the weights where they are while a little of them is read; any thread."""
+        """Keep the weights in place during a short read; any thread."""
         with self._lock:
             yield self._state
 
     def window_of(self, tensor: int) -> KVArray:
         """Return the bytes of one tensor on the device.
 
-        For `on_state` when it is told of ACTIVE, and for who pins or holds them.
+        Valid within `on_state` for ACTIVE, while pinned, or within `held`.
         """
         return self._bins.window_of(tensor)
 
     # ---- the borrower ---------------------------------------------------------------------------
 
     def begin(self) -> Refusal | None:
-        """DORMANT → ACTIVATING: hold slabs for what is not there. Does nothing later in its life.
+        """DORMANT → ACTIVATING: take slabs for all absent bins. No effect in another state.
 
         Returns:
-            None, or why there are no slabs: then none are held but those that were before.
+            None, or a refusal; after a refusal no new slabs are held.
         """
         with self._lock:
             if self._state is not WeightsState.DORMANT:
@@ -139,7 +140,7 @@ class WeightsLease:
             absent = self._bins.absent()
             runs = self._whole.take(list(absent.values()))
             if isinstance(runs, Refusal):
-                self._lane.give_back_idle()  # What was granted in vain.
+                self._lane.give_back_idle()  # Slabs that were granted, but do not suffice.
                 return runs
             for at, run in zip(absent, runs, strict=True):
                 self._bins.put(at, run)
@@ -147,7 +148,7 @@ class WeightsLease:
             return None
 
     def pin(self) -> bool:
-        """Hold the slabs for a step or a copy; False when there are no weights to hold."""
+        """Pin the slabs for a step or a copy; False while DORMANT or EVICTING."""
         with self._lock:
             if self._state not in (WeightsState.ACTIVATING, WeightsState.ACTIVE):
                 return False
@@ -156,7 +157,7 @@ class WeightsLease:
             return True
 
     def unpin(self) -> None:
-        """Let go, when what was enqueued is complete; weights that are to leave leave now."""
+        """Release the pin after all enqueued work is complete; EVICTING weights leave now."""
         with self._lock:
             if self._pin is None:
                 return
@@ -166,16 +167,16 @@ class WeightsLease:
                 self._settle(self._lane.leaving())
 
     def advance(self) -> bool:
-        """Copy one slice to the device, which is pinned; False when there is nothing more to do.
+        """Copy one slice to the pinned slabs; False if nothing is left to copy.
 
-        The last slice makes the weights ACTIVE. Should a copy fail, they are to leave.
+        The last slice makes the weights ACTIVE. After a failed copy they are evicted.
         """
         if self._state is not WeightsState.ACTIVATING:
             return False
         check(self._pin is not None, "weights are copied to slabs that nobody pins")
         is_copied = False
         try:
-            # Without the lock, so that who gives them up need not wait.
+            # Without the lock, so that `give_up` does not wait.
             self._bins.fill(self._slice_bytes)
             is_copied = True
         finally:
@@ -188,13 +189,13 @@ class WeightsLease:
             return self._state is WeightsState.ACTIVATING
 
     def activate(self) -> Refusal | None:
-        """Begin and copy all of it, for who needs no gate between two slices.
+        """Begin and copy everything, without gates between slices.
 
         Returns:
-            None, or why there are no slabs. Look at `state`: it may have been given up meanwhile.
+            None, or a refusal. Check `state`: the weights may have been given up in the meantime.
 
         Raises:
-            DeadlineExceeded: the stream does not come to the end of it; the pin stays.
+            DeadlineExceeded: the stream did not finish in time; the pin stays.
         """
         refusal = self.begin()
         if refusal is not None or not self.pin():
@@ -208,14 +209,14 @@ class WeightsLease:
         return None
 
     def write(self, start: int, stop: int) -> None:
-        """Bring what the host has changed to the device.
+        """Update the device after the host's bytes changed.
 
-        Copied while the weights are pinned. Else what is there of it leaves: it may change hands
-        at any time, and the next activation copies it.
+        Pinned weights are copied. Otherwise the affected bins leave the device, as their slabs may
+        change owner at any time; the next activation copies them.
 
         Args:
-            start: first byte, counted over all rows one after the other.
-            stop: one behind the last.
+            start: first byte, counted over all rows in order.
+            stop: end of the range, exclusive.
         """
         with self._lock:
             if self._pin is not None:
@@ -224,7 +225,7 @@ class WeightsLease:
                 self._give_up(self._bins.slabs_of(start, stop))
 
     def close(self) -> None:
-        """Leave with everything; nobody may pin them."""
+        """Remove all weights from the device; they must not be pinned."""
         with self._lock:
             check(self._pin is None, "weights are taken away from under a step")
             self._leave(self._whole.slabs)
@@ -232,16 +233,16 @@ class WeightsLease:
     # ---- any thread -----------------------------------------------------------------------------
 
     def give_up(self, leaving: frozenset[int]) -> bool:
-        """Leave when one of the slabs is among `leaving`; True when no step may run on the weights.
+        """Evict if `leaving` has a slab of the weights; True if no step may use the weights.
 
-        Nothing waits here: what is pinned leaves in `unpin`.
+        This never waits: pinned weights leave in `unpin`.
         """
         with self._lock:
             self._give_up(leaving & self._whole.slabs)
             return self._state in (WeightsState.EVICTING, WeightsState.DORMANT)
 
     def evict(self) -> None:
-        """Leave, though nobody asked for it; at most the bound is kept."""
+        """Evict without a revocation; at most `dormant_bytes_max` stays on the device."""
         with self._lock:
             self._leave(frozenset())
 
@@ -258,7 +259,7 @@ class WeightsLease:
             self._settle(leaving)
 
     def _settle(self, leaving: frozenset[int]) -> None:
-        """Free what leaves and what is above the bound: nobody uses the weights any more."""
+        """Free leaving bins and those above the bound; the weights are not in use."""
         for run in self._bins.drop(leaving, keep_bytes=self._dormant_bytes_max):
             self._whole.give(run)
         if self._state is WeightsState.EVICTING:

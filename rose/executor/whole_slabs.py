@@ -1,4 +1,4 @@
-"""Slabs of a borrower that are held whole: for what is no KV but comes and goes with its slabs."""
+"""Whole slabs of a borrower, for data other than KV."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -7,33 +7,32 @@ from rose.events import Reason, Refusal
 from rose.executor.rollout import RolloutLane
 from rose.memory import find_runs
 
-# While slabs are looked for, others can leave: then once more with what is there.
+# Slabs can leave during the search; then it is repeated.
 _TRIES: Final = 4
 
 
 class WholeSlabs:
-    """Holds a slab by holding every block of it, so that no sequence gets one.
+    """Holds slabs by holding all their blocks, so that no sequence gets one.
 
-    A slab that is held this way is on loan like any other: under a certificate, a TTL and
-    revocation, which waits until `give` has freed its blocks and no pin is left. For one thread.
+    Such a slab is on loan like any other, with a certificate and a TTL. Its revocation waits until
+    `give` has freed the blocks and no pin is left. One thread at a time.
     """
 
     def __init__(self, lane: RolloutLane) -> None:
-        """Hold none."""
         self._lane = lane
         self._allocator = lane.kv.allocator
-        self._blocks: dict[int, list[int]] = {}  # by slab
+        self._blocks: dict[int, list[int]] = {}  # slab → blocks
 
     @property
     def slabs(self) -> frozenset[int]:
-        """Those that are held."""
+        """Held slabs."""
         return frozenset(self._blocks)
 
     def take(self, lengths: Sequence[int]) -> list[range] | Refusal:
-        """Hold a run of neighbouring slabs for each of `lengths`; grows the loan if need be.
+        """Hold a run of adjacent slabs for each of `lengths`; grows the loan if necessary.
 
         Returns:
-            The runs in the order of `lengths`; all of them, or none and why.
+            All runs in the order of `lengths`, or a refusal.
         """
         for _ in range(_TRIES):
             whole = self._take_free()
@@ -44,7 +43,7 @@ class WholeSlabs:
             if runs is not None:
                 self._blocks.update((slab, whole[slab]) for slab in chosen)
                 return runs
-            # What there is falls short, or lies apart: then a longer loan may bring neighbours.
+            # Too few slabs, or not adjacent: a larger loan may bring adjacent ones.
             missing = sum(lengths) - len(whole)
             refusal = self._grow(max(missing, *lengths))
             if refusal is not None:
@@ -56,7 +55,7 @@ class WholeSlabs:
         return self._lane.grow(self._allocator.free_blocks + blocks)
 
     def _take_free(self) -> dict[int, list[int]]:
-        """Take every block of every slab that is free as a whole, by slab."""
+        """Take all blocks of entirely free slabs; return slab → blocks."""
         blocks = self._allocator.alloc(self._allocator.free_blocks)
         by_slab: dict[int, list[int]] = {}
         for block in blocks or ():
@@ -69,6 +68,6 @@ class WholeSlabs:
         return by_slab
 
     def give(self, slabs: Collection[int]) -> None:
-        """Free all blocks of `slabs`; what is revoked and pinned by nobody leaves in this call."""
+        """Free all blocks of `slabs`; revoked slabs without a pin leave in this call."""
         for slab in slabs:
             self._allocator.free(self._blocks.pop(slab))

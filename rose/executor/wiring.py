@@ -1,4 +1,4 @@
-"""What a device is made of, and the order in which it is built."""
+"""Build the parts of a device, in order."""
 
 import os
 import resource
@@ -39,12 +39,12 @@ BORROWER: Final = 1
 """The borrower's header slab."""
 _TENANTS: Final = 2
 _SLABS_MAX: Final = (1 << 31) - 1  # The core counts them in 32 bits.
-_OTHER_DESCRIPTORS: Final = 64  # sockets, bells and files that serving has besides its memory
+_OTHER_DESCRIPTORS: Final = 64  # serving's sockets, bells and files
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The arguments of `CoServing.open`, checked."""
+    """The checked arguments of `CoServing.open`."""
 
     gpu: Gpu | None
     pool_bytes: int
@@ -58,15 +58,16 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is made when serving is added; threads that belong to lending are not started yet.
+    """The parts of a device with serving; the threads of lending are not started yet.
 
     Args:
-        slo: serving's targets.
-        model: how long serving's steps take.
-        identity: what `model` was learned from; a file of another identity is not read.
+        slo: serving's latency targets.
+        model: latency model of serving's steps.
+        identity: device, model and limits that `model` was learned on; a latency file with another
+            identity is ignored.
         lender: the memory policy, with the books, the gate and the certificates.
         creditor: grants quanta.
-        keeper: minds the deadlines.
+        keeper: enforces deadlines.
         serving: serving's lane.
     """
 
@@ -90,21 +91,21 @@ def build(
     safety: Safety,
     tend: Callable[[], None],
 ) -> Parts:
-    """Lay the pool out and make all that serves on it, or nothing.
+    """Lay out the pool and build all parts of serving; on an error nothing is left.
 
     Args:
-        opened: what the device was opened with.
+        opened: arguments of `CoServing.open`.
         geometry: KV layout of serving's model.
-        slo: serving's targets.
-        reserve_bytes: what serving can always have; None for the demand of an idle device.
-        limits: the most serving can ask for at once.
-        cost: of a step of serving's model; None for the priors of the policy.
-        safety: around what is rose's own.
+        slo: serving's latency targets.
+        reserve_bytes: memory that serving can always have; None: the demand of an idle device.
+        limits: maximum sizes of serving's work.
+        cost: step cost of serving's model; None: the priors of the policy.
+        safety: context manager for rose's own calls; it suppresses their failures.
         tend: called by the keeper.
 
     Raises:
-        InvalidArgument: a pool or a reserve that does not fit.
-        CorruptData: the file of `latency_path` is not one of rose's.
+        InvalidArgument: the pool or the reserve does not fit.
+        CorruptData: the file at `latency_path` was not written by rose.
     """
     policy, clock = opened.policy, opened.clock
     slab_bytes = opened.slab_bytes or choose_slab_bytes(geometry)
@@ -199,7 +200,7 @@ def build(
 
 
 def _slab_count(opened: Opened, slab_bytes: int) -> int:
-    """Return how many slabs can be lent."""
+    """Return the number of slabs besides the headers."""
     slabs = opened.pool_bytes // slab_bytes - _TENANTS
     if slabs < 1:
         raise InvalidArgument(
@@ -212,7 +213,7 @@ def _slab_count(opened: Opened, slab_bytes: int) -> int:
             f"{_SLABS_MAX} there may be: lower pool_bytes or raise slab_bytes"
         )
     objects = slabs + _TENANTS
-    # Memory of the host that is kept slab by slab is a descriptor for each.
+    # With "mapped" on a CPU each slab is a memory object with its own descriptor.
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_many = opened.isolation == "mapped" and opened.gpu is None
     if is_many and objects + _OTHER_DESCRIPTORS > limit:
@@ -240,7 +241,7 @@ def _reserve_slabs(
 def _latency_model(
     opened: Opened, geometry: KVGeometry, step_tokens: int, cost: ModelCost | None
 ) -> tuple[LatencyModel, str]:
-    """Return the model of the last run on this device, or one that starts from a prior."""
+    """Return the saved model of this identity, or a new one from a prior, and the identity."""
     name = "cpu" if opened.gpu is None else opened.gpu.device.name
     cores = len(os.sched_getaffinity(0))
     identity = f"{name}, {cores} cores; {geometry}, {cost}; steps of {step_tokens} tokens"

@@ -1,1 +1,1 @@
-"""What runs on one machine: workers in processes of their own, and the servers that reach them."""
+"""Parts that run on one machine: worker processes, their servers, and lending by the broker."""

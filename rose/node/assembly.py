@@ -1,4 +1,4 @@
-"""Puts a dedicated worker together: an engine, its live weights, and who brings them."""
+"""Build a dedicated worker: an engine, its weights, and their receiver."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ from rose.units import ceil_div
 
 
 class DedicatedWorker:
-    """An engine that runs, as a worker; `close` stops it and what brings its weights."""
+    """A running engine as a worker; `close` stops it and its weight receiver."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class DedicatedWorker:
         *,
         joined: Mapping[str, Any],
     ) -> None:
-        """Own the parts of a worker that runs."""
+        """Own the parts of a running worker."""
         self.worker = worker
         self._engine = engine
         self._source = source
@@ -38,14 +38,14 @@ class DedicatedWorker:
         self._joined = joined
 
     def ready(self) -> Mapping[str, Any]:
-        """Return what a scheduler is to know of it, by the names of its `WorkerJoined`."""
+        """Return the worker's fields of `WorkerJoined`."""
         return {**self._joined, "version": self._engine.version}
 
     def told(self, message: Mapping[str, Any]) -> None:
-        """Follow a publisher that was started again: `{"weights": HOST:PORT, "token": TOKEN}`.
+        """Follow a restarted publisher: `{"weights": HOST:PORT, "token": TOKEN}`.
 
         Raises:
-            InvalidArgument: the message is another, or this worker's weights never change.
+            InvalidArgument: the message has other keys, or this worker's weights never change.
         """
         match message:
             case {"weights": str(address), "token": str(token)} if self._source is not None:
@@ -56,7 +56,7 @@ class DedicatedWorker:
                 )
 
     def close(self) -> None:
-        """Stop the weights, then the engine: one that is stopped commits nothing."""
+        """Stop the weight receiver, then the engine: a stopped engine cannot commit."""
         self._parts.close()
 
 
@@ -70,14 +70,14 @@ def assemble(
     """Build and start a worker on this process's cores.
 
     Args:
-        options: what it is to be.
-        on_event: takes its events, from the engine's thread.
-        weights_token: what the publisher wants to be shown.
-        clock: where time comes from.
+        options: configuration of the worker.
+        on_event: called with the worker's events, in the engine's thread.
+        weights_token: token of the weight publisher.
+        clock: time source.
 
     Raises:
         DeadlineExceeded: the engine does not answer.
-        InvalidArgument: there is no such model, or a value does not fit.
+        InvalidArgument: the model is unknown, or a value does not fit.
         Unavailable: the engine does not run, or the publisher cannot be reached.
     """
     model = load_model(options.model, seed=options.seed)
@@ -101,6 +101,6 @@ def assemble(
             source = RemoteSource(options.weights, weights_token)
             receiver = receive(source, weights, worker, version=options.version)
             parts.callback(receiver.close)
-            parts.callback(source.close)  # First: it breaks off what the receiver waits for.
+            parts.callback(source.close)  # Closed first: this interrupts the receiver's wait.
         joined = {"worker": options.number, "seats": options.seats, **asdict(speed)}
         return DedicatedWorker(worker, engine, source, parts.pop_all(), joined=joined)

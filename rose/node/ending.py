@@ -1,4 +1,4 @@
-"""When a process ends: its stdin was closed, it got SIGTERM, or a part of it said so."""
+"""End a process when its stdin closes, on SIGTERM, or on request of one of its parts."""
 
 import os
 import selectors
@@ -11,20 +11,20 @@ from typing import Final
 from typing_extensions import Self
 
 _PIECE_BYTES: Final = 4096
-# What is longer is cut: no line that a program of rose is told comes near.
+# Longer lines are cut; no command of rose comes near this length.
 _LINE_BYTES_MAX: Final = 64 << 10
 
 
 class Ending:
     """Waits for the first reason to end.
 
-    Whoever started the process holds its stdin open, and may write lines to it; when it closes, by
-    intent or by death, nobody wants the process any more. To be entered in the main thread, which
-    alone may say what a signal does.
+    The parent process holds stdin open, and may write lines to it. When stdin closes, because the
+    parent closed it or died, the process must end. Enter it in the main thread, as only that may
+    set signal handlers.
     """
 
     def __init__(self, stdin: int) -> None:
-        """Watch the descriptor `stdin`, which stays the caller's."""
+        """Watch the descriptor `stdin`; the caller keeps it."""
         self._stdin = stdin
         self._rest = b""
         self._reasons: list[str] = []
@@ -32,24 +32,24 @@ class Ending:
         os.set_blocking(self._write, False)
 
     def __enter__(self) -> Self:
-        """Heed SIGTERM from now on."""
+        """Handle SIGTERM from now on."""
         self._before = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Let SIGTERM do what it did before."""
+        """Restore the SIGTERM handler."""
         signal.signal(signal.SIGTERM, self._before)
         os.close(self._read)
         os.close(self._write)
 
     def tell(self, reason: str) -> None:
-        """Let `wait` return with a reason; from any thread, while it is entered."""
+        """Let `wait` return with a reason; any thread, inside the `with` block."""
         self._reasons.append(reason)
-        with suppress(BlockingIOError):  # The pipe is full of reasons; one is enough.
+        with suppress(BlockingIOError):  # The pipe is full; one byte is enough.
             os.write(self._write, b".")
 
     def wait(self, on_line: Callable[[str], None]) -> str:
-        """Return the first reason there is; hand each line of stdin to `on_line` meanwhile."""
+        """Wait for the first reason and return it; pass each line of stdin to `on_line`."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._read, selectors.EVENT_READ)
             try:
@@ -63,7 +63,7 @@ class Ending:
         return self._reasons[0]
 
     def _hear(self, on_line: Callable[[str], None]) -> bool:
-        """Read what is there; False at the end."""
+        """Read from stdin; False at its end."""
         piece = os.read(self._stdin, _PIECE_BYTES)
         *lines, rest = (self._rest + piece).split(b"\n")
         self._rest = rest[:_LINE_BYTES_MAX]

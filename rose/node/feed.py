@@ -1,4 +1,4 @@
-"""Brings staged versions of the weights into a worker, one after the other."""
+"""Commit staged versions of the weights to a worker, one after the other."""
 
 from collections import deque
 from collections.abc import Callable
@@ -22,26 +22,26 @@ class CommittingWorker(Worker, Protocol):
     def commit(
         self, commit: Any, version: int, on_done: Callable[[Any], None] | None = None
     ) -> None:
-        """Change the weights at the next step boundary; `on_done` is told when that is over."""
+        """Change the weights at the next step boundary, then call `on_done`."""
         ...
 
 
 class StagedReceiver(Protocol):
-    """A `rose.transfer` receiver, as far as it is fed from."""
+    """The part of a `rose.transfer` receiver that a feed needs."""
 
     def take_staged(self) -> Any:
-        """Return the version that lies ready, or None; `report` must follow."""
+        """Return the ready version, or None; `report` must follow."""
         ...
 
     def report(self, outcome: Any) -> None:
-        """Take what came of it."""
+        """Receive the outcome of its commit."""
         ...
 
 
 class WeightFeed:
-    """Takes each version that a receiver has staged, has it committed, and reports the outcome.
+    """Commits each staged version of a receiver, and reports the outcome.
 
-    It waits for nobody: the receiver's thread begins a commit, the engine's thread ends it.
+    It never waits: the receiver's thread begins a commit, the engine's thread ends it.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class WeightFeed:
         """Prepare to feed a worker.
 
         Args:
-            worker: whose weights change.
-            make_commit: returns the transaction for a staged version, which has an `outcome` when
-                it is over, and the number of that version.
-            on_reported: takes each transaction when it is over and the receiver knows; in the
+            worker: worker that gets the weights.
+            make_commit: returns the transaction for a staged version and the version's number; the
+                transaction has an `outcome` when it ends.
+            on_reported: called with each transaction after its outcome was reported, in the
                 worker's thread.
         """
         self._worker = worker
@@ -65,12 +65,12 @@ class WeightFeed:
         self._receiver: StagedReceiver | None = None
 
     def attach(self, receiver: StagedReceiver) -> None:
-        """Begin to take from `receiver`; it may have called `on_staged` before."""
+        """Start taking versions from `receiver`; it may already have called `on_staged`."""
         self._receiver = receiver
         self.on_staged()
 
     def on_staged(self) -> None:
-        """Begin the commit of what lies ready, if something does."""
+        """Begin the commit of the ready version, if any."""
         receiver = self._receiver
         if receiver is None:
             return
@@ -89,21 +89,21 @@ class WeightFeed:
 def receive(
     source: Source, weights: LiveWeights, worker: EngineWorker, *, version: int
 ) -> Receiver:
-    """Begin to bring versions into `weights`, at the step boundaries of `worker`.
+    """Start committing versions to `weights`, at the step boundaries of `worker`.
 
-    After each commit the weights are swept between steps; tiles that drifted are repaired.
+    After each commit the weights are scrubbed between steps, and corrupt tiles are repaired.
 
     Args:
         source: the publisher.
-        weights: of the worker's model.
-        worker: commits.
-        version: number of the weights as they are; the digest tells the publisher which they are.
+        weights: live weights of the worker's model.
+        worker: worker that commits them.
+        version: number of the present weights; the publisher identifies them by their digest.
     """
     first = weights.digests()
     last: deque[Commit] = deque(maxlen=1)
 
     def make_commit(staged: StagedVersion) -> tuple[Commit, int]:
-        # The tiles' digests as the commit before left them: only what changes is read again.
+        # Digests of the tiles after the previous commit, so that only changed tiles are read again.
         digests = last[0].digests if last else first
         last.append(Commit(staged, weights, receiver.digest, digests=digests))
         return last[0], staged.manifest.version.n

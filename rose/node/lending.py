@@ -1,4 +1,4 @@
-"""Closes the loop on one machine: devices are read, the broker decides, devices lend as it says."""
+"""Let the broker control lending on one machine: read devices, decide, set their caps."""
 
 import atexit
 import math
@@ -20,11 +20,11 @@ from rose.units import GIB, MS_PER_S, NS_PER_MS, NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class BrokeredDevice:
-    """A device whose loans a broker decides about.
+    """A device with loans controlled by a broker.
 
     Args:
-        name: unique.
-        device: with its serving engine; nobody else caps what it lends.
+        name: unique name.
+        device: device with its serving engine; nobody else may cap its loans.
     """
 
     name: str
@@ -32,14 +32,14 @@ class BrokeredDevice:
 
 
 class LendingLoop(Closing):
-    """Has a broker decide how much the devices of this process lend.
+    """Lets a broker decide how much the devices of this process lend.
 
-    Once in a period every device is read, the broker decides, and each decision becomes its
-    device's cap, for as long as it says (`CoServing.lend_at_most`). Serving waits for none of it.
+    In each period it reads every device and asks the broker; each decision, with its lifetime,
+    becomes the device's cap (`CoServing.lend_at_most`). Serving never waits for it.
 
-    Its life: made → `start` → … → `close`. After `close` each cap stays until its time is over, as
-    if the broker had died: then the device lends nothing until somebody caps it anew. What fails in
-    here makes all of the devices give everything back (`CoServing.gave_back` says why).
+    Its life: made → `start` → … → `close`. After `close` each cap stays until it expires, as if the
+    broker had died; then the device lends nothing until it gets a new cap. After a failure in the
+    loop all devices give everything back (`CoServing.gave_back` holds the reason).
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class LendingLoop(Closing):
         clock: Clock | None = None,
         period_ms: float = 5_000.0,
     ) -> None:
-        """Read every device once, for its sizes; none is capped yet.
+        """Read the sizes of every device; this sets no cap yet.
 
         Args:
-            devices: in any order.
-            loan_bytes_min: less is not worth a borrower's start.
-            on_decisions: called behind each round, in the loop's thread, for logs and metrics; what
-                it raises counts as a failure in here.
-            clock: of readings and decisions.
-            period_ms: between two rounds, > 0. As often as the broker's defaults reckon with: the
-                shortest loan lasts for three.
+            devices: devices of this process, in any order.
+            loan_bytes_min: smallest loan that is worth a borrower's start.
+            on_decisions: called after each round in the loop's thread, for logs and metrics; an
+                exception from it counts as a failure of the loop.
+            clock: time source of readings and decisions.
+            period_ms: time between two rounds, > 0. The default fits the broker's: its shortest
+                loan lasts three periods.
 
         Raises:
-            InvalidArgument: two devices have one name, one has no serving engine or is closed, or
-                the period is not above 0.
+            InvalidArgument: two devices have the same name, one has no serving engine or is closed,
+                or `period_ms` is not above 0.
             Unavailable: rose has failed on a device.
         """
         self._devices = {
@@ -83,17 +83,17 @@ class LendingLoop(Closing):
         self._thread = Thread(self._run, name="rose-lending", on_failure=self._safety.report)
 
     def start(self) -> None:
-        """Start the thread, whose first round is now."""
-        # A thread that is in the core must be gone before the interpreter is.
+        """Start the thread; its first round runs at once."""
+        # A thread in the core must end before the interpreter does.
         atexit.register(self.close)
         self._thread.start()
 
     def poll(self) -> list[Decision]:
-        """Read, decide and cap, once; for a loop that was not started, or is closed."""
+        """Read, decide and cap once; for a loop that is not running."""
         return [one.poll(self._now_ms()) for one in self._devices.values()]
 
     def close(self) -> None:
-        """End the thread, within a round. Idempotent."""
+        """End the thread within one round. Idempotent."""
         atexit.unregister(self.close)
         self._stop.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
@@ -116,7 +116,7 @@ class LendingLoop(Closing):
 
 
 class _Device:
-    """One device as the broker knows it, and what it said before."""
+    """One device with its broker and its previous reading."""
 
     def __init__(self, brokered: BrokeredDevice, *, loan_bytes_min: int, period_ms: float) -> None:
         self._device = brokered.device
@@ -156,7 +156,7 @@ class _Device:
 
 
 def _metrics(said: DeviceReading) -> EngineMetrics:
-    """Say what an executor says as an engine would."""
+    """Convert a device reading to engine metrics."""
     return EngineMetrics(
         engine="rose",
         model="",
@@ -164,14 +164,13 @@ def _metrics(said: DeviceReading) -> EngineMetrics:
         kv_tokens=None,
         running=said.running,
         waiting=said.waiting,
-        preempted=0,  # Engines do not tell the executor; blocks that are missing show in `kv_used`.
+        preempted=0,  # Engines do not report it; a shortage of blocks shows in `kv_used`.
         ttft=_histogram(said.first_tokens),
         tpot=_histogram(said.later_tokens),
     )
 
 
 def _histogram(counts: TokenCounts) -> Histogram:
-    """Return the same counts."""
     *ends, (_, total) = counts
     bounds_s = [upper_ns / NS_PER_S for upper_ns, _ in ends]
     return Histogram((*bounds_s, math.inf), (*(count for _, count in ends), total))

@@ -1,4 +1,4 @@
-"""What the program of a dedicated worker is told on its command line."""
+"""Command line of a dedicated worker."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """One dedicated worker.
+    """Options of one dedicated worker.
 
     Args:
-        model: a preset or a directory.
-        seed: of a preset's weights.
-        number: what events call it.
-        seats: most sequences in a step.
-        kv_tokens: how many tokens of context it can hold.
-        weights: address of the publisher; None for weights that never change.
-        version: number of the weights it starts with.
+        model: preset name or model directory.
+        seed: random seed of a preset's weights.
+        number: id of the worker in events.
+        seats: maximum sequences in a step.
+        kv_tokens: capacity of the KV cache in tokens.
+        weights: HOST:PORT of the publisher; None: the weights never change.
+        version: number of the initial weights.
     """
 
     model: str
@@ -29,7 +29,7 @@ class WorkerOptions:
 
 
 def read_options(arguments: Sequence[str]) -> WorkerOptions:
-    """Read a command line; a wrong one ends the program with a sentence on stderr."""
+    """Parse a command line; an invalid one ends the program with an error on stderr."""
     parser = argparse.ArgumentParser(prog="python -m rose.node.worker", description=__doc__)
     parser.add_argument("--model", required=True, help="a preset, or a directory with a model")
     parser.add_argument("--seed", type=int, default=0, help="of a preset's weights")

@@ -1,4 +1,4 @@
-"""A program that serves one worker until it is told to end."""
+"""A program that serves one worker until it must end."""
 
 import json
 import logging
@@ -15,27 +15,27 @@ _LOG = logging.getLogger("rose.node")
 
 
 class Assembled(Protocol):
-    """A worker, with all that it needs to run."""
+    """A running worker and its parts."""
 
     @property
     def worker(self) -> Worker:
-        """Serve this."""
+        """The worker to serve."""
         ...
 
     def ready(self) -> Mapping[str, Any]:
-        """Say what a scheduler wants to know of it: values of JSON."""
+        """Return the worker's description for a scheduler, as JSON values."""
         ...
 
     def told(self, message: Mapping[str, Any]) -> None:
-        """Take what whoever started the program says to it.
+        """Handle a message from the parent process.
 
         Raises:
-            InvalidArgument: it makes no sense.
+            InvalidArgument: the message is invalid.
         """
         ...
 
     def close(self) -> None:
-        """Stop it, and join its threads."""
+        """Stop the worker, and join its threads."""
         ...
 
 
@@ -47,17 +47,17 @@ def serve_until_told(
 ) -> bool:
     """Serve a worker on a free port of this machine.
 
-    When it can be reached, one line of JSON on `stdout` says where, with the token of this run and
-    what the worker says of itself. A worker that is lost ends the program, when its scheduler has
-    heard of it: a process that is gone can be started again.
+    Once the server listens, it writes one line of JSON to `stdout`: its address, the token of this
+    run, and the worker's description. If the worker is lost, the program reports this to its
+    scheduler and ends, so that it can be restarted.
 
     Args:
-        assemble: makes the worker; its argument takes the worker's events.
-        stdin: its end is the end of the program; a line of JSON on it is told to the worker.
-        stdout: takes the line.
+        assemble: makes the worker; its argument receives the worker's events.
+        stdin: lines of JSON for the worker; the program ends when it closes.
+        stdout: receives the line.
 
     Returns:
-        Whether it was told to end; False if the worker was lost.
+        True if it ended on request, False if the worker was lost.
     """
     assembled: list[Assembled] = []
     losses: list[str] = []
@@ -82,16 +82,16 @@ def serve_until_told(
                 stdout.flush()
                 reason = ending.wait(lambda line: _tell(assembled[0], line))
                 _LOG.info("ending: %s", reason)
-                is_told = not losses  # An engine that is stopped below says that it is lost, too.
+                is_told = not losses  # Before the close below, which reports a loss too.
         finally:
-            # Still entered: the end of an engine is an event too.
+            # Inside the `with`: the end of an engine is an event too.
             for one in assembled:
                 one.close()
     return is_told
 
 
 def _tell(assembled: Assembled, line: str) -> None:
-    """Tell a line of stdin; one that makes no sense changes nothing, and the log has it."""
+    """Pass a line of stdin to the worker; log an invalid one."""
     try:
         message = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Serves one worker to one scheduler at a time, over gRPC on this machine."""
+"""Serve one worker to one scheduler at a time, over gRPC on this machine."""
 
 import hmac
 import threading
@@ -22,18 +22,18 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
-# One stream is served; the others are needed to say no.
+# One stream is served; the others are refused.
 _STREAMS_MAX: Final = 4
 _LIMITS: Final = ServerLimits()
 
 
 class WorkerServer:
-    """Puts a worker of this process where a scheduler of another process can reach it.
+    """Makes a worker of this process available to a scheduler in another process.
 
-    One scheduler at a time: a second is refused while the first is there. When a scheduler goes
-    away, its turns are stopped, and the next is let in when all of them have ended, so no output
-    of an old turn can be taken for one of a new turn. A scheduler first hears what holds: the last
-    lease that does not run out, and the last version.
+    One scheduler at a time: a second one is refused. When a scheduler disconnects, its turns are
+    stopped. The next one is admitted after all of them have ended, so outputs of old and new turns
+    cannot be confused. A new scheduler first receives the current state: the last lease without
+    expiry, the last version, and a loss of the worker.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class WorkerServer:
         """Make the worker and listen.
 
         Args:
-            worker_factory: makes the worker; its argument takes the worker's events, from any
+            worker_factory: makes the worker; its argument receives the worker's events, in any
                 thread, and never waits.
-            address: HOST:PORT of this machine; port 0 takes a free one.
-            token: what a scheduler must show.
-            clock: where time comes from.
+            address: HOST:PORT of this machine; port 0 picks a free one.
+            token: token that a scheduler must present.
+            clock: time source.
             limits: deadlines and bounds.
 
         Raises:
-            InvalidArgument: the address is not of this machine, or the token is empty.
+            InvalidArgument: the address is not on this machine, or the token is empty.
             Unavailable: the address is taken.
         """
         loopback(address)
@@ -65,7 +65,7 @@ class WorkerServer:
         self._token = token.encode()
         self._clock = clock or BootClock()
         self._limits = limits
-        self._lock = threading.Lock()  # guards what holds, the session, and the order of events
+        self._lock = threading.Lock()  # guards `_holds`, the session, and the order of events
         self._session: Session | None = None
         self._holds: dict[type, WorkerEvent] = {}
         self._is_closed = False
@@ -88,14 +88,14 @@ class WorkerServer:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """HOST:PORT of the server."""
         return self._address
 
     def close(self) -> None:
-        """Say what is left to say, stop the turns of the scheduler, and listen no more.
+        """Send pending events, stop the scheduler's turns, and stop listening.
 
         Raises:
-            DeadlineExceeded: the worker holds a command up.
+            DeadlineExceeded: the worker blocks in a command.
         """
         with self._lock:
             self._is_closed = True
@@ -108,11 +108,9 @@ class WorkerServer:
         self._pool.shutdown()
 
     def __enter__(self) -> Self:
-        """Return the server, which listens already."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close it."""
         self.close()
 
     def _on_event(self, event: WorkerEvent) -> None:
@@ -121,7 +119,7 @@ class WorkerServer:
                 case LeaseChanged(ttl_ms=0) | VersionCommitted() | WorkerLost():
                     self._holds[type(event)] = event
                 case LeaseChanged():
-                    # It is renewed while it holds, and would be stale when somebody hears it.
+                    # A lease with a TTL is renewed anyway, and would be stale when it is sent.
                     self._holds.pop(LeaseChanged, None)
             if self._session is not None:
                 self._session.tell(event)
@@ -140,7 +138,7 @@ class WorkerServer:
             context.abort(grpc.StatusCode.INTERNAL, str(error))
 
     def _open_session(self, requests: Any, context: Any) -> Session:
-        """Let a scheduler in, or end its stream with the reason why not."""
+        """Admit a scheduler, or end its stream with the reason."""
         shown = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(shown).encode(), self._token):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this worker's")

@@ -1,4 +1,4 @@
-"""One scheduler's time with a worker: its commands, its turns, and what is to be told to it."""
+"""One scheduler's connection to a worker: its commands, its turns, and events for it."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -24,15 +24,15 @@ from rose.units import NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """How long a worker's process waits for its scheduler, and how much it keeps for it.
+    """Time limits and buffer size between a worker's process and its scheduler.
 
     Args:
-        heartbeat_s: how often it shows that it lives when it has nothing to say.
-        silence_max_s: a scheduler that says nothing for so long is gone.
-        events_max: events that may wait to be sent; one more ends the stream, for the engine's
+        heartbeat_s: period of heartbeats while there are no events.
+        silence_max_s: silence after which the scheduler counts as gone.
+        events_max: maximum events in the send queue. One more ends the stream, as the engine's
             thread never waits for a scheduler.
-        drain_s: how long a scheduler waits for the turns of the one before it to end.
-        close_s: how long the end waits for what is still to be said.
+        drain_s: maximum wait of a new scheduler for the turns of the previous one.
+        close_s: maximum wait of `close` for pending events.
     """
 
     heartbeat_s: float = 1.0
@@ -43,14 +43,14 @@ class ServerLimits:
 
 
 class Session:
-    """What one stream carries.
+    """The commands and events of one stream.
 
-    Threads: a thread of this object takes the commands; the thread of gRPC that iterates `frames`
-    sends; events are put by whoever makes them, and putting never waits.
+    Threads: this object's own thread runs the commands; gRPC's thread sends by iterating `frames`;
+    any thread may add an event, which never waits.
 
-    1. The turns in `_live` are those that were started from here and have not ended.
-    2. The commands' thread alone starts turns. When the commands are over, whatever the cause, it
-       stops all of them and starts no more.
+    1. `_live` holds the turns that this session started and that have not ended.
+    2. Only the command thread starts turns. When the commands end, for any reason, it stops all
+       turns and starts no more.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Session:
 
         Args:
             worker: runs the turns.
-            requests: the frames of the stream; its end, or an error of gRPC, ends the session.
-            on_event: takes the failure of a turn that the worker would not even queue.
-            cancel: ends the stream at once, from any thread.
-            clock: where time comes from.
+            requests: frames of the stream; its end, or an error of gRPC, ends the session.
+            on_event: called with the failure of a turn that the worker refused to queue.
+            cancel: ends the stream at once; any thread.
+            clock: time source.
             limits: deadlines and bounds.
         """
         self._worker = worker
@@ -88,11 +88,11 @@ class Session:
         self._thread = Thread(self._obey, name="rose-session", on_failure=self._broke)
 
     def start(self) -> None:
-        """Begin to take commands."""
+        """Start the command thread."""
         self._thread.start()
 
     def tell(self, event: WorkerEvent) -> None:
-        """Put an event into the stream; if there is no room, end the stream. Never waits."""
+        """Add an event to the stream; if its queue is full, end the stream. Never waits."""
         if isinstance(event, TurnOutput) and event.end is not None:
             with self._drained:
                 self._live.discard((event.trajectory, event.turn))
@@ -106,34 +106,34 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether its scheduler is gone; some of its turns may still be ending."""
+        """True after its scheduler is gone; some of its turns may not have ended yet."""
         with self._drained:
             return self._is_over
 
     def wait_drained(self, *, wait_s: float) -> bool:
-        """Wait until it is over and every turn has ended; False if that takes too long."""
+        """Wait until it is over and every turn has ended; False on a time-out."""
         with self._drained:
             return self._drained.wait_for(lambda: self._is_over and not self._live, timeout=wait_s)
 
     def end(self) -> None:
-        """Let what is to be told be told, then end the stream."""
+        """Send the queued events, then end the stream."""
         self._outbox.close()
 
     def join(self, *, wait_s: float) -> bool:
-        """Wait for the commands' thread; False if it still runs."""
+        """Wait for the command thread; False if it still runs."""
         self._thread.join(timeout=wait_s)
         return not self._thread.is_alive()
 
-    # ---- the thread of gRPC that sends ----------------------------------------------------------
+    # ---- gRPC's sending thread ------------------------------------------------------------------
 
     def frames(self) -> Iterator[bytes]:
-        """Yield what the scheduler is to hear, until the session ends.
+        """Yield encoded events for the scheduler, until the session ends.
 
         Raises:
-            CorruptData: the scheduler said what cannot be read.
-            InternalError: rose failed on the way to the worker.
-            DeadlineExceeded: the scheduler said nothing for too long.
-            InvalidArgument: the worker said what cannot be sent.
+            CorruptData: a command could not be decoded.
+            InternalError: rose failed in the command thread.
+            DeadlineExceeded: the scheduler was silent for too long.
+            InvalidArgument: an event cannot be encoded.
         """
         yield encode(Greeting(self._worker.number, self._worker.kind))
         while True:
@@ -150,7 +150,7 @@ class Session:
         if silence_ns > self._limits.silence_max_s * NS_PER_S:
             raise DeadlineExceeded(f"the scheduler said nothing for {self._limits.silence_max_s} s")
 
-    # ---- the thread that takes commands ---------------------------------------------------------
+    # ---- the command thread ---------------------------------------------------------------------
 
     def _obey(self) -> None:
         try:
@@ -160,7 +160,7 @@ class Session:
         except CorruptData as error:
             self._fault = error
         except grpc.RpcError:
-            pass  # The scheduler is gone, as if it had said goodbye.
+            pass  # The scheduler is gone: treat it like the end of the stream.
         self._wind_up()
 
     def _broke(self, failure: BaseException) -> None:

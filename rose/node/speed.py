@@ -1,4 +1,4 @@
-"""How fast an engine is: measured once, before it is served, so that turns are placed well."""
+"""Measure the speed of an engine once, before it is served, for the placement of turns."""
 
 import itertools
 import statistics
@@ -14,15 +14,15 @@ from rose.units import NS_PER_MS, NS_PER_S
 PREFILL_TOKENS: Final = 256
 DECODE_TOKENS: Final = 16
 _ROUNDS: Final = 3
-# A step costs something besides its sequences, whatever noise says.
+# Maximum share of a step's time for one sequence: a step has fixed costs, despite noise.
 _SHARE_MAX: Final = 0.9
 _WAIT_S: Final = 120.0
-# Prompts are made of ids that every vocabulary has, no two alike: cached KV would be too fast.
+# Prompts use ids of every vocabulary. No two prompts are alike, so none hits the prefix cache.
 _IDS: Final = 96
 
 
 class Submits(Protocol):
-    """An engine, as far as it is measured."""
+    """The part of an engine that a measurement needs."""
 
     def submit(
         self, request_id: str, prompt: list[int], *, max_new_tokens: int, on_output: Any
@@ -33,12 +33,12 @@ class Submits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a step costs: `decode_step_ms + n * decode_ms_per_sequence` for n sequences.
+    """Speed of an engine: a step of n takes `decode_step_ms + n * decode_ms_per_sequence`.
 
     Args:
-        prefill_tokens_per_s: of one prompt alone.
-        decode_step_ms: the part of a step that does not depend on how many sequences it has.
-        decode_ms_per_sequence: what each sequence adds.
+        prefill_tokens_per_s: prefill rate of a single prompt.
+        decode_step_ms: fixed part of a decode step.
+        decode_ms_per_sequence: time that each sequence adds.
     """
 
     prefill_tokens_per_s: float
@@ -47,7 +47,7 @@ class Speed:
 
 
 class _Trial:
-    """Requests that run together, and when each of their tokens came."""
+    """Concurrent requests, with the time of each token."""
 
     def __init__(self, engine: Submits, clock: Clock, name: str) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class _Trial:
         self._name = name
 
     def run(self, requests: int, *, prompt_tokens: int, new_tokens: int) -> list[list[int]]:
-        """Return the time of the start and of each token, per request, in nanoseconds."""
+        """Return start time and token times of each request, in nanoseconds."""
         times: list[list[int]] = [[] for _ in range(requests)]
         left = threading.Semaphore(0)
         failures: list[Any] = []
@@ -93,30 +93,30 @@ def _prompt(name: str, tokens: int) -> list[int]:
 
 
 def measure(engine: Submits, clock: Clock, *, seats: int) -> Speed:
-    """Measure an engine that runs and has nothing to do.
+    """Measure a running, idle engine.
 
     Args:
-        engine: takes prompts of `PREFILL_TOKENS`, and `seats` requests at once.
-        clock: where time comes from.
-        seats: the most sequences in a step.
+        engine: accepts prompts of `PREFILL_TOKENS`, and `seats` requests at once.
+        clock: time source.
+        seats: maximum sequences in a step.
 
     Raises:
-        DeadlineExceeded: it does not answer.
-        Unavailable: its requests fail.
+        DeadlineExceeded: the engine does not answer.
+        Unavailable: a request fails.
     """
 
     def trial(name: str, requests: int, prompt_tokens: int, new_tokens: int) -> list[list[int]]:
         one = _Trial(engine, clock, f"measure-{name}")
         return one.run(requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
-    trial("warm", 1, PREFILL_TOKENS, 2)  # The first step pays for what is made once.
+    trial("warm", 1, PREFILL_TOKENS, 2)  # The first step includes one-time costs.
     prefills = [trial(f"prefill{n}", 1, PREFILL_TOKENS, 1)[0] for n in range(_ROUNDS)]
     prefill_ns = statistics.median(first - start for start, first, *_ in prefills)
     alone_ms = _step_ms(trial("alone", 1, 1, DECODE_TOKENS))
     if seats == 1:
         return Speed(PREFILL_TOKENS * NS_PER_S / max(prefill_ns, 1), alone_ms, 0.0)
     full_ms = _step_ms(trial("full", seats, 1, DECODE_TOKENS))
-    # Noise must not make a sequence cheaper than nothing, or a step.
+    # Despite noise, neither a sequence nor the fixed part may have a negative cost.
     per_sequence_ms = min(max((full_ms - alone_ms) / (seats - 1), 0.0), _SHARE_MAX * alone_ms)
     return Speed(
         prefill_tokens_per_s=PREFILL_TOKENS * NS_PER_S / max(prefill_ns, 1),
@@ -126,7 +126,7 @@ def measure(engine: Submits, clock: Clock, *, seats: int) -> Speed:
 
 
 def _step_ms(times: list[list[int]]) -> float:
-    """Return the usual time between two tokens of the last request, which had company longest."""
+    """Return the median token time of the last request, which ran beside others the longest."""
     tokens = times[-1][1:]
     median_ns = statistics.median(b - a for a, b in itertools.pairwise(tokens))
     return max(median_ns, 1) / NS_PER_MS

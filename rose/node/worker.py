@@ -1,7 +1,7 @@
 """The program of a dedicated worker: `python -m rose.node.worker --help`.
 
-It ends when its stdin closes, so it never outlives whoever started it. ROSE_TOKEN is what the
-publisher of its weights wants to be shown.
+It ends when its stdin closes, so it never outlives its parent process. ROSE_TOKEN is the token of
+its weights' publisher.
 """
 
 import logging
