@@ -9,6 +9,9 @@ SUITE ?= memory
 JSON ?= $(if $(filter setup,$(SUITE)),bench/results/setup.json,build/bench-$(SUITE).json)
 CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
+# pip compiles no module while it installs: each is compiled when it is imported first, and kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
 .PHONY: check mutants bench gpu docs clean
 
