@@ -1,4 +1,4 @@
-"""`rose delta`: what changed between two checkpoints, as numbers, as a file, applied and undone."""
+"""`rose delta`: inspect, make, apply and undo the difference between two checkpoints."""
 
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from rose.errors import InvalidArgument
 
 _EXIT_NEITHER: Final = 1
 _NEITHER: Final = "neither the base nor the target"
-_STANDINGS: Final = {  # by whether it is the base, and whether it is the target
+_STANDINGS: Final = {  # key: (is the base, is the target)
     (True, True): "the base and the target, which are equal",
     (True, False): "the base",
     (False, True): "the target",
@@ -57,9 +57,9 @@ def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: i
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("comparing", one.nbytes + other.nbytes) as advance:
         inspection = inspect(one, other, advance=advance)
-    # Written before anything is said: a failure leaves one sentence and no half of a result.
+    # Written before anything is printed: a failure prints one sentence and no partial result.
     if html_path is not None:
-        # Here, because it needs the extra `demo`.
+        # Imported here, because it needs the extra `demo`.
         from rose.cli.delta_page import render_page  # noqa: PLC0415
 
         write_output(html_path, render_page(inspection, old, new), what="the page")
@@ -90,7 +90,7 @@ def make(old: Path, new: Path, out: Path) -> None:
 
 
 def _files(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """Return what of a checkpoint's files are not tensors."""
+    """Return names and headers of a checkpoint's files."""
     names = [file.path.name for file in checkpoint.files] if checkpoint.is_folder else []
     return names, [file.header for file in checkpoint.files]
 
