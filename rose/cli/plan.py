@@ -1,4 +1,4 @@
-"""`rose plan SERVING ROLLOUT`: whether two models fit a device, what can be lent, and why."""
+"""`rose plan SERVING ROLLOUT`: checks that two models fit a device, and sizes loans."""
 
 import math
 from collections.abc import Iterator

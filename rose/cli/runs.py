@@ -22,7 +22,7 @@ _LOCK: Final = ".lock"
 
 
 def read_named(path: Path, bytes_max: int) -> bytes:
-    """Return the content of a file whose name came from the user.
+    """Return the content of a user's file.
 
     Raises:
         InvalidArgument: the file cannot be read, or has more than `bytes_max` bytes.
