@@ -100,7 +100,7 @@ def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
 
 
 def open_input(path: Path) -> io.BufferedReader:
-    """Open a file for reading whose name came from the user.
+    """Open a user's file for reading.
 
     Raises:
         OSError: the file cannot be opened, or is a pipe or a device, which may block for ever.
@@ -112,7 +112,7 @@ def open_input(path: Path) -> io.BufferedReader:
 
 
 def read_input(path: Path, *, bytes_max: int) -> bytes:
-    """Return the content of a file whose name came from the user.
+    """Return the content of a user's file.
 
     Raises:
         OSError: as in `open_input`, or the file has more than `bytes_max` bytes.

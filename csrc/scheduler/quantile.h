@@ -50,9 +50,9 @@ struct Left {
 };
 
 // Combines the observations of `near` with those of `far`, scaled to `far_observations`. Beyond all
-// observed lengths, quantiles are those of a Pareto distribution with exponent 1: the length is
-// expected to double. Within a bin all lengths are equally likely, so a quantile's error is less
-// than the bin's width.
+// observed lengths, quantiles are those of a Pareto distribution with exponent 1: the median of the
+// remaining length is the `given` length. Within a bin all lengths are equally likely, so a
+// quantile's error is less than the bin's width.
 Left left_of(const Sketch* near, const Sketch& far, double far_observations, std::int64_t given,
              double low, double high) noexcept;
 

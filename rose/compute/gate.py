@@ -41,7 +41,7 @@ class SynchronousGate:
     """
 
     def __init__(self, gate: BorrowerGate, stream: CudaStream) -> None:
-        """Gate what runs on `stream`."""
+        """Gate the work on `stream`."""
         self._gate = gate
         self._stream = stream
 

@@ -200,7 +200,7 @@ class Circle:
 
     def _refused(self, why: str) -> None:
         self.history.incident(f"the trainer refuses a trajectory: {why}")
-        self.loop.tell(Consumed(1))  # Frees the refused trajectory's place in the batch.
+        self.loop.tell(Consumed(1))  # Lets the scheduler admit another trajectory instead.
 
     def _hang_up(self) -> None:
         if self._dedicated is not None:
