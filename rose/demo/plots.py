@@ -142,7 +142,7 @@ def _column(record: RunRecord, arm: str, name: str) -> list[float | None]:
     return [r.ttft_ms if name == "TTFT" else r.tpot_ms for r in requests]
 
 
-# ---- the circle ---------------------------------------------------------------------------------
+# ---- the RL loop --------------------------------------------------------------------------------
 
 _COLOURS: Final = dict(zip(WORKERS, (ROLLOUTS, DEDICATED), strict=True))
 _NAMES: Final = dict(zip(WORKERS, ("borrowed", "dedicated"), strict=True))

@@ -312,7 +312,7 @@ class BrokerRecord:
 
     Args:
         pool_bytes: size of the device's pool, which serving and rollouts share.
-        decisions: in time order.
+        decisions: decisions in time order.
     """
 
     pool_bytes: int
@@ -356,7 +356,7 @@ class RunRecord:
         signal_ms: certificates' bound on the delay until the borrower sees a closed gate.
         setup_s: time from the start of the command to the first slice.
         lending: grants and refusals in the arm `rose`.
-        revocations: in time order.
+        revocations: revocations in time order.
         timeline: one slice of the arm `rose`.
         circle: record of the RL loop; None without one.
         broker: the broker's decisions; None without a broker.

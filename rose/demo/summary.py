@@ -255,7 +255,7 @@ def _is_met(record: RunRecord, request: Answered) -> bool:
     return request.ttft_ms <= record.slo.ttft_ms and has_tpot
 
 
-# ---- the circle and the broker ------------------------------------------------------------------
+# ---- the RL loop and the broker -----------------------------------------------------------------
 
 CIRCLE_HEADERS: Final = (
     "trajec-\ntories/s",

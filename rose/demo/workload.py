@@ -181,9 +181,9 @@ class TurnFeeder(RolloutLoad):
 
     def start(self) -> None:
         """Start the loop and the engine, which stays paused until `resume`."""
-        self._loop.start()  # First: the engine's first step reports its lease.
+        self._loop.start()  # Before the engine, whose first step reports its grant.
         self._engine.start()
-        self._engine.pause()  # Before any turn can come.
+        self._engine.pause()  # Before any turn can arrive.
         can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
         self._loop.join(self._worker, can)
         self._worker.grant()
