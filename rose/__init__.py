@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # As type checkers read it; `typing` would load a library.
+TYPE_CHECKING = False  # Type checkers treat it as True; importing `typing` would cost time.
 if TYPE_CHECKING:
     from rose.api.attach import Attached, attach
     from rose.api.borrower import Borrower, BorrowerStep, Sequence
@@ -49,7 +49,7 @@ __all__ = [
     "receive",
 ]
 
-# A name is loaded when it is first used: `import rose` runs in every serving process.
+# Modules load on first use of their names, because `import rose` runs in every serving process.
 _MODULES = {
     "rose.api.attach": ("Attached", "attach"),
     "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence"),
@@ -71,7 +71,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # Or type checkers would believe in every name.
+if not TYPE_CHECKING:  # Otherwise type checkers would accept any name.
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

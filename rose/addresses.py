@@ -1,4 +1,4 @@
-"""Addresses that processes are reached at: without encryption, those of this machine only."""
+"""Addresses of processes; without encryption only those of this machine are allowed."""
 
 import ipaddress
 
@@ -6,13 +6,13 @@ from rose.errors import InvalidArgument
 
 
 def loopback(address: str) -> tuple[str, int]:
-    """Return host and port of an address that other machines cannot reach.
+    """Return host and port of a loopback address.
 
     Args:
-        address: HOST:PORT with a number for each; port 0 lets a listener choose.
+        address: HOST:PORT, both numeric; port 0 lets a listener choose.
 
     Raises:
-        InvalidArgument: it is another machine's, or no address.
+        InvalidArgument: the address is malformed or not on loopback.
     """
     parts = _parts(address)
     if parts is None or not _is_loopback(parts[0]):
@@ -24,14 +24,14 @@ def loopback(address: str) -> tuple[str, int]:
 
 
 def reachable(address: str, *, is_encrypted: bool) -> tuple[str, int]:
-    """Return host and port of an address: of any machine, where what is said there is encrypted.
+    """Return host and port of an address, which may be another machine's only with encryption.
 
     Args:
-        address: HOST:PORT; the host may be a name only where it is encrypted.
-        is_encrypted: whether both sides show certificates.
+        address: HOST:PORT; the host may be a name only with encryption.
+        is_encrypted: whether both sides present certificates.
 
     Raises:
-        InvalidArgument: it is no address, or another machine's and nothing is encrypted.
+        InvalidArgument: the address is malformed, or neither on loopback nor encrypted.
     """
     if not is_encrypted:
         return loopback(address)
@@ -42,7 +42,7 @@ def reachable(address: str, *, is_encrypted: bool) -> tuple[str, int]:
 
 
 def spelled(host: str, port: int) -> str:
-    """Return an address as it is written."""
+    """Return HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,4 +1,4 @@
-"""Where time comes from. Everything above takes a `Clock`, so policies can run in virtual time."""
+"""Time sources. All other modules take a `Clock`, so that policies can run in virtual time."""
 
 import time
 from typing import Protocol
@@ -12,15 +12,15 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait until `seconds` have passed on this clock."""
         ...
 
 
 class BootClock:
-    """CLOCK_BOOTTIME, the clock of the C++ core: it counts on while the machine sleeps."""
+    """CLOCK_BOOTTIME, the clock of the C++ core, which includes suspended time."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since the machine started."""
+        """Return nanoseconds since boot."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with`."""
+"""Support for `with` statements."""
 
 from types import TracebackType
 
@@ -6,12 +6,12 @@ from typing_extensions import Self
 
 
 class Closing:
-    """Gives a class with `close` the two methods of a `with` statement."""
+    """Makes a class with `close` a context manager."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release all resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

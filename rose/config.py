@@ -1,4 +1,4 @@
-"""The one room that reads the environment."""
+"""The only module that reads environment variables."""
 
 import os
 from dataclasses import dataclass, field
@@ -6,18 +6,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What rose takes from the process environment.
+    """The variables that rose reads; an unset one is None.
 
     Args:
-        is_ci: `CI` is set: no progress bars that redraw.
-        isa: `ROSE_ISA`, the best instruction set that `rose.transfer` may use; None when it is not
-            set.
-        cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set to a number.
-        is_cuda_eager: `CUDA_MODULE_LOADING` says that kernels are loaded before their first launch.
-        vllm_wheel: `ROSE_VLLM_WHEEL`, the wheel of the vLLM that rose is compared with, or how to
-            come by it; None when it is not set.
-        token: `ROSE_TOKEN`, what peers show each other; None when it is not set.
-        manifest_key: `ROSE_MANIFEST_KEY`, what manifests are signed with; None when it is not set.
+        is_ci: whether `CI` is set, which disables live progress bars.
+        isa: `ROSE_ISA`, the best instruction set that `rose.transfer` may use.
+        cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`; None also if it is not a number.
+        is_cuda_eager: whether `CUDA_MODULE_LOADING` loads kernels before their first launch.
+        vllm_wheel: `ROSE_VLLM_WHEEL`, the vLLM wheel that rose is compared with, or its source.
+        token: `ROSE_TOKEN`, the shared secret of peers.
+        manifest_key: `ROSE_MANIFEST_KEY`, the signing key of manifests.
     """
 
     is_ci: bool
@@ -30,7 +28,7 @@ class Environment:
 
 
 def read_environment() -> Environment:
-    """Read the variables once; callers pass the value on."""
+    """Read the variables; call it once and pass the value on."""
     connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     return Environment(
         is_ci=os.environ.get("CI", "") not in ("", "0", "false"),
@@ -44,18 +42,18 @@ def read_environment() -> Environment:
 
 
 def environment_with(token: str | None) -> dict[str, str]:
-    """Return the environment of a program that is started; another user cannot read a token there.
+    """Return the environment of a child process, where other users cannot read its token.
 
     Args:
-        token: `ROSE_TOKEN` of that program; None for that of this process, if it has one.
+        token: `ROSE_TOKEN` of the child; None inherits this process's, if any.
     """
     return dict(os.environ) if token is None else {**os.environ, "ROSE_TOKEN": token}
 
 
 def quiet_grpc() -> None:
-    """Let gRPC say nothing of its own on stderr, unless the user set what it says.
+    """Silence gRPC's own messages on stderr, unless the user set GRPC_VERBOSITY.
 
-    To be called before it is imported: a program that repeats what fails in its own sentences does
-    not want a line for each handshake of each stranger.
+    Call it before importing gRPC, which would print a line for every failed handshake of strangers;
+    rose reports failures itself.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""The failures rose can raise, one class per code of the C++ core, and `check` for its own bugs.
+"""The errors rose can raise, one class per code of the C++ core, and `check` for its own bugs.
 
 A refusal ("not now") is never an exception: see `rose.events.Refusal`.
 """
@@ -9,15 +9,15 @@ class RoseError(Exception):
 
 
 class InvalidArgument(RoseError, ValueError):
-    """A value the caller can mend; the sentence names it."""
+    """A value that the caller can correct; the message names it."""
 
 
 class OutOfMemory(RoseError, MemoryError):
-    """The machine has no more of what was asked for."""
+    """The machine lacks the requested memory."""
 
 
 class Unavailable(RoseError):
-    """A part of the world that is needed is missing or broken."""
+    """A required external part, such as a driver or a peer, is missing or broken."""
 
 
 class DeadlineExceeded(RoseError, TimeoutError):
@@ -25,7 +25,7 @@ class DeadlineExceeded(RoseError, TimeoutError):
 
 
 class CorruptData(RoseError):
-    """Stored or received bytes are not what was written."""
+    """Stored or received bytes differ from the written ones."""
 
 
 class InternalError(RoseError):
@@ -33,15 +33,15 @@ class InternalError(RoseError):
 
 
 class StepAborted(RoseError):
-    """A borrower's step was told to stop at its gate; the engine rolls it back."""
+    """A borrower's step was aborted at its gate; the engine rolls it back."""
 
 
 def sentence(error: BaseException) -> str:
-    """Return what an error says, or its kind where it says nothing, as Python's MemoryError."""
+    """Return an error's message, or its type if the message is empty (as Python's MemoryError)."""
     return str(error) or type(error).__name__
 
 
 def check(condition: object, message: str) -> None:
-    """Raise `InternalError` when an invariant of rose does not hold; stays under `python -O`."""
+    """Raise `InternalError` if an invariant of rose does not hold, even under `python -O`."""
     if not condition:
         raise InternalError(message)

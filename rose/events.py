@@ -27,8 +27,8 @@ class Refusal:
     """A normal answer: not now.
 
     Args:
-        reason: why.
-        retry_after_ms: when asking again makes sense; 0 means after the next change of state.
+        reason: cause of the refusal.
+        retry_after_ms: earliest useful retry; 0 means after the next change of state.
     """
 
     reason: Reason

@@ -1,4 +1,4 @@
-"""Threads that cannot die unseen."""
+"""Threads whose failures are reported."""
 
 import sys
 import threading
@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 
 class Thread(threading.Thread):
-    """A thread that tells its owner when a failure ends it, besides showing the traceback.
+    """A thread that reports the failure that ends it to its owner, besides showing the traceback.
 
-    Every thread of rose is one. `failure` is what ended it, None while it runs
-    and after a good end.
+    All threads of rose use it. `failure` is None while the thread runs and after a normal end.
     """
 
     def __init__(
@@ -23,10 +22,9 @@ class Thread(threading.Thread):
         """Prepare the thread.
 
         Args:
-            work: what it does.
-            name: of the thread.
-            on_failure: called in the thread with what ended it; stops or reports whatever rests on
-                the thread.
+            work: the thread's function.
+            name: thread name.
+            on_failure: called in the thread with its failure; stops or reports the dependent parts.
             daemon: whether the process may end while it runs.
         """
         super().__init__(name=name, daemon=daemon)
@@ -35,12 +33,12 @@ class Thread(threading.Thread):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work; whatever ends it goes to the owner, then on to `threading.excepthook`."""
+        """Do the work; report a failure to the owner, then to `threading.excepthook`."""
         try:
             self._work()
         finally:
             self.failure = sys.exc_info()[1]
             if self.failure is not None:
                 self._on_failure(self.failure)
-            # Whoever keeps a thread that has ended does not keep what it worked for.
+            # A reference to an ended thread must not keep its work alive.
             del self._work, self._on_failure

@@ -1,4 +1,4 @@
-"""Units as constants, and the rounding that allocation needs."""
+"""Unit constants, and the rounding for allocations."""
 
 from typing import Final
 

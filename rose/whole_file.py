@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, locks on them, and inputs."""
+"""Atomic writes of files and folders, file locks, and reading of user inputs."""
 
 import errno
 import fcntl
@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _STANDARD_STREAMS: Final = (1, 2)
-# What a file system says that has no such thing as a folder's sync; the first is of fsync(2).
+# Errors of file systems that cannot sync a folder; fsync(2) documents the first.
 _HAS_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
 
 @contextmanager
 def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """Give a place beside `path`, and move it there once the block ends well.
+    """Yield a temporary path beside `path`, and rename it to `path` when the block succeeds.
 
-    A link stays, and the file at its end is replaced. A device or a pipe is never replaced: it is
-    the place itself.
+    A link stays, and its target is replaced. For a device or a pipe, the result is `path` itself.
 
     Raises:
-        OSError: the directory cannot be written, or `path` is one; nothing is left behind.
+        OSError: the directory cannot be written, or `path` is a directory; nothing is left behind.
     """
     if not is_folder:
         if not _is_replaceable(path):
@@ -35,7 +34,7 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
             return
         path = Path(os.path.realpath(path))
     place = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    # Made as anybody makes them, so that the permissions are those that the user asks for.
+    # Created with default permissions, so that the user's umask applies.
     if is_folder:
         place.mkdir()
     else:
@@ -53,7 +52,7 @@ def beside(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Whether a regular file is at the end of `path`, or nothing."""
+    """Return whether `path` leads to a regular file or does not exist."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -64,7 +63,7 @@ def _is_replaceable(path: Path) -> bool:
 
 
 def _standard_stream(path: Path) -> int | None:
-    """Return which standard stream of this process `path` is; None if it is neither."""
+    """Return the descriptor of stdout or stderr if `path` is that stream, else None."""
     try:
         there = path.stat()
     except FileNotFoundError:
@@ -77,17 +76,17 @@ def _standard_stream(path: Path) -> int | None:
 
 
 def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
-    """Write beside `path`, then rename: a reader sees the old file or the new one.
+    """Write beside `path`, then rename, so that a reader sees either the old file or the new one.
 
-    The new one outlives a power cut after `sync_folder`; before it, either may be there. Into a
-    standard stream it is written behind what was printed, and to a device or a pipe as it is.
+    After a power cut either may be there, unless `sync_folder` was called. A standard stream gets
+    the pieces after all printed output; devices and pipes are written directly.
 
     Args:
-        path: of the file.
-        pieces: what it holds, one behind the other.
+        path: file to write.
+        pieces: consecutive parts of the content.
 
     Raises:
-        OSError: as of `beside`.
+        OSError: as in `beside`.
     """
     stream = _standard_stream(path)
     if stream is not None:
@@ -101,10 +100,10 @@ def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
 
 
 def open_input(path: Path) -> io.BufferedReader:
-    """Open a file that a user named, to read it.
+    """Open a user's file for reading.
 
     Raises:
-        OSError: it cannot be opened, or is a pipe or a device, which may never end or begin.
+        OSError: the file cannot be opened, or is a pipe or a device, which may block for ever.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Opening a folder fails by itself.
@@ -113,10 +112,10 @@ def open_input(path: Path) -> io.BufferedReader:
 
 
 def read_input(path: Path, *, bytes_max: int) -> bytes:
-    """Return what is in a file that a user named.
+    """Return the content of a user's file.
 
     Raises:
-        OSError: as of `open_input`, or there are more than `bytes_max` bytes.
+        OSError: as in `open_input`, or the file has more than `bytes_max` bytes.
     """
     with open_input(path) as file:
         content = file.read(bytes_max + 1)
@@ -126,9 +125,9 @@ def read_input(path: Path, *, bytes_max: int) -> bytes:
 
 
 def sweep(path: Path) -> None:
-    """Remove files that a process which was killed had begun beside `path`.
+    """Remove temporary files that killed processes left beside `path`.
 
-    Only for who knows that nobody else writes `path` now.
+    No other process may be writing `path`.
 
     Raises:
         OSError: the directory cannot be read or written.
@@ -140,12 +139,12 @@ def sweep(path: Path) -> None:
 
 
 def lock(path: Path) -> BinaryIO:
-    """Lock `path` against other processes and callers until the file returned is closed.
+    """Lock `path` against other processes and callers until the returned file is closed.
 
-    The file stays: if its name were removed, two could hold locks of one name.
+    The file is not removed; otherwise two processes could lock two files of the same name.
 
     Raises:
-        BlockingIOError: somebody holds it.
+        BlockingIOError: the lock is taken.
         OSError: the file cannot be opened.
     """
     file = path.open("ab")
@@ -158,16 +157,16 @@ def lock(path: Path) -> BinaryIO:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has a file: a name that outlived a power cut must not stand for half."""
+    """Sync a file to disk, so that its name cannot survive a power cut without its content."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder: a rename lives there, and not in the file.
+    """Sync the names in a folder to disk, which makes renames durable.
 
     Raises:
-        OSError: the disk fails; the names are there, and a power cut may undo the last of them.
+        OSError: the disk failed; the names exist, but a power cut may undo the latest.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,4 +1,4 @@
-// How arrays of numbers and the name of an instruction set cross to Python and back.
+// Conversion of arrays and instruction set names between C++ and Python.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -15,10 +15,10 @@
 
 namespace rose::bind {
 
-// An instruction set by name, or the best one; refuses one that this machine lacks.
+// An instruction set by name, or the best one. Raises InvalidArgument if this machine lacks it.
 transfer::Isa isa_of(const std::optional<std::string>& name);
 
-// An array of that shape that owns the numbers.
+// An array of that shape, which owns the numbers.
 template <typename T>
 pybind11::array_t<T> to_array_of(std::vector<pybind11::ssize_t> shape,
                                  transfer::Buffer<T> numbers) {

@@ -1,4 +1,4 @@
-// Arrays of NumPy as boxes of elements: taken as they are, nothing is converted or copied.
+// NumPy arrays as boxes of elements, without conversion or copy.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -31,7 +31,7 @@ inline transfer::Shape shape_of(const char* name, const pybind11::array& array,
   return shape;
 }
 
-// Refuses what is no array of unsigned elements of `bytes`, one of 1, 2 and 4.
+// Raises InvalidArgument unless elements are aligned unsigned integers of `bytes` (1, 2 or 4).
 inline void check_elements(const char* name, const pybind11::array& array,
                            pybind11::ssize_t bytes) {
   const pybind11::dtype dtype = array.dtype();
@@ -63,7 +63,7 @@ transfer::Box<T> writable_box_of(const char* name, pybind11::array& array) {
   return {static_cast<T*>(array.mutable_data()), shape_of(name, array, sizeof(T))};
 }
 
-// Calls use(T{}) with the elements that `array` has.
+// Calls use(T{}) with the element type of `array`.
 template <typename Use>
 auto with_elements_of(const char* name, const pybind11::array& array, Use use) {
   switch (array.itemsize()) {

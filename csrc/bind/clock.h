@@ -1,4 +1,4 @@
-// How the bound classes take time: an optional Clock, and durations in milliseconds.
+// Time arguments of the bound classes: an optional Clock, and durations in milliseconds.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@ inline std::shared_ptr<const Clock> clock_or_boot(std::shared_ptr<Clock> clock) 
 
 inline double ms_of(Nanoseconds ns) noexcept { return static_cast<double>(ns) / kNsPerMs; }
 
-// Of a time that Python has checked.
+// For a time that Python has checked.
 inline Nanoseconds ns_of(double ms) noexcept {
   return static_cast<Nanoseconds>(std::llround(ms * kNsPerMs));
 }
 
-// A year at most, so that no sum of times overflows.
+// Capped at a year, so that no sum of times overflows.
 inline Nanoseconds ns_of_ms(double ms, const char* name) {
   constexpr double kYearMs = 365.0 * 24 * 3600 * 1000;
   if (!(ms >= 0)) raise(Status::invalid_argument(std::string{name} + " must be >= 0"));

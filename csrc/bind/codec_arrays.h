@@ -1,4 +1,4 @@
-// What the bindings of the codec share: deltas and arrays as they come from Python and go back.
+// Conversion of deltas and arrays, shared by the codec bindings.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -16,14 +16,14 @@ namespace rose::bind {
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
 
-// A row that owns the numbers.
+// A 1-d array, which owns the numbers.
 template <typename T>
 Array<T> to_array(transfer::Buffer<T> numbers) {
   const auto size = static_cast<pybind11::ssize_t>(numbers.size());
   return to_array_of({size}, std::move(numbers));
 }
 
-// A delta as Python holds it, field by field.
+// The fields of a Python delta.
 struct DeltaArrays {
   std::uint64_t count;
   std::uint32_t block_elements;

@@ -1,4 +1,4 @@
-// Python objects that threads without the GIL hold on to.
+// References to Python objects held by threads without the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,20 +10,20 @@
 
 namespace rose::bind {
 
-// Whoever lets go of an object last may be a thread that must not wait for the GIL: what it lets go
-// of is laid aside here, and dropped by the next call from Python.
+// The last reference to an object may be dropped by a thread that must not wait for the GIL. The
+// object is then stored here, and released by the next call from Python.
 class LaidAside {
  public:
   static std::shared_ptr<LaidAside> create() { return std::make_shared<LaidAside>(); }
 
-  // A reference to `object` that can be dropped on any thread. With the GIL.
+  // A reference to `object` that can be dropped on any thread. Called with the GIL held.
   static std::shared_ptr<void> keep(const std::shared_ptr<LaidAside>& aside,
                                     pybind11::object object) {
     return {object.release().ptr(),
             [aside](void* kept) { aside->lay(static_cast<PyObject*>(kept)); }};
   }
 
-  // With the GIL.
+  // Called with the GIL held.
   void drop() {
     std::vector<PyObject*> objects;
     {

@@ -1,4 +1,4 @@
-// What pools and arbiters have in common for Python: their back end and their bytes.
+// Bindings shared by pools and arbiters: back end and memory.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -15,20 +15,20 @@
 
 namespace rose::bind {
 
-// Device memory of `device`, or memory of the host when it is null. The call `fail_call` (from 1)
-// of those that can fail does so on purpose; 0 fails none.
+// Device memory of `device`, or host memory if it is null. For fault injection, the `fail_call`-th
+// fallible call (from 1) fails; 0 fails none.
 Result<std::unique_ptr<memory::PageBackend>> create_backend(
     const std::shared_ptr<driver::Device>& device, std::int64_t fail_call);
 
-// A copy of a descriptor of Python's, which stays Python's to close.
+// A duplicate of a descriptor; Python still closes the original.
 FileDescriptor copy_of(int fd);
-// The number of a new descriptor for Python, which Python must close.
+// A new descriptor, which Python must close.
 int give_fd(const FileDescriptor& fd);
 
-// On the heap, because descriptors cannot be copied.
+// On the heap, because a PoolExport cannot be copied.
 std::unique_ptr<memory::PoolExport> share(const memory::Pool& pool);
 
-// All bytes of a pool on the host. `owner` keeps the mapping, and the view keeps `owner`.
+// A view of a host pool's bytes. The view keeps `owner` alive, and `owner` the mapping.
 template <typename Mapping>
 pybind11::array_t<std::uint8_t> view_of(const Mapping& pool, const pybind11::object& owner) {
   if (!pool.is_on_host()) {
@@ -39,7 +39,7 @@ pybind11::array_t<std::uint8_t> view_of(const Mapping& pool, const pybind11::obj
                                          reinterpret_cast<const std::uint8_t*>(pool.data()), owner};
 }
 
-// What every mapping of a pool says of itself: Pool, MappedWindow.
+// Adds the properties of pool mappings (Pool, MappedWindow).
 template <typename Mapping, typename Class>
 void bind_bytes_of(Class& bound) {
   bound.def_property_readonly("slab_bytes", [](const Mapping& m) { return m.shape().slab_bytes; })

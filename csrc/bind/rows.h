@@ -1,5 +1,5 @@
-// How events and actions of the scheduler cross to Python: a tuple of the type's place in its
-// variant, then the fields in the order of the struct.
+// Scheduler events and actions as Python tuples: the type's index in its variant, then the fields
+// in struct order.
 #pragma once
 
 #include <pybind11/pybind11.h>

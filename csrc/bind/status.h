@@ -1,4 +1,4 @@
-// The one place where a Status becomes a Python exception.
+// The only conversion of a Status to a Python exception.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,7 +7,7 @@
 
 namespace rose::bind {
 
-// Raises the class of rose.errors that belongs to the code. Called with the GIL held.
+// Raises the class of rose.errors for the status code. Called with the GIL held.
 [[noreturn]] void raise(const Status& status);
 
 inline void check(const Status& status) {

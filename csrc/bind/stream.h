@@ -1,4 +1,4 @@
-// Streams and addresses of a device for Python: both are numbers.
+// Device streams and addresses, which Python holds as numbers.
 #pragma once
 
 #include <bit>
@@ -8,7 +8,7 @@
 
 namespace rose::bind {
 
-// An address of the device. Not a pointer to anything for this process.
+// A device address, which the host cannot dereference.
 using Address = std::uint64_t;
 
 inline CUstream stream_of(std::uintptr_t handle) noexcept {

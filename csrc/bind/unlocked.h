@@ -1,5 +1,5 @@
-// Calls without the GIL: those that wait, and those into the driver, which may wait for a lock that
-// another thread holds.
+// Calls without the GIL, for calls that wait, and for driver calls, which may wait for a lock of
+// another thread.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,7 @@ auto unlocked(Call&& call) {
   return call();
 }
 
-// The value of the call's Result, or its error, raised.
+// Returns the value of the call's Result, or raises its error.
 template <typename Call>
 auto take_unlocked(Call&& call) {
   return take(unlocked(call));

@@ -1,4 +1,4 @@
-// What the scheduler wants done, in this order. The fields are those of rose/scheduler/events.py.
+// The scheduler's actions, to be done in order. The fields are those of rose/scheduler/events.py.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Stop {
   std::int64_t lease_epoch;
 };
 
-// Take `tokens` tokens of the TurnProgress at place `event` of this step, after `skip` of them.
+// Take `tokens` tokens of the TurnProgress at index `event` of this step, after skipping `skip`.
 struct Deliver {
   TrajectoryId trajectory;
   std::int64_t turn;

@@ -1,4 +1,4 @@
-// Whether a batch of events can be applied, found out before any of it is.
+// Validation of a batch of events before any of them is applied.
 #pragma once
 
 #include <span>
@@ -9,9 +9,9 @@
 
 namespace rose::scheduler {
 
-// InvalidArgument for an event of the front that contradicts what it said before, in this batch or
-// earlier, or that has numbers without a meaning. Events of workers are not looked at: whatever
-// they say can be borne (see EventRules).
+// InvalidArgument for an event of the driver that contradicts its earlier events, in this batch or
+// before, or that has invalid numbers. Events of workers are not checked, because EventRules
+// tolerates all of them.
 Status check(std::span<const Event> events, const Book& book);
 
 }  // namespace rose::scheduler

@@ -1,4 +1,4 @@
-// All the scheduler knows, and the moves that touch a trajectory and a worker at once.
+// The scheduler's state, and the moves that change a trajectory and a worker together.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@
 
 namespace rose::scheduler {
 
-// A turn that is further behind than this is urgent.
+// A turn with a larger lag is urgent.
 inline constexpr double kUrgentLag = 0.5;
 
-// Each move writes the actions that make it true outside, in the order in which they must happen:
-// nobody is started elsewhere before the Stop of where it was.
+// Each move appends the actions that carry it out, in the order of execution: the Stop on the old
+// worker comes before the Start on another.
 //
 // Invariants:
-//   1. A turn that is RUNNING is held by its worker under a live lease; nothing else is, but for
-//      turns that are RECALLED from a lease that lives: they hold until the worker has let go.
-//   2. A trajectory is in the queue when it is QUEUED, and only then.
+//   1. A worker holds exactly the RUNNING turns under its live grant, and the turns RECALLED from
+//      that grant until it releases them.
+//   2. A trajectory is in the queue if and only if it is QUEUED.
 //   3. known_tokens is the sum of all Delivers of the turn.
-//   4. Each cache that a worker keeps is named by one trajectory, which no worker has.
+//   4. Each cache on a worker belongs to one trajectory, which is not on any worker.
 class Book {
  public:
   Book(const Settings& settings, Policy policy) noexcept;
@@ -39,52 +39,51 @@ class Book {
   void create(const TrajectoryCreated& event);
   void admit(Trajectory& trajectory);
   void queue(Trajectory& trajectory, const TurnReady& event);
-  // `is_urgent`: by its lag.
+  // `is_urgent`: whether its lag exceeds kUrgentLag.
   void start(Trajectory& trajectory, std::size_t slot, bool is_urgent);
-  // Takes `tokens` more of a turn from the TurnProgress at place `event`, after `skip` of them.
+  // Takes `tokens` tokens of a turn from the TurnProgress at index `event`, after skipping `skip`.
   void deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip, std::int64_t tokens);
-  // The worker has shown that the prompt is computed and that it lives.
+  // Records that the worker is alive and has computed the prompt.
   void note_progress(Trajectory& trajectory);
-  // What a start of the turn takes of a lease.
+  // Tokens that a start of the turn reserves of a grant.
   std::int64_t reserve_tokens(const Trajectory& trajectory) const noexcept {
     return jobs[trajectory.job].outlook.reserve_tokens(trajectory, settings.reserve_ahead_tokens);
   }
-  // Keeps what a turn takes of its lease ahead of what it has said, whether there is room or not.
-  // True if it takes more than before.
+  // Raises a turn's reservation to stay ahead of its output, even without room. True if it grew.
   bool extend(Trajectory& trajectory);
-  // Takes a turn that is RUNNING away from its worker.
+  // Recalls a RUNNING turn from its worker.
   void recall(Trajectory& trajectory);
-  // The worker is done with the turn, but tokens that it said are still under way.
+  // The worker has ended the turn, but some of its output has not arrived yet.
   void await_rest(Trajectory& trajectory, TurnEnd end, std::int64_t tokens);
-  // To the front of the queue, with the tokens that are known.
+  // Puts the turn at the front of the queue, with its known tokens.
   void requeue(Trajectory& trajectory);
   void finish(Trajectory& trajectory);
-  // Counts the attempt, and queues or drops the turn.
+  // Counts a failed attempt, and queues or drops the turn.
   void fail(Trajectory& trajectory);
   void end(Trajectory& trajectory);
-  // Gone from wherever it is; `trajectory` is no more.
+  // Removes the trajectory from everywhere; the reference is invalid afterwards.
   void drop(Trajectory& trajectory, DropReason reason);
 
   void stop(const Trajectory& trajectory);
-  // A lease of a new epoch, or the one that lives with other tokens: with none it ends.
+  // Applies a grant of a new epoch, or resizes the live one; 0 tokens end it.
   void set_lease(std::size_t slot, const LeaseChanged& event);
   void end_lease(std::size_t slot);
   void lose(std::size_t slot);
-  // Those whose grace period is over.
+  // Trajectories whose grace period is over.
   std::vector<TrajectoryId> take_overdue();
 
-  // How many trajectories of a job may be under way. More than memory holds to their ends push out
-  // one another's caches, and compute the same contexts again and again.
+  // Limit of a job's live trajectories. If memory cannot hold their final contexts, they evict one
+  // another's caches and compute the same contexts repeatedly.
   std::int64_t live_max(std::size_t job) const noexcept;
-  // How far it is behind the others, or how close to going stale: from 0 to 1.
+  // Urgency from 0 to 1: lag behind other trajectories, or risk of going stale.
   double lag(const Trajectory& trajectory) const;
-  // Whether so many seats are left that all turns of the job are urgent, whatever their lag.
+  // Whether enough seats are free that all turns of the job are urgent, regardless of their lag.
   bool is_tail(std::size_t job) const noexcept;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
-  // Of a worker that may run a turn of it: what older weights say would be too old by the time the
-  // trainer comes to it.
+  // Oldest worker version that may run a turn of the trajectory: output of older weights would be
+  // stale when the trainer uses it.
   std::int64_t version_floor(const Trajectory& trajectory) const noexcept;
-  // Of a worker that may run anything of the job.
+  // Oldest worker version that may run any turn of the job.
   std::int64_t version_floor(std::size_t job) const noexcept {
     return jobs[job].published - settings.worker_lag_max;
   }
@@ -99,11 +98,11 @@ class Book {
   Fairness fairness;
   Counters counters;
   Nanoseconds now_ns{0};
-  // Whether something that waits could find a worker now that it did not find before.
+  // Whether a waiting turn may find a worker after the latest changes.
   bool has_changed{false};
-  // No stall is older than this.
+  // No turn stalls before this time.
   Nanoseconds stall_check_ns{kNever};
-  // A bug of the scheduler: the step reports it.
+  // A bug in the scheduler, reported by the step.
   const char* fault{nullptr};
 
   template <typename Image>
@@ -111,7 +110,7 @@ class Book {
     image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
           stall_check_ns, graces_);
   }
-  // Whether all parts are sound and agree with one another: an image may say anything.
+  // Whether all parts are valid and consistent, since an image may contain any bytes.
   bool is_sound();
 
  private:
@@ -126,27 +125,27 @@ class Book {
   };
 
   bool are_graces_sound() const;
-  // Whether it lost its cache for want of room, or leaves it because there is none beside it.
+  // Whether it lost its cache for lack of memory, or leaves it because its home lacks room.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);
   QueueKey queue_key(const Trajectory& trajectory, QueueRank rank) const;
   void release(Trajectory& trajectory) noexcept;
   void compute(Run& run) noexcept;
-  // What a token takes on a worker as it is loaded now.
+  // Time per token on a worker at its current load.
   double token_s(std::size_t slot) const noexcept;
-  // Compares how long a turn took with what its worker's figures foresaw.
+  // Compares a turn's duration with the one predicted from its worker's figures.
   void note_pace(const Trajectory& trajectory) noexcept;
   void leave_queue(Trajectory& trajectory);
-  // Of a turn that is over or waits, what it used stays at its home for the next.
+  // Keeps the context of a finished or waiting turn cached at its home.
   void keep_cache(Trajectory& trajectory);
-  // Nobody comes for what its home keeps.
+  // Gives up the trajectory's cache at its home.
   void leave_cache(const Trajectory& trajectory) noexcept;
   void begin_grace(Trajectory& trajectory);
   void act(const Action& action) { actions_->push_back(action); }
 
   std::vector<Action>* actions_{nullptr};
-  std::deque<Grace> graces_;  // by their end: each is as long as the other
+  std::deque<Grace> graces_;  // by end, as all have the same length
 };
 
 }  // namespace rose::scheduler

@@ -1,4 +1,4 @@
-// What the numbers of a state may be, wherever it came from: within these no sum leaves 64 bits.
+// Bounds on the numbers of a state from any source: within them, no sum overflows 64 bits.
 #pragma once
 
 #include <cmath>
@@ -10,15 +10,15 @@ namespace rose::scheduler {
 
 inline constexpr std::int64_t kTotalMax = std::int64_t{1} << 60;
 
-// A sum of counts.
+// Whether a value is a valid sum of counts.
 constexpr bool is_total(std::int64_t value) noexcept { return value >= 0 && value <= kTotalMax; }
 
-// Of the past or to come; kNever is later than all of them.
+// Whether a value is a valid time, past or future; kNever is later than all of them.
 constexpr bool is_time(Nanoseconds time_ns) noexcept {
   return time_ns >= -4 * kTotalMax && time_ns <= 4 * kTotalMax;
 }
 
-// Finite, and not below 0.
+// Whether a value is finite and not negative.
 inline bool is_amount(double value) noexcept { return value >= 0 && std::isfinite(value); }
 
 }  // namespace rose::scheduler

@@ -1,4 +1,4 @@
-// What a worker keeps for trajectories that may come back.
+// Contexts that a worker caches for trajectories that may return.
 #pragma once
 
 #include <cstdint>
@@ -6,33 +6,33 @@
 
 namespace rose::scheduler {
 
-// The name of a cache among those of its worker; later ones are greater, and all above 0.
+// Id of a cache on its worker; > 0 and ascending.
 using CacheId = std::int64_t;
 inline constexpr CacheId kNoCache = 0;
 inline constexpr CacheId kForgotten = -1;
 
-// Contexts of trajectories between two turns, the least lately used first: in that order engines
-// forget them when turns need the memory. What nobody will come for is not here. Engines do not
-// know of whom nobody comes, and may forget another first.
+// Contexts of trajectories between two turns, least recently used first: engines evict them in that
+// order when turns need the memory. Contexts of trajectories that are over are not listed. Engines
+// cannot tell which trajectories are over, so they may evict a live one first.
 //
 // Invariants:
-//   1. Ids ascend, and none is given twice.
+//   1. Ids ascend and are unique.
 //   2. tokens() is the sum of all.
 class Caches {
  public:
   CacheId put(std::int64_t tokens);
   bool has(CacheId id) const noexcept;
-  // Whether a cache had the name, or has it.
+  // Whether a cache has or had this id.
   bool has_had(CacheId id) const noexcept { return id <= last_; }
-  // A turn uses it again, or nobody will come for it. Nothing happens if it is forgotten already.
+  // Removes a cache that a turn uses again, or whose trajectory is over. No effect if evicted.
   void remove(CacheId id) noexcept;
-  // Forgets the least lately used until the others have so many tokens.
+  // Evicts the least recently used caches until at most `tokens` tokens are left.
   void shrink_to(std::int64_t tokens) noexcept;
   void clear() noexcept;
 
   std::int64_t tokens() const noexcept { return tokens_; }
   std::int64_t count() const noexcept { return static_cast<std::int64_t>(kept_.size()); }
-  // 0 for one that is forgotten.
+  // 0 for an evicted cache.
   std::int64_t tokens_of(CacheId id) const noexcept;
 
   template <typename Image>

@@ -18,17 +18,18 @@
 
 namespace rose::scheduler {
 
-// No thread, clock, I/O or randomness, and no order of a hash table shows: the same events at the
-// same times give the same actions, in production, replay and simulation. One thread at a time.
+// It uses no thread, clock, I/O or randomness, and does not depend on the order of a hash table:
+// the same events at the same times give the same actions in production, replay and simulation.
+// One thread at a time.
 //
-// A step applies its events in order; ends leases that have run out, unless this step renewed them:
-// whoever renews is alive; queues turns whose grace period is over; admits; starts what can start;
-// and frees what is stuck.
+// A step does this in order: apply its events; end expired grants, except those that this step
+// renewed; queue turns whose grace period is over; admit trajectories; start turns; and recall
+// stalled turns.
 //
 // Staleness, for each job: a trainer that takes B trajectories per version has consumed c = v B at
-// version v. Of those that started and were not consumed, the k-th is used in the ceil(k / B)-th
-// version from now, the one in the making being the first, when they are used in the order of their
-// starts. So it is used at most S versions after the one it started with if
+// version v. If trajectories are used in the order of their starts, then the k-th one that started
+// and was not consumed is used in the ceil(k / B)-th version from now; the version in the making
+// is the first. So it is used at most S versions after the one it started with if
 //   started - consumed <= (S + 1) B, itself included,
 // which is AReaL's started <= (S + v + 1) B without the assumption that c is exactly v B.
 class Core {
@@ -38,16 +39,16 @@ class Core {
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  // Appends to `actions`. InvalidArgument: the front contradicts itself, and nothing has changed.
+  // Appends to `actions`. InvalidArgument: the driver contradicts itself; nothing has changed.
   // Internal: a bug in the scheduler.
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;
-  // No lease runs out before then: nobody heard those who renewed.
+  // Lets no grant expire before `until_ns`, after a time in which no renewals could be received.
   void keep_leases(Nanoseconds until_ns) noexcept { book_.workers.keep_leases(until_ns); }
 
-  // All that decides what it does next. Equal cores give equal bytes.
+  // The complete state. Equal cores give equal bytes.
   std::vector<std::byte> snapshot();
-  // A core that goes on where the one of the image was. Corrupt: the bytes are no image.
+  // A core with the state of an image. Corrupt: the bytes are not a valid image.
   static Result<std::unique_ptr<Core>> restored(std::span<const std::byte> bytes);
 
  private:

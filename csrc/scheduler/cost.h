@@ -1,4 +1,4 @@
-// What JOINT holds against a worker, in seconds.
+// The cost of a worker under the policy JOINT, in seconds.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace rose::scheduler {
 
-// A turn as the cost sees it. Token counts and versions are doubles, as in the columns.
+// The cost's inputs of a turn. Token counts and versions are doubles, as in the columns.
 struct CostQuery {
-  double prompt_tokens{0};    // to compute, were nothing cached
-  double expected_tokens{0};  // it will still generate
+  double prompt_tokens{0};    // to compute if nothing is cached
+  double expected_tokens{0};  // still to be generated
   double urgency{0};          // 0 in bulk, 1 in the tail
   double published{0};        // the newest version
 
@@ -21,33 +21,33 @@ struct CostQuery {
 
 // With u the urgency:
 //   (1 + a u) own + others + (1 + b u) risk + c gap
-//   own     the worker's backlog, the prompt less `cached_tokens`, the expected tokens
-//   others  what the turns there lose: slower steps, and steps that wait for this prompt
-//   risk    odds of a revocation within `own`, times computing the prompt again and queueing
-//   gap     how many versions the worker is behind; one that is ahead gains
+//   own     time for the worker's backlog, the prompt less `cached_tokens`, the expected tokens
+//   others  delay of the worker's other turns: slower steps, and steps that wait for this prompt
+//   risk    probability of a revocation within `own`, times the time to queue and recompute
+//   gap     versions that the worker is behind; negative if it is ahead
 double cost_s(const Settings& settings, const WorkerColumns& workers, std::size_t slot,
               const CostQuery& query, double cached_tokens) noexcept;
 
-// Several workers at once. The compiler makes of it what the processor has. Without AVX in the
-// flags it aligns them to half their size, but counts on all of it where a function has AVX:
-// whatever holds lanes in memory is aligned by hand.
+// Several workers at once; the compiler maps lanes to the processor's vectors. Without AVX in the
+// flags it aligns them to half their size, but functions with AVX assume full alignment. So types
+// that hold lanes in memory set their alignment themselves.
 inline constexpr std::size_t kLanes = 4;
 using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
-// Rows that are looked at together. Columns by row end with a whole block.
+// Rows per block. Columns by row are padded to whole blocks.
 inline constexpr std::size_t kBlock = 8 * kLanes;
 
-// What the cost takes of a worker, or of several. But for the risk it is a sum of these, each times
-// something of the turn: most of the work is done when the worker changes.
+// The cost's inputs of one worker or several. Except for the risk, the cost is a sum of these rates
+// times values of the turn, so most work is done when a worker changes.
 template <typename Number>
 struct alignas(sizeof(Number)) WorkerRates {
-  Number backlog_s;            // until this turn's prompt begins
-  Number per_prompt_token_s;   // as slow as the worker is
-  Number per_token_s;          // a step with one turn more, but for that turn's context
-  Number per_context_token_s;  // of that context, each step
-  Number others_per_token_s;   // what the turns there lose by one more, but for its context
+  Number backlog_s;            // until the turn's prompt starts
+  Number per_prompt_token_s;   // at the worker's measured pace
+  Number per_token_s;          // a step with one more turn, without that turn's context
+  Number per_context_token_s;  // step time per token of that context
+  Number others_per_token_s;   // delay of the other turns by one more, without its context
   Number turns;
   Number hazard_per_s;
-  Number redo_per_token_s;  // elsewhere, as fast as the worker says it is
+  Number redo_per_token_s;  // on another worker, at this worker's nominal speed
   Number version;
 
   template <typename Rate>
@@ -64,7 +64,7 @@ struct alignas(sizeof(Number)) WorkerRates {
   }
 };
 
-// The rates of many workers, several beside one another, so that one pass over them has all costs.
+// The rates of many workers in lanes, so that one pass computes all costs.
 class CostTable {
  public:
   static constexpr std::size_t padded(std::size_t rows) noexcept {
@@ -72,9 +72,9 @@ class CostTable {
   }
   void resize(std::size_t rows) { lanes_.resize(padded(rows) / kLanes); }
   void set(std::size_t row, const WorkerColumns& workers, std::size_t slot) noexcept;
-  // cost_s() of every row with nothing cached, whether it can take the turn or not: without a
-  // branch several are taken at once. Bit by bit what cost_s() says, in every build for one
-  // architecture. After the last row come up to kBlock - 1 costs of nobody.
+  // cost_s() of every row with nothing cached, even of rows that cannot take the turn, so that the
+  // loop has no branch. Bitwise equal to cost_s() in every build for one architecture. Up to
+  // kBlock - 1 costs of padding follow the last row.
   void scan(const Settings& settings, const CostQuery& query, std::vector<double>& costs_s) const;
 
  private:

@@ -1,4 +1,4 @@
-// Turns that wait get workers; turns that are stuck are freed.
+// Assigns waiting turns to workers, and recalls stalled turns.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,16 @@
 
 namespace rose::scheduler {
 
-// After place() no turn in the queue could be started: every worker lacks the room, the version or
-// the lease, is avoided by that turn, has caches that it spares, or is kept for one that has
-// starved. Only caches that starts gave up may have left room; then the next step looks again.
+// After place(), no queued turn can start: every worker lacks room, version or grant, is avoided by
+// the turn, holds caches that the turn spares, or is kept for a starved turn. The only exception is
+// room from caches that starts gave up; the next step uses it.
 class Dispatch {
  public:
   explicit Dispatch(Book& book) noexcept : book_{book}, placement_{book.settings, book.policy} {}
 
-  // Starts all that can start, in the order of the queue; a turn that does not fit lets smaller
-  // ones behind it pass, until it has starved.
+  // Starts turns in queue order. A turn that does not fit lets smaller ones pass until it starves.
   void place();
-  // Recalls turns of borrowed workers that show no progress, if others have room for them now.
+  // Recalls turns without progress from borrowed workers, if other workers have room for them.
   void rescue();
 
   template <typename Image>
@@ -38,13 +37,13 @@ class Dispatch {
 
   using Place = TurnQueue::Place;
 
-  // The turns of a job that are still to be looked at.
+  // Position in a job's queued turns.
   struct Cursor {
     Place next;
-    bool waits{false};  // its next turn has room only where its job is barred for now
+    bool waits{false};  // the next turn has room only where its job is currently barred
   };
 
-  // What a turn asked for that found no worker.
+  // The demand of a turn that found no worker.
   struct Failure {
     std::size_t job;
     double need_tokens;
@@ -55,30 +54,30 @@ class Dispatch {
     bool spares_caches;
   };
 
-  // Starts the turn if it can. False if it could but for a bar.
+  // Starts the turn if possible. False if only a bar prevents it.
   bool try_start(const QueueKey& key);
   void place_in_order();
-  // Of several jobs with a device in common, the one that is ahead waits for the others.
+  // Among jobs that share a device, a job that is ahead waits for the others.
   void place_fairly();
   Cursor* first_cursor() noexcept;
   Place skip_to(Place place, std::size_t job) const noexcept;
   bool is_barred_only(const Query& query) const noexcept;
   void refresh_bars(std::size_t slot);
-  // Sets when time alone lets less be asked of its worker.
+  // Sets the time at which the turn lowers its demands without another event.
   void wait(const Trajectory& trajectory, const Query& query, QueueRank rank) noexcept;
-  // Whether its warm home could take it, were there room.
+  // Whether only room is missing at its warm home.
   bool can_go_home(const Query& query) const noexcept;
-  // Whether it could start but for caches that it spares.
+  // Whether only spared caches prevent its start.
   bool is_stopped_by_caches(Query query);
-  // Whether one that asked for no more found nothing.
+  // Whether a turn with no higher demand has already found no worker.
   bool is_hopeless(const Query& query) const noexcept;
   void note_failure(const Query& query);
 
-  // A turn that has starved may run anywhere, also where its trajectory may get too old.
+  // A starved turn may run anywhere, even where its trajectory may become stale.
   Query query_of(const Trajectory& trajectory, bool has_starved) const;
   void look_over_workers();
   std::optional<std::size_t> avoided_slot(const Trajectory& trajectory) const noexcept;
-  // Keeps the worker that lacks least for a turn that has starved; nobody else starts there.
+  // Keeps the worker with the smallest shortage for a starved turn; no other turn starts there.
   void keep_for(const Query& query);
   double room_max(const Query& query) const noexcept;
   void rescue_from(std::size_t slot);
@@ -88,13 +87,13 @@ class Dispatch {
   Nanoseconds place_at_ns_{kNever};  // when time alone may let a turn start
   std::vector<std::size_t> kept_;
   std::vector<double> limits_;                 // by job: turns that need more find no room
-  std::vector<bool> has_dedicated_;            // by job: one with a live lease
-  std::vector<std::int64_t> oldest_versions_;  // by job: of a worker with a live lease
+  std::vector<bool> has_dedicated_;            // by job: a dedicated worker has a live grant
+  std::vector<std::int64_t> oldest_versions_;  // by job: over workers with a live grant
   std::vector<Promise> promises_;
   std::vector<Failure> failures_;
   std::vector<Cursor> cursors_;            // by job
-  std::vector<std::int64_t> least_wants_;  // by job, when all bars were last looked at
-  std::size_t jobs_left_{0};               // that may find room yet
+  std::vector<std::int64_t> least_wants_;  // by job, at the last check of all bars
+  std::size_t jobs_left_{0};               // jobs that may still find room
   std::int64_t starts_{0};
 };
 

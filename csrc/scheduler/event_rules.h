@@ -1,4 +1,4 @@
-// What each event changes.
+// The effect of each event.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace rose::scheduler {
 
-// The events have passed check(). What a worker says about a turn counts only if it has that turn,
-// under that lease, now or until its grace period is over; the rest is counted and changes nothing.
+// Events have passed check(). A worker's report on a turn is accepted only while the worker holds
+// that turn under that grant, or within the grace period. Other reports are counted and ignored.
 class EventRules {
  public:
   explicit EventRules(Book& book) noexcept : book_{book} {}
@@ -33,21 +33,21 @@ class EventRules {
   void operator()(const JobJoined& event);
 
  private:
-  // The turn that `event` is about, when it may speak of it.
+  // The turn of `event`, if the event is accepted.
   template <typename E>
   Trajectory* find_turn(const E& event) noexcept;
-  // Of the events from place `begin` on.
+  // Prefetches the trajectories of the events from index `begin` on.
   void prefetch(std::span<const Event> events, std::size_t begin) const noexcept;
   void deliver_news(Trajectory& trajectory, const TurnProgress& event);
   void conclude(Trajectory& trajectory, TurnEnd end);
-  // Recalls turns until the others fit the lease, and says how many: those that are least behind,
-  // of them those that are cheapest to compute again, of them the youngest.
+  // Recalls turns until the others fit the grant; returns how many. Turns with the least lag go
+  // first, then those that are cheapest to recompute, then the youngest.
   std::int64_t fit(std::size_t slot);
 
   Book& book_;
-  std::int64_t place_{0};              // of the event at hand
-  std::vector<std::size_t> shrunk_;    // leases
-  std::vector<std::size_t> outgrown_;  // by their turns
+  std::int64_t place_{0};              // index of the current event
+  std::vector<std::size_t> shrunk_;    // slots whose grants shrank
+  std::vector<std::size_t> outgrown_;  // slots whose turns outgrew their grants
 };
 
 }  // namespace rose::scheduler

@@ -1,7 +1,7 @@
-// What the scheduler is told. The fields are those of rose/scheduler/events.py and worker.py.
+// The scheduler's input. The fields are those of rose/scheduler/events.py and worker.py.
 //
-// Events of the front (who drives the scheduler) must not contradict what it said before; events of
-// workers may be late, doubled or about something long gone.
+// Events of the driver must not contradict earlier ones; events of workers may be late, duplicated
+// or obsolete.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ using DeviceId = std::int64_t;
 
 inline constexpr WorkerId kNobody = -1;
 inline constexpr DeviceId kOwnDevice = -1;  // shared with no other worker
-// Counts beyond this are mistakes; sums of them and products with small numbers fit 64 bits, and
-// each is exact as a double.
+// Upper bound of valid counts. Their sums, and products with small numbers, fit 64 bits, and each
+// count is exact as a double.
 inline constexpr std::int64_t kCountMax = std::int64_t{1} << 40;
 constexpr bool is_count(std::int64_t value) noexcept { return value >= 0 && value <= kCountMax; }
 inline constexpr std::int64_t kTokensUnknown = -1;
@@ -102,7 +102,7 @@ struct TurnEnded {
   WorkerId worker;
   std::int64_t lease_epoch;
   TurnEnd end;
-  std::int64_t tokens;  // of the turn by then, wherever generated; or kTokensUnknown
+  std::int64_t tokens;  // of the turn so far, on all workers; or kTokensUnknown
 };
 
 struct TrajectoryEnded {

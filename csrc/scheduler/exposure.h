@@ -1,4 +1,4 @@
-// What would have to be computed again if a failure domain were taken back now.
+// The work that would be recomputed if a failure domain were revoked now.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 
 namespace rose::scheduler {
 
-// Of one job in one domain, or of one job in all.
+// Sums of one job, in one domain or in all.
 struct Exposed {
-  std::int64_t tokens{0};                // of the prompts and answers of its running turns
-  std::int64_t urgent{0};                // of these turns, those that were urgent at their start
-  std::int64_t prefill_tokens_per_s{0};  // of its workers with a live lease
+  std::int64_t tokens{0};                // prompts and answers of running turns
+  std::int64_t urgent{0};                // running turns that were urgent at their start
+  std::int64_t prefill_tokens_per_s{0};  // of workers with a live grant
 
   bool operator==(const Exposed&) const = default;
   void add(const Exposed& more, std::int64_t sign) noexcept {
@@ -31,11 +31,11 @@ struct Exposed {
   }
 };
 
-// With survivors the workers of the job in all other domains, a turn may join domain d only if
-//   (tokens on d + its prompt) / (prefill rate of the survivors) <= exposure_max_s, or none is
-//   there, and
-//   if it is urgent: urgent turns on d, with it, <= urgent_share_max of the job's, rounded up
-// and without survivors it may always: there is nowhere else to be.
+// Survivors are the job's workers in all other domains. A turn may join domain d only if
+//   (tokens on d + its prompt) / (prefill rate of the survivors) <= exposure_max_s, or d is empty,
+//   and
+//   if it is urgent: urgent turns on d, with it, <= urgent_share_max of the job's, rounded up.
+// Without survivors it may always join, as there is no alternative.
 //
 // Invariant: all() of a job is the sum of its domains.
 class ExposureTable {
@@ -43,7 +43,7 @@ class ExposureTable {
   explicit ExposureTable(const Settings& settings) noexcept
       : exposure_max_s_{settings.exposure_max_s}, urgent_share_max_{settings.urgent_share_max} {}
 
-  // The place of a domain, which it keeps for ever.
+  // The permanent index of a domain.
   std::size_t place_of(std::int64_t domain) {
     return places_.try_emplace(domain, places_.size()).first->second;
   }
@@ -68,7 +68,7 @@ class ExposureTable {
     const double most = std::ceil(urgent_share_max_ * static_cast<double>(everywhere.urgent + 1));
     return static_cast<double>(there.urgent + 1) <= most;
   }
-  // 0 without survivors: nobody could compute it again, at no speed.
+  // Recomputation time on the survivors; 0 without survivors.
   double seconds(std::size_t job, std::size_t domain) const noexcept {
     const Exposed& there = of(job, domain);
     const std::int64_t survivors = all(job).prefill_tokens_per_s - there.prefill_tokens_per_s;
@@ -89,9 +89,9 @@ class ExposureTable {
   void image(Image& image) {
     image(places_, cells_, sums_);
   }
-  // Whether every job and domain of it is one of those that are there.
+  // Whether all its jobs and domains exist.
   bool is_sound(std::size_t jobs) const;
-  // Whether `jobs` jobs have the same everywhere.
+  // Whether the sums of the first `jobs` jobs are equal in all domains.
   bool is_equal(const ExposureTable& other, std::size_t jobs) const noexcept;
 
  private:
@@ -107,7 +107,7 @@ class ExposureTable {
 
   double exposure_max_s_;
   double urgent_share_max_;
-  std::unordered_map<std::int64_t, std::size_t> places_;  // looked up, never walked
+  std::unordered_map<std::int64_t, std::size_t> places_;  // never iterated
   std::vector<std::vector<Exposed>> cells_;               // by job and domain
   std::vector<Exposed> sums_;                             // by job
 };

@@ -1,4 +1,4 @@
-// Who may take more of a device that several jobs share.
+// Fair sharing of a device between several jobs.
 #pragma once
 
 #include <algorithm>
@@ -14,20 +14,20 @@
 
 namespace rose::scheduler {
 
-// One device. A start of a turn serves its job by the tokens promised to it, over the job's weight.
-// A job is backlogged while a turn of it waits that the device could run were it empty, and not for
-// newer weights. One that is
-// more than `lead` ahead of another backlogged one is barred: it starts nothing here.
+// One device. The start of a turn adds its promised tokens over the job's weight to the job's
+// counter. A job is backlogged while one of its turns waits that the empty device could run, unless
+// that turn waits for newer weights. A job that is more than `lead` ahead of a backlogged job is
+// barred: it starts nothing here.
 //
-// Bound: in any time in which jobs j and k are both backlogged,
+// Bound: in any interval in which jobs j and k are both backlogged,
 //   | served_j / w_j - served_k / w_k | <= 2 lead + need_j / w_j + need_k / w_k
-// with need the most tokens of one turn of a job. For the counter of a job that is backlogged is
-// within [floor, floor + lead + need / w]: it is raised to the floor when it becomes so (idleness
-// earns nothing), nobody above floor + lead starts, and the floor, which is the least counter of
-// the backlogged, only goes up. So two counters differ by lead + need / w at most, either way.
+// where need is the maximum tokens of one turn of a job. Proof: the counter of a backlogged job is
+// within [floor, floor + lead + need / w]. It is raised to the floor when the job becomes
+// backlogged (idleness earns nothing), no job above floor + lead starts, and the floor, the least
+// counter of the backlogged jobs, only rises. So two counters differ by at most lead + need / w.
 class FairDevice {
  public:
-  // Whether each job that has a worker here is backlogged.
+  // `jobs`: every job with a worker here, and whether it is backlogged.
   void set_backlogged(const std::map<std::size_t, bool>& jobs);
   bool is_barred(std::size_t job, double lead_tokens) const noexcept;
   void serve(std::size_t job, double tokens_over_weight);
@@ -82,18 +82,18 @@ inline void FairDevice::serve(std::size_t job, double tokens_over_weight) {
   account.served += tokens_over_weight;
 }
 
-// All devices that several jobs share. It keeps who is barred in the workers' columns.
+// All devices that several jobs share. It stores bars in the workers' columns.
 class Fairness {
  public:
   explicit Fairness(const Settings& settings) noexcept
       : lead_tokens_{static_cast<double>(settings.fair_lead_tokens)},
         lag_max_{settings.worker_lag_max} {}
 
-  // Whether there is a device to be fair about.
+  // Whether any device may be shared.
   static bool is_needed(const WorkerTable& workers) noexcept { return !workers.devices().empty(); }
-  // Finds out who is backlogged where, and bars whoever is too far ahead.
+  // Updates the backlogged jobs of all devices, and bars jobs that are too far ahead.
   void refresh(const JobTable& jobs, WorkerTable& workers);
-  // The same for one of them.
+  // The same for one device.
   void refresh(const JobTable& jobs, WorkerTable& workers, DeviceId device);
   void serve(const JobTable& jobs, const Worker& worker, std::int64_t tokens);
 

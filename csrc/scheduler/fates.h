@@ -1,5 +1,5 @@
-// What becomes of trajectories, by how much they said: whether those that are lost are others than
-// those that are learned from.
+// Outcomes of trajectories by length, which show whether lost trajectories bias the lengths that
+// the trainer learns from.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace rose::scheduler {
 
-// How many trajectories said so many tokens: none, 1, 2 to 3, 4 to 7 and so on.
+// Number of trajectories by output tokens: 0, 1, 2 to 3, 4 to 7 and so on.
 class LengthCounts {
  public:
   static constexpr std::size_t kBins = 42;  // lengths up to 2 kCountMax
@@ -35,29 +35,28 @@ class LengthCounts {
 };
 
 // Invariants:
-//   1. Whatever was admitted is in done() or dropped() once it is over, and in one of them only.
-//   2. What is stale() is in done(), and was consumed.
+//   1. An admitted trajectory that is over is in exactly one of done() and dropped().
+//   2. A trajectory in stale() is in done(), and was consumed.
 class Fates {
  public:
   void drop(std::int64_t tokens) noexcept { dropped_.add(tokens); }
-  // `version_min`: the oldest weights that gave one of its tokens.
+  // `version_min`: oldest weight version that generated one of its tokens.
   void end(std::int64_t tokens, std::int64_t version_min);
-  // The trainer took `trajectories` in the order in which they ended, with `published` the newest
-  // version.
+  // The trainer took `trajectories` in the order of their ends; `published` is the newest version.
   void consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness);
 
-  // Counts those of another job, too.
+  // Adds the counts of another job.
   void add(const Fates& others) noexcept;
 
-  // How many ended and were not consumed.
+  // Number of ended trajectories that were not consumed.
   std::size_t ended() const noexcept { return ended_.size(); }
   bool is_sound() const noexcept;
 
   const LengthCounts& done() const noexcept { return done_; }
   const LengthCounts& stale() const noexcept { return stale_; }
   const LengthCounts& dropped() const noexcept { return dropped_; }
-  // Mean length of those that were dropped or stale, over that of all others that ended. 1 while
-  // either is without a length: longer ones are lost more often above it, shorter ones below.
+  // Mean length of dropped and stale trajectories over that of all others that ended; 1 while
+  // either mean is unknown. Above 1, long trajectories are lost more often; below 1, short ones.
   double length_bias() const noexcept;
 
   template <typename Image>
@@ -79,7 +78,7 @@ class Fates {
   LengthCounts done_;
   LengthCounts stale_;
   LengthCounts dropped_;
-  std::deque<Ended> ended_;  // and not consumed
+  std::deque<Ended> ended_;  // not consumed yet
 };
 
 }  // namespace rose::scheduler

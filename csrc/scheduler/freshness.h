@@ -1,4 +1,4 @@
-// Whether a trajectory will be over before it is too old to learn from.
+// Predicts whether a trajectory ends before it is too old to learn from.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,17 @@
 
 namespace rose::scheduler {
 
-// How long a version takes: an average in which each interval counts for 1 / window of it.
+// Mean interval between versions; each new interval has the weight 1 / window.
 class TrainerClock {
  public:
   explicit TrainerClock(std::int64_t window) noexcept : window_{window} {}
 
-  // `versions` more came out at once.
+  // Records that `versions` more were published at once.
   void publish(std::int64_t versions, Nanoseconds now_ns) noexcept;
-  // 0 until versions came out twice.
+  // Mean interval; 0 before the second publication.
   double version_s() const noexcept { return version_s_; }
-  // How many more are out after `in_s` from now; 0 while the clock knows nothing. One that is late
-  // comes at once: a trainer that stands still makes nothing older.
+  // Predicted publications within `in_s` from now; 0 while the interval is unknown. An overdue
+  // version counts as due now: while the trainer stands still, nothing ages.
   double versions_in(double in_s, Nanoseconds now_ns) const noexcept;
 
   template <typename Image>
@@ -35,13 +35,13 @@ class TrainerClock {
 };
 
 enum class Freshness : std::uint8_t {
-  kSafe = 0,  // nine of ten such trajectories are over in time
-  kAtRisk,    // it may be over in time
-  kLost,      // more likely it is not, wherever it runs
+  kSafe = 0,  // nine of ten such trajectories end in time
+  kAtRisk,    // it may end in time
+  kLost,      // it will more likely not end in time, on any worker
 };
 
-// `versions_left`: that may still come out before it is over. `left_s` and `left_s_high`: the
-// median and the 90th percentile of what is left of it.
+// `versions_left`: versions that may still be published before it ends. `left_s`, `left_s_high`:
+// median and 90th percentile of its remaining time.
 Freshness freshness(const TrainerClock& clock, std::int64_t versions_left, double left_s,
                     double left_s_high, Nanoseconds now_ns) noexcept;
 

@@ -1,4 +1,4 @@
-// How often leases are revoked, and for how long one that flaps is not trusted.
+// Revocation rates of grants, and hold times for workers that flap.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace rose::scheduler {
 
-// Revocations in a time of exposure. The rate before anything was seen has the weight of `prior_s`
-// of it, and what is older than `window_s` fades: a Gamma-Poisson estimate with a memory.
+// Revocations within an exposure time: a Gamma-Poisson estimate with a memory. The prior rate has
+// the weight of `prior_s` of exposure, and observations older than `window_s` fade.
 struct Revocations {
   double count{0};
   double exposed_s{0};
@@ -37,10 +37,8 @@ struct Revocations {
   bool is_sound() const noexcept { return is_amount(count) && is_amount(exposed_s); }
 };
 
-// Of borrowed workers; what fails in one domain is believed of the others there. Workers are
-// remembered for ever, as their epochs are: one that joins again is no better than it was.
-//
-// A worker's estimate has its domain's as the prior, the domain's has the settings'.
+// Hazards of borrowed workers. A worker's prior is its domain's estimate; a domain's prior comes
+// from the settings. Workers are remembered for ever, so a worker that rejoins keeps its record.
 class HazardTable {
  public:
   explicit HazardTable(const Settings& settings) noexcept
@@ -51,19 +49,19 @@ class HazardTable {
         hold_max_ns_{settings.hold_max_ns},
         flap_window_ns_{settings.flap_window_ns} {}
 
-  // The worker has a live lease from now on.
+  // The worker has a live grant from now on.
   void begin(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
-  // Counts the time since the last of these.
+  // Counts the exposure since the last of these calls.
   void expose(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
-  // Serving has taken all of the lease or some.
+  // Serving has taken back all or part of the grant.
   void revoke(WorkerId worker, std::size_t domain, Nanoseconds now_ns);
-  // It has no lease any more.
+  // The worker has no grant any more.
   void end(WorkerId worker);
 
   double per_s(WorkerId worker, std::size_t domain) const noexcept;
   double domain_per_s(std::size_t domain) const noexcept;
-  // Until when what is granted now gets no turns. From the second revocation within the flap window
-  // on each doubles it, up to the most.
+  // Time until which a new grant gets no turns. From the second revocation within the flap window
+  // on, each doubles the hold time, up to its maximum.
   Nanoseconds hold_until_ns(WorkerId worker, Nanoseconds now_ns) const noexcept;
 
   template <typename Image>
@@ -77,7 +75,7 @@ class HazardTable {
     Revocations seen;
     Nanoseconds exposed_from_ns{0};
     bool is_exposed{false};
-    std::int64_t flaps{0};  // revocations, each within the flap window of the one before
+    std::int64_t flaps{0};  // revocations, each within the flap window of the previous one
     Nanoseconds revoked_ns{0};
 
     template <typename Image>
@@ -94,8 +92,8 @@ class HazardTable {
   Nanoseconds hold_min_ns_;
   Nanoseconds hold_max_ns_;
   Nanoseconds flap_window_ns_;
-  std::unordered_map<WorkerId, Record> workers_;  // looked up, never walked
-  std::vector<Revocations> domains_;              // by place
+  std::unordered_map<WorkerId, Record> workers_;  // never iterated
+  std::vector<Revocations> domains_;              // by index
 };
 
 }  // namespace rose::scheduler

@@ -1,15 +1,15 @@
 // The state of the scheduler as bytes.
 //
-// A struct says its members once, in the order of the image, for both directions:
+// A struct lists its members once, in image order, for both directions:
 //
 //   template <typename Image>
 //   void image(Image& image) {
 //     image(first, second);
 //   }
 //
-// A new member is one word there; a changed layout is a new kImageVersion in core_image.cpp.
-// Numbers are little-endian, as in memory. Hash tables are written in the order of their keys:
-// equal states give equal bytes.
+// A new member is one word there; a changed layout needs a new kImageVersion in core_image.cpp.
+// Numbers are little-endian, as in memory. Hash tables are written in key order, so that equal
+// states give equal bytes.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@
 
 namespace rose::scheduler {
 
-// How many values an enumeration of an image has, from 0 on.
+// Number of values of an enumeration, which start at 0.
 template <typename Enum>
 struct EnumSize;
 
@@ -38,7 +38,7 @@ concept ImageNumber = std::is_arithmetic_v<T>;
 template <typename T>
 concept ImageEnum = std::is_enum_v<T>;
 
-// Whether a number from elsewhere is a value of an enumeration.
+// Whether an external number is a value of an enumeration.
 template <ImageEnum Enum>
 constexpr bool is_value(std::int64_t code) noexcept {
   return code >= 0 && static_cast<std::size_t>(code) < EnumSize<Enum>::value;
@@ -120,12 +120,12 @@ class ImageWriter {
   std::vector<std::byte>& bytes_;
 };
 
-// After an error everything reads as zero, and is_whole() is false.
+// After an error all values read as zero, and is_whole() is false.
 class ImageReader {
  public:
   explicit ImageReader(std::span<const std::byte> bytes) noexcept : bytes_{bytes} {}
 
-  // Whether all was read, and all that was read could be.
+  // Whether all bytes were read without an error.
   bool is_whole() const noexcept { return is_good_ && bytes_.empty(); }
 
   template <typename... T>
@@ -196,7 +196,7 @@ class ImageReader {
     take_entries<K>(values);
   }
 
-  // Whatever is counted takes a byte at least: a count cannot make us take more memory than that.
+  // Every counted item takes at least one byte, so the bytes left bound the memory of a bad count.
   std::uint64_t take_count() noexcept {
     std::uint64_t count = 0;
     take(count);

@@ -1,4 +1,4 @@
-// The RL jobs that share the scheduler: each with its trainer, its versions and its staleness.
+// The RL jobs that share the scheduler, each with its own trainer, versions and staleness.
 #pragma once
 
 #include <cstddef>
@@ -24,15 +24,15 @@ struct Job {
 
   std::int64_t created{0};
   std::int64_t published{0};
-  Nanoseconds published_ns{0};  // when that was heard
+  Nanoseconds published_ns{0};  // when that event came
   std::int64_t admitted{0};
-  std::int64_t dropped_admitted{0};  // those that the trainer would have waited for
+  std::int64_t dropped_admitted{0};  // dropped after admission
   std::int64_t done{0};
   std::int64_t dropped{0};  // admitted or not
   std::int64_t consumed{0};
-  std::map<std::int64_t, TrajectoryId> waiting;  // for admission, by their tickets
-  std::map<std::int64_t, std::int64_t> wants;    // tokens of a queued turn -> how many want that
-  std::map<std::int64_t, std::int64_t> places;   // in line, of queued turns -> how many are there
+  std::map<std::int64_t, TrajectoryId> waiting;  // for admission, by ticket
+  std::map<std::int64_t, std::int64_t> wants;    // needed tokens -> number of queued turns
+  std::map<std::int64_t, std::int64_t> places;   // place in line -> number of queued turns
   Outlook outlook;
 
   void want(std::int64_t tokens, std::int64_t place_in_line) {
@@ -45,22 +45,22 @@ struct Job {
   }
 
   std::int64_t ahead_max() const noexcept { return (max_staleness + 1) * batch_trajectories; }
-  // Those that started and were not consumed.
+  // Trajectories that started and were not consumed.
   std::int64_t ahead() const noexcept { return admitted - dropped_admitted - consumed; }
-  // How many versions come out before a trajectory that runs is learned from, at least: those that
-  // were admitted before it are learned from before it, and so is all that is done.
+  // Minimum number of versions published before a running trajectory is learned from: trajectories
+  // that were admitted before it, or are done, come first.
   std::int64_t versions_before(std::int64_t place_in_line) const noexcept {
     const std::int64_t before = (place_in_line > done ? place_in_line : done) - consumed;
     const std::int64_t others = ahead() - 1;
     return (before < others ? before : others) / batch_trajectories;
   }
-  // The oldest version that may give it a token: what is older would be too old by then.
+  // The oldest version that may generate a token of it without becoming stale before its use.
   std::int64_t oldest_version(std::int64_t place_in_line) const noexcept {
     return published + versions_before(place_in_line) - max_staleness;
   }
   // Whether one more may start: see Core.
   bool can_admit() const noexcept { return ahead() < ahead_max(); }
-  // How many there may be ahead before one is consumed: with those that wait, or more.
+  // Possible value of ahead() before the next consumption, if all waiting trajectories start.
   std::int64_t could_be_ahead() const noexcept {
     const std::int64_t all = ahead() + static_cast<std::int64_t>(waiting.size());
     return all < ahead_max() ? all : ahead_max();
@@ -80,8 +80,8 @@ struct Job {
   }
 };
 
-// Jobs in the order in which they were first heard of. One that was never told of has the values of
-// the settings. None is ever forgotten: its consumed counts bound what its front may say.
+// Jobs in the order of their first event. A job that never joined has the values of the settings.
+// No job is ever forgotten, because its counts bound the valid events of its driver.
 class JobTable {
  public:
   explicit JobTable(const Settings& settings) noexcept : settings_{settings} {}
@@ -90,9 +90,9 @@ class JobTable {
   Job& operator[](std::size_t place) noexcept { return jobs_[place]; }
   const Job& operator[](std::size_t place) const noexcept { return jobs_[place]; }
   std::optional<std::size_t> find(JobId number) const noexcept;
-  // Makes it if it was never heard of.
+  // The index of a job, which is created if it is unknown.
   std::size_t place_of(JobId number);
-  // New values; what was counted stays.
+  // Sets new values, and keeps the counts.
   void join(const JobJoined& event);
 
   template <typename Image>
@@ -104,7 +104,7 @@ class JobTable {
  private:
   Settings settings_;
   std::deque<Job> jobs_;
-  std::unordered_map<JobId, std::size_t> places_;  // looked up, never walked
+  std::unordered_map<JobId, std::size_t> places_;  // never iterated
 };
 
 }  // namespace rose::scheduler

@@ -1,4 +1,4 @@
-// The cheapest of many workers, found anew only where something changed.
+// Incremental search for the cheapest of many workers.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace rose::scheduler {
 
-// Columns of the same workers, each padded to whole blocks: nothing fits in a row of nobody.
+// Columns of the same workers, padded to whole blocks; padding rows have no room.
 struct PricedRows {
   std::size_t count;  // of workers
   const std::vector<double>& costs_s;
@@ -17,26 +17,26 @@ struct PricedRows {
   const std::vector<double>& numbers;  // exact, up to kCountMax
 };
 
-// The least of each block of rows. While the same is asked of the same rows, as for the turns of a
-// group, only blocks with a row that changed are read again.
+// The minimum of each block of rows. While the query and the rows stay the same, as for the turns
+// of a group, only blocks with changed rows are read again.
 class Leasts {
  public:
-  // A row that is not what it was.
+  // Marks a changed row.
   void touch(std::size_t row) { touched_.push_back(row / kBlock); }
   void touch_all() noexcept { count_.reset(); }
-  // The cheapest row with `need_tokens`, that with the smallest number among equals.
-  // Every row that changed since the last call was touched, unless there are more or fewer rows.
-  // Always of the same columns, but for the tokens.
+  // The cheapest row with room for `need_tokens`; among equals, the one with the smallest number.
+  // The caller has touched every row that changed since the last call, unless the count differs,
+  // and passes the same columns every time, except for the tokens.
   std::optional<std::size_t> find(const PricedRows& rows, double need_tokens);
-  // The least that a row of the block costs that has room; infinity if none has.
+  // The minimum cost of the block's rows with room; infinity without any.
   double cost_s(std::size_t block) const noexcept;
   std::size_t blocks() const noexcept { return costs_s_.size() / kLanes; }
 
  private:
-  std::vector<double> costs_s_;  // by block and lane
-  std::vector<double> numbers_;  // by block and lane: the smallest of those that cost so little
+  std::vector<double> costs_s_;       // by block and lane
+  std::vector<double> numbers_;       // by block and lane: the smallest number at that cost
   std::vector<std::size_t> touched_;  // blocks
-  std::optional<std::size_t> count_;  // rows, if these speak of them
+  std::optional<std::size_t> count_;  // rows of the stored minima, if these are valid
   const std::vector<double>* tokens_{nullptr};
   double need_tokens_{0};
 };

@@ -1,4 +1,4 @@
-// How long the lives of the trajectories that are live will have been, as predicted.
+// Predicted lifetimes of live trajectories.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace rose::scheduler {
 
-// Median and 95th percentile are exact as of a moment at most an eighth of the trajectories ago:
-// selecting anew after that many changes costs a few comparisons for each of them.
+// Median and 95th percentile are recomputed after changes of an eighth of the trajectories, which
+// costs a few comparisons per change. In between they keep their last exact values.
 class LifeLine {
  public:
-  // Returns the number of the life here; one that has left may be used again.
+  // Returns the number of the life; numbers of lives that left are reused.
   std::size_t enter(double life_s);
   void change(std::size_t number, double life_s) noexcept;
   void leave(std::size_t number) noexcept;
@@ -31,11 +31,11 @@ class LifeLine {
   void select() const;
 
   std::vector<double> lives_s_;           // without gaps
-  std::vector<std::size_t> numbers_;      // of each of them
-  std::vector<std::size_t> places_;       // by number: where it is
+  std::vector<std::size_t> numbers_;      // by position in lives_s_
+  std::vector<std::size_t> places_;       // by number: position in lives_s_
   std::vector<std::size_t> unused_;       // numbers
   mutable std::vector<double> sorted_s_;  // scratch
-  mutable std::size_t changes_{1};        // since the selection
+  mutable std::size_t changes_{1};        // since the last selection
   mutable double median_s_{0};
   mutable double high_s_{0};
 };

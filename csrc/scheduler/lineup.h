@@ -1,4 +1,4 @@
-// The workers that may start something, in columns without gaps.
+// The workers that may start a turn, in columns without gaps.
 #pragma once
 
 #include <cstddef>
@@ -10,24 +10,23 @@
 
 namespace rose::scheduler {
 
-// A scan of them reads neither those whose leases are gone nor those that are full: in a burst of
-// revocations, and where most seats are taken, that is most of all workers. The order of the rows
-// means nothing.
+// A scan skips workers without a grant or a free seat, which are the majority in a burst of
+// revocations or at high load. The order of the rows has no meaning.
 //
 // Invariants, after settle():
 //   1. The rows are the slots with room_tokens >= 0, each once.
-//   2. A row says what the table's columns say of its slot.
+//   2. A row equals its slot in the table's columns.
 class Lineup {
  public:
   static constexpr std::size_t kNoRow = std::numeric_limits<std::size_t>::max();
 
-  // Always of the same table, whose changes nobody else asks for.
+  // Applies the table's changes. Always the same table; no other caller takes its changes.
   void settle(WorkerTable& workers);
-  // The slots whose rows may have changed, or moved, when that was last called.
+  // The slots whose rows may have changed or moved in the last settle().
   const std::vector<std::size_t>& changed() const noexcept { return changed_; }
 
-  // What a start may take, whose it is, and the costs, by row. All have up to kBlock - 1 more at
-  // the end, of nobody; nothing fits there.
+  // Room for a start, worker numbers, and costs, by row. All end with up to kBlock - 1 padding rows
+  // without room.
   const std::vector<double>& tokens(bool spares_caches) const noexcept {
     return spares_caches ? spare_tokens_ : room_tokens_;
   }
@@ -35,7 +34,7 @@ class Lineup {
   const CostTable& costs() const noexcept { return costs_; }
   std::size_t size() const noexcept { return slots_.size(); }
   std::size_t slot(std::size_t row) const noexcept { return slots_[row]; }
-  // kNoRow for one without room.
+  // kNoRow for a slot without room.
   std::size_t row(std::size_t slot) const noexcept { return rows_[slot]; }
 
  private:

@@ -1,4 +1,4 @@
-// The order of a baseline: multi-level feedback by what a trajectory was served, no prediction.
+// The queue order of a baseline: multi-level feedback by received service, without prediction.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace rose::scheduler {
 
-// After the C-MLFQ of Libra (arXiv 2606.03077), as far as it is known here at second hand: an
-// elastic pool, levels by service, and the return of a tool as the signal that moves a trajectory
-// up. The widths of the levels and how far it moves are ours.
+// After the C-MLFQ of Libra (arXiv 2606.03077), known here only at second hand: an elastic pool,
+// levels by service, and promotion when a tool returns. Level widths and promotion distance are
+// ours.
 //
-// 0 below a quantum of tokens that all turns of the trajectory have said; each level above takes
-// as many as all before it.
+// Level 0 ends at one quantum of output tokens over all turns of the trajectory; each further level
+// is as wide as all levels below it together.
 std::int64_t level_of(std::int64_t said_tokens, std::int64_t quantum_tokens) noexcept;
 
-// Within a level, first come, first served. A turn that comes from a tool, and not from a worker
-// that it left, is one level higher than its service says.
+// Within a level, first come, first served. A turn that comes from a tool, and not back from a
+// worker, is promoted by one level.
 QueueKey mlfq_key(const Trajectory& trajectory, QueueRank rank, std::int64_t quantum_tokens,
                   Nanoseconds now_ns) noexcept;
 

@@ -1,4 +1,4 @@
-// What a job expects of its trajectories, and what became of those before them.
+// Predictions for a job's trajectories, and outcomes of earlier ones.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace rose::scheduler {
 
-// Told of every step in the life of a trajectory, in this order: create, admit; then queue, which
-// may come again for a turn that left its worker, and finish, for each turn; at last over.
+// Gets the events of each trajectory in this order: create, admit; for each turn queue (again after
+// the turn left a worker) and finish; at last over.
 class Outlook {
  public:
   explicit Outlook(const Settings& settings = {}) noexcept;
@@ -24,32 +24,32 @@ class Outlook {
   void admit(Trajectory& trajectory, Nanoseconds now_ns);
   void queue(Trajectory& trajectory, Nanoseconds now_ns);
   void finish(Trajectory& trajectory, Nanoseconds now_ns);
-  // Done, or dropped: before its state changes.
+  // The trajectory is done or dropped; called before its state changes.
   void over(const Trajectory& trajectory, bool is_done);
   void publish(std::int64_t versions, Nanoseconds now_ns) { clock_.publish(versions, now_ns); }
   void consume(std::int64_t trajectories, std::int64_t published, std::int64_t max_staleness) {
     fates_.consume(trajectories, published, max_staleness);
   }
 
-  // What the turn should take of a lease: as much as all but a few such turns come to, ahead of
-  // what it has said by a margin, at most what it may say. `ahead_tokens` is that margin.
+  // The turn's reservation of a grant: enough for all but a few such turns, at least `ahead_tokens`
+  // ahead of its output, at most its token limit.
   std::int64_t reserve_tokens(const Trajectory& trajectory,
                               std::int64_t ahead_tokens) const noexcept;
-  // From when it started to when it should be over: 0 up to the median of all that are live, 1 from
-  // the 95th percentile on. Not by the time at which it is over: of two batches under way the older
-  // one, which the trainer waits for, would be the less urgent.
+  // Rank of its predicted lifetime, from start to end: 0 up to the median of live trajectories, 1
+  // from the 95th percentile on. The predicted end time would not do: it would make the older of
+  // two batches, which the trainer waits for, less urgent.
   double lag(const Trajectory& trajectory, Nanoseconds now_ns) const;
-  // When the turn counts as queued that was queued now.
+  // Queueing time that orders a turn queued now.
   Nanoseconds order_ns(const Trajectory& trajectory, Nanoseconds now_ns) const;
-  // `versions_left`: as of freshness().
+  // `versions_left`: as in freshness().
   Freshness freshness(const Trajectory& trajectory, std::int64_t versions_left,
                       Nanoseconds now_ns) const noexcept;
 
-  // How many trajectories so much memory is taken to hold; infinite before one was over.
+  // Number of trajectories that `lent_tokens` are assumed to hold; infinite before the first end.
   double live_max(double lent_tokens) const noexcept {
     return overcommit_.value() * lent_tokens / contexts_.mean();
   }
-  // What a context comes to at its end, in the mean; 0 before one was over.
+  // Mean final length of a context; 0 before the first trajectory is over.
   double end_tokens() const noexcept { return contexts_.mean(); }
   std::int64_t live() const noexcept { return static_cast<std::int64_t>(lives_.size()); }
   std::size_t lives() const noexcept { return lives_.size(); }
@@ -60,11 +60,11 @@ class Outlook {
     image(settings_, predictor_, contexts_, overcommit_, lives_, clock_, fates_);
   }
   bool is_sound() const noexcept;
-  // Whether it goes by these.
+  // Whether it uses these settings.
   bool has(const Settings& settings) const noexcept {
     return settings_ == settings && predictor_.has(settings);
   }
-  // Whether it was told of the trajectory, and expects something that can be.
+  // Whether it has the trajectory, with valid predictions.
   bool knows(const Trajectory& trajectory) const noexcept;
 
  private:
@@ -72,7 +72,7 @@ class Outlook {
 
   Settings settings_;
   Predictor predictor_;
-  WindowMean contexts_;  // of trajectories that are over
+  WindowMean contexts_;  // final lengths
   Overcommit overcommit_;
   LifeLine lives_;
   TrainerClock clock_;

@@ -1,4 +1,4 @@
-// How many trajectories of a job memory is taken to hold.
+// Overcommitment of memory by a job's trajectories.
 #pragma once
 
 #include <algorithm>
@@ -6,21 +6,21 @@
 
 namespace rose::scheduler {
 
-// Contexts grow until their trajectories are over, so that what fits now may not fit for long; on
-// the other hand not all of them are at their ends at once. How far that goes is learned: the value
-// shrinks with each trajectory that lost a cache for want of room and grows with each that did not,
-// so that it stands still when the share that lost one is the one it is told to keep.
+// Contexts grow until their trajectories end, but not all of them are at their ends at once. The
+// value learns how far memory can be overcommitted: it shrinks with each trajectory that lost a
+// cache for lack of memory, and grows with each other one. It is stable when the share of
+// trajectories that lose a cache equals `share`.
 class Overcommit {
  public:
   static constexpr double kMin = 0.5;
-  static constexpr double kMax = 16;  // where trajectories are in tools nearly all the time
+  static constexpr double kMax = 16;  // for trajectories that are in tools most of the time
 
   // `share` is below 1.
   void learn(bool was_displaced, double share) noexcept {
     const double change = was_displaced ? -kRate : kRate * share / (1 - share);
     value_ = std::clamp(value_ * (1 + change), kMin, kMax);
   }
-  // The ends of all contexts may come to so many times the memory that is lent.
+  // Limit of the sum of all final contexts, as a multiple of lent memory.
   double value() const noexcept { return value_; }
   bool is_sound() const noexcept { return value_ >= kMin && value_ <= kMax; }
 
@@ -30,7 +30,7 @@ class Overcommit {
   }
 
  private:
-  static constexpr double kRate = 1.0 / 64;  // it halves in some fifty trajectories
+  static constexpr double kRate = 1.0 / 64;  // halves the value in some fifty trajectories
   static constexpr double kFirst = 4;
 
   double value_{kFirst};

@@ -1,4 +1,4 @@
-// Where a turn runs best: an exact argmin over all workers.
+// Chooses the best worker of a turn: an exact argmin over all workers.
 #pragma once
 
 #include <cstddef>
@@ -15,29 +15,29 @@
 
 namespace rose::scheduler {
 
-// A turn that wants a worker.
+// A turn that needs a worker.
 struct Query : CostQuery {
-  std::size_t job{0};                  // whose workers may run it
-  double need_tokens{0};               // it takes of a lease now
-  double most_tokens{0};               // it may take at last: a worker must be able to hold it
+  std::size_t job{0};                  // only this job's workers may run the turn
+  double need_tokens{0};               // reservation at the start
+  double most_tokens{0};               // largest possible reservation; the worker must fit it
   bool prefers_dedicated{false};       // to any borrowed worker
-  double version_floor{0};             // of a worker that may run it
-  std::optional<std::size_t> home{};   // the worker that had it last
-  double hit_tokens{0};                // of the prompt, cached at home
-  std::optional<std::size_t> avoid{};  // may not run it now
+  double version_floor{0};             // oldest allowed version of the worker
+  std::optional<std::size_t> home{};   // slot of the last worker
+  double hit_tokens{0};                // prompt tokens cached at home
+  std::optional<std::size_t> avoid{};  // slot that may not run it now
   double restart_tokens{0};            // its prompt, if it ran before
-  double burst_tokens{0};              // of restarted prompts a worker computes at once
+  double burst_tokens{0};              // limit of restarted prompts that a worker computes at once
   bool is_urgent{false};
   bool spares_caches{false};  // away from its warm home it takes only room that no cache uses
-  // Another worker than its warm home must lend so many for each resident, this turn included; 0:
-  // it need not.
+  // Tokens per resident, this turn included, that a worker other than its warm home must lend; 0
+  // for no condition.
   double resident_tokens{0};
-  bool may_wait{false};         // for workers that have yet to commit the newest version
-  double since_published_s{0};  // of the job's newest version
-  const ExposureTable* exposures{nullptr};  // of the domains of borrowed workers, to be kept low
+  bool may_wait{false};                     // for a worker that will commit the newest version
+  double since_published_s{0};              // age of the job's newest version
+  const ExposureTable* exposures{nullptr};  // exposure of borrowed domains, which is limited
 };
 
-// Pure but for scratch memory: the same columns and query give the same slot. Among equals the
+// Pure except for scratch memory: the same columns and query give the same slot. Among equals the
 // worker with the smaller number wins.
 //
 // JOINT takes the lowest cost_s().
@@ -46,28 +46,28 @@ class Placement {
   Placement(const Settings& settings, Policy policy) noexcept
       : settings_{settings}, policy_{policy} {}
 
-  // Whether the worker could take the turn now, were its job not ahead of others there.
+  // Whether the worker could take the turn now if its job were not barred there.
   static bool could_if_not_barred(const WorkerColumns& workers, std::size_t slot,
                                   const Query& query) noexcept;
-  // The slot of the best worker that can take the turn now, or nothing: it waits.
-  // Always of the same table.
+  // The slot of the best worker that can take the turn now; none if the turn must wait.
+  // Always the same table.
   std::optional<std::size_t> choose(WorkerTable& workers, const Query& query);
-  // After choose() found nothing: for how long the turn is to wait for a worker that will be the
-  // best once it has committed; 0 if that is not why.
+  // After choose() found nothing: time to wait for a worker that will be the best after its commit;
+  // 0 if no such worker is awaited.
   double wait_s() const noexcept { return wait_s_; }
 
  private:
-  // Here `prefers_dedicated` rules borrowed workers out.
+  // Here `prefers_dedicated` excludes borrowed workers.
   std::optional<std::size_t> choose_by_policy(WorkerTable& workers, const Query& query);
-  // What every worker of the lineup would cost with nothing cached.
+  // Computes the cost of every worker of the lineup with nothing cached.
   void price(const WorkerColumns& workers, const CostQuery& query);
-  // The row of the lineup.
+  // A row of the lineup.
   std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query);
-  // The same, where the cheapest with room cannot take it.
+  // The same if the cheapest worker with room cannot take the turn.
   std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
                                            const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);
-  // How long until a worker has committed that would then cost less than this; 0 if there is none.
+  // Time until the commit of a worker that will then cost less than `cost_s`; 0 without one.
   double soon_s(const WorkerColumns& workers, const Query& query, double cost_s) const noexcept;
   std::optional<std::size_t> rose_published(const WorkerColumns& workers,
                                             const Query& query) const noexcept;
@@ -77,9 +77,9 @@ class Placement {
   Settings settings_;
   Policy policy_;
   Lineup lineup_;
-  CostQuery priced_;             // what costs_s_ are the costs of
+  CostQuery priced_;             // query of costs_s_
   std::vector<double> costs_s_;  // by row of the lineup
-  Leasts leasts_;                // of these
+  Leasts leasts_;                // of costs_s_
   double wait_s_{0};
 };
 

@@ -1,4 +1,4 @@
-// How long turns, tools and trajectories of a job take, from those that are over.
+// Predicts durations of a job's turns, tools and trajectories from finished ones.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace rose::scheduler {
 
-// A mean with a memory of `window` observations. What it starts with counts as one.
+// A mean with a memory of `window` observations. The prior counts as one observation.
 class WindowMean {
  public:
   WindowMean(double prior, std::int64_t window) noexcept : mean_{prior}, window_{window} {}
@@ -29,19 +29,19 @@ class WindowMean {
   std::int64_t count_{1};
 };
 
-// What a trajectory has said so far.
+// Output of a trajectory so far.
 struct Said {
-  std::int64_t turn_tokens{0};  // of the turn at hand
-  std::int64_t tokens{0};       // in all turns
-  std::int64_t turns{0};        // that are over
+  std::int64_t turn_tokens{0};  // of the current turn
+  std::int64_t tokens{0};       // of all turns
+  std::int64_t turns{0};        // finished turns
 };
 
-// What may be expected of a trajectory with a turn at hand.
+// Prediction for a trajectory with a current turn.
 struct Forecast {
-  double turn_tokens_left{0};  // on average, whatever the turn's limit is
-  double turn_tokens_high{0};  // of the whole turn: at most so many, in settings.reserve_quantile
-  double left_s{0};            // until the trajectory is over: half of them take longer
-  double left_s_high{0};       // and one of ten takes longer than this
+  double turn_tokens_left{0};  // mean, regardless of the turn's limit
+  double turn_tokens_high{0};  // settings.reserve_quantile of the whole turn's length
+  double left_s{0};            // median time until the trajectory is over
+  double left_s_high{0};       // 90th percentile of that time
 
   template <typename Image>
   void image(Image& image) {
@@ -49,22 +49,21 @@ struct Forecast {
   }
 };
 
-// The members of a group share a task, so those that are over tell of the others. What a group has
-// seen counts in full, and its job's other trajectories for settings.job_weight observations; a
-// group that has seen nothing expects what its job does, and a job what the settings say, which
-// count for one observation.
+// The members of a group share a task, so finished members predict the others. A group's own
+// observations count in full, those of its job as settings.job_weight observations. A group without
+// observations uses its job's; a job's prior comes from the settings and counts as one observation.
 //
-// Memory: a group is forgotten when its last live member is over. Deterministic: no order of a hash
-// table shows.
+// Memory: a group is forgotten when its last live member is over. Results do not depend on the
+// order of a hash table.
 class Predictor {
  public:
   explicit Predictor(const Settings& settings) noexcept;
 
-  // A member of the group is live; is over.
+  // Adds, removes a live member of the group.
   void enter(GroupId group);
   void leave(GroupId group) noexcept;
 
-  // From the moment in which it wanted a worker to its last token.
+  // `seconds`: time from queueing to the last token.
   void observe_turn(GroupId group, std::int64_t tokens, double seconds);
   void observe_tool(GroupId group, double seconds);
   void observe_trajectory(GroupId group, std::int64_t tokens, std::int64_t turns);
@@ -110,10 +109,10 @@ class Predictor {
 
   Settings settings_;
   Lengths job_;
-  // Seconds and tokens of turns: their ratio is the pace, in which long turns count for more.
+  // Seconds and tokens of turns. Their ratio is the pace, weighted by turn length.
   WindowMean turn_s_;
   WindowMean turn_tokens_;
-  std::unordered_map<GroupId, Group> groups_;  // looked up, never walked
+  std::unordered_map<GroupId, Group> groups_;  // never iterated
 };
 
 }  // namespace rose::scheduler

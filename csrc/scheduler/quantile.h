@@ -1,4 +1,4 @@
-// What has been seen of a length, as counts in bins: quantiles and means of what is left of it.
+// Histogram of observed lengths, with quantiles and means of the remaining length.
 #pragma once
 
 #include <cstddef>
@@ -9,24 +9,23 @@
 
 namespace rose::scheduler {
 
-// Lengths below 16 have a bin each; above, eight bins share each octave, so a bin is at most an
-// eighth of its values wide. Integers alone decide the bin: every machine agrees.
+// Lengths below 16 have a bin each; above, each octave has eight bins, so a bin is at most an
+// eighth of its values wide. Integer arithmetic gives the same bin on every machine.
 std::size_t bin_of(std::int64_t length) noexcept;
 std::int64_t bin_begin(std::size_t bin) noexcept;
 inline constexpr std::size_t kBinsMax = 305;  // of lengths up to kCountMax
 
 // Invariants:
 //   1. total() is the sum of weights(), and at most the window.
-//   2. At most kBinsMax weights, whatever was seen.
+//   2. There are at most kBinsMax weights.
 class Sketch {
  public:
-  // Remembers between half of `window` observations and all of it: when there are more, every one
-  // counts half of what it did.
+  // Remembers between `window` / 2 and `window` observations: beyond that, all weights are halved.
   explicit Sketch(std::int64_t window = 1) noexcept : window_{static_cast<double>(window)} {}
 
   // `length` in [0, kCountMax].
   void observe(std::int64_t length, double weight = 1);
-  // One observation, spread as an exponential distribution of this mean is.
+  // Adds one observation, spread as an exponential distribution of this mean.
   void assume(double mean);
   double total() const noexcept { return total_; }
   const std::vector<double>& weights() const noexcept { return weights_; }
@@ -40,20 +39,20 @@ class Sketch {
  private:
   double window_;
   double total_{0};
-  std::vector<double> weights_;  // by bin, to the last that has one
+  std::vector<double> weights_;  // by bin, up to the last nonempty one
 };
 
-// What is left of a length that is more than some `given` already.
+// Remaining length beyond a `given` length.
 struct Left {
   double mean{0};
   double low{0};  // quantiles
   double high{0};
 };
 
-// What `near` has seen, and as if `far` had seen `far_observations` in all. A length that is longer
-// than all that was seen goes on for as long as it has lasted, if nothing else is known: its
-// quantiles are those of a Pareto distribution with exponent 1. Within a bin all lengths are
-// equally likely, so a quantile is off by less than its bin.
+// Combines the observations of `near` with those of `far`, scaled to `far_observations`. Beyond all
+// observed lengths, quantiles are those of a Pareto distribution with exponent 1: the median of the
+// remaining length is the `given` length. Within a bin all lengths are equally likely, so a
+// quantile's error is less than the bin's width.
 Left left_of(const Sketch* near, const Sketch& far, double far_observations, std::int64_t given,
              double low, double high) noexcept;
 

@@ -1,4 +1,4 @@
-// What revocations are expected to be, and what the next ones may cost.
+// Expected revocations, and the cost of the next ones.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +13,29 @@
 
 namespace rose::scheduler {
 
-// Keeps the hazards and the holds in the workers' columns, and the exposure of every domain.
+// Maintains hazards and holds in the workers' columns, and the exposure of every domain.
 //
-// A revocation is a lease of a borrowed worker that ends while it lives, for whatever reason, or
-// shrinks so far that turns have to go for it, or to less than half. A lease that breathes by less
-// takes nothing from anybody.
+// A revocation is the early end of a borrowed worker's grant, for any reason, or a shrink that
+// evicts turns or leaves less than half. Smaller changes of a grant harm no turn and do not count.
 class Risk {
  public:
   explicit Risk(const Settings& settings) noexcept : hazards_{settings}, exposures{settings} {}
 
-  // The worker has a live lease that it had not.
+  // The worker has a new live grant.
   void begin(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
-  // The lease goes on; its device was lent `was` before.
+  // The grant was renewed or resized; `was` is the device's share before.
   void go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanoseconds now_ns);
-  // The lease, which lives, is about to end.
+  // The live grant is about to end.
   void end(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns);
-  // Shows the hazards of domains that have changed.
+  // Writes the hazards of changed domains to the columns.
   void settle(WorkerTable& workers);
 
-  // A turn runs there from now on, says more, or does not any more.
+  // A turn starts on the worker, generates tokens, or leaves.
   void run(Trajectory& trajectory, const Worker& worker, bool is_urgent);
   void grow(Trajectory& trajectory, std::int64_t tokens);
   void leave(Trajectory& trajectory);
 
-  // The most seconds that the survivors would compute for what one domain holds of a job.
+  // Maximum over jobs and domains of the survivors' recomputation time for a domain's turns.
   double exposure_s(std::size_t jobs) const noexcept;
 
  private:
@@ -45,7 +44,7 @@ class Risk {
   Exposed speed_of(const Worker& worker) const noexcept;
 
   HazardTable hazards_;
-  std::vector<double> shown_per_s_;  // by domain, what its workers' columns go by
+  std::vector<double> shown_per_s_;  // by domain: hazard in its workers' columns
   bool is_dirty_{false};
 
  public:
@@ -58,11 +57,11 @@ class Risk {
   bool is_sound(std::size_t jobs) const;
 };
 
-// How long it takes at most until every turn runs again that is on a borrowed worker, if all of
-// these are taken back now: the grace period, all their prompts on the dedicated workers behind
-// what these have to compute already, the longest one last on the slowest, and, where the dedicated
-// have no room or no seats for all at once, as many rounds of the longest turn as it takes.
-// Infinite without a dedicated worker for a job that has borrowed ones.
+// Upper bound on the time until every turn on a borrowed worker runs again, if all borrowed workers
+// are revoked now. It adds the grace period, the dedicated workers' backlog, all moved prompts with
+// the longest one last on the slowest worker, and, where dedicated workers lack room or seats for
+// all turns at once, the necessary rounds of the longest turn. Infinite if a job with borrowed
+// workers has no dedicated one.
 double recovery_bound_s(const WorkerTable& workers, const TrajectoryTable& trajectories,
                         std::size_t jobs, const Settings& settings);
 

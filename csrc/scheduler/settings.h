@@ -1,4 +1,4 @@
-// The knobs of the scheduler; scheduler/standard.h says what each is for, and checks them.
+// The settings of the scheduler; scheduler/standard.h documents and checks them.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace rose::scheduler {
 
-// Who decides where a turn runs. The baselines share everything but the choice.
+// Placement policy. The baselines differ only in the choice of the worker, and kMlfq in the order.
 enum class Policy : std::uint8_t {
   kJoint = 0,          // own time + externality + risk + staleness, weighted by urgency
   kRosePublished,      // cache-affine, least-loaded dedicated, borrowed with room, queue
-  kLeastLoadedSticky,  // home while it has room and few turns more, else the fewest
-  kMlfq,               // places likewise; who was served least goes first, see mlfq.h
+  kLeastLoadedSticky,  // home while it has room and few more turns, else the least loaded
+  kMlfq,               // places like kLeastLoadedSticky; least served first, see mlfq.h
 };
 
 template <>
@@ -75,7 +75,7 @@ struct Settings {
           reserve_quantile, reserve_ahead_tokens, longest_first, pace_rate, displaced_share,
           cache_wait_ns, move_contexts, mlfq_quantum_tokens);
   }
-  // Returns whether sums with these numbers fit into 64 bits. An image may hold any number.
+  // Whether sums with these numbers fit into 64 bits, since an image may hold any number.
   bool is_sound() const noexcept;
 };
 

@@ -1,4 +1,4 @@
-// What the scheduler counted. Gauges are of now, the rest since the beginning.
+// The scheduler's statistics. Gauges are current values; counters run from the start.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ struct Counters {
   std::int64_t done{0};
   std::int64_t dropped{0};  // admitted or not
   std::int64_t recalls{0};
-  std::int64_t outgrown{0};  // of them, those for a turn that became longer than expected
+  std::int64_t outgrown{0};  // recalls because a turn outgrew its reservation
   std::int64_t resumed{0};   // starts in the middle of a turn
   std::int64_t stale_events{0};
   std::int64_t tokens_delivered{0};

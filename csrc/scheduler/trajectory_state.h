@@ -1,14 +1,14 @@
-// The life of a trajectory, as a table of moves.
+// The lifecycle of a trajectory, as a table of moves.
 //
-//   WAITING   created; staleness admission has not let it start
-//   ENV       its environment has it: before the first turn, between turns, in a tool
-//   QUEUED    its next turn, or the rest of one, wants a worker
-//   RUNNING   on one worker, under a live lease
-//   RECALLED  leaving its worker; for a grace period what the worker still says of it is welcome
-//   DONE      its environment is over; the trainer may have it
-//   DROPPED   nobody will have it
+//   WAITING   created, but not yet admitted
+//   ENV       in its environment: before the first turn, between turns, in a tool
+//   QUEUED    its next turn, or the rest of one, waits for a worker
+//   RUNNING   on one worker, under a live grant
+//   RECALLED  leaving its worker, whose output is still accepted for a grace period
+//   DONE      its environment is over; ready for the trainer
+//   DROPPED   given up
 //
-// Only RUNNING and RECALLED have a worker, and RUNNING is reached from QUEUED alone: so a
+// Only RUNNING and RECALLED have a worker, and RUNNING is reached from QUEUED alone, so a
 // trajectory is on at most one worker.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The book of trajectories, and the one door through which a trajectory changes its state.
+// The table of live trajectories, and the only function that changes their state.
 #pragma once
 
 #include <algorithm>
@@ -17,23 +17,23 @@
 
 namespace rose::scheduler {
 
-// Where a turn runs, or ran until it was recalled.
+// The worker on which a turn runs, or ran until its recall.
 struct Run {
-  std::size_t slot{0};  // of the worker; means something while is_held
+  std::size_t slot{0};  // of the worker; valid while is_held
   WorkerId worker{kNobody};
   WorkerKind kind{WorkerKind::kDedicated};
   std::int64_t lease_epoch{0};
-  std::int64_t version{0};          // of the weights it started with
-  std::int64_t prefill_tokens{0};   // of the worker's backlog, until the first sign of life
-  Nanoseconds stall_at_ns{0};       // without progress until then it counts as stalled
-  std::int64_t reserved_tokens{0};  // of the lease
-  std::int64_t restart_tokens{0};   // of prefill_tokens, those of a turn that ran before
-  std::size_t domain{0};            // the place of the worker's
-  Exposed exposed{};                // what it adds there
+  std::int64_t version{0};          // weight version at the start
+  std::int64_t prefill_tokens{0};   // part of the worker's backlog, until the first progress
+  Nanoseconds stall_at_ns{0};       // stalled if there is no progress before this time
+  std::int64_t reserved_tokens{0};  // of the grant
+  std::int64_t restart_tokens{0};   // prefill_tokens of a turn that ran before, else 0
+  std::size_t domain{0};            // index of the worker's domain
+  Exposed exposed{};                // contribution to that domain
   Nanoseconds started_ns{0};
-  std::int64_t first_token{0};  // of the turn, said here
-  double foreseen_wait_s{0};    // until then, as the worker's figures say
-  double foreseen_token_s{0};   // for each token, likewise
+  std::int64_t first_token{0};  // index within the turn of the first token generated here
+  double foreseen_wait_s{0};    // predicted time to that token, by the worker's figures
+  double foreseen_token_s{0};   // predicted time per token, likewise
   bool is_held{false};          // whether it counts against the worker's seats and tokens
 
   template <typename Image>
@@ -44,16 +44,16 @@ struct Run {
   }
 };
 
-// Whose cache has the context: it dies with the lease, and with the weights that computed it, and
-// may be forgotten for others between two turns.
+// The worker whose cache has the context. The cache ends with the grant and with the weights that
+// computed it, and may be evicted between two turns.
 struct Home {
   WorkerId worker{kNobody};
   std::int64_t lease_epoch{0};
   std::int64_t version{0};
   std::int64_t cached_tokens{0};
-  CacheId cache{kNoCache};  // there, between turns; none while a turn uses it
+  CacheId cache{kNoCache};  // between turns; none while a turn uses it
 
-  // Whether the lease and the weights are still those.
+  // Whether grant and weights are still the same.
   bool is_at(const Worker& at) const noexcept {
     return at.number == worker && at.lease.is_live && at.lease.epoch == lease_epoch &&
            at.version == version;
@@ -68,8 +68,8 @@ struct Home {
   }
 };
 
-// A turn that left a worker unfinished does not come back under the same lease for a while: the
-// worker may be unable, and a doubled report of the first end would end the second try too.
+// An unfinished turn does not return to the grant that it left for a while: the worker may be
+// unable to run it, and a duplicate report of the first end would also end the second try.
 struct Avoided {
   WorkerId worker{kNobody};
   std::int64_t lease_epoch{0};
@@ -83,44 +83,43 @@ struct Avoided {
 
 struct Trajectory {
   TrajectoryId id{0};
-  std::size_t job{0};  // its place among the jobs
+  std::size_t job{0};  // index of the job
   TrajectoryState state{TrajectoryState::kWaiting};
   GroupId group{0};
-  std::int64_t ticket{0};  // how many of its job were created before
-  std::int64_t place_in_line{
-      0};                     // how many of its job were admitted before and not dropped by then
-  Nanoseconds started_ns{0};  // when it was admitted
+  std::int64_t ticket{0};         // trajectories of its job created before it
+  std::int64_t place_in_line{0};  // trajectories of its job admitted before it, less dropped ones
+  Nanoseconds started_ns{0};      // time of admission
   std::int64_t version_min{0};
   std::int64_t said_tokens{0};  // delivered, in all turns
-  std::size_t life_number{0};   // in the line of lives, from its admission on
+  std::size_t life_number{0};   // in LifeLine, from admission on
   double life_s{0};             // predicted when its last turn was queued
-  Nanoseconds turn_ns{0};       // when the turn at hand came; in ENV, when the last was over
+  Nanoseconds turn_ns{0};       // start of the current turn; in ENV, end of the last one
 
-  // The turn at hand, or in ENV the next one.
+  // The current turn, or in ENV the next one.
   std::int64_t turn{0};
   std::int64_t context_tokens{0};
   std::int64_t max_new_tokens{0};
   std::int64_t known_tokens{0};     // delivered
   std::int64_t tries{0};            // starts of the turn
-  std::int64_t attempts{0};         // of them, those that failed
-  std::int64_t computed_tokens{0};  // the longest context that some worker had computed
+  std::int64_t attempts{0};         // failed starts
+  std::int64_t computed_tokens{0};  // longest context computed on any worker
 
-  Forecast forecast;   // as of when the turn was queued
+  Forecast forecast;   // from the time of queueing
   QueueKey queue_key;  // while QUEUED
   Nanoseconds queued_ns{0};
 
-  bool was_displaced{false};  // it left a cache for want of room
+  bool was_displaced{false};  // whether it lost a cache for lack of memory
 
   Run run;
   Home home;
   Avoided avoided;
 
-  // RECALLED until then, or until `awaited_tokens` are known if the end has come before them.
+  // RECALLED ends at this time, or once `awaited_tokens` are known if the end came before them.
   Nanoseconds recalled_until_ns{0};
   std::int64_t awaited_tokens{kTokensUnknown};
   TurnEnd awaited_end{TurnEnd::kInterrupted};
 
-  // What it may take of a lease. A resumed turn may take the same: what it has said is context now.
+  // Maximum tokens of a grant. The same for a resumed turn, whose output became context.
   std::int64_t need_tokens() const noexcept { return context_tokens + max_new_tokens; }
   std::int64_t prompt_tokens() const noexcept { return context_tokens + known_tokens; }
   bool is_sound() const noexcept;
@@ -134,22 +133,22 @@ struct Trajectory {
   }
 };
 
-// So many are loaded together.
+// Number of trajectories that are prefetched together.
 inline constexpr std::size_t kPrefetch = 16;
 
 // Invariants:
 //   1. Every change of state is in the table of moves.
-//   2. count() is right for every state; what is over is counted and forgotten.
+//   2. count() is right for every state; trajectories that are over are counted and removed.
 class TrajectoryTable {
  public:
   Trajectory* find(TrajectoryId id) noexcept;
   const Trajectory* find(TrajectoryId id) const noexcept;
-  // Begins to load what find() will return. In a burst of thousands none is in a cache, and a few
-  // that are asked for together come in the time of one; changes nothing.
+  // Prefetches the result of find() into the processor's cache. In a burst of thousands all lookups
+  // miss; a few prefetched together take the time of one.
   void prefetch(TrajectoryId id) const noexcept;
   Trajectory& create(TrajectoryId id, std::int64_t group = 0, std::size_t job = 0);
-  // False, and nothing changes, for a move that is not in the table. When it is over the trajectory
-  // is gone, and `trajectory` with it.
+  // False, without a change, for a move that is not in the table. A trajectory that is over is
+  // removed, which invalidates the reference.
   bool move(Trajectory& trajectory, TrajectoryState to, Nanoseconds now_ns);
 
   std::int64_t count(TrajectoryState state) const noexcept {
@@ -160,8 +159,7 @@ class TrajectoryTable {
   void image(Image& image) {
     image(by_id_, counts_);
   }
-  // Whether each has one of `jobs` jobs and, if it holds something, one of `slots` slots and of
-  // `domains` domains.
+  // Whether each trajectory's job is valid, and its slot and domain if it is held.
   bool is_sound(std::size_t jobs, std::size_t slots, std::size_t domains) const noexcept;
   template <typename Predicate>
   bool all(const Predicate& is_so) const {
@@ -170,7 +168,7 @@ class TrajectoryTable {
   }
 
  private:
-  // Looked up, never walked: its order must not show.
+  // Not iterated where order matters.
   std::unordered_map<TrajectoryId, Trajectory> by_id_;
   std::array<std::int64_t, kTrajectoryStates> counts_{};
 };

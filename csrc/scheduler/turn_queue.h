@@ -1,4 +1,4 @@
-// The turns that want a worker, in the order in which they get one.
+// The turns that wait for a worker, in placement order.
 #pragma once
 
 #include <compare>
@@ -14,8 +14,8 @@
 namespace rose::scheduler {
 
 enum class QueueRank : std::uint8_t {
-  kStarved = 0,  // waited longer than anybody should; the longest wait first
-  kResumed,      // was running: somebody computed for it already
+  kStarved = 0,  // waited too long; the longest wait comes first
+  kResumed,      // ran before, so work was already spent on it
   kFresh,
 };
 template <>
@@ -23,16 +23,16 @@ struct EnumSize<QueueRank> {
   static constexpr std::size_t value = 3;
 };
 
-// Within a rank the earliest is first: a turn counts as queued the earlier, the more is left of its
-// trajectory and the more urgent it is. So the longest goes first, and whoever waits gains on all
-// that come later, though no key changes while it waits. The policy MLFQ has levels before that,
-// and orders each by when its turns came.
+// Within a rank the earliest order_ns comes first. It is the earlier, the more time is left of the
+// trajectory and the more urgent it is. So the longest goes first, and a waiting turn gains on all
+// later ones, although its key stays the same. The policy MLFQ orders by level first, then by
+// arrival.
 struct QueueKey {
   QueueRank rank{QueueRank::kFresh};
   std::int64_t level{0};
   Nanoseconds order_ns{0};
   TrajectoryId trajectory{0};
-  std::size_t job{0};  // its place among the jobs; orders nothing, as trajectories are unique
+  std::size_t job{0};  // index of the job; never decides the order, as trajectories are unique
 
   auto operator<=>(const QueueKey&) const = default;
 
@@ -47,14 +47,14 @@ class TurnQueue {
   using Place = std::set<QueueKey>::const_iterator;
 
   void push(const QueueKey& key, Nanoseconds queued_ns);
-  // What was pushed so; the key may have starved since.
+  // Takes the arguments of push(); the turn may have starved since.
   void remove(const QueueKey& key, Nanoseconds queued_ns);
-  // Turns that were queued by `until_ns` come before all others from now on.
+  // Moves turns queued by `until_ns` before all others.
   void starve(Nanoseconds until_ns);
 
   Place begin() const noexcept { return order_.begin(); }
   Place end() const noexcept { return order_.end(); }
-  // What was pushed so and not removed, starved or not.
+  // Whether a turn pushed with these arguments is in the queue, starved or not.
   bool has(const QueueKey& key, Nanoseconds queued_ns) const;
   bool has_unstarved(const QueueKey& key, Nanoseconds queued_ns) const;
   bool is_empty() const noexcept { return order_.empty(); }
@@ -63,14 +63,14 @@ class TurnQueue {
   void image(Image& image) {
     image(order_, waits_);
   }
-  // Whether it has that many, and so many of them have not starved.
+  // Whether it has `turns` turns, `unstarved` of which have not starved.
   bool is_sound(std::size_t turns, std::size_t unstarved) const noexcept {
     return order_.size() == turns && waits_.size() == unstarved;
   }
 
  private:
   std::set<QueueKey> order_;
-  // Those that have not starved, by when they were queued.
+  // Turns that have not starved, by queueing time.
   std::map<std::pair<Nanoseconds, TrajectoryId>, QueueKey> waits_;
 };
 

@@ -1,4 +1,4 @@
-// The book of workers: their leases, and what is held of each.
+// The table of workers: their capacity grants, and the use of each.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace rose::scheduler {
 
-// Of a worker before a turn of it has finished: it is as fast as it says.
+// Initial times of a pace, with ratio 1: the worker's figures are trusted.
 inline constexpr double kPacePriorS = 10;
 inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
@@ -31,7 +31,7 @@ struct Lease {
   }
 };
 
-// How long turns took, and how long the figures of their workers foresaw; old ones fade.
+// Measured and predicted durations of turns; old ones fade.
 struct Pace {
   double took_s{kPacePriorS};
   double foreseen_s{kPacePriorS};
@@ -52,22 +52,22 @@ struct Pace {
 struct Worker {
   WorkerId number{kNobody};  // kNobody: the slot is free
   WorkerKind kind{WorkerKind::kDedicated};
-  std::size_t domain{0};  // its place among the domains
-  std::size_t job{0};     // its place among the jobs
+  std::size_t domain{0};  // index of the domain
+  std::size_t job{0};     // index of the job
   DeviceId device{kOwnDevice};
   std::int64_t seats{0};
   std::int64_t version{0};
   Lease lease;
   std::int64_t used_tokens{0};
-  std::int64_t backlog_tokens{0};  // of prompts that were started and not yet computed
-  std::int64_t restart_tokens{0};  // of them, those of turns that ran elsewhere before
+  std::int64_t backlog_tokens{0};  // started prompts that are not computed yet
+  std::int64_t restart_tokens{0};  // part of the backlog of turns that ran before
   std::int64_t prefill_tokens_per_s{0};
   Nanoseconds held_off_until_ns{0};
-  bool is_held_off{false};  // starts nothing until then
+  bool is_held_off{false};  // starts nothing until held_off_until_ns
   Pace pace;
   Caches caches;
-  std::vector<TrajectoryId> held;  // in the order of their starts
-  std::vector<std::size_t> peers;  // the slots of the workers on its device, its own too
+  std::vector<TrajectoryId> held;  // in start order
+  std::vector<std::size_t> peers;  // slots of all workers on its device, itself included
 
   template <typename Image>
   void image(Image& image) {
@@ -77,30 +77,30 @@ struct Worker {
   }
 };
 
-// What a placement looks at, one number per slot: a scan reads only what it needs, in order. All
-// are doubles, so that a scan can take several at once; counts are exact in them.
+// Inputs of placement, one value per slot, so that a scan reads only the needed columns in order.
+// Numbers are doubles for vector instructions; counts are exact in them.
 struct WorkerColumns {
   std::vector<WorkerId> number;
   std::vector<WorkerKind> kind;
   std::vector<std::size_t> job;
   std::vector<std::size_t> domain;
-  std::vector<double> room_tokens;   // what may still be started; -1 without a lease or a seat
-  std::vector<double> spare_tokens;  // of the room, what no cache takes
+  std::vector<double> room_tokens;   // room for starts; -1 without a grant or a seat
+  std::vector<double> spare_tokens;  // room that no cache uses
   std::vector<double> lease_tokens;  // of its device
   std::vector<double> turns;         // on its device
-  std::vector<double> residents;     // the turns, and the caches there
+  std::vector<double> residents;     // turns and caches on its device
   std::vector<double> backlog_tokens;
-  std::vector<double> context_tokens;   // that its device holds, and keeps for what will be said
-  std::vector<double> restart_tokens;   // of the backlog, of turns that ran elsewhere before
-  std::vector<std::uint8_t> is_barred;  // from its device, as its job is ahead of others there
+  std::vector<double> context_tokens;   // held on its device, reservations included
+  std::vector<double> restart_tokens;   // part of the backlog of turns that ran before
+  std::vector<std::uint8_t> is_barred;  // its job is ahead of others on its device
   std::vector<double> version;
   std::vector<double> prefill_s_per_token;
   std::vector<double> step_s;
   std::vector<double> step_s_per_sequence;
   std::vector<double> step_s_per_context_token;
-  std::vector<double> slowness;  // how many times as long as these figures say its turns take
+  std::vector<double> slowness;  // measured over predicted duration of its turns
   std::vector<double> hazard_per_s;
-  // From the news of a version to its commit there, as seen last; 0 before it was seen.
+  // Last time from a version's publication to its commit there; 0 before the first.
   std::vector<double> commit_s;
 
   bool operator==(const WorkerColumns&) const = default;
@@ -126,10 +126,10 @@ struct WorkerColumns {
   }
 };
 
-// What a device lends to the workers on it. Each says what the device has in all; the least that
-// one with a live lease says holds for all of them.
+// Capacity of a device for the workers on it. Each worker reports the whole device; the minimum
+// over workers with a live grant holds for all of them.
 struct Share {
-  std::int64_t kv_tokens{0};  // lent; 0 without a live lease
+  std::int64_t kv_tokens{0};  // granted; 0 without a live grant
   std::int64_t seats{0};
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};
@@ -138,27 +138,27 @@ struct Share {
 };
 
 // Invariants:
-//   1. A worker's epochs only go up, also when it is lost and joins again; a dead one stays dead.
-//   2. used_tokens is the sum of what is held; nothing is held without a live lease.
-//   3. The columns say what the records say.
+//   1. A worker's epochs only rise, even if it is lost and rejoins; an ended epoch never revives.
+//   2. used_tokens is the sum over held turns; no turn is held without a live grant.
+//   3. The columns equal the records.
 class WorkerTable {
  public:
-  // `hazard_per_s`: how often a borrowed worker's lease is revoked.
+  // `hazard_per_s`: initial revocation rate of a borrowed worker.
   explicit WorkerTable(double hazard_per_s) noexcept : hazard_per_s_{hazard_per_s} {}
 
   std::optional<std::size_t> find(WorkerId number) const noexcept;
   std::size_t size() const noexcept { return workers_.size(); }
   const Worker& operator[](std::size_t slot) const noexcept { return workers_[slot]; }
   const WorkerColumns& columns() const noexcept { return columns_; }
-  // Seats of a job's live leases that nobody has; on a shared device another job may take them.
+  // Free seats of a job's live grants; on a shared device another job may take them.
   std::int64_t free_seats(std::size_t job) const noexcept {
     return job < free_seats_.size() ? free_seats_[job] : 0;
   }
-  // What live leases hold for a job; of a device that is shared, its part of equal ones.
+  // Tokens of a job's live grants; a shared device is divided equally.
   double lent_tokens(std::size_t job) const noexcept;
   // Whether one of a job's workers holds a turn.
   bool has_turns(std::size_t job) const noexcept;
-  // Calls `see` with each slot whose columns may have changed since the last time.
+  // Calls `see` with each slot whose columns may have changed since the last call.
   template <typename See>
   void each_changed(See&& see) {
     for (const std::size_t slot : changed_) {
@@ -169,16 +169,16 @@ class WorkerTable {
   }
   bool is_new_epoch(std::size_t slot, std::int64_t epoch) const noexcept;
 
-  // `job`, `domain`: their places.
+  // `job`, `domain`: indices.
   void join(const WorkerJoined& event, std::size_t job = 0, std::size_t domain = 0);
-  // Nothing may be held of it any more.
+  // The worker must hold no turns.
   void leave(std::size_t slot) noexcept;
-  // A new epoch: nothing may be held of the one before. The same: renew and resize.
+  // A new epoch requires that no turn is held; the same epoch renews and resizes.
   void set_lease(std::size_t slot, const LeaseChanged& event, Nanoseconds now_ns) noexcept;
-  // Ends it for ever. What was held is no more; the caller gets it.
+  // Ends the grant for ever; releases and returns the held turns.
   std::vector<TrajectoryId> end_lease(std::size_t slot) noexcept;
   void set_version(std::size_t slot, std::int64_t version) noexcept;
-  // No lease runs out before then.
+  // Lets no grant expire before `until_ns`.
   void keep_leases(Nanoseconds until_ns) noexcept;
   std::vector<std::size_t> expired(Nanoseconds now_ns);
 
@@ -187,10 +187,10 @@ class WorkerTable {
   void release(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens) noexcept;
   void compute(std::size_t slot, std::int64_t prefill_tokens,
                std::int64_t restart_tokens = 0) noexcept;
-  // So many tokens for a turn to come; the least lately used make room for them.
+  // Caches `tokens` for a later turn; evicts the least recently used caches if needed.
   CacheId keep(std::size_t slot, std::int64_t tokens);
   void remove_cache(std::size_t slot, CacheId cache) noexcept;
-  // A turn that is held there takes so many tokens more. Whether there is room is for the caller.
+  // Adds `tokens` to a held turn's reservation. The caller checks the room.
   void grow(std::size_t slot, std::int64_t tokens) noexcept;
 
   void set_hazard(std::size_t slot, double per_s) noexcept {
@@ -201,26 +201,25 @@ class WorkerTable {
     columns_.is_barred[slot] = is_barred ? 1 : 0;
     note_change(slot);
   }
-  // Starts nothing there until then.
+  // Lets the worker start nothing until `until_ns`.
   void hold_off(std::size_t slot, Nanoseconds until_ns, Nanoseconds now_ns) noexcept;
-  // Ends what was held off until now; true if that was anybody.
+  // Ends holds that are over; true if there were any.
   bool take_back(Nanoseconds now_ns) noexcept;
-  // The slots of the workers on devices that may be shared.
+  // Slots of the workers on devices that may be shared.
   const std::map<DeviceId, std::vector<std::size_t>>& devices() const noexcept { return devices_; }
-  // Of the worker's device.
+  // The share of the worker's device.
   Share share(std::size_t slot) const noexcept;
 
-  // It committed the newest version so long after that was published.
+  // The worker committed the newest version `after_ns` after its publication.
   void observe_commit(std::size_t slot, Nanoseconds after_ns) noexcept {
     columns_.commit_s[slot] = static_cast<double>(after_ns) / 1e9;
     note_change(slot);
   }
 
-  // A turn on a worker took so long, and so long was foreseen. What is forgotten of earlier ones
-  // each time is `rate`.
+  // Records measured and predicted duration of a turn; earlier ones fade by `rate`.
   void observe_pace(std::size_t slot, double took_s, double foreseen_s, double rate) noexcept;
 
-  // Shows no room on a worker's device, until show().
+  // Makes the columns show no room on the worker's device, until show().
   void hide(std::size_t slot) noexcept;
   void show(std::size_t slot) noexcept { refresh(slot); }
 
@@ -229,8 +228,8 @@ class WorkerTable {
     image(workers_, columns_, free_slots_, seats_left_, free_seats_, next_held_off_ns_, slots_,
           devices_, last_epochs_, next_deadline_ns_, mean_pace_);
   }
-  // Whether every slot that something names is there, every job and domain is one of so many, and
-  // the columns say what the records say. Every slot counts as changed then.
+  // Whether all slots, jobs and domains are valid, and the columns equal the records. Marks every
+  // slot as changed.
   bool is_sound(std::size_t jobs, std::size_t domains);
 
  private:
@@ -241,7 +240,7 @@ class WorkerTable {
   void settle(std::size_t slot);
   void set_free_seats(std::size_t slot, std::int64_t seats) noexcept;
   void note_change(std::size_t slot) noexcept;
-  // The columns of all workers on the device.
+  // Recomputes the columns of all workers on the slot's device.
   void refresh(std::size_t slot) noexcept;
 
   double hazard_per_s_;
@@ -250,12 +249,12 @@ class WorkerTable {
   std::vector<std::size_t> free_slots_;
   std::vector<std::int64_t> seats_left_;             // by slot
   std::vector<std::int64_t> free_seats_;             // by job: the sum over its workers
-  std::unordered_map<WorkerId, std::size_t> slots_;  // looked up, never walked
+  std::unordered_map<WorkerId, std::size_t> slots_;  // never iterated
   std::map<DeviceId, std::vector<std::size_t>> devices_;
-  std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of everybody who ever had a lease
-  Nanoseconds next_deadline_ns_{kNever};  // the earliest of a live lease, or earlier
+  std::unordered_map<WorkerId, std::int64_t> last_epochs_;  // of all workers that ever had a grant
+  Nanoseconds next_deadline_ns_{kNever};                    // lower bound for live grants
   Pace mean_pace_;
-  Nanoseconds next_held_off_ns_{kNever};  // the earliest end of such a time, or earlier
+  Nanoseconds next_held_off_ns_{kNever};  // lower bound for the end of a hold
   std::vector<std::size_t> changed_;      // slots, each once
   std::vector<std::uint8_t> is_changed_;  // by slot
 };

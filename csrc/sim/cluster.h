@@ -1,4 +1,4 @@
-// A cluster in virtual time: the scheduler's core with everything around it that is not real.
+// A cluster in virtual time: the real scheduler core in a simulated environment.
 #pragma once
 
 #include <cstdint>
@@ -21,34 +21,34 @@
 
 namespace rose::sim {
 
-// Whether to go on; asked now and then, with how many events there were.
+// Whether to continue; called now and then with the number of events so far.
 using GoOn = std::function<bool(Nanoseconds now_ns, std::int64_t events)>;
 
-// Discrete events. The front is that of production: it gathers news, steps the core with them and
-// with what follows from its answers until nothing follows, and steps it now and then anyway. It
-// hears of news `gather_ns` after the first of them; what the core wants done is done at once.
+// A discrete-event simulation. The driver works as in production: it gathers events for `gather_ns`
+// after the first, steps the core with them and with the resulting events until there are none, and
+// also steps it periodically. Actions take effect at once.
 //
-// Equal worlds give equal outcomes: events at one time happen in the order in which they were
-// foreseen, nothing is random, and no order of a hash table shows.
+// Equal worlds give equal outcomes: simultaneous events happen in the order of their scheduling,
+// nothing is random, and no result depends on the order of a hash table.
 class Cluster {
  public:
-  // `core` is new, and nobody else steps it. `world` stays where it is.
+  // `core` must be new and used by nothing else. `world` must outlive the cluster.
   Cluster(const World& world, scheduler::Core& core);
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
-  // Once. Internal: a bug in the scheduler, or here.
+  // May be called once. Internal: a bug in the scheduler, or here.
   Status run(const GoOn& go_on);
   Outcome outcome() const;
 
  private:
   struct Revocation {
     Nanoseconds at_ns;
-    std::int64_t left;  // turns that do not run again yet
+    std::int64_t left;  // turns that have not restarted yet
     Nanoseconds recovery_ns;
   };
 
-  // When the next thing happens, or the next step is due.
+  // Time of the next event or step.
   Nanoseconds next_ns() const noexcept;
   Nanoseconds step_due_ns() const noexcept;
   Status advance();
@@ -57,7 +57,7 @@ class Cluster {
   Status step();
   Status tell();
   void create();
-  // The trainer takes a batch, if it can.
+  // Lets the trainer take a batch if one is ready.
   void train(std::int64_t job);
   void learned(std::int64_t job);
   void over(Flight& flight, FlightState state);
@@ -76,7 +76,7 @@ class Cluster {
   RolloutWorker& worker_at(std::int64_t place) noexcept {
     return workers_[static_cast<std::size_t>(place)];
   }
-  // Of the turn at hand, among those of the job.
+  // Index of the current turn among all turns of the job.
   std::size_t turn_of(const Flight& flight) const noexcept;
   scheduler::TurnReady ready(const Flight& flight) const noexcept;
   void restarted(Flight& flight) noexcept;
@@ -86,17 +86,17 @@ class Cluster {
   scheduler::Core& core_;
   Timeline timeline_;
   Inbox inbox_;
-  std::vector<Flight> flights_;  // by number, those of one job behind those of the other
+  std::vector<Flight> flights_;                // by number, job after job
   std::vector<std::int64_t> turn_tokens_max_;  // by job
   std::deque<RolloutWorker> workers_;
-  std::unordered_map<WorkerId, std::int64_t> place_of_;  // looked up, never walked
+  std::unordered_map<WorkerId, std::int64_t> place_of_;  // never iterated
   std::deque<Trainer> trainers_;
   std::vector<Revocation> revocations_;
 
   Nanoseconds now_ns_{0};
   Nanoseconds stepped_ns_{0};
-  std::vector<scheduler::Event> told_;     // in the step at hand
-  std::vector<scheduler::Event> answers_;  // of the front, to what the core said
+  std::vector<scheduler::Event> told_;     // events of the current step
+  std::vector<scheduler::Event> answers_;  // the driver's events in response to actions
   std::vector<scheduler::Action> actions_;
 
   std::vector<std::int64_t> delivered_;  // by job

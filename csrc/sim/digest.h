@@ -1,4 +1,4 @@
-// A number that tells whether two runs of the scheduler wanted the same things in the same order.
+// A hash of a run's actions in order, to compare two runs of the scheduler.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class Digest {
   std::uint64_t value() const noexcept { return value_; }
 
  private:
-  // Multiply and fold, twice: every bit of what came before counts.
+  // Multiply and fold twice, so that every earlier bit affects the value.
   void add(std::uint64_t word) noexcept {
     value_ = (value_ ^ word) * 0x9E3779B97F4A7C15ULL;
     value_ ^= value_ >> 32;

@@ -1,4 +1,4 @@
-// A trajectory on its way, as the front of the scheduler keeps it.
+// State of a trajectory in the scheduler's driver.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ inline constexpr std::int64_t kNone = -1;
 enum class FlightState : std::uint8_t { kNotCreated = 0, kWaiting, kFlying, kDone, kDropped };
 
 struct Flight {
-  std::int64_t job{0};    // place in World::jobs
+  std::int64_t job{0};    // index in World::jobs
   std::int64_t index{0};  // within the job
   FlightState state{FlightState::kNotCreated};
   std::int64_t turn{0};
   std::int64_t context_tokens{0};   // before the turn
   std::int64_t said_tokens{0};      // of the turn, delivered
-  std::int64_t computed_tokens{0};  // the longest context that some worker had computed
-  // The oldest weights that gave a token of it.
+  std::int64_t computed_tokens{0};  // longest context computed on any worker
+  // Oldest weight version that generated a token of it.
   std::int64_t version_min{std::numeric_limits<std::int64_t>::max()};
-  std::int64_t revocation{kNone};  // that took it from its worker, until it runs again
+  std::int64_t revocation{kNone};  // revocation that stopped it, until it runs again
   Nanoseconds started_ns{kNone};
   Nanoseconds done_ns{kNone};
 };

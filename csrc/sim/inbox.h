@@ -1,4 +1,4 @@
-// What the scheduler has not been told yet.
+// Events that the scheduler has not received yet.
 #pragma once
 
 #include <utility>
@@ -16,7 +16,7 @@ class Inbox {
     events_.push_back(std::move(event));
   }
   bool is_empty() const noexcept { return events_.empty(); }
-  // When the first of them came.
+  // Arrival of the first event.
   Nanoseconds since_ns() const noexcept { return since_ns_; }
   void swap(std::vector<scheduler::Event>& taken) noexcept { events_.swap(taken); }
 

@@ -1,4 +1,4 @@
-// What a simulation found, and what was said in it.
+// Results of a simulation, with its log.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Outcome {
   std::int64_t recalls{0};
   std::int64_t reprefill_tokens{0};
   std::int64_t tokens_lost{0};
-  std::vector<Nanoseconds> recovery_ns;  // kNone if they never all ran again
+  std::vector<Nanoseconds> recovery_ns;  // kNone if not all turns restarted
   std::int64_t events{0};
   std::int64_t decisions{0};
   std::uint64_t digest{0};

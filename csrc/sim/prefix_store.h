@@ -1,4 +1,4 @@
-// The contexts that a worker has computed and that no turn uses at the moment.
+// Computed contexts on a worker that no turn is using.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace rose::sim {
 
-// Who was used least lately is forgotten first, as prefix caches do.
+// Evicts the least recently used first, like prefix caches.
 class PrefixStore {
  public:
   void put(scheduler::TrajectoryId id, std::int64_t tokens) {
@@ -17,7 +17,7 @@ class PrefixStore {
     tokens_ += tokens;
   }
 
-  // Its tokens, which are the taker's now; 0 if there are none.
+  // Removes a context, and returns its tokens; 0 if there is none.
   std::int64_t take(scheduler::TrajectoryId id) {
     const auto found =
         std::find_if(kept_.begin(), kept_.end(), [&](const Kept& one) { return one.id == id; });
@@ -45,7 +45,7 @@ class PrefixStore {
     std::int64_t tokens;
   };
 
-  std::vector<Kept> kept_;  // the least lately used first
+  std::vector<Kept> kept_;  // least recently used first
   std::int64_t tokens_{0};
 };
 

@@ -1,4 +1,4 @@
-// What is going to happen, by time; at one time in the order in which it was foreseen.
+// Queue of future events by time; simultaneous events keep the order of their scheduling.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Moment {
   std::uint64_t order;
   Happening happening;
   std::int64_t subject;
-  std::int64_t mark;  // what was foreseen under an older mark does not happen
+  std::int64_t mark;  // an event with an outdated mark is ignored
 };
 
 class Timeline {

@@ -1,4 +1,4 @@
-// The trainer of a job: when trajectories may start, which become a batch, and what that gives.
+// The trainer of a job: admits trajectories, forms batches, and publishes versions.
 #pragma once
 
 #include <cstddef>
@@ -14,39 +14,40 @@
 
 namespace rose::sim {
 
-// What a version was learned from.
+// The rollout of a version.
 struct Rollout {
   Nanoseconds published_ns{0};
-  Nanoseconds rollout_ns{0};  // from its first trajectory's admission to its last one's end
+  Nanoseconds rollout_ns{0};  // from the first trajectory's admission to the last one's end
 };
 
-// Groups come into a batch whole, when all their trajectories are over. A trajectory whose oldest
-// token is more than `max_staleness` versions old is not learned from; one that the scheduler gave
-// up is missing; the rest of its group counts as the group.
+// A batch has whole groups whose trajectories are all over. A trajectory with a token more than
+// `max_staleness` versions old is discarded, and a dropped one is missing; the rest of its group is
+// still used.
 //
-// Asynchronous: groups are taken as they are complete, as many as fit a batch; one is full when
-// another group might not fit. Otherwise a batch is made of trajectories that were created for it:
-// those of the next when the last was taken (one step off), or when its version is out.
+// Asynchronous: a batch takes complete groups in order, until another group might not fit.
+// Otherwise a batch consists of trajectories created for it: after the previous batch was taken
+// (one step off), or after its version was published (synchronous).
 class Trainer {
  public:
   Trainer(const JobSpec& spec, std::span<Flight> flights, std::int64_t versions);
 
-  // How many trajectories may have been created by now.
+  // Number of trajectories that may exist by now.
   std::int64_t creatable() const noexcept { return creatable_; }
   void admitted() noexcept;
   void created() noexcept { ++created_; }
   std::int64_t created_so_far() const noexcept { return created_; }
   // A trajectory is done or dropped.
   void over(std::int64_t index);
-  // Takes a batch if there is one and nothing is being learned. Returns whether it did.
+  // Takes a batch if one is ready and none is in training. Returns whether it did.
   bool take();
-  // The version of the batch that was taken is out. Returns how many were learned from.
+  // Publishes the version of the taken batch. Returns the number of its trajectories.
   std::int64_t publish(Nanoseconds now_ns);
-  // How many were thrown away since the last call.
+  // Number of trajectories discarded since the last call.
   std::int64_t thrown_away() noexcept;
 
   std::int64_t published() const noexcept { return static_cast<std::int64_t>(rollouts_.size()); }
-  // All its versions are out, or what is left is no batch. After take() said that there is none.
+  // Whether all versions are published, or too few trajectories are left for a batch. Valid after
+  // take() returned false.
   bool is_over() const noexcept;
 
   std::span<const Flight> flights() const noexcept { return flights_; }
@@ -58,12 +59,12 @@ class Trainer {
   struct Group {
     std::int64_t first;
     std::int64_t size;
-    std::int64_t left;  // not over
+    std::int64_t left;  // trajectories that are not over
   };
 
   bool is_asynchronous() const noexcept { return spec_.mode == TrainerMode::kAsynchronous; }
   void allow_batch();
-  // Throws away what is too old in a group; returns whether something is left.
+  // Discards stale trajectories of a group; returns whether any are left.
   bool sift(const Group& group);
   void sift_all();
   void learn_from(const Group& group);
@@ -79,10 +80,10 @@ class Trainer {
   std::int64_t creatable_{0};
   std::int64_t created_{0};
   std::int64_t over_{0};
-  std::deque<std::size_t> ready_;  // complete groups, in the order of their completion
+  std::deque<std::size_t> ready_;  // complete groups, in completion order
   std::int64_t ready_trajectories_{0};
   bool is_learning_{false};
-  std::vector<std::int64_t> batch_;  // being learned
+  std::vector<std::int64_t> batch_;  // in training
   std::int64_t thrown_away_{0};
 
   std::vector<Rollout> rollouts_;

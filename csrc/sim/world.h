@@ -1,4 +1,4 @@
-// What a simulation is made of. rose/sim/cluster/world.py says what each field means.
+// Inputs of a simulation. rose/sim/cluster/world.py documents the fields.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct StepTimes {
   double decode_ms_per_context_token{0};
 };
 
-// Rows, each of which holds until the next; the first is at 0.
+// Rows, each valid until the next; the first is at 0.
 struct Lending {
   std::vector<Nanoseconds> at_ns;
   std::vector<double> share;
@@ -45,7 +45,7 @@ enum class TrainerMode : std::uint8_t { kSynchronous = 0, kOneStepOff, kAsynchro
 
 struct JobSpec {
   scheduler::JobId job{0};
-  std::vector<std::int64_t> first_turn;  // one more than there are trajectories
+  std::vector<std::int64_t> first_turn;  // trajectories + 1 entries
   std::vector<std::int64_t> heard_tokens;
   std::vector<std::int64_t> said_tokens;
   std::vector<Nanoseconds> tool_ns;
@@ -59,15 +59,15 @@ struct JobSpec {
   std::int64_t trajectories() const noexcept { return static_cast<std::int64_t>(group.size()); }
 };
 
-// How the simulation itself works.
+// Settings of the simulation itself.
 struct Knobs {
-  Nanoseconds tick_ns{50'000'000};                 // the front steps so often when nothing happens
-  Nanoseconds gather_ns{1'000'000};                // from the first news to the step that hears it
-  Nanoseconds borrowed_report_ns{1'000'000'000};   // a borrowed worker says so often what it has
-  Nanoseconds dedicated_report_ns{4'000'000'000};  // nobody watches whether this one stalls
-  std::int64_t chunk_tokens{2048};                 // of prompts that a step computes at most
-  bool is_stepwise{false};  // every step of every engine is an event of its own
-  bool is_logged{false};    // keep what the scheduler was told and what it said
+  Nanoseconds tick_ns{50'000'000};                 // step interval of the driver without events
+  Nanoseconds gather_ns{1'000'000};                // from the first event to the step with it
+  Nanoseconds borrowed_report_ns{1'000'000'000};   // report interval of a borrowed worker
+  Nanoseconds dedicated_report_ns{4'000'000'000};  // longer, as its stalls are not monitored
+  std::int64_t chunk_tokens{2048};                 // maximum prompt tokens per step
+  bool is_stepwise{false};                         // every engine step is a separate event
+  bool is_logged{false};                           // whether to log all events and actions
 };
 
 struct World {

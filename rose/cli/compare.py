@@ -1,4 +1,4 @@
-"""`rose compare`: every scheme on the same requests, what rollouts get and what serving pays."""
+"""`rose compare`: rollout harvest and serving's slowdown of every scheme on the same requests."""
 
 import shlex
 import sys
@@ -28,7 +28,7 @@ from rose.sim.simulation import SCHEMES as SIMULATED
 from rose.slo import SLO, Policy
 from rose.traces import Trace
 
-# The generated trace lasts so long at the rate of its profile: room for any load.
+# Length of the generated trace at its profile's rate, enough for any load.
 _GENERATED_S: Final = 7200.0
 _NOISE: Final = 0.1
 _SERVING_MODEL: Final = "tiny-qwen2"
@@ -141,7 +141,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         raise InvalidArgument(f"--seconds must be > 0, not {seconds:g}")
     if noise is not None and not virtual:
         raise InvalidArgument("--noise is of virtual time: real engines have their own")
-    # Refuses what is no target at all.
+    # Refuses invalid targets early.
     slo = SLO(
         ttft_ms=500.0 if ttft_ms is None else ttft_ms, tpot_ms=25.0 if tpot_ms is None else tpot_ms
     )
@@ -219,16 +219,16 @@ def on_engines(
     """Run every scheme on two small models, on one core of this machine.
 
     Args:
-        plan: its loads are shares of what serving alone answers at saturation.
-        trace: of the lengths that requests have.
-        seconds: of traffic, for each scheme at each load.
-        logs: folder for certificates.
-        shown: gets the name of each part of the run when it begins.
-        targets_ms: of TTFT and TPOT; None for a multiple of what serving alone takes.
-        solo: arms whose rollouts have the device to themselves in every round.
+        plan: arms, and loads as shares of the throughput of serving alone at saturation.
+        trace: source of request lengths.
+        seconds: duration of traffic for each scheme at each load.
+        logs: folder for certificate logs.
+        shown: gets the name of each part of the run at its start.
+        targets_ms: TTFT and TPOT targets; None for a multiple of serving's time alone.
+        solo: arms whose rollouts also run alone in every round.
 
     Raises:
-        Unavailable: the packages for it are not installed.
+        Unavailable: a required package is not installed.
     """
     try:
         from rose.demo import experiment, settings  # noqa: PLC0415 (--virtual needs no engine)

@@ -1,4 +1,4 @@
-"""`rose delta`: what changed between two checkpoints, as numbers, as a file, applied and undone."""
+"""`rose delta`: inspect, make, apply and undo the difference between two checkpoints."""
 
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from rose.errors import InvalidArgument
 
 _EXIT_NEITHER: Final = 1
 _NEITHER: Final = "neither the base nor the target"
-_STANDINGS: Final = {  # by whether it is the base, and whether it is the target
+_STANDINGS: Final = {  # key: (is the base, is the target)
     (True, True): "the base and the target, which are equal",
     (True, False): "the base",
     (False, True): "the target",
@@ -57,9 +57,9 @@ def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: i
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("comparing", one.nbytes + other.nbytes) as advance:
         inspection = inspect(one, other, advance=advance)
-    # Written before anything is said: a failure leaves one sentence and no half of a result.
+    # Written before anything is printed: a failure prints one sentence and no partial result.
     if html_path is not None:
-        # Here, because it needs the extra `demo`.
+        # Imported here, because it needs the extra `demo`.
         from rose.cli.delta_page import render_page  # noqa: PLC0415
 
         write_output(html_path, render_page(inspection, old, new), what="the page")
@@ -74,7 +74,7 @@ def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: i
 @click.argument("new", type=_PATH)
 @click.option("-o", "--out", type=_PATH, required=True, metavar="FILE", help="Where to write it.")
 def make(old: Path, new: Path, out: Path) -> None:
-    """Write what turns the tensors of OLD into those of NEW, and back, to FILE.
+    """Write the difference between the tensors of OLD and NEW to FILE; it works both ways.
 
     Both have the same tensors, in any files. FILE is an update file, as relays keep them.
     """
@@ -90,7 +90,7 @@ def make(old: Path, new: Path, out: Path) -> None:
 
 
 def _files(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """Return what of a checkpoint's files are not tensors."""
+    """Return names and headers of a checkpoint's files."""
     names = [file.path.name for file in checkpoint.files] if checkpoint.is_folder else []
     return names, [file.header for file in checkpoint.files]
 
@@ -106,11 +106,11 @@ def _target_options(command: click.decorators.FC) -> click.decorators.FC:
 @click.argument("file", type=_PATH)
 @_target_options
 def apply(base: Path, file: Path, out: Path | None, in_place: bool) -> None:  # noqa: FBT001
-    """Apply FILE to BASE, whose tensors become those that FILE leads to, bit for bit.
+    """Apply FILE to BASE, which gives the tensors of FILE's target, bit for bit.
 
-    With -o it is written beside BASE, and appears whole or not at all; small files that are no
-    tensors, like config.json, are copied from BASE. With --in-place the files of BASE are changed,
-    and changed back on any failure. A wrong base is refused, and nothing of it is left.
+    With -o the result is written to PATH, whole or not at all, and small files without tensors,
+    like config.json, are copied from BASE. With --in-place the files of BASE are changed, and
+    restored on any failure. A wrong base is refused, and nothing is left behind.
     """
     _apply(base, file, out, in_place=in_place, undo=False)
 
@@ -120,7 +120,7 @@ def apply(base: Path, file: Path, out: Path | None, in_place: bool) -> None:  # 
 @click.argument("file", type=_PATH)
 @_target_options
 def undo(checkpoint: Path, file: Path, out: Path | None, in_place: bool) -> None:  # noqa: FBT001
-    """Take FILE back from CHECKPOINT, whose tensors become those that FILE was made from."""
+    """Undo FILE on CHECKPOINT, which restores the tensors of FILE's base."""
     _apply(checkpoint, file, out, in_place=in_place, undo=True)
 
 
@@ -143,10 +143,10 @@ def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bo
 @click.argument("file", type=_PATH)
 @click.pass_context
 def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
-    """Say whether CHECKPOINT is what FILE was made from, what it leads to, or neither.
+    """Say whether CHECKPOINT is the base of FILE, its target, or neither.
 
-    The exit status is 0 when it is one of the two, 1 when it is neither, 2 when one of them cannot
-    be read or FILE is not sound. Digests are compared; they find faults, not attackers.
+    The exit status is 0 for base or target, 1 for neither, 2 when a file cannot be read or FILE is
+    damaged. Digests are compared; they find faults, not attackers.
     """
     opened = open_checkpoint(checkpoint)
     delta_file = DeltaFile(file)

@@ -1,4 +1,4 @@
-"""The page of `rose delta inspect`: tables and figures that need nothing else."""
+"""The self-contained HTML page of `rose delta inspect`."""
 
 from collections.abc import Sequence
 from importlib import resources
@@ -37,11 +37,11 @@ from rose.demo.plot_style import (
 )
 
 _TENSORS_OPEN = 24
-"""A table of more tensors than this starts folded."""
+"""A table with more tensors starts folded."""
 
 
 def render_page(inspection: Inspection, old: Path, new: Path) -> bytes:
-    """Return the page: no script, no style sheet, no image, no font from elsewhere."""
+    """Return a self-contained page: no external script, style sheet, image or font."""
     template = resources.files("rose.cli").joinpath("delta.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     page = environment.from_string(template).render(
@@ -69,7 +69,7 @@ _WIDTH: Final = 9.6
 
 
 def draw_codecs(inspection: Inspection) -> str:
-    """Return an SVG: bytes for each change under each codec, and the bounds of entropy."""
+    """Return an SVG of bytes per change under each codec, with the entropy bounds."""
     nbytes = inspection.nbytes()
     shown = [codec for codec in nbytes if codec != DENSE]
     per_change = [nbytes[codec] / inspection.changed for codec in shown]
@@ -96,7 +96,7 @@ def draw_codecs(inspection: Inspection) -> str:
 
 
 def draw_density(inspection: Inspection) -> str:
-    """Return an SVG: density by kind, and by layer where there are layers."""
+    """Return an SVG of the density by kind of tensor, and by layer if there are layers."""
     by_layer = {kind: _by_layer(inspection, kind) for kind in KINDS}
     layered = {kind: points for kind, points in by_layer.items() if len(points) > 1}
     with mpl.rc_context({**STYLE, "svg.hashsalt": "density"}):

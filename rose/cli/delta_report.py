@@ -1,4 +1,4 @@
-"""An inspection as the cells of tables, and as tables on a terminal."""
+"""Tables of an inspection, for the terminal and the HTML page."""
 
 from typing import Final
 
@@ -30,12 +30,12 @@ _NAMED: Final = 5
 
 
 def print_inspection(console: Console, inspection: Inspection, *, most: int) -> None:
-    """Print what was found.
+    """Print an inspection.
 
     Args:
-        console: where to.
-        inspection: what was found.
-        most: how many tensors to list.
+        console: output.
+        inspection: result to print.
+        most: number of tensors to list.
     """
     console.print(summary(inspection), markup=False, soft_wrap=True)
     for sentence in uncompared(inspection):
@@ -53,7 +53,7 @@ def print_inspection(console: Console, inspection: Inspection, *, most: int) -> 
 
 
 def summary(inspection: Inspection) -> str:
-    """Return one sentence."""
+    """Return one sentence with the number and share of changed elements."""
     tensors = len(inspection.tensors)
     return (
         f"{inspection.changed:,} of {inspection.elements:,} elements change "
@@ -63,7 +63,7 @@ def summary(inspection: Inspection) -> str:
 
 
 def uncompared(inspection: Inspection) -> list[str]:
-    """Return a sentence for each way in which tensors could not be compared."""
+    """Return a sentence for each reason why tensors were not compared."""
     said = []
     for names, what in (
         (inspection.only_old, "only in the old checkpoint"),
@@ -77,7 +77,7 @@ def uncompared(inspection: Inspection) -> list[str]:
 
 
 def kinds(inspection: Inspection) -> list[tuple[str, ...]]:
-    """Return the cells of each kind of tensor that is there."""
+    """Return one row of cells per kind of tensor present."""
     rows = []
     for kind in KINDS:
         found = [one for one in inspection.tensors if one.kind == kind]
@@ -101,7 +101,7 @@ def tensor_row(tensor: TensorChange) -> tuple[str, ...]:
 
 
 def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """Return (what it is about, headers, cells) for each dtype that changes."""
+    """Return (title, headers, cells) for each dtype with changes."""
     found = []
     for dtype, counts in inspection.counts.items():
         if counts.changed:
@@ -113,12 +113,12 @@ def steps(inspection: Inspection) -> list[tuple[str, tuple[str, ...], tuple[str,
 
 
 def _step_unit(counts: ChangeCounts) -> str:
-    """Return what a step is called: of a float it is one unit in the last place."""
+    """Return the unit of a step: a unit in the last place for floats."""
     return "ULP" if counts.has_exponents else "units"
 
 
 def codecs(inspection: Inspection) -> list[tuple[str, ...]]:
-    """Return the cells of each codec and each bound."""
+    """Return one row of cells per codec and per bound."""
     taken: dict[str, float] = {
         CODEC_NAMES[codec]: size for codec, size in inspection.nbytes().items()
     }
@@ -137,22 +137,22 @@ def codecs(inspection: Inspection) -> list[tuple[str, ...]]:
 
 
 def printable(text: str) -> str:
-    """Return a name of somebody's file with nothing in it that a terminal would act on."""
+    """Escape unprintable characters, which a terminal could interpret."""
     return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in text)
 
 
 def seconds(nbytes: float, gigabits_per_s: float) -> float:
-    """Return how long bytes take on a link that is never idle."""
+    """Return the transfer time on a fully used link."""
     return 8 * nbytes / (gigabits_per_s * 1e9)
 
 
 def seconds_text(value: float) -> str:
-    """Write a time with its unit."""
+    """Write a duration with its unit."""
     if value < 1e-3:
         return f"{number(value * 1e6)} µs"
     return f"{number(value * 1e3)} ms" if value < 1 else f"{number(value)} s"
 
 
 def density(part: float, whole: float) -> str:
-    """Write a share as a percentage with three digits."""
+    """Write a share as a percentage with three significant digits."""
     return f"{100 * part / whole:.3g} %" if whole else "-"

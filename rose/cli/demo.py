@@ -1,4 +1,4 @@
-"""`rose demo`: serve a trace, let rollouts borrow what is idle, and report what serving felt."""
+"""`rose demo`: serve a trace beside rollouts, and report their interference with serving."""
 
 import shlex
 import sys
@@ -40,12 +40,11 @@ from rose.engines.transformers import load_model
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
-# (rounds, seconds of a slice). Twelve rounds take five and a half minutes; setting up and repeating
-# fit into the other three.
+# (rounds, seconds per slice). Twelve rounds take 5.5 minutes; set-up and repetitions take up to 3.
 _ROUNDS: Final = (12, SLICE_S)
 _ROUNDS_QUICK: Final = (2, 4.0)
 _ROSE_SOLO_S: Final = 3.0
-# A run sees some hundred full chunks: a bound needs 1 / epsilon - 1 of them.
+# A bound needs 1 / epsilon - 1 full chunks, and a run has a few hundred.
 _EPSILON: Final = 0.02
 _GENERATED_S: Final = 3600.0
 _VOID_STATUS: Final = 3
@@ -109,14 +108,14 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     for name, value in (("--load", load), ("--length-scale", length_scale)):
         if not value > 0:
             raise InvalidArgument(f"{name} must be > 0, not {value:g}")
-    # Refuses what is no target at all.
+    # Refuses invalid targets early.
     SLO(ttft_ms=1.0 if ttft_ms is None else ttft_ms, tpot_ms=1.0 if tpot_ms is None else tpot_ms)
     out = Path(out_dir)
     try_folder(out)
     console, clock = Console(), BootClock()
     ordinal = device_ordinal(device)
     if ordinal is not None:
-        CudaDriver.open().facts(ordinal)  # Says what is missing before the models are loaded.
+        CudaDriver.open().facts(ordinal)  # Fails before the models are loaded.
     on_cores = choose_core() if ordinal is None else frozenset()
     log_path = out / "certificates.log"
     bench = BenchSettings(
@@ -143,7 +142,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     with phases(console, clock) as shown, scratch_folder("rose-demo-") as scratch:
         shown.begin("loading the models")
         policy_model = load_model(rollout_model, seed=seed, device=device)
-        # On a GPU the borrower alone runs: the other worker has no device there.
+        # On a GPU there is no RL loop, because its dedicated worker would have no device.
         if not synthetic and ordinal is None:
             check_policy(rollout_model, policy_model)
             circle = circle_settings(

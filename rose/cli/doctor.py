@@ -21,7 +21,7 @@ from rose import __version__
 
 
 class State(Enum):
-    """The verdict on a part; its value is the colour in which the word is printed."""
+    """The verdict on a part; the value is its colour."""
 
     ACTIVE = "green"
     ABSENT = "yellow"
@@ -34,8 +34,8 @@ class Finding:
 
     Args:
         part: name of a part of rose, or of a package, tool or device that rose uses.
-        state: `ABSENT` parts are optional, `BROKEN` ones are needed.
-        why: the evidence, and how to mend it when something is missing.
+        state: `ABSENT` for a missing optional part, `BROKEN` for a required one.
+        why: evidence, and a remedy if something is missing.
     """
 
     part: str
@@ -46,7 +46,7 @@ class Finding:
 _EXIT_BROKEN: Final = 1
 
 _DISTRIBUTION: Final = "rose-rl"
-# Not in Python's fcntl; Linux 5.1 and later: no new writable mappings, the old ones stay.
+# Missing in Python's fcntl. Linux 5.1 and later: forbids new writable mappings, keeps old ones.
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 
 
@@ -68,7 +68,7 @@ def doctor(ctx: click.Context) -> None:
 
 
 def examine() -> tuple[Finding, ...]:
-    """Look at this process and machine, GPUs included; imports neither torch nor an engine."""
+    """Examine this process and machine, GPUs included, without importing torch or an engine."""
     core = _core()
     return (
         Finding("python", State.ACTIVE, f"{platform.python_version()} at {sys.executable}"),
@@ -100,7 +100,7 @@ def _core() -> Finding:
 def _gpus(core: Finding) -> tuple[Finding, ...]:
     if core.state is not State.ACTIVE:
         return ()
-    # Here, because it needs a core that can be loaded.
+    # Imported here, because it needs a working core.
     module = import_module("rose.cli.doctor_gpu")
     return tuple(module.gpu_findings())
 
@@ -111,7 +111,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    """Try to make a memfd that can be sealed, as the ledger needs it."""
+    """Try to create a sealed memfd, which the ledger needs."""
     what = "KV pool on a sealed memfd"
     try:
         descriptor = os.memfd_create("rose-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -143,10 +143,7 @@ def _package(name: str) -> Finding:
 
 
 def _supported_range(name: str) -> str:
-    """Return what the extras of rose require of a package, such as `>=5.23,<5.24`.
-
-    It is read from the metadata of the installed rose, so it is written once: in pyproject.toml.
-    """
+    """Return the version range of a package in rose's metadata, such as `>=5.23,<5.24`."""
     for requirement in metadata.requires(_DISTRIBUTION) or ():
         match = re.match(r"([\w.-]+)\s*\(?([<>=!~\d.,\s]*)", requirement)
         if match and match[1] == name:
@@ -156,7 +153,7 @@ def _supported_range(name: str) -> str:
 
 
 def is_in_range(version: str, bounds: str) -> bool:
-    """Compare the numbers of a release with bounds that use >=, <, == and >; others hold."""
+    """Return whether a release satisfies bounds with >=, <, == and >; other operators pass."""
     release = _release(version)
     holds: dict[str, Callable[[tuple[int, ...]], bool]] = {
         ">=": lambda bound: release >= bound,
@@ -172,7 +169,7 @@ def is_in_range(version: str, bounds: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the leading numbers without trailing zeros: 2.13.0+cpu is (2, 13)."""
+    """Return the leading numbers without trailing zeros: (2, 13) for 2.13.0+cpu."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     numbers = [int(number) for number in match[0].split(".")] if match else []
     while numbers and numbers[-1] == 0:

@@ -1,4 +1,4 @@
-"""What `rose doctor` says about GPUs: the driver, the device code, and the gate's self-test."""
+"""The GPU checks of `rose doctor`: driver, device code, and the gate's self-test."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,7 +13,7 @@ _BYTES_PER_GIB: Final = 1 << 30
 
 
 def gpu_findings() -> Iterator[Finding]:
-    """Look for GPUs, and try the gates on each; this opens the devices."""
+    """Find GPUs, open them, and test the gates on each."""
     yield _device_code()
     try:
         driver = CudaDriver.open()

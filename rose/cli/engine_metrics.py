@@ -1,4 +1,4 @@
-"""What vLLM and SGLang say on `/metrics`, as numbers that were checked."""
+"""Parses and checks the `/metrics` of vLLM and SGLang."""
 
 import math
 from collections import defaultdict
@@ -12,10 +12,10 @@ from prometheus_client.samples import Sample
 from rose.errors import CorruptData
 from rose.scheduler.broker.engine_reader import EngineMetrics, Histogram
 
-# More samples: no engine has so many ranks.
+# No engine has enough ranks for more samples.
 _LINES_MAX: Final = 20_000
 _TOKENS_MAX: Final = 1 << 40
-# A pool that is full may be rounded to a little more.
+# Rounding may report a full pool as slightly more than 1.
 _SHARE_SLACK: Final = 0.02
 
 _Samples: TypeAlias = dict[str, list[Sample]]
@@ -23,7 +23,7 @@ _Samples: TypeAlias = dict[str, list[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """The names of one engine; where there are several, the first that is there counts."""
+    """Metric names of one engine; of several alternatives the first present one is used."""
 
     engine: str
     prefix: str
@@ -37,7 +37,7 @@ class _Dialect:
 
 
 def _vllm_kv_tokens(samples: _Samples) -> int | None:
-    """Multiply blocks by their size, which are labels of a sample that is always 1."""
+    """Multiply block count by block size, which are labels of an info sample."""
     tokens = 0
     for sample in samples.get("vllm:cache_config_info", []):
         blocks, size = (sample.labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
@@ -80,11 +80,11 @@ _DIALECTS: Final = (
 
 
 def read_metrics(text: str) -> EngineMetrics:
-    """Return what an engine says.
+    """Parse an engine's metrics.
 
     Raises:
-        CorruptData: it is no engine that is known, what is needed is not there, or it makes no
-            sense; the sentence says which.
+        CorruptData: the engine is unknown, or a metric is missing or invalid; the message says
+            which.
     """
     lines = text.splitlines()
     for dialect in _DIALECTS:
@@ -126,7 +126,7 @@ def _samples(lines: Sequence[str]) -> _Samples:
 
 
 def _values(samples: _Samples, names: Iterable[str]) -> list[float]:
-    """Return the values of the first name that is there, each a number that is not negative."""
+    """Return the values of the first name present; all must be finite and not negative."""
     for name in names:
         values = [sample.value for sample in samples.get(name, [])]
         if any(not (math.isfinite(value) and value >= 0) for value in values):
@@ -157,7 +157,7 @@ def _histogram(samples: _Samples, names: tuple[str, ...]) -> Histogram:
 
 
 def _summed(histograms: Sequence[Histogram]) -> Histogram:
-    """Return the histogram of all of them: the ranks of one engine count on their own."""
+    """Return the sum of the histograms, since each rank of an engine counts separately."""
     bounds_s = histograms[0].bounds_s
     if any(one.bounds_s != bounds_s for one in histograms):
         raise CorruptData("the buckets of one latency differ from label to label")
@@ -166,7 +166,7 @@ def _summed(histograms: Sequence[Histogram]) -> Histogram:
 
 
 def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:
-    """Yield the histogram of each set of labels."""
+    """Yield one histogram per label set."""
     buckets: dict[tuple[tuple[str, str], ...], dict[float, float]] = defaultdict(dict)
     for sample in samples.get(f"{name}_bucket", []):
         labels = dict(sample.labels)

@@ -9,9 +9,9 @@ from rose.clock import Clock
 from rose.errors import InvalidArgument, Unavailable
 from rose.units import MIB, NS_PER_S
 
-# Engines answer within milliseconds; a second and more is an engine that has stalled.
+# Engines answer within milliseconds; one that takes longer than a second has stalled.
 TIMEOUT_S: Final = 2.0
-_BODY_BYTES_MAX: Final = 4 * MIB  # Engines say some 100 KiB.
+_BODY_BYTES_MAX: Final = 4 * MIB  # Engines send some 100 KiB.
 _CHUNK_BYTES: Final = 1 << 16
 _PATH: Final = "/metrics"
 _CONNECTIONS: Final = {
@@ -21,14 +21,14 @@ _CONNECTIONS: Final = {
 
 
 def endpoint_of(url: str) -> SplitResult:
-    """Return what `url` names; without a path, its `/metrics`.
+    """Parse `url`; without a path, it gets `/metrics`.
 
     Raises:
-        InvalidArgument: it is no address of a web server.
+        InvalidArgument: it is not an HTTP or HTTPS URL.
     """
     try:
         parts = urlsplit(url)
-        _ = parts.port  # Looked at only when it is asked for.
+        _ = parts.port  # urlsplit checks the port only on access.
     except ValueError as error:
         raise InvalidArgument(f"'{url}' is no URL: {error}") from None
     if (
@@ -42,13 +42,13 @@ def endpoint_of(url: str) -> SplitResult:
 
 
 def fetch_text(endpoint: SplitResult, clock: Clock) -> str:
-    """Return the page. No proxy is asked, no redirection followed.
+    """Fetch the page, without proxy or redirects.
 
-    A page takes `TIMEOUT_S` at most once its first byte is there. Each step before (looking up the
-    name, connecting, TLS, the headers) may wait as long by itself.
+    The body takes at most `TIMEOUT_S`. Each earlier step (name lookup, connection, TLS, headers)
+    has the same timeout of its own.
 
     Raises:
-        Unavailable: there was none, or it is too long or no text.
+        Unavailable: the engine does not answer, or the page is too long or not text.
     """
     url = endpoint.geturl()
     connect = _CONNECTIONS[endpoint.scheme]
@@ -78,6 +78,6 @@ def _page(connection: http.client.HTTPConnection, endpoint: SplitResult, clock: 
         body += chunk
         if len(body) > _BODY_BYTES_MAX:
             raise Unavailable(f"{url} says more than {_BODY_BYTES_MAX // MIB} MiB: no engine does")
-        if clock.now_ns() > ends_ns:  # The socket's own timeout starts anew with each byte.
+        if clock.now_ns() > ends_ns:  # The socket's own timeout restarts with each byte.
             raise TimeoutError
     return body.decode()

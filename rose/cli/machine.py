@@ -1,4 +1,4 @@
-"""The machine card: what a figure was measured on. It loads no framework and no core."""
+"""The machine card: a description of the measuring machine. It loads no framework and no core."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ def _version_or_none(package: str) -> str | None:
 
 
 def commit() -> str:
-    """Return the commit of the checkout rose runs from, or "" for an installed package."""
+    """Return the commit of rose's checkout, or "" for an installed package."""
     root = Path(rose.__file__).parent.parent
     if not (root / ".git").exists():
         return ""
@@ -43,7 +43,7 @@ def commit() -> str:
 
 
 def machine_card() -> dict[str, object]:
-    """Describe this machine and the libraries that shape a measurement."""
+    """Describe this machine and the libraries that affect a measurement."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),

@@ -1,6 +1,6 @@
-"""The `rose` command: finds subcommands on demand, and turns failures into exit statuses.
+"""The `rose` command: loads subcommands on demand, and maps failures to exit statuses.
 
-Status 0 is success, 1 a negative answer of the command, 2 a mistake that the user can mend, 130
+Status 0 is success, 1 a negative answer of the command, 2 an error that the user can correct, 130
 an interrupt.
 """
 
@@ -18,8 +18,8 @@ from rose.errors import InternalError, RoseError
 _EXIT_MENDABLE: Final = 2
 _EXIT_INTERRUPTED: Final = 130
 
-# Name: (where it is, its line in the help). The help imports none of them, so it is quick and
-# works when a package that one of them needs is not installed.
+# Name: (location, help line). The help imports no command, so it is quick and works when a package
+# of a command is missing.
 _COMMANDS: Final = {
     "compare": (
         "rose.cli.compare:compare",
@@ -62,7 +62,7 @@ _COMMANDS: Final = {
     ),
     "verify": ("rose.cli.verify:verify", "Check every certificate of a log again."),
 }
-# Packages beyond the base requirements, by the name they are imported by, and their extra.
+# Import names of optional packages, and the extra that installs them.
 _EXTRAS: Final = {
     **dict.fromkeys(("jinja2", "matplotlib", "psutil", "torch", "transformers"), "demo"),
     **dict.fromkeys(("grpc", "msgspec"), "wire"),
@@ -110,12 +110,12 @@ def cli(ctx: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    A bug in rose keeps its traceback: that is what a report of it needs.
+    A bug in rose keeps its traceback, for bug reports.
 
     Args:
-        arguments: without the name of the program; those of the process if None.
+        arguments: arguments without the program name; None for those of the process.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # Names of files may be no text.
+    if isinstance(sys.stdout, io.TextIOWrapper):  # File names may not be valid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = cli.main(
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _refuse(_usage_sentence(error))
     except click.Abort as abort:
-        if isinstance(abort.__cause__, EOFError):  # click takes any end of file for an interrupt.
+        if isinstance(abort.__cause__, EOFError):  # click treats any EOFError as an interrupt.
             raise abort.__cause__ from None
         return _EXIT_INTERRUPTED
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`rose plan SERVING ROLLOUT`: whether two models fit a device, what can be lent, and why."""
+"""`rose plan SERVING ROLLOUT`: checks that two models fit a device, and sizes loans."""
 
 import math
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ _KV_DTYPES: Final = {
     "fp8": KVDtype(1),
     "fp8-per-token-head": KVDtype(1, head_scale_bytes=_FLOAT32_BYTES),
 }
-# So that products of tokens and requests fit the 32 bits of a certificate's terms.
+# Limited so that products of tokens and requests fit the 32 bits of a certificate's terms.
 _TOKENS: Final = click.IntRange(1, 1 << 22)
 _BURST: Final = click.IntRange(0, 1000)
 _REQUESTS: Final = click.IntRange(0, 1_000_000)
@@ -172,7 +172,7 @@ def plan(
     sentences = advice(made)
     compute: tuple[ComputeLent, ...] = ()
     if gpu is not None and made.fits:
-        # Only this part needs the simulator, which takes its time to import.
+        # Imported here, because the simulator is slow to import and only this part needs it.
         from rose.cli.plan_compute import plan_compute  # noqa: PLC0415
 
         slo = SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
@@ -205,7 +205,7 @@ _TP_MAX: Final = 64
 
 
 def advice(plan: DevicePlan) -> list[str]:
-    """Return sentences: why it does not fit and what would, or what is tight."""
+    """Return sentences on why the plan does not fit and what would, or on what is tight."""
     sentences = list(_notes(plan))
     if not plan.fits:
         sentences.append(f"It does not fit: {_shortage(plan)}.")
@@ -262,7 +262,7 @@ def _fits(setting: Setting) -> bool:
 
 
 def _sections(plan: DevicePlan) -> Iterator[list[_Row]]:
-    """Yield the rows in the order in which the numbers follow from each other."""
+    """Yield the rows so that each number follows from earlier ones."""
     yield list(_memory(plan))
     yield list(_slabs(plan))
     yield list(_loans(plan))

@@ -1,4 +1,4 @@
-"""What a device that serves would lend of its compute, and what that costs serving: by a model."""
+"""Model-based estimate of the compute that a serving device can lend, and of serving's slowdown."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ _PIECES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ComputeLent:
-    """What is lent at one slowdown.
+    """Lent compute at one slowdown.
 
     Args:
-        slowdown: that.
-        share: of the device's compute.
-        price: latencies over those of serving alone, as `rose.sim.outcome.price` has it.
+        slowdown: allowed slowdown of running requests.
+        share: lent share of the device's compute.
+        price: latencies relative to serving alone, by `rose.sim.outcome.price`.
     """
 
     slowdown: float
@@ -37,19 +37,19 @@ class ComputeLent:
 def plan_compute(
     serving: ModelShape, rollout: ModelShape, gpu: str, *, tp: int, load: float, slo: SLO
 ) -> tuple[ComputeLent, ...]:
-    """Return what is lent at each of `SLOWDOWNS`.
+    """Return the lent compute at each of `SLOWDOWNS`.
 
     Args:
-        serving: model.
-        rollout: model.
-        gpu: whose data sheet says how long steps take.
-        tp: devices of a model.
-        load: share of the time in which a device that only serves has a request, below 1; the
-            requests are as those of public chats, in bursts.
-        slo: what serving was promised.
+        serving: serving's model.
+        rollout: the rollouts' model.
+        gpu: GPU name; step times come from its data sheet.
+        tp: devices per model.
+        load: share of time, below 1, in which a device that only serves has a request. Requests
+            follow public chat traces, in bursts.
+        slo: serving's targets.
 
     Raises:
-        InvalidArgument: the GPU has no figures, or a model cannot be divided so.
+        InvalidArgument: the GPU is unknown, or a model cannot be divided by `tp`.
     """
     device = roofline_cost(serving, gpu, tp=tp).device_model(
         roofline_cost(rollout, gpu, tp=tp), rollout_layers=rollout.layers

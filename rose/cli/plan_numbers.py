@@ -1,4 +1,4 @@
-"""What two models need of a device, and what is left to lend: the arithmetic of `rose plan`."""
+"""The arithmetic of `rose plan`: memory of two models on a device, and the lendable rest."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,16 +16,16 @@ BLOCK_TOKENS_MIN: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What serving may be asked for.
+    """Serving's maximum load.
 
     Args:
-        requests: that run at once.
-        request_tokens: the most that one of them holds, prompt and answer.
-        step_tokens: the most that one step prefills.
-        burst_requests: that may arrive within T besides the largest one.
-        prefill_tokens_per_s: of the engine, at most.
-        decode_tokens_per_s: of one request, at most.
-        revoke_ms: T, the longest a revocation may take.
+        requests: concurrent requests.
+        request_tokens: maximum tokens per request, prompt and answer.
+        step_tokens: maximum prefill tokens per step.
+        burst_requests: requests that may arrive within T besides the largest one.
+        prefill_tokens_per_s: maximum prefill rate of the engine.
+        decode_tokens_per_s: maximum decode rate of one request.
+        revoke_ms: T, the time limit of a revocation.
     """
 
     requests: int
@@ -39,19 +39,19 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is planned for; devices of a tensor parallel group are alike, and so are their plans.
+    """Inputs of a plan, which holds for every device of a tensor parallel group.
 
     Args:
-        serving: the model that answers users.
-        rollout: the model that rollouts run on.
+        serving: serving's model.
+        rollout: the rollouts' model.
         device_bytes: memory of one device.
-        tp: devices that share each model.
-        block_tokens: of both models.
-        kv: how both keep KV.
-        weights: how both keep weights; None for as they were published.
-        activation_bytes: of each engine, beside weights and KV.
-        load: of serving.
-        rollout_tokens: the most that one rollout holds.
+        tp: devices per model.
+        block_tokens: tokens per KV block of both models.
+        kv: KV dtype of both models.
+        weights: weight dtype of both models; None for the published one.
+        activation_bytes: memory of each engine besides weights and KV.
+        load: serving's maximum load.
+        rollout_tokens: maximum tokens of one rollout.
     """
 
     serving: ModelShape
@@ -71,10 +71,10 @@ class PlannedModel:
     """One model on one device.
 
     Args:
-        shape: of the model.
-        parameters: of all of it.
-        weight_bytes: on this device.
-        groups: its attention groups, as this device keeps them.
+        shape: shape of the model.
+        parameters: parameter count of the whole model.
+        weight_bytes: size of this device's weights.
+        groups: this device's part of the attention groups.
     """
 
     shape: ModelShape
@@ -85,13 +85,13 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """How the memory of a device is divided; every number follows from the fields.
+    """Division of a device's memory; every number follows from the fields.
 
     Args:
-        setting: what was asked.
-        serving: on the device.
-        rollout: on the device.
-        slab_bytes: that suits all attention groups of both.
+        setting: inputs of the plan.
+        serving: serving's model on the device.
+        rollout: the rollouts' model on the device.
+        slab_bytes: slab size for all attention groups of both models.
     """
 
     setting: Setting
@@ -101,28 +101,28 @@ class DevicePlan:
 
     @property
     def pool_bytes(self) -> int:
-        """Return what weights and activations leave; negative when they do not fit."""
+        """Memory left by weights and activations; negative if they do not fit."""
         weights = self.serving.weight_bytes + self.rollout.weight_bytes
         return self.setting.device_bytes - weights - 2 * self.setting.activation_bytes
 
     @property
     def header_slabs(self) -> int:
-        """Return the slabs that are never lent: null blocks of each attention group."""
+        """Slabs that are never lent, because they hold each attention group's null blocks."""
         return len(self.serving.groups) + len(self.rollout.groups)
 
     @property
     def slabs(self) -> int:
-        """Return the slabs that can have an owner."""
+        """Slabs that can have an owner."""
         return max(0, self.pool_bytes // self.slab_bytes - self.header_slabs)
 
     @property
     def quantum_slabs(self) -> int:
-        """Return the least that lets rollouts grow by a token: a slab for each of their groups."""
+        """Minimum loan that lets rollouts grow by a token: a slab for each of their groups."""
         return len(self.rollout.groups)
 
     @property
     def held_slabs(self) -> int:
-        """Return what serving holds when all its requests have their full length."""
+        """Slabs that serving holds when all its requests have their full length."""
         load = self.setting.load
         return slabs_for(
             self.serving.groups,
@@ -132,7 +132,7 @@ class DevicePlan:
         )
 
     def balance(self, group: AttentionGroup, *, running: int) -> AdmissionBalance:
-        """Return D(T) of one of serving's groups, by the formula that decides about loans."""
+        """Return D(T) of one of serving's groups, by the formula that admits loans."""
         load, block_tokens = self.setting.load, group.geometry.block_tokens
         blocks = group.blocks_for(load.request_tokens, step_tokens=load.step_tokens)
         largest = min(load.request_tokens, blocks * block_tokens)
@@ -158,7 +158,7 @@ class DevicePlan:
         )
 
     def reserve_slabs(self, *, running: int) -> int:
-        """Return the slabs that no loan may touch while so many requests run: D(T), whole slabs."""
+        """Return D(T) in whole slabs while `running` requests run; these are never lent."""
         return sum(
             ceil_div(
                 self.balance(group, running=running).demand_blocks,
@@ -169,32 +169,32 @@ class DevicePlan:
 
     @property
     def lendable_idle(self) -> int:
-        """Return the slabs that can be lent while serving runs nothing."""
+        """Lendable slabs while serving is idle."""
         return max(0, self.slabs - self.reserve_slabs(running=0))
 
     @property
     def lendable_busy(self) -> int:
-        """Return the slabs that can be lent while all its requests have their full length."""
+        """Lendable slabs while all of serving's requests have their full length."""
         reserve = self.reserve_slabs(running=self.setting.load.requests)
         return max(0, self.slabs - self.held_slabs - reserve)
 
     @property
     def fits(self) -> bool:
-        """Return whether serving has its reserve and an idle device has something to lend."""
+        """Whether an idle device can lend a quantum besides serving's reserve."""
         return self.lendable_idle >= self.quantum_slabs
 
     @property
     def least_device_bytes(self) -> int:
-        """Return the memory of the smallest device on which the plan fits."""
+        """Memory of the smallest device on which the plan fits."""
         slabs = self.header_slabs + self.reserve_slabs(running=0) + self.quantum_slabs
         return self.setting.device_bytes - self.pool_bytes + slabs * self.slab_bytes
 
     def serving_requests(self) -> int:
-        """Return how many requests of full length serving can run while nothing is lent."""
+        """Return how many full-length requests serving can run while nothing is lent."""
         return self._requests(self.serving, self.slabs, self.setting.load.request_tokens)
 
     def rollouts(self, slabs: int) -> int:
-        """Return how many rollouts of full length so many slabs hold."""
+        """Return how many full-length rollouts fit into `slabs`."""
         return self._requests(self.rollout, slabs, self.setting.rollout_tokens)
 
     def _requests(self, tenant: PlannedModel, slabs: int, tokens: int) -> int:
@@ -204,10 +204,10 @@ class DevicePlan:
 
 
 def make_plan(setting: Setting) -> DevicePlan:
-    """Divide a device; what does not fit is an answer, `DevicePlan.fits`.
+    """Divide a device; `DevicePlan.fits` tells whether the models fit.
 
     Raises:
-        InvalidArgument: a model cannot be divided so, or no slab size suits both.
+        InvalidArgument: a model cannot be divided by `tp`, or no slab size suits both.
     """
     serving, rollout = _tenant(setting.serving, setting), _tenant(setting.rollout, setting)
     groups = (*serving.groups, *rollout.groups)
@@ -219,7 +219,7 @@ def make_plan(setting: Setting) -> DevicePlan:
 
 
 def _smaller_blocks(setting: Setting) -> str:
-    """Say with which smaller blocks there is a slab size, if there is one."""
+    """Name the largest smaller block size that has a slab size, if there is one."""
     smaller = setting.block_tokens // 2
     if smaller < BLOCK_TOKENS_MIN:
         return ""

@@ -1,4 +1,4 @@
-"""What a gain costs serving, as tables show it beside the gain."""
+"""Table cells for serving's slowdown, shown beside the gain."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,6 +10,6 @@ PRICE_HEADERS: Final = ("TTFT x alone\nP50 / P99", "TPOT x alone\nP50 / P99")
 
 
 def price_text(row: Mapping[str, Any], what: str) -> str:
-    """Return both quantiles of "ttft" or "tpot" over those of serving alone."""
+    """Return both quantiles of "ttft" or "tpot" as multiples of serving alone."""
     values = [row[name] for name in PRICES if name.startswith(what)]
     return NO_NUMBER if None in values else " / ".join(map(fixed, values))

@@ -1,4 +1,4 @@
-"""`rose profile URL`: what serving leaves over time, and how much of it could be lent."""
+"""`rose profile URL`: a running engine's idle capacity over time, and how much could be lent."""
 
 import math
 import shlex
@@ -74,7 +74,7 @@ def profile(
     )
     console, clock = Console(highlight=False), BootClock()
     with phases(console, clock) as shown, ends_interrupt():
-        # Here, because it needs the extra `metrics`.
+        # Imported here, because it needs the extra `metrics`.
         from rose.cli.profile_engine import measure_engine  # noqa: PLC0415
 
         measured = measure_engine(asked, clock, shown)

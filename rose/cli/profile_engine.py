@@ -1,4 +1,4 @@
-"""Measure an engine: ask its `/metrics` again and again, and keep what it says."""
+"""Measures an engine by polling its `/metrics`."""
 
 from contextlib import suppress
 from typing import Final
@@ -16,21 +16,20 @@ from rose.scheduler.broker import ServingDevice
 from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader
 from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
 
-# The size at which whole slabs hardly round: those of a device are between 2 and 128 MiB.
+# Small enough for negligible rounding; real slabs have 2 to 128 MiB.
 _SLAB_BYTES: Final = 32 * MIB
-# So many readings in a row that fail are an engine that is gone.
+# After this many failed readings in a row, the engine counts as gone.
 _FAILURES_MAX: Final = 5
 _BF16: Final = KVDtype(2)
 
 
 def measure_engine(asked: ProfileAsked, clock: Clock, shown: Phases) -> Measured:
-    """Read the engine until the time is over, or somebody interrupts.
+    """Read the engine until the time is over or an interrupt comes.
 
     Raises:
-        InvalidArgument: the URL is none, the size of the pool is not known, or the reserve leaves
-            nothing of it.
-        Unavailable: the first reading failed, or too many in a row.
-        CorruptData: the first reading made no sense.
+        InvalidArgument: the URL is invalid, the pool size is unknown, or the reserve exceeds it.
+        Unavailable: the first reading failed, or all of the `_FAILURES_MAX` readings after it.
+        CorruptData: the first reading was invalid.
     """
     endpoint = endpoint_of(asked.url)
     first = read_metrics(fetch_text(endpoint, clock))
@@ -41,7 +40,7 @@ def measure_engine(asked: ProfileAsked, clock: Clock, shown: Phases) -> Measured
 
 
 def _read_on(measured: Measured, endpoint: SplitResult, clock: Clock, shown: Phases) -> bool:
-    """Read until the time is over; False if the engine went away before."""
+    """Read until the time is over; False if the engine disappears before."""
     asked, reader = measured.asked, EngineReader(measured.device)
     began_ms, number, failed = clock.now_ns() / NS_PER_MS, 0, 0
     while (at_ms := clock.now_ns() / NS_PER_MS - began_ms) <= asked.seconds * MS_PER_S:
@@ -86,10 +85,10 @@ def token_bytes(model: str) -> int:
     """Return the KV bytes of a token in bf16.
 
     Args:
-        model: a name that rose knows, with or without its publisher; or a config.json.
+        model: a known model name, with or without its publisher; or a config.json.
 
     Raises:
-        InvalidArgument: the model is not known.
+        InvalidArgument: the model is unknown.
     """
     try:
         shape = find_model(model)

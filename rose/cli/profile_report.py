@@ -1,4 +1,4 @@
-"""What was measured of an engine, what the broker would have lent of it, and the report of that."""
+"""Measurements of an engine, the broker's decisions on replay, and the report on both."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,16 +18,16 @@ from rose.units import GIB, MS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class ProfileAsked:
-    """What is to be measured.
+    """The request for a measurement.
 
     Args:
-        url: of an engine.
-        seconds: how long.
-        every_s: between two readings.
-        slos: that are asked about, at least one.
-        model: whose KV it is; None for what the engine reports.
-        kv_bytes: of serving's pool; None for what the engine reports.
-        reserve_bytes: of the pool that no loan touches.
+        url: address of the engine.
+        seconds: duration.
+        every_s: interval between readings.
+        slos: targets to evaluate, at least one.
+        model: model that determines KV sizes; None for the one that the engine reports.
+        kv_bytes: size of serving's KV pool; None for the one that the engine reports.
+        reserve_bytes: part of the pool that is never lent.
     """
 
     url: str
@@ -41,16 +41,16 @@ class ProfileAsked:
 
 @dataclass(slots=True)
 class Measured:
-    """How serving was over time.
+    """Measurements of serving over time.
 
     Args:
-        asked: what was to be measured.
-        device: with the first of the targets.
+        asked: the request.
+        device: serving's device, with the first of the targets.
         engine: "vLLM" or "SGLang".
-        model: name of the model, if it is known.
-        observations: in the order of time.
-        failures: readings that failed, as (time, one sentence).
-        is_complete: False when it was interrupted, or the engine went away.
+        model: name of the model, if known.
+        observations: successful readings in time order.
+        failures: failed readings, as (time, one sentence).
+        is_complete: False after an interrupt, or if the engine disappeared.
     """
 
     asked: ProfileAsked
@@ -73,9 +73,9 @@ _HOW: Final = (
 
 
 def lent_row(measured: Measured, slo: SLO) -> dict[str, Any]:
-    """Replay what was measured to a broker, and return what a pair of targets would have lent.
+    """Replay the readings to a broker, and return the loans under one pair of targets.
 
-    How long each loan was held is the time until the next decision: nobody knows of the last one.
+    Each decision counts until the next one, so the last one has no duration.
     """
     device = replace(measured.device, slo=slo)
     readings = [(one.at_ms, replace(one, device=device)) for one in measured.observations] + [
@@ -114,26 +114,26 @@ def lent_row(measured: Measured, slo: SLO) -> dict[str, Any]:
 
 
 def _share(seen: Observation, slo: SLO) -> float | None:
-    """Return the share of the device that was free around one reading; None if it does not say."""
+    """Return the idle share of the device around one reading; None if unknown."""
     if not (seen.running or seen.waiting):
         return 1.0
     if seen.tpot_ms_p99 is None:
         return None
     if _is_met(seen, slo) is False:
         return 0.0
-    # Not the mean: a prompt beside makes a step long, and waiting makes batches larger.
+    # P99, not the mean: a concurrent prefill lengthens a step, and queueing enlarges batches.
     return max(0.0, 1 - seen.tpot_ms_p99 / slo.tpot_ms)
 
 
 def _is_met(seen: Observation, slo: SLO) -> bool | None:
-    """Return whether serving met both targets around one reading; None if it does not say."""
+    """Return whether serving met its targets around one reading; None if unknown."""
     tails = ((seen.ttft_ms_p99, slo.ttft_ms), (seen.tpot_ms_p99, slo.tpot_ms))
     known = [p99_ms <= target_ms for p99_ms, target_ms in tails if p99_ms is not None]
     return all(known) if known else None
 
 
 def _kind(why: str) -> str:
-    """Return a reason without its numbers, so that it can be counted."""
+    """Return a reason without its numbers, so that equal reasons can be counted."""
     if why.startswith("calm must last"):
         return "calm had not lasted long enough"
     if " have a P99 of " in why:
@@ -144,7 +144,7 @@ def _kind(why: str) -> str:
 
 
 def profile_report(measured: Measured, *, command: str, machine: dict[str, Any]) -> dict[str, Any]:
-    """Return what `profile.json` holds; keys are only ever added while the format is the same."""
+    """Return the content of `profile.json`; within one format, keys are only ever added."""
     seen, device, asked = measured.observations, measured.device, measured.asked
     used = [one.kv_used for one in seen]
     report = {
@@ -193,7 +193,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    """Say the most important number in one sentence."""
+    """Return the most important numbers in one sentence."""
     rows = [row for row in report["rows"] if row["lent_gib_mean"] > 0]
     early = "" if report["complete"] else "Stopped early: "
     if not rows:
@@ -223,7 +223,7 @@ _HEADERS: Final = (
 
 
 def print_profile(report: Mapping[str, Any], console: Console) -> None:
-    """Print what was measured, a row for each pair of targets, and the verdict."""
+    """Print the measurements, a row for each pair of targets, and the verdict."""
     for sentence in _sentences(report):
         console.print(sentence, markup=False, soft_wrap=True)
     print_rows(console, _HEADERS, _rows(report))

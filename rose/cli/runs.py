@@ -1,4 +1,4 @@
-"""What commands share: files they read and write, folders, interrupts, progress, traffic."""
+"""Shared parts of commands: files, folders, interrupts, progress, traffic options."""
 
 import os
 import shutil
@@ -22,10 +22,10 @@ _LOCK: Final = ".lock"
 
 
 def read_named(path: Path, bytes_max: int) -> bytes:
-    """Return what is in a file that a user named.
+    """Return the content of a user's file.
 
     Raises:
-        InvalidArgument: it cannot be read, or has more bytes.
+        InvalidArgument: the file cannot be read, or has more than `bytes_max` bytes.
     """
     try:
         return read_input(path, bytes_max=bytes_max)
@@ -34,15 +34,15 @@ def read_named(path: Path, bytes_max: int) -> bytes:
 
 
 def write_output(path: Path, content: bytes, *, what: str) -> None:
-    """Write a file that a user named; it appears whole or not at all, links are followed.
+    """Write a file atomically; links are followed.
 
     Args:
-        path: where; a device, a pipe or a standard stream is written as it is.
-        content: of the file.
-        what: the content's name in the sentence of a failure.
+        path: file to write; devices, pipes and standard streams are written directly.
+        content: content of the file.
+        what: name of the content in the error message.
 
     Raises:
-        InvalidArgument: it cannot be written.
+        InvalidArgument: the file cannot be written.
     """
     try:
         write_whole(path, content)
@@ -54,10 +54,10 @@ def write_output(path: Path, content: bytes, *, what: str) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Try, before a long run, whether the folder of `--out` can be written to; leave nothing.
+    """Test before a long run that the folder of `--out` can be written; leave nothing behind.
 
     Raises:
-        InvalidArgument: it cannot; the sentence says why.
+        InvalidArgument: the folder cannot be written; the message says why.
     """
     if folder.is_file():
         raise InvalidArgument(f"--out {folder} is a file: name a folder")
@@ -80,13 +80,13 @@ def try_folder(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Give an empty folder, and remove it; those that killed runs left are removed first.
+    """Yield an empty temporary folder, after removing the folders that killed runs left.
 
     Raises:
         OSError: the system's temporary folder cannot be written.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        # Held by a living run, or of another user, or without a lock: it stays.
+        # A folder stays if a live run locks it, another user owns it, or it has no lock.
         with suppress(OSError):
             there = left.lstat()
             is_ours = stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid()
@@ -95,7 +95,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
                     shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix) as name:
         folder = Path(name)
-        # Under another name first: a lock that nobody holds yet would be taken for an old one.
+        # Created under another name: until it is locked, the lock file would look abandoned.
         with lock(folder / "lock"):
             (folder / "lock").rename(folder / _LOCK)
             yield folder
@@ -103,7 +103,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def ends_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` in the main thread also for SIGTERM."""
+    """Raise `KeyboardInterrupt` in the main thread for SIGTERM too."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -113,11 +113,11 @@ def ends_interrupt() -> Iterator[None]:
 
 @contextmanager
 def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Give what is to be told of each part that is done.
+    """Show a progress bar; yield a function that takes the bytes of each finished part.
 
     Args:
-        what: is being done.
-        total_bytes: of all parts.
+        what: description of the work.
+        total_bytes: size of all parts.
     """
     console = Console(stderr=True)
     bar = Progress(
@@ -135,7 +135,7 @@ def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def traffic_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--trace` and `--profile`, which `load_trace` takes."""
+    """Add the options `--trace` and `--profile` of `load_trace` to a command."""
     profile = click.option(
         "--profile",
         type=click.Choice(list(PROFILES)),
@@ -163,16 +163,16 @@ def load_trace(
     """Read or generate a trace.
 
     Args:
-        path: of a file, or None.
-        profile: of what is generated without one; chat if None.
-        generated_s: how long that lasts, at the rate of its profile.
+        path: trace file; None generates a trace.
+        profile: profile of a generated trace; None for chat.
+        generated_s: duration of a generated trace, at the rate of its profile.
         length_scale: factor on all lengths.
-        prompt_max: longest prompt, in tokens; None for any.
-        output_max: longest output, in tokens; None for any.
-        seed: of what is generated, or drawn where a file leaves it open.
+        prompt_max: longest prompt, in tokens; None for no limit.
+        output_max: longest output, in tokens; None for no limit.
+        seed: seed of a generated trace, and of values that a file lacks.
 
     Raises:
-        InvalidArgument: both are given, or the file cannot be read.
+        InvalidArgument: path and profile are both given, or the file cannot be read.
     """
     if path is not None and profile is not None:
         raise InvalidArgument("--trace and --profile both say which traffic there is; give one")

@@ -1,4 +1,4 @@
-"""`rose sim`: a scenario's arms on the same seeds, in virtual time."""
+"""`rose sim`: simulates a scenario's arms on the same seeds, in virtual time."""
 
 import csv
 import math
@@ -37,11 +37,11 @@ def read_inputs(scenarios: Iterable[Scenario], *, beside: Path) -> Inputs:
     """Read every file that scenarios name, once.
 
     Args:
-        scenarios: of one file.
-        beside: the folder that their paths are relative to.
+        scenarios: scenarios to read files for.
+        beside: folder that relative paths start from.
 
     Raises:
-        InvalidArgument: a file cannot be read, or is not what it should be.
+        InvalidArgument: a file cannot be read or has invalid content.
     """
     rates: dict[str, dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
     for scenario in scenarios:
@@ -117,7 +117,7 @@ def sim(
     serving was late because of rose), or 130 after an interrupt: what was done until then is
     reported.
     """
-    # Here, because it needs the extra `sim`.
+    # Imported here, because it needs the extra `sim`.
     from rose.sim.scenario.yaml_file import read_scenarios  # noqa: PLC0415
 
     out = Path(out_dir)
@@ -162,7 +162,7 @@ def _chosen(scenario: Scenario, arm_names: str | None, seed_count: int | None) -
 def _run(
     scenarios: Sequence[Scenario], inputs: Inputs, console: Console
 ) -> tuple[list[ScenarioRuns], bool]:
-    """Return what was run, and whether it is all; an interrupt ends it early and is no error."""
+    """Return the runs, and whether they are complete; an interrupt ends them without an error."""
     runs: list[ScenarioRuns] = []
     wanted = sum(len(one.arms) * len(one.seeds) for one in scenarios)
     with phases(console, BootClock()) as shown, ends_interrupt():

@@ -1,4 +1,4 @@
-"""What `rose sim` found, as the numbers of its JSON and as tables on the terminal."""
+"""Results of `rose sim`, as JSON and as terminal tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,17 +17,16 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import Factor, rollout_time_under, throughput_over
 from rose.sim.study.validation import PUBLISHED, validations
 
-# No simulation knows how many answers are correct.
+# A simulation does not know the share of correct answers, so costs are given for several.
 _ACCEPT_RATES: Final = (0.1, 0.3, 0.5, 0.8, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRuns:
-    """A scenario and what was run of it.
+    """A scenario with its finished runs.
 
     Args:
-        scenario: that.
-        figures: of each arm under each seed that was done.
+        figures: figures of each finished run (arm and seed).
     """
 
     scenario: Scenario
@@ -40,7 +39,7 @@ def summarise_study(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
 
 
 def summarise_validation(runs: Sequence[ScenarioRuns]) -> list[dict[str, Any]]:
-    """Return every figure that others published of one of the scenarios, beside what came out."""
+    """Return every published figure on the scenarios, with the simulated one."""
     found = validations({one.scenario.name: one.figures for one in runs})
     return [{**asdict(one), "error": one.error, "warning": one.warning} for one in found]
 
@@ -145,7 +144,7 @@ def _cost(mine: Sequence[ArmFigures]) -> dict[str, Any] | None:
 
 
 def _checks(runs: ScenarioRuns) -> list[dict[str, Any]]:
-    """Return what must hold whatever the figures are: each with what was found."""
+    """Return the invariants of any study, each with its result."""
     mine = [one for one in runs.figures if one.arm == ROSE]
     excess = _sum([one.served.excess for one in mine if one.served])
     unrecovered = sum(one.unrecovered for one in mine)
@@ -197,7 +196,7 @@ _VALIDATION_HEADERS: Final = ("measured", "predicted", "published", "error")
 
 
 def print_study(report: Mapping[str, Any], console: Console) -> None:
-    """Print a table for each scenario, what does not hold, and how far off what is known was."""
+    """Print a table and the failed checks of each scenario, then the validation errors."""
     for scenario in report["scenarios"]:
         seeds = len(scenario["seeds"])
         title = f"{scenario['name']}: {scenario['about']} {seeds} seed{'s' * (seeds != 1)}"

@@ -1,4 +1,4 @@
-"""`rose top SOCKET`: partitions, loans and pins of a device, live, read from its ledger."""
+"""`rose top SOCKET`: live view of a device's partitions, loans and pins, from its ledger."""
 
 import math
 import os
@@ -23,13 +23,13 @@ from rose.executor.messages import AskLedger, Ledger, Rejected
 from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
 
 _PATIENCE_S: Final = 5.0
-_AGAIN_S: Final = 0.25  # A device that hangs is still to be looked at.
+_AGAIN_S: Final = 0.25  # Short, so that the view keeps refreshing when the device hangs.
 _STRIP_CELLS: Final = 96
 _COLUMNS: Final = (
     *("slabs", "GiB", "may have", "lent", "leaving", "late", "due ms"),
     *("pins", "oldest ms"),
 )
-# How a slab shows in the strip: by state, in the order in which a cell of several is named.
+# A slab's mark in the strip by state; a cell of several slabs shows the first state listed here.
 _MARKS: Final = {
     SlabState.QUARANTINED: ("!", "bold red"),
     SlabState.REVOKING: ("<", "yellow"),
@@ -40,16 +40,16 @@ _MARKS: Final = {
 
 
 def draw(ledger: LedgerView, said: Ledger, *, clock: Clock) -> Group:
-    """Return the partitions as a table, the cap, what was refused, and the slabs as a strip.
+    """Return a table of partitions, the cap, the refusals, and a strip of the slabs.
 
     Args:
-        ledger: of the device.
-        said: what the ledger has not, as the device just said it.
-        clock: of the device.
+        ledger: the device's ledger.
+        said: the device's last report of values that are not in the ledger.
+        clock: the device's clock.
 
     Raises:
         CorruptData: the ledger's records contradict each other.
-        Unavailable: its writer stopped in the middle of a change.
+        Unavailable: the ledger's writer stopped in the middle of a change.
     """
     ledger.audit()
     records, now_ns = ledger.records(), clock.now_ns()
@@ -57,7 +57,7 @@ def draw(ledger: LedgerView, said: Ledger, *, clock: Clock) -> Group:
     gib = ledger.slab_bytes / GIB
     size = f"{len(records)} slabs of {ledger.slab_bytes / MIB:.3g} MiB"
     free = sum(record.state == SlabState.UNOWNED for record in records)
-    # Without padding, or 80 columns would not hold it.
+    # No padding, so that the table fits 80 columns.
     table = Table(title=f"process {said.pid}: {size}, {free} free", padding=0)
     table.add_column("partition", no_wrap=True)
     for name in _COLUMNS:
@@ -83,7 +83,7 @@ def draw(ledger: LedgerView, said: Ledger, *, clock: Clock) -> Group:
 
 
 def _strip(states: Sequence[SlabState]) -> Text:
-    """Draw the pool in one line; a cell of several slabs shows what matters most."""
+    """Draw the pool in one line; a cell of several slabs shows the most important state."""
     per_cell = -(-len(states) // _STRIP_CELLS)
     text = Text()
     for start in range(0, len(states), per_cell):
@@ -93,7 +93,7 @@ def _strip(states: Sequence[SlabState]) -> Text:
 
 
 def _refusals(said: Ledger) -> list[str]:
-    """Say how often rollouts were refused, and what the newest certificate failed on."""
+    """Return the refusal counts by reason, and the condition that failed last."""
     counts = [f"{count} {name.replace('_', ' ')}" for name, count in said.refusals.items() if count]
     lines = [f"refused: {', '.join(counts)}"] if counts else []
     return lines if said.binding is None else [*lines, f"last failed: {said.binding}"]
@@ -125,14 +125,14 @@ def _ask(socket_path: str, *, timeout_s: float) -> tuple[LedgerView, Ledger]:
 
 
 class WatchedDevice:
-    """A device that is looked at again and again: its ledger is mapped, its cap is asked for."""
+    """A watched device: its ledger is mapped into memory, its cap is polled."""
 
     def __init__(self, socket_path: str, clock: Clock) -> None:
-        """Ask for both.
+        """Request ledger and cap.
 
         Raises:
-            CorruptData: what listens there is no device.
-            Unavailable: nothing does, or it does not want to be looked at.
+            CorruptData: the listener is not a device of rose.
+            Unavailable: nothing listens, or the device refuses to be watched.
         """
         self._socket_path = socket_path
         self._clock = clock
@@ -141,17 +141,17 @@ class WatchedDevice:
 
     @property
     def pid(self) -> int:
-        """Of serving's process."""
+        """Process id of serving."""
         return self._said.pid
 
     def ask_again(self) -> None:
-        """Hear of the cap; one that does not answer now keeps the one it had, until that ends."""
+        """Poll the cap; without an answer, the last cap stays until it expires."""
         with suppress(RoseError):
             _, self._said = _ask(self._socket_path, timeout_s=_AGAIN_S)
             self._said_ns = self._clock.now_ns()
 
     def look(self) -> Group:
-        """Draw the ledger; the cap is as it was last said, less the time since."""
+        """Draw the ledger, and the last reported cap less the time since then."""
         said = self._said
         if said.cap is not None:
             size_bytes, left_ms = said.cap
@@ -183,7 +183,7 @@ def top(
 
 
 def _follow(device: WatchedDevice, console: Console, clock: Clock, *, every_s: float) -> None:
-    """Draw again and again until an interrupt, or until the device's process ends."""
+    """Redraw until an interrupt, or until the device's process ends."""
     died = os.pidfd_open(device.pid)
     try:
         with suppress(KeyboardInterrupt), Live(device.look(), console=console) as live:

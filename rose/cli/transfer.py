@@ -1,4 +1,4 @@
-"""`rose transfer`: which tiles an update has, what moves where, and what several processes did."""
+"""`rose transfer`: plans the traffic of updates, and merges the timelines of several processes."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rose.transfer.plan.files import ShardFile
 
 _PATH: Final = click.Path(path_type=Path)
-# Of files that name no cluster.
+# Cluster names for files that name none.
 _TRAINING: Final = "training"
 _SERVING: Final = "serving"
 
@@ -111,7 +111,7 @@ def plan(
 
 
 def _read(path: Path) -> "ShardFile":
-    # Here, because it needs the extra `wire`.
+    # Imported here, because it needs the extra `wire`.
     from rose.transfer.plan.files import FILE_BYTES_MAX, shards_from_json  # noqa: PLC0415
 
     return shards_from_json(read_named(path, FILE_BYTES_MAX), what=str(path))

@@ -1,4 +1,4 @@
-"""What `rose transfer plan` found, as tables with what a reader must know."""
+"""Tables of `rose transfer plan`, with remarks."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,14 @@ from rose.units import ceil_div
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and what it was asked about.
+    """A plan with its traffic and coverage.
 
     Args:
-        plan: the plan.
-        traffic: of one update.
-        source: what its map covers.
-        replicas: what theirs cover, by name.
+        traffic: traffic of one update.
+        source: coverage of the source's shard map.
+        replicas: coverage of each replica's shard map, by name.
         density: share of the elements that the update changes.
-        bytes_per_change: on the wire.
+        bytes_per_change: bytes on the wire per changed element.
     """
 
     plan: Plan
@@ -36,12 +35,12 @@ class Planned:
 
     @property
     def elements(self) -> int:
-        """Return how many cross, each counted once."""
+        """Number of elements to send, each counted once."""
         return sum(self.plan.counts)
 
     @property
     def tiles_min(self) -> int:
-        """Return how many tiles of full size have room for all elements."""
+        """Number of full tiles that would hold all elements."""
         return ceil_div(self.elements, self.plan.tile_elements)
 
     def received(self, replica: str) -> int:
@@ -53,7 +52,7 @@ class Planned:
         )
 
     def unreceived(self, replica: str) -> list[str]:
-        """Return the tensors that a replica does not receive, or not all of."""
+        """Return the tensors that a replica does not receive completely."""
         missing = (
             tile.tensor
             for tile in self.plan.tiles
@@ -62,7 +61,7 @@ class Planned:
         return list(dict.fromkeys(missing))
 
     def nics(self) -> dict[str, dict[str, int]]:
-        """Return bytes by NIC, for each kind of NIC and direction; idle ones have 0."""
+        """Return bytes per NIC, for each kind of NIC and direction; idle NICs have 0."""
         plan, moved = self.plan, self.traffic
         relays = [relay.name for relay in plan.relays]
         ranks = plan.sources.shards.ranks
@@ -79,11 +78,11 @@ class Planned:
         return {kind: loads for kind, loads in kinds.items() if loads}
 
 
-_NAMED: Final = 3  # of many alike
+_NAMED: Final = 3  # names listed before "and n more"
 
 
 def print_planned(console: Console, planned: Planned) -> None:
-    """Print what was found."""
+    """Print the tables and the remarks."""
     _print(console, ("what", "how much", "why"), list(_rows(planned)))
     _print(console, ("NICs", "how many", "least", "mean", "most"), list(_nics(planned)))
     headers = ("who", "ranks", "of the source", "of its memory", "computed")
@@ -93,7 +92,7 @@ def print_planned(console: Console, planned: Planned) -> None:
 
 
 def _sentences(planned: Planned) -> Iterator[str]:
-    """Say what the tables do not: ties, computed tensors, buffers, and what nobody receives."""
+    """Yield remarks on ties, computed tensors, uncovered elements, and missing tensors."""
     yield from _about("the source", planned.source)
     for name, coverage in planned.replicas.items():
         yield from _about(f"replica {name}", coverage)

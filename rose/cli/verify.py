@@ -47,7 +47,7 @@ def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:
 
 
 def _kinds(verification: Verification, log: Path) -> Table:
-    """Count the records."""
+    """Return a table of record counts."""
     table = Table("kind of record", title=f"Certificates of {escape(str(log))}")
     table.add_column("records", justify="right")
     for kind, count in sorted(verification.kinds.items()):
@@ -60,7 +60,7 @@ def _kinds(verification: Verification, log: Path) -> Table:
 
 
 def _remarks(verification: Verification) -> Iterator[str]:
-    """Say what a reader must know besides the violations."""
+    """Yield remarks besides the violations."""
     forced = verification.kinds.get("FORCED", 0)
     if forced:
         yield f"Let through a closed gate by the watchdog: {forced} segments."
@@ -73,7 +73,7 @@ _ROWS_MAX: Final = 20
 
 
 def _cause_sentence(misses: Sequence[Miss]) -> str:
-    """Say how many misses each cause has."""
+    """Return the number of misses by cause."""
     if not misses:
         return "No token was missed."
     counts = Counter(miss.cause for miss in misses)
@@ -82,7 +82,7 @@ def _cause_sentence(misses: Sequence[Miss]) -> str:
 
 
 def _miss_table(misses: Sequence[Miss]) -> Table:
-    """Lay out the worst misses, by how far they are above their targets.
+    """Return a table of the worst misses, by excess over their targets.
 
     Args:
         misses: at least one; at most `_ROWS_MAX` are shown.
@@ -109,6 +109,6 @@ def _miss_table(misses: Sequence[Miss]) -> Table:
 
 
 def _parts(miss: Miss) -> str:
-    """Name the parts that took time, the largest first."""
+    """Return the parts of a miss that took time, the largest first."""
     parts = sorted(miss.parts_ns.items(), key=lambda one: -one[1])
     return ", ".join(f"{part.value} {ns / NS_PER_MS:.1f}" for part, ns in parts if ns > 0)

@@ -1,4 +1,4 @@
-"""What a borrower's lane needs of a gate, and the gate for GPUs without one in their streams."""
+"""The borrower's side of a gate, and the gate for GPUs without a gate in their streams."""
 
 from typing import Protocol
 
@@ -7,22 +7,22 @@ from rose.errors import DeadlineExceeded
 
 
 class BorrowerGate(Protocol):
-    """The borrower's half of a gate. One thread calls it.
+    """The borrower's side of a gate, called by one thread.
 
-    The life of a step: `begin_step` → `pass_` → `settle` → `pass_`, … → `settle` → `leave` →
+    Lifecycle of a step: `begin_step` → `pass_` → `settle` → `pass_`, … → `settle` → `leave` →
     `end_step`.
     """
 
     def begin_step(self) -> None:
-        """Say that a step is asked for."""
+        """Request a step."""
         ...
 
     def pass_(self, *, timeout_ms: float) -> Verdict:
-        """End the segment before and start the next, if that is allowed within the time."""
+        """End the previous segment, and start the next once allowed, within the timeout."""
         ...
 
     def settle(self, *, timeout_ms: float) -> Verdict:
-        """Wait until every segment that was let into the stream has started."""
+        """Wait until every admitted segment has started."""
         ...
 
     def leave(self) -> None:
@@ -35,22 +35,22 @@ class BorrowerGate(Protocol):
 
 
 class SynchronousGate:
-    """HOST on a GPU: the host waits for each segment, then stops at its own gate.
+    """The HOST gate on a GPU: the host waits for each segment, then stops at its own gate.
 
-    It needs nothing of the driver and holds exactly, but the GPU idles between two segments.
+    It needs no driver feature and stops exactly, but the GPU idles between two segments.
     """
 
     def __init__(self, gate: BorrowerGate, stream: CudaStream) -> None:
-        """Gate what runs on `stream`."""
+        """Gate the work on `stream`."""
         self._gate = gate
         self._stream = stream
 
     def begin_step(self) -> None:
-        """Say that a step is asked for."""
+        """Request a step."""
         self._gate.begin_step()
 
     def pass_(self, *, timeout_ms: float) -> Verdict:
-        """Wait for the segment before, then for leave to start the next."""
+        """Wait for the previous segment, then for leave to start the next."""
         try:
             self._stream.wait(timeout_ms=timeout_ms)
         except DeadlineExceeded:
@@ -58,12 +58,12 @@ class SynchronousGate:
         return self._gate.pass_(timeout_ms=timeout_ms)
 
     def settle(self, *, timeout_ms: float) -> Verdict:
-        """Say that nothing waits: the host stopped at the gate itself."""
+        """Return at once: the host stops at the gate, so no admitted segment waits."""
         del timeout_ms
         return Verdict.PASSED
 
     def leave(self) -> None:
-        """End the last segment, whose work `RolloutLane.finish` has waited for."""
+        """End the last segment; `RolloutLane.finish` has waited for its work."""
         self._gate.leave()
 
     def end_step(self) -> None:

@@ -1,4 +1,4 @@
-"""One GPU for co-serving: a stream of rose's own for each tenant, and a gate that was tested."""
+"""One GPU for co-serving: one stream per tenant, and a tested gate."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from rose.errors import InvalidArgument, Unavailable
 
 
 def device_ordinal(name: str) -> int | None:
-    """Return the GPU that `name` means ("cuda" is the first), None for the CPU.
+    """Return the ordinal of the GPU `name` ("cuda" is 0), None for the CPU.
 
     Raises:
         InvalidArgument: `name` is neither "cpu", "cuda" nor "cuda:<n>".
@@ -34,12 +34,12 @@ def device_ordinal(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device and the tenants' streams. Streams are made here, once, before anything is parked.
+    """A device and its tenants' streams, created once, before any stream waits at a gate.
 
     Args:
-        device: holds the primary context that torch uses too.
-        serving: of the highest priority.
-        rollout: of the lowest.
+        device: holds the primary context, which torch shares.
+        serving: stream of the highest priority.
+        rollout: stream of the lowest priority.
     """
 
     device: CudaDevice
@@ -51,8 +51,8 @@ class Gpu:
         """Open a GPU.
 
         Raises:
-            Unavailable: no driver, or one that is too old.
-            InvalidArgument: there is no such GPU.
+            Unavailable: the driver is missing or too old.
+            InvalidArgument: the GPU does not exist.
         """
         device = CudaDevice.open(ordinal)
         return cls(
@@ -68,15 +68,15 @@ class Gpu:
         try_all: bool = False,
         in_one_process: bool = True,
     ) -> GateProbe:
-        """Find out by trying which gates hold, open and leave serving's stream alone.
+        """Test which gates hold, open, and do not block serving's stream.
 
         Args:
-            max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None when it is not set.
-            try_all: also KERNEL where MEMOP works.
-            in_one_process: serving runs in this process too.
+            max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None if it is not set.
+            try_all: test KERNEL even if MEMOP works.
+            in_one_process: whether serving runs in this process too.
 
         Raises:
-            Unavailable: a gate that was opened did not wake, so the borrower's stream is lost.
+            Unavailable: an opened gate did not wake, so the borrower's stream is lost.
         """
         probe = probe_gates(
             self.device,
@@ -97,13 +97,13 @@ class Gpu:
         """Return the borrower's side of `gate` for this GPU.
 
         Args:
-            gate: serving and the creditor hold its other side.
-            kind: as chosen by `probe`.
-            window: segments that may wait in the stream; fewer, if the launch queue takes no more.
-            launches: what the engine puts into the stream for a segment, at most; a graph is one.
+            gate: the host's gate, whose other side serving and the creditor use.
+            kind: the choice of `probe`.
+            window: maximum waiting segments in the stream, reduced to what the launch queue holds.
+            launches: maximum launches per segment; a graph counts as one.
 
         Raises:
-            InvalidArgument: not even one segment of so many launches fits the launch queue.
+            InvalidArgument: the launch queue cannot hold one segment of `launches` launches.
         """
         if kind is GateKind.HOST:
             return SynchronousGate(gate, self.rollout)
@@ -118,9 +118,9 @@ class Gpu:
 
 
 def largest_window(launches: int) -> int:
-    """Return how many segments of so many launches may wait in a stream, at least 1.
+    """Return how many segments of `launches` launches may wait in a stream, at least 1.
 
-    Beyond the launch queue the driver blocks the host, which may hold the interpreter's lock.
+    When the launch queue is full, the driver blocks the host, which may hold the interpreter lock.
     """
     each = launches + StreamGate.GATE_LAUNCHES
     return max(1, (StreamGate.LAUNCH_QUEUE - 1) // each)
@@ -134,21 +134,20 @@ def tested_gate(
     launches: int = 1,  # noqa: PT028 (no test)
     in_one_process: bool = True,  # noqa: PT028
 ) -> tuple[BorrowerGate, GateChoice | None]:
-    """Choose the borrower's gate: on a CPU the host's, on a GPU the first whose self-test passes.
+    """Choose the borrower's gate: the host's on a CPU, the first with a passed self-test on a GPU.
 
     Args:
-        gpu: None for a CPU.
-        gate: serving and the creditor hold its other side.
-        window: segments that may wait in the stream of a GPU.
+        gpu: the GPU; None for a CPU.
+        gate: the host's gate, whose other side serving and the creditor use.
+        window: maximum waiting segments in a GPU's stream.
         launches: as in `Gpu.borrower_gate`.
-        in_one_process: serving runs in this process too; a kernel that waits is no gate where it
-            does not.
+        in_one_process: whether serving runs in this process too; if not, KERNEL is no gate.
 
     Returns:
-        The gate, and on a GPU which it is and why.
+        The gate, and on a GPU the choice with its reason.
 
     Raises:
-        Unavailable: as `Gpu.probe`.
+        Unavailable: as in `Gpu.probe`.
     """
     if gpu is None:
         return gate, None

@@ -36,7 +36,7 @@ from rose.units import NS_PER_MS, ceil_div
 
 
 class TimedSteps(DeviceProcessor):
-    """The loop of a stock engine that times its steps as rose's serving loop does."""
+    """A stock engine's loop that times its steps as rose's serving loop does."""
 
     def __init__(self, **kwargs: Any) -> None:
         """Start without a step."""
@@ -45,7 +45,7 @@ class TimedSteps(DeviceProcessor):
         self._decode_ms: list[float] = []
 
     def update_batch(self) -> None:
-        """Update as any loop, then note how long the step took; the loop thread alone adds."""
+        """Update the batch, then record the step's duration; only the loop thread writes."""
         io = self.inputs_and_outputs
         tokens = int(io.total_seqlen_q)
         is_decode = all(future.query_length == 1 for future in io.requests_in_batch)
@@ -57,29 +57,29 @@ class TimedSteps(DeviceProcessor):
             self._chunk_ms.append(took_ms)
 
     def drain(self) -> StepTimes:
-        """Return the steps since the last call; between two slices, while no step runs."""
+        """Return the steps since the last call. Call it between slices, while no step runs."""
         times = StepTimes(tuple(self._chunk_ms), tuple(self._decode_ms))
         self._chunk_ms, self._decode_ms = [], []
         return times
 
 
-# Full chunks that are timed before the targets are chosen; the first prompts are thrown away.
+# Full chunks timed before the targets are chosen; the warm-up prompts are discarded.
 _CHUNKS: Final = 52
 _WARM_UP_PROMPTS: Final = 3
 _CALIBRATION_OUTPUTS: Final = 8
 _GROUP_SIZE: Final = 4
-# Trajectories are short: their tokens cost as much in the first slice as in the last, so a scheme
-# whose rollouts get further does not look slower for it.
+# Trajectories are short, so a token costs the same in every slice: a scheme whose rollouts get
+# further does not look slower for it.
 _TURN_TOKENS_MAX: Final = 24
 _CONTEXT_TOKENS_MAX: Final = 128
-# Trajectories for each seat: while most wait for tools, enough want to speak.
+# Trajectories per seat: most wait for tools, and enough of the others have a turn to run.
 _IN_FLIGHT_PER_SEAT: Final = 4
 
 
 class Alone:
-    """Serving by itself on the device, with the time of each of its steps.
+    """Serving alone on the device, with timed steps.
 
-    Its life: made → `capacity_rps` → `calibrate` → slices → the engine ends with the stack.
+    Lifecycle: constructor → `capacity_rps` → `calibrate` → slices → the stack stops the engine.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Alone:
         self.engine.start()
 
     def capacity_rps(self, trace: Trace) -> float:
-        """Measure what serving answers at saturation, once the first steps are thrown away."""
+        """Warm up, then measure serving's throughput at saturation."""
         self._longest(_WARM_UP_PROMPTS)
         self._replay.capacity_rps(trace, self._arm, seed=self._settings.seed)
         return self._replay.capacity_rps(trace, self._arm, seed=self._settings.seed)
 
     def calibrate(self, piece: Trace) -> Calibration:
-        """Time steps of the largest shapes, and requests at the load."""
+        """Time steps of the largest shapes, and the requests of `piece`."""
         self._steps.drain()
         chunks = REQUEST_TOKENS // self.tenant.config.max_batch_tokens
         self._longest(ceil_div(_CHUNKS, chunks))
@@ -120,7 +120,7 @@ class Alone:
         )
 
     def watch(self) -> CountIn:
-        """Begin a slice in which steps are timed."""
+        """Start a slice with timed steps."""
         self._steps.drain()
 
         def count_in(found: Slice) -> Slice:
@@ -130,7 +130,7 @@ class Alone:
         return count_in
 
     def _longest(self, count: int) -> None:
-        """Serve so many of the longest requests, one after the other."""
+        """Serve `count` of the longest requests, one after the other."""
         for number in range(count):
             one = Trace(
                 arrival_s=np.zeros(1),
@@ -155,7 +155,7 @@ class Bench:
         clock: Clock,
         owned: ExitStack,
     ) -> None:
-        """Build the engines of all schemes; whatever happens, `owned` ends them in order."""
+        """Build the engines of all schemes; `owned` stops them in order, also after an error."""
         self._alone = alone
         self._slo = slo
         self._settings = settings
@@ -187,10 +187,10 @@ class Bench:
         return ArmEngines(scheme.name, serving, None, None, self._alone.watch)
 
     def _stock_load(self, *processor: type[DeviceProcessor]) -> RolloutLoad:
-        """Build rollouts on an engine of their own memory."""
+        """Build rollouts on an engine with its own memory."""
         tenant = self._tenants[1]
         if self._settings.circle is not None:
-            # Weights that change belong to the borrower alone, so this has a copy as they were.
+            # The borrower's weights change during the run, so this engine gets a copy.
             config = replace(tenant.config, sampling=False)
             tenant = replace(tenant, model=copy.deepcopy(tenant.model), config=config)
         engine = tenant.stock(*processor)
@@ -207,9 +207,9 @@ class Bench:
         return pair, load
 
     def _rose(self, scheme: Scheme) -> ArmEngines:
-        """Only rose's borrower gives turns back while serving takes memory.
+        """Build rose's engines.
 
-        Other borrowers are the scheduler's as if nobody shared with them.
+        Only rose's borrower gives turns back; to the scheduler all others are dedicated workers.
         """
         one = self.devices[scheme.name] = RoseDevice(
             scheme, self._tenants, self._slo, self._settings, self._clock, owned=self._owned
@@ -256,7 +256,7 @@ class Bench:
         return load
 
     def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
-        """Start serving under rose, and gather the evidence that certificates rest on."""
+        """Start serving under rose, and collect the evidence for certificates."""
         for device in self.devices.values():
             device.warm_up(on_progress)
 
@@ -269,7 +269,7 @@ class Bench:
                 device.broker.start()
 
     def solo(self, name: str, duration_s: float) -> Slice:
-        """Let the rollouts of an arm have the device to themselves; those of `share_all` always."""
+        """Run an arm's rollouts alone on the device; `share_all` need not be an arm of the run."""
         stock = ArmEngines(SHARE_ALL, self._alone.engine, None, self._shared)
         return self._replay.solo(self.arms.get(name, stock), duration_s)
 
@@ -283,7 +283,7 @@ class Bench:
         return self._replay.slice(trace, self.arms[name], number=number, seed=seed)
 
     def circle(self) -> CircleRecord | None:
-        """Stop the circle, if there is one, and say what it did."""
+        """Stop the RL loop and return its record; None without one."""
         if self._circle is None:
             return None
         self._circle.stop()

@@ -1,4 +1,4 @@
-"""An experiment on real engines: targets of the machine, then arms in short slices."""
+"""An experiment on real engines: calibrate the targets, then run the arms in short slices."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ from rose.slo.verify import verify_log
 from rose.traces import Trace
 
 SLICE_S: Final = 6.0
-"""Pausing and resuming a borrowed worker hands its turns back: much shorter slices measure that."""
+"""Each slice pauses and resumes a borrowed worker; much shorter slices would measure only that."""
 SHARE_ALL_SOLO_S: Final = 1.5
 _WARM_UP_S: Final = 2.0
 _CALIBRATION_S: Final = 8.0
@@ -35,15 +35,15 @@ _INTERIM_ROUNDS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is run.
+    """Inputs of `run_experiment`.
 
     Args:
-        plan: its loads are shares of the device's measured capacity.
-        trace: of lengths that serving accepts; its rate does not matter.
+        plan: arms, and loads as shares of the device's measured capacity.
+        trace: requests with lengths that serving accepts; its rate is rescaled.
         rounds: slices of each arm at each load.
-        slice_s: length of a slice.
-        solo_s: (arm, seconds) that its rollouts have the device to themselves in every round.
-        ttft_ms: serving's target; None for a multiple of what serving alone takes.
+        solo_s: (arm, seconds) for which the arm's rollouts run alone in every round.
+        ttft_ms: serving's target; None chooses a multiple of serving's time alone.
+        tpot_ms: likewise.
     """
 
     plan: Plan
@@ -59,7 +59,7 @@ class Experiment:
 
 
 def pieces_of(trace: Trace, *, count: int, seconds: float, seed: int) -> list[Trace]:
-    """Cut consecutive pieces out of the trace, from a seeded start that leaves room for all."""
+    """Cut `count` consecutive pieces out of the trace, from a random start."""
     room_s = trace.duration_s - count * seconds
     if room_s < 0:
         raise InvalidArgument(
@@ -73,12 +73,12 @@ def pieces_of(trace: Trace, *, count: int, seconds: float, seed: int) -> list[Tr
 def run_experiment(
     experiment: Experiment, clock: Clock, phases: Phases, on_interim: Callable[[RunRecord], None]
 ) -> RunRecord:
-    """Run all arms and say what came out; an interrupt ends it early and is not an error.
+    """Run all arms and return their record; an interrupt ends the run early without an error.
 
-    `on_interim` gets what there is after two rounds.
+    `on_interim` gets the record after two rounds.
 
     Raises:
-        InvalidArgument: a setting that does not fit another; nothing is left behind.
+        InvalidArgument: two settings conflict; nothing is left behind.
         Unavailable: an engine died.
     """
     settings = experiment.bench
@@ -110,7 +110,7 @@ def run_experiment(
 def _calibrated(
     experiment: Experiment, alone: Alone, phases: Phases
 ) -> tuple[float, Calibration, SLO]:
-    """Measure the capacity of serving alone, and choose targets that it meets at every load."""
+    """Measure the capacity of serving alone, and choose targets that it meets at the top load."""
     settings = experiment.bench
     phases.begin("measuring the capacity of serving alone")
     capacity_rps = alone.capacity_rps(experiment.trace)
@@ -137,10 +137,7 @@ def _calibrated(
 
 @dataclass(slots=True)
 class _Rounds:
-    """Every arm in every round, in an order that changes from round to round.
-
-    What was measured is here, also after an interrupt.
-    """
+    """Runs every arm in every round, in rotating order; keeps the results also on an interrupt."""
 
     built: Bench
     experiment: Experiment
@@ -153,7 +150,7 @@ class _Rounds:
     setup_s: float = 0.0
 
     def run(self, on_interim: Callable[[], None]) -> None:
-        """Run all loads; `on_interim` is called after two rounds of the first."""
+        """Run all loads; call `on_interim` after two rounds of the first load."""
         experiment = self.experiment
         pieces = {load: self._pieces(load) for load in experiment.plan.loads}
         first = experiment.plan.loads[0]
@@ -180,10 +177,10 @@ class _Rounds:
         )
 
     def _start(self, piece: Trace) -> None:
-        """Start what the arms need, and warm them up."""
+        """Start the arms' programs, and warm the arms up."""
         phases = self.phases
         phases.begin("gathering evidence for certificates, while the programs start")
-        # They are not on the device's cores, and nobody waits for the first while the second runs.
+        # The programs run off the device's cores, so they can start while evidence is collected.
         with ThreadPoolExecutor(1) as pool:
             started = pool.submit(self.built.start)
             self.built.warm_up(
@@ -221,7 +218,7 @@ def _said(arm: str) -> str:
 
 
 def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
-    """Return what begins to watch the cores of a CPU device; a GPU has none to watch."""
+    """Return the function that starts to watch a CPU device's cores; on a GPU it does nothing."""
     if not cores:
         return lambda: lambda: None
 
@@ -234,7 +231,7 @@ def _watch(cores: frozenset[int]) -> Callable[[], WhyVoid]:
 
 @contextmanager
 def folder_of(log_path: Path) -> Iterator[None]:
-    """Have a folder for the log; when the experiment fails, leave none that was not there."""
+    """Make the log's folder; if the experiment fails, remove the log and a folder made here."""
     folder = log_path.parent
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -279,7 +276,7 @@ def _record(
 
 
 def _verified(record: RunRecord, built: Bench) -> RunRecord:
-    """Add what the logs say, which are whole once the devices are closed."""
+    """Add audits and timeline from the logs, which are complete once the devices are closed."""
     audits = []
     for arm, device in built.devices.items():
         found = verify_log(device.log_path)

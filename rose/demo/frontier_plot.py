@@ -1,4 +1,4 @@
-"""The picture of `rose compare`: what rollouts harvest, against what serving pays for it."""
+"""The figure of `rose compare`: rollout harvest against serving's slowdown."""
 
 import textwrap
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from rose.demo.plot_style import (
 )
 from rose.demo.schemes import ALONE, CONTROL
 
-_WIDTH: Final = 3.3  # of a panel, in inches
-_TEXT_COLUMNS: Final = 42  # of a panel's width
+_WIDTH: Final = 3.3  # inches per panel
+_TEXT_COLUMNS: Final = 42  # characters per panel
 _OURS: Final = ROLLOUTS
 _OTHERS: Final = (WARNING, LIMIT, DEDICATED, SERVING, "#E69F00", NOBODY, "#F0E442")
 _MARKS: Final = "osD^vP*Xd"
@@ -30,12 +30,12 @@ _QUANTILES: Final = ((50, 0.9), (99, 0.35))  # the second is drawn fainter
 
 
 def draw_frontier(report: Mapping[str, Any]) -> str:
-    """Return an SVG with a column for each load, TTFT above TPOT.
+    """Return an SVG with one column per load, TTFT above TPOT.
 
-    Each arm has a mark at its P50 and a fainter one at its P99. Rose's dials are joined by a line.
+    Each arm has a mark at its P50 and a fainter one at its P99. A line joins rose's schemes.
 
     Args:
-        report: what `compare.json` holds; arms that a load lacks are left out of its panels.
+        report: content of `compare.json`; panels omit arms without numbers.
     """
     loads = report["loads"]
     styles = _styles(report["schemes"])
@@ -60,7 +60,7 @@ def draw_frontier(report: Mapping[str, Any]) -> str:
 
 
 def _styles(schemes: Mapping[str, Any]) -> dict[str, tuple[str, str, bool]]:
-    """Return colour and mark of each arm, and whether it is one of rose's dials."""
+    """Return each arm's colour and marker, and whether it is one of rose's dials."""
     styles: dict[str, tuple[str, str, bool]] = {}
     others = 0
     for name, scheme in schemes.items():
@@ -109,14 +109,14 @@ def _draw_panel(
 
 
 def _point(at: Mapping[str, Any], name: str, key: str) -> tuple[float, float] | None:
-    """Return an arm's slowdown and harvest; None where either was not measured."""
+    """Return an arm's slowdown and harvest; None if either was not measured."""
     slowdown = at["ratios"].get(name, {}).get(key)
     harvest = at["arms"].get(name, {}).get("harvested_tokens_share")
     return None if slowdown is None or harvest is None else (slowdown, harvest)
 
 
 def _constants(report: Mapping[str, Any], columns: int) -> str:
-    """Return what shaped the figures, in lines as wide as the figure."""
+    """Return the settings of the run, wrapped to the width of the figure."""
     slo = report["slo"]
     said = [
         "Dark marks are P50, faint ones P99. All figures are " + report["mode"],

@@ -1,4 +1,4 @@
-"""Two engines of their own memory that share a device by a published rule."""
+"""Two engines with separate memory that share a device by a published rule."""
 
 import os
 from collections.abc import Callable
@@ -20,10 +20,9 @@ from rose.slo.latency_file import new_latency_model
 
 
 class GovernedServing(DeviceProcessor):
-    """Serving's loop: a step begins when the rule's rollouts are off the device."""
+    """Serving's loop: a step starts once no rollout runs on the device."""
 
     def __init__(self, lane: GovernedLane, **kwargs: Any) -> None:
-        """Bind the loop to `lane`."""
         super().__init__(**kwargs)
         self._lane = lane
 
@@ -36,23 +35,22 @@ class GovernedServing(DeviceProcessor):
         return False
 
     def update_batch(self) -> None:
-        """Say that the step is over, then hand its tokens out."""
+        """End the step, then deliver its tokens."""
         self._lane.end_step()
         super().update_batch()
 
 
 class GovernedRollouts(DeviceProcessor):
-    """The borrower's loop: a step begins when the rule says so."""
+    """The borrower's loop: a step starts when the rule allows it."""
 
     def __init__(self, lane: GovernedLane, **kwargs: Any) -> None:
-        """Bind the loop to `lane`."""
         super().__init__(**kwargs)
         self._lane = lane
-        # Called when it may not start: the manager would sleep otherwise.
+        # Called when a step is refused; wakes the engine, which would sleep otherwise.
         self.on_refused: Callable[[], None] = lambda: None
 
     def _prepare(self) -> bool:
-        """Ask for a step, then prepare it: preparing takes time of the device too."""
+        """Ask for a step before preparing it, because preparing uses the device too."""
         if not self._lane.try_step():
             self.on_refused()
             return False
@@ -65,15 +63,15 @@ class GovernedRollouts(DeviceProcessor):
         return is_ready
 
     def update_batch(self) -> None:
-        """Update as any loop; only then is the step over."""
+        """Update the batch; the step ends only after that."""
         super().update_batch()
         self._lane.end_rollout_step()
 
 
 class LeastOfAll(DeviceProcessor):
-    """The borrower's loop where the system runs it when nothing else wants its core.
+    """The borrower's loop under SCHED_IDLE: it runs when nothing else needs its core.
 
-    It stays there: without privileges a thread does not come back.
+    The thread stays there, since leaving SCHED_IDLE needs privileges.
     """
 
     _is_lowered = False
@@ -90,7 +88,7 @@ GOVERNED: Final = ("host_window", "rose_paper", "valve")
 
 
 class GovernedPair:
-    """One pair of engines for all rules: between slices the rules take turns."""
+    """One pair of engines for all rules; each slice follows one rule."""
 
     def __init__(
         self,
@@ -101,7 +99,7 @@ class GovernedPair:
         *,
         owned: ExitStack,
     ) -> None:
-        """Build both engines; neither runs."""
+        """Build both engines without starting them."""
         serving, borrower = tenants
         batch_tokens = serving.config.max_batch_tokens
         self._slo = slo
@@ -120,12 +118,12 @@ class GovernedPair:
         owned.callback(self.rollouts.stop)
 
     def governor(self, name: str) -> Governor:
-        """Return the rule of a scheme; what it learns, it keeps from slice to slice."""
+        """Return a scheme's rule, which keeps its learned state across slices."""
         if name == "host_window":
             return HostWindow()
         return Valve() if name == "valve" else RosePaper(self._slo, self.lane.profile_ms)
 
     def watch(self, governor: Governor) -> CountIn:
-        """Follow `governor` in the slice that begins."""
+        """Follow `governor` in the next slice."""
         self.lane.govern(governor)
         return uncounted()

@@ -1,4 +1,4 @@
-"""A lane that follows somebody else's rule: a governor of the simulator drives a real gate."""
+"""A lane that follows a published rule: a governor of the simulator drives a real gate."""
 
 import threading
 from typing import Final
@@ -10,30 +10,29 @@ from rose.sim.device import StepWork
 from rose.sim.governor import Governor, Grain
 from rose.units import MS_PER_S, NS_PER_MS
 
-# Serving never waits longer than this, whatever a rule says: a borrower may have died.
+# Serving's longest wait under any rule: the borrower may have died.
 _WAIT_MS_MAX: Final = 1000.0
-# How often a borrower that may not start looks for a stop or a pause.
+# How often a refused borrower checks for a stop or a pause.
 _LOOK_UP_MS: Final = 50.0
 
 
 class GovernedLane:
-    """Both lanes of a device without rose, between engines of their own memory.
+    """Both lanes of a device without rose, between engines with separate memory.
 
-    Serving's engine and whoever sends it requests call what is under *serving*, from any thread;
-    one borrower calls what is under *borrower*, from its loop. A governor hears of all of it in the
-    order of time, under `_changed`, and each piece of rollout work that it allows passes the gate
-    on a credit of one.
+    Serving's engine and its clients call the *serving* methods from any thread; one borrower calls
+    the *borrower* methods from its loop. The governor gets all events in time order, under
+    `_changed`. Each piece of rollout work that it allows passes the gate on a credit of one.
 
     Times are milliseconds of `clock`.
     """
 
     def __init__(self, *, clock: Clock, model: LatencyModel, batch_tokens: int) -> None:
-        """Start without a rule: until `govern` no rollout runs.
+        """Start without a rule: no rollout runs before `govern`.
 
         Args:
-            clock: where time comes from.
-            model: learns how long serving's steps take; rules ask it for profiles.
-            batch_tokens: most tokens of one step of serving.
+            clock: time source.
+            model: learns the durations of serving's steps, for `profile_ms`.
+            batch_tokens: maximum tokens of one serving step.
         """
         self._gate = HostGate()
         self.step_thread = 0
@@ -56,7 +55,7 @@ class GovernedLane:
         self._is_shut_down = False
 
     def profile_ms(self, work: StepWork) -> float:
-        """Say how long such a step takes, by what was measured so far."""
+        """Predict the duration of a step from the measured ones."""
         forecast = self._model.forecast(
             decode_sequences=work.decode_sequences,
             context_tokens=work.context_tokens,
@@ -65,7 +64,7 @@ class GovernedLane:
         return forecast.predicted_ms
 
     def govern(self, governor: Governor) -> None:
-        """Follow `governor` from now on; between two windows, while no request is live."""
+        """Follow `governor` from now on. Call it between slices, while no request is live."""
         with self._changed:
             check(not self._numbers, "a governor changes while requests are live")
             self._governor = governor
@@ -73,7 +72,7 @@ class GovernedLane:
             self._changed.notify_all()
 
     def shut_down(self) -> None:
-        """Let everybody through, so that engines can be stopped."""
+        """Let all steps through, so that the engines can be stopped."""
         with self._changed:
             self._is_shut_down = True
             self._changed.notify_all()
@@ -84,7 +83,7 @@ class GovernedLane:
     # ---- serving --------------------------------------------------------------------------------
 
     def arrived(self, request_id: str, *, prompt_tokens: int) -> None:
-        """Say that a request is here."""
+        """Report that a request arrived."""
         with self._changed:
             self._numbers[request_id] = self._next
             self._prompt_tokens[request_id] = prompt_tokens
@@ -94,22 +93,22 @@ class GovernedLane:
             self._gate.close(CloseReason.ARRIVAL)
 
     def emitted(self, request_id: str) -> None:
-        """Say that a request got a token."""
+        """Report that a request got a token."""
         with self._changed:
             self._tokens[request_id] += 1
             self._governor.tokens(self._now_ms(), [self._numbers[request_id]])
 
     def finished(self, request_id: str) -> None:
-        """Say that a request is over."""
+        """Report that a request finished."""
         with self._changed:
             self._governor.finished(self._now_ms(), self._numbers.pop(request_id))
             del self._prompt_tokens[request_id], self._tokens[request_id]
             self._changed.notify_all()
 
     def begin_step(self) -> None:
-        """Let rollouts go first as long as the rule says, then wait until none runs.
+        """Let rollouts go first for as long as the rule lends, then wait until none runs.
 
-        From then until `end_step` the device is serving's, and the rule is not asked.
+        Serving then owns the device until `end_step`; the rule is not asked in between.
         """
         with self._changed:
             work, ready_ms = self._planned(), self._now_ms()
@@ -121,7 +120,7 @@ class GovernedLane:
             self._step = (work, ready_ms, lent_ms, self._now_ms())
 
     def _planned(self) -> StepWork:
-        """Say what serving's next step does, by what the lane was told."""
+        """Predict the work of serving's next step from the live requests."""
         running = [one for one, tokens in self._tokens.items() if tokens]
         waiting = sum(
             self._prompt_tokens[one] for one, tokens in self._tokens.items() if not tokens
@@ -133,7 +132,7 @@ class GovernedLane:
         )
 
     def _lend(self, work: StepWork, ready_ms: float) -> None:
-        """Let rollouts go first; `_end_piece` asks the rule again, before the next could start."""
+        """Let rollouts go first; `_end_piece` asks the rule again before each next piece."""
         now_ms, self._lending = ready_ms, work
         self._lent_until_ms = (
             self._governor.lends_until(now_ms, work) if self._is_wanted else now_ms
@@ -151,7 +150,7 @@ class GovernedLane:
         return self._is_shut_down or not (self._is_running or self._committed)
 
     def end_step(self) -> None:
-        """Say that the step is over, before its tokens are told."""
+        """End the step; call it before its tokens are reported."""
         with self._changed:
             self._is_in_step = False
             self._changed.notify_all()
@@ -174,7 +173,7 @@ class GovernedLane:
             )
 
     def give_step_up(self) -> None:
-        """Say that the step that began found nothing to do."""
+        """Cancel the started step, which found nothing to do."""
         with self._changed:
             self._is_in_step, self._step = False, None
             self._changed.notify_all()
@@ -182,7 +181,7 @@ class GovernedLane:
     # ---- borrower -------------------------------------------------------------------------------
 
     def try_step(self) -> bool:
-        """Ask to run a step; a no comes after a while, so that the caller can look around."""
+        """Ask to run a step; False after 50 ms, so that the caller can check for a stop."""
         with self._changed:
             self._is_wanted = True
             self._gate.begin_step()
@@ -195,7 +194,7 @@ class GovernedLane:
             return False
 
     def gate(self) -> None:
-        """End a segment and wait until the next may start, where the rule stops inside a step."""
+        """End a segment and wait for the next, under a rule that can stop inside a step."""
         with self._changed:
             if self._governor.grain is Grain.SEGMENT and not self._is_shut_down:
                 self._end_piece(is_last=False)
@@ -203,15 +202,15 @@ class GovernedLane:
                     pass
 
     def end_rollout_step(self) -> None:
-        """Say that the step is over."""
+        """End the borrower's step."""
         with self._changed:
             self.step_thread = 0
             self._end_piece(is_last=True)
             self._gate.end_step()
-            # The next step is wanted at once, so a rule that lends goes on lending.
+            # The borrower wants its next step at once, so a rule that lends continues to lend.
 
     def _pass(self, deadline_ms: float) -> bool:
-        """Start a piece as soon as the rule says so; False at the deadline."""
+        """Start a piece as soon as the rule allows it; False at the deadline."""
         while not self._is_shut_down:
             now_ms = self._now_ms()
             is_free = not self._is_in_step
@@ -225,7 +224,7 @@ class GovernedLane:
         return True
 
     def _start_piece(self, now_ms: float) -> None:
-        """Let one piece through the gate, and commit to those in the rule's window behind it."""
+        """Let one piece through the gate, and commit the next pieces of the rule's window."""
         self._committed = max(self._committed - 1, 0)
         while self._committed < self._governor.window - 1 and self._governor.may_start(now_ms):
             self._committed += 1

@@ -1,4 +1,4 @@
-"""Numbers of a report that may be missing, and how they are written."""
+"""Statistics and text formats of report numbers, any of which may be missing."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,13 +19,13 @@ _ANY_WIDTH: Final = 10_000
 
 
 def percentile(values: Sequence[float], rank: float) -> float | None:
-    """Return the percentile of the values that are finite; None when there are none."""
+    """Return the percentile of the finite values; None without any."""
     finite = [value for value in values if math.isfinite(value)]
     return float(np.percentile(finite, rank)) if finite else None
 
 
 def ratio(value: float | None, of: float | None) -> float | None:
-    """Divide, or return None where that gives no finite number."""
+    """Divide; None if the result is not a finite number."""
     if value is None or of is None or not of > 0:
         return None
     quotient = value / of
@@ -33,7 +33,7 @@ def ratio(value: float | None, of: float | None) -> float | None:
 
 
 def plain(value: object) -> Any:
-    """Turn what a caller put in `machine` or `settings` into what strict JSON can hold."""
+    """Convert a value of `machine` or `settings` to one that strict JSON can hold."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -48,7 +48,7 @@ def plain(value: object) -> Any:
 
 
 def number(value: float | None) -> str:
-    """Write three digits, which is what such measurements carry; counts are written whole."""
+    """Write three significant digits; write counts, and values from 100 on, as whole numbers."""
     if value is None:
         return NO_NUMBER
     is_whole = isinstance(value, int) or value == 0 or abs(value) >= 100
@@ -61,7 +61,7 @@ def fixed(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Write a share of 1 as a whole percentage, and a small one with two digits."""
+    """Write a share as a whole percentage; below 10 %, with two significant digits."""
     if share is None:
         return NO_NUMBER
     return f"{100 * share:.2g} %" if 0 < abs(share) < 0.1 else f"{100 * share:.0f} %"
@@ -76,7 +76,7 @@ def size_text(nbytes: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a time in the unit that suits it."""
+    """Write a duration in seconds, minutes or hours."""
     if seconds is None:
         return NO_NUMBER
     if seconds < 120:
@@ -94,10 +94,10 @@ def print_rows(
     """Print a table as wide as its cells.
 
     Args:
-        console: where to; one without a terminal says 80 columns, whatever reads it.
-        headers: may have several lines.
-        rows: one cell for each header.
-        words: the headers, besides the first, whose columns begin at the left.
+        console: output; a wide table exceeds its width (80 columns without a terminal).
+        headers: column titles, possibly of several lines.
+        rows: one cell per header.
+        words: headers of left-aligned columns, besides the first.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, header in enumerate(headers):

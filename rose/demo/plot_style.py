@@ -1,4 +1,4 @@
-"""What the figures of `report.html` have in common: colours, style, and how they become SVG."""
+"""Colours, style and SVG output shared by the figures of the reports."""
 
 import io
 import math
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart with any kind of colour vision, on white and on black.
+# Okabe and Ito's palette: distinguishable with any colour vision, on white and on black.
 SERVING: Final = "#0072B2"
 ROLLOUTS: Final = "#009E73"
 DEDICATED: Final = "#56B4E9"
@@ -15,7 +15,7 @@ WARNING: Final = "#D55E00"
 LIMIT: Final = "#CC79A7"
 NOBODY: Final = "#999999"
 
-# Stands for the colour of the page's text, and is replaced by that name in the SVG.
+# Placeholder that the SVG replaces by `currentColor`, the colour of the page's text.
 INK: Final = "#010203"
 STYLE: Final = {
     "svg.fonttype": "none",
@@ -57,7 +57,7 @@ def finite(values: Sequence[float | None]) -> list[float]:
 
 
 def as_svg(figure: Figure) -> str:
-    """Return the element alone: no XML prologue, no document type, no metadata, no fixed ink."""
+    """Return the bare `<svg>` element: no prologue, no metadata; ink takes the text's colour."""
     file = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(file, format="svg", metadata=no_metadata)

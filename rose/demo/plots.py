@@ -1,4 +1,4 @@
-"""The figures of `report.html`, as SVG that takes the colour of the text around it."""
+"""The figures of `report.html`, as SVG in the colour of the surrounding text."""
 
 import math
 from collections import Counter
@@ -44,7 +44,7 @@ _ARM_STYLES: Final[dict[str, dict[str, Any]]] = {
 
 
 def draw_latencies(record: RunRecord) -> str:
-    """Return an SVG: the distributions of TTFT and TPOT, one line for each arm."""
+    """Return an SVG of the distributions of TTFT and TPOT, one line per arm."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": "latencies"}):
         figure = Figure(figsize=(9.6, 3.7), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
@@ -70,7 +70,7 @@ def draw_latencies(record: RunRecord) -> str:
 
 
 def draw_timeline(timeline: SliceTimeline) -> str:
-    """Return an SVG: gate and arrivals above, owners of the slabs below, over the same seconds."""
+    """Return an SVG of gate and arrivals (top) and slab owners (bottom) over the same time."""
     starts = [at for at, _ in timeline.gate_open] + [at for at, *_ in timeline.slabs]
     zero_s = min([*starts, *timeline.arrivals_s], default=0.0)
     ends = [at for _, at in timeline.gate_open] + [at for at, *_ in timeline.slabs]
@@ -85,7 +85,7 @@ def draw_timeline(timeline: SliceTimeline) -> str:
 
 
 def _draw_distribution(axis: Any, arm: str, values: Sequence[float]) -> None:
-    """Draw steps: each request is one, so that a few requests look like a few."""
+    """Draw one step per request, so that small samples look small."""
     if values:
         ordered = np.sort(np.maximum(values, 1e-3))  # A log axis has no zero.
         shares = np.arange(1, len(values) + 1) / len(values)
@@ -120,7 +120,7 @@ def _draw_slabs(axis: Any, timeline: SliceTimeline, zero_s: float, end_s: float)
     owners = (("serving", SERVING), ("rollouts", ROLLOUTS), ("nobody", NOBODY))
     if timeline.slabs:
         at_s = [at - zero_s for at, *_ in timeline.slabs] + [end_s]
-        # Each count holds until the next change, the last one until the end.
+        # Each count holds until the next change, the last until the end.
         counts = [slabs[1:] for slabs in (*timeline.slabs, timeline.slabs[-1])]
         axis.stackplot(
             at_s,
@@ -142,7 +142,7 @@ def _column(record: RunRecord, arm: str, name: str) -> list[float | None]:
     return [r.ttft_ms if name == "TTFT" else r.tpot_ms for r in requests]
 
 
-# ---- the circle ---------------------------------------------------------------------------------
+# ---- the RL loop --------------------------------------------------------------------------------
 
 _COLOURS: Final = dict(zip(WORKERS, (ROLLOUTS, DEDICATED), strict=True))
 _NAMES: Final = dict(zip(WORKERS, ("borrowed", "dedicated"), strict=True))
@@ -153,7 +153,7 @@ _COMMIT_Y: Final = {"borrowed": 1.0, "dedicated": 0.0}
 
 
 def draw_circle(record: RunRecord, circle: CircleRecord) -> str:
-    """Return an SVG: arrivals, turns by worker and versions over the same seconds."""
+    """Return an SVG of arrivals, turns per worker, and versions over the same time."""
     zero_s, end_s = start_s(circle), _end_s(circle)
     with mpl.rc_context({**STYLE, "svg.hashsalt": "circle"}):
         figure = Figure(figsize=(9.6, 7.2), layout="constrained")
@@ -174,14 +174,14 @@ def draw_circle(record: RunRecord, circle: CircleRecord) -> str:
 def running_turns(
     turns: Sequence[TurnRecord], bins: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return how many turns ran on average in each of `bins` equal parts of their time.
+    """Return the mean number of running turns in each of `bins` equal time bins.
 
     Args:
-        turns: at least one that has a length.
+        turns: at least one has a positive length.
         bins: >= 1.
 
     Returns:
-        (bins + 1,) edges in seconds, and (bins,) means: their area is the time of all turns.
+        (bins + 1,) edges in seconds, and (bins,) means; their area is the total time of all turns.
     """
     change: Counter[float] = Counter()
     for turn in turns:
@@ -189,7 +189,7 @@ def running_turns(
         change[turn.end_s] -= 1
     times = np.array(sorted(change))
     running = np.cumsum([change[at] for at in times.tolist()])
-    # The time of all turns up to each change is linear in between, so its differences are exact.
+    # Accumulated turn time is linear between changes, so interpolation is exact.
     held = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
     edges = np.linspace(times[0], times[-1], bins + 1)
     return edges, np.diff(np.interp(edges, times, held)) / np.diff(edges)
@@ -248,7 +248,7 @@ def _draw_turns(
 
 
 def _draw_versions(axis: Any, circle: CircleRecord, zero_s: float) -> None:
-    """Draw a line from each publication down to each worker that took it."""
+    """Draw a line from each publication down to each worker that committed it."""
     published = [version.published_s - zero_s for version in circle.versions]
     axis.plot(published, [_PUBLISHED_Y] * len(published), ".", color=LIMIT, markersize=7)
     for worker, y in _COMMIT_Y.items():
@@ -260,7 +260,7 @@ def _draw_versions(axis: Any, circle: CircleRecord, zero_s: float) -> None:
                 if (commit.worker, commit.is_match) == (worker, is_match)
             ]
             colour = _COLOURS[worker] if is_match else WARNING
-            # A gap after each pair, so that one path holds all lines.
+            # A gap after each pair keeps all lines in one path.
             at_s = [at for pair in pairs for at in (*pair, math.nan)]
             axis.plot(at_s, [_PUBLISHED_Y, y, math.nan] * len(pairs), color=colour, linewidth=0.8)
             axis.plot([at for _, at in pairs], [y] * len(pairs), mark, color=colour, markersize=4)

@@ -1,4 +1,4 @@
-"""What a command does now, at every moment."""
+"""Progress display of long commands."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from rose.units import NS_PER_S
 
 
 class Phases:
-    """One line that says what is done: it moves on a terminal, and is one line a phase elsewhere.
+    """Shows the current phase: a live line on a terminal, else one printed line per phase.
 
     Args:
-        console: where to.
-        clock: where time comes from.
-        progress: the line that moves; None where nobody looks.
+        console: output.
+        clock: time source.
+        progress: the live line; None prints lines instead.
     """
 
     def __init__(self, console: Console, clock: Clock, progress: Progress | None) -> None:
@@ -29,25 +29,25 @@ class Phases:
 
     @property
     def seconds(self) -> float:
-        """Since the first phase could begin."""
+        """Time since construction."""
         return (self._clock.now_ns() - self._began_ns) / NS_PER_S
 
     def begin(self, name: str, *, done: int = 0, wanted: int | None = None) -> None:
-        """Say what begins now, and how far the whole is."""
+        """Show that phase `name` starts, and the overall progress."""
         if self._progress is None or self._task is None:
             self._console.print(f"{self.seconds:4.0f} s  {name}", markup=False, highlight=False)
         else:
             self._progress.update(self._task, description=name, completed=done, total=wanted)
 
     def advance(self, name: str, *, done: float, wanted: float) -> None:
-        """Move the line where there is one."""
+        """Update the live line, if there is one."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=name, completed=done, total=wanted)
 
 
 @contextmanager
 def phases(console: Console, clock: Clock) -> Iterator[Phases]:
-    """Show phases until the block ends; what is printed meanwhile appears above the line."""
+    """Show phases until the block ends; other output appears above the live line."""
     if read_environment().is_ci or not console.is_terminal:
         yield Phases(console, clock, None)
         return

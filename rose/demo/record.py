@@ -1,4 +1,4 @@
-"""What an experiment measured, in full; `rose.demo.summary` turns it into numbers."""
+"""All measurements of an experiment; `rose.demo.summary` turns them into numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from rose.demo.schemes import Scheme
 from rose.slo import SLO
 
 ARMS: Final = ("alone", "alone_again", "share_all", "rose")
-"""Of the demo, in the order of its report. `alone_again` repeats `alone`: the A/A control."""
+"""The demo's arms in report order. `alone_again` repeats `alone`: the A/A control."""
 
 WORKERS: Final = ("borrowed", "dedicated")
-"""Where a turn can run: in the gaps of serving, or on an engine of its own."""
+"""Kinds of rollout workers: in the gaps of serving, or on a separate engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One serving request that was answered.
+    """One answered serving request.
 
     Args:
-        arrival_s: on the clock of the run.
-        ttft_ms: from arrival to the first token.
-        tpot_ms: mean time of each later token; None when the output has one token.
-        late_gaps: times from a token to the next that were over the target.
+        arrival_s: time on the run's clock.
+        ttft_ms: time from arrival to the first token.
+        tpot_ms: mean time per later token; None for a single-token output.
+        late_gaps: number of inter-token gaps over the target.
     """
 
     arrival_s: float
@@ -34,24 +34,24 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One arm on one piece of the trace; request i of a round is the same one in every arm.
+    """One arm on one piece of the trace; request i of a round is the same in every arm.
 
-    Rollouts with the device to themselves are a slice without requests.
+    A slice of rollouts alone has no requests.
 
     Args:
-        round: pairs the arms at one load.
-        start_s: on the clock of the run.
-        end_s: when the last request was answered.
-        requests: in the order of their arrival.
-        serving_busy_s: time in which a serving step ran.
-        rollout_tokens: tokens that rollouts generated.
-        load: of serving, as it was asked for.
-        segment_ms: length of each rollout segment (the work between two gates); None without gates.
-        blocked_ms: for each serving step that found a segment running, how long it waited.
+        round: number that pairs the arms at one load.
+        start_s: time on the run's clock.
+        end_s: time of the last answer.
+        requests: answered requests in arrival order.
+        serving_busy_s: time in serving steps.
+        rollout_tokens: generated tokens of rollouts.
+        load: requested load of serving.
+        segment_ms: duration of each rollout segment (work between two gates); None without gates.
+        blocked_ms: wait of each serving step that found a segment running.
         pauses: how often a closed gate stopped rollouts.
-        chunk_ms: serving steps with a full chunk of prefill, where steps are timed.
-        decode_ms: serving steps without prefill, likewise.
-        is_void: somebody else used the device meanwhile, so nothing is judged by this slice.
+        chunk_ms: durations of serving steps with a full prefill chunk, where steps are timed.
+        decode_ms: durations of serving steps without prefill, likewise.
+        is_void: foreign processes used the device, so the slice is not judged.
     """
 
     arm: str
@@ -71,17 +71,17 @@ class Slice:
 
     @property
     def seconds(self) -> float:
-        """From the start to the last answer."""
+        """Time from the start to the last answer."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How long serving's steps took by themselves, by shape.
+    """Durations of serving's steps without rollouts.
 
     Args:
-        chunk_ms: with a full chunk of prefill.
-        decode_ms: without prefill.
+        chunk_ms: steps with a full prefill chunk.
+        decode_ms: steps without prefill.
     """
 
     chunk_ms: tuple[float, ...]
@@ -90,14 +90,14 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """What the device said about its refusals over the slices of the arm `rose`.
+    """Grants and refusals in the slices of the arm `rose`.
 
     Args:
-        refusals: quanta refused, by reason.
-        refused_s: seconds for which rollouts that wanted to run were refused, by reason.
-        granted_s: time with a quantum granted.
-        binding: the term that the last refusal failed at: `shape`, `predicted_ms`, `bound_ms`,
-            `delay_ms`, `target`, `target_ms` and `sentence`; None without one.
+        refusals: refused quanta by reason.
+        refused_s: time for which ready rollouts were refused, by reason.
+        granted_s: time with a granted quantum.
+        binding: the condition that failed in the last refusal: `shape`, `predicted_ms`,
+            `bound_ms`, `delay_ms`, `target`, `target_ms` and `sentence`; None without a refusal.
     """
 
     refusals: Mapping[str, int]
@@ -108,7 +108,7 @@ class Lending:
 
 @dataclass(frozen=True, slots=True)
 class SliceCounts:
-    """Slices of a run: those judged, those void, and those of the latter that were repeated."""
+    """Numbers of judged, void and repeated slices; each repeated slice is also void."""
 
     judged: int
     void: int
@@ -117,13 +117,13 @@ class SliceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the second implementation says about the certificates of one arm.
+    """Independent check of one arm's certificates.
 
     Args:
-        granted: certificates in the log, of memory and of compute.
-        verified: those that hold.
-        violations: those that do not.
-        load: of serving; None when one log covers all loads.
+        granted: certificates in the log, for memory and compute.
+        verified: valid certificates.
+        violations: invalid certificates.
+        load: load of serving; None if the log covers all loads.
     """
 
     arm: str
@@ -135,11 +135,11 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Slabs taken back from rollouts under pressure.
+    """Slabs revoked from rollouts under pressure.
 
     Args:
-        latency_ms: from the demand to the last slab.
-        aborted_steps: rollout steps that were aborted at their gate for it.
+        latency_ms: time from the demand to the last slab.
+        aborted_steps: rollout steps aborted at their gate.
     """
 
     latency_ms: float
@@ -148,12 +148,12 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class SliceTimeline:
-    """What happened in one slice of the arm `rose`; all times in seconds on one clock.
+    """Timeline of one slice of the arm `rose`; all times in seconds on one clock.
 
     Args:
         gate_open: (from, to) of each interval in which rollouts could run.
-        arrivals_s: serving requests.
-        slabs: (time, slabs of serving, of rollouts, of nobody), after each change.
+        arrivals_s: arrival times of serving requests.
+        slabs: (time, serving's slabs, rollouts' slabs, free slabs) after each change.
     """
 
     gate_open: tuple[tuple[float, float], ...]
@@ -163,14 +163,14 @@ class SliceTimeline:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """One worker took one version of the weights.
+    """One worker's commit of one weight version.
 
     Args:
         worker: one of `WORKERS`.
-        at_s: when the worker generated with the version, on the clock of the run.
-        pause_ms: how long its generation stood still for it.
-        is_match: whether the digest of what it holds is the publisher's.
-        version: its number; the one before, where the digest differs.
+        at_s: time from which the worker generates with the version, on the run's clock.
+        pause_ms: pause of its generation.
+        is_match: whether the worker's digest equals the publisher's.
+        version: committed version; the previous version if the digests differ.
     """
 
     worker: str
@@ -182,15 +182,15 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """One version that the trainer published.
+    """One published weight version.
 
     Args:
-        n: number of the version; rises with each publication.
-        published_s: when the first worker heard of it, on the clock of the run.
-        density: share of the parameters that changed, 0 to 1.
-        bytes_sent: what went to one worker.
-        dense_bytes: what the whole weights would have been.
-        commits: in the order of time; fewer than workers when the run ended first.
+        n: version number; rises with each publication.
+        published_s: time when its first manifest arrived at a receiver, on the run's clock.
+        density: share of changed parameters, 0 to 1.
+        bytes_sent: bytes sent to one worker.
+        dense_bytes: size of the whole weights.
+        commits: workers' commits in time order; the run may end before all workers commit.
     """
 
     n: int
@@ -203,16 +203,16 @@ class VersionRecord:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One turn of one trajectory, or one part of a turn that was moved.
+    """One turn of one trajectory, or one worker's part of a turn that moved.
 
     Args:
-        turn: number of the turn in it, from 0.
+        turn: index of the turn within the trajectory, from 0.
         worker: one of `WORKERS`.
-        start_s: when the worker began it, on the clock of the run.
-        end_s: when its last token was there, or the worker gave it up.
-        tokens: generated in this part.
-        is_resumed: whether another worker, or an earlier life of this one, began the turn.
-        number: of the worker.
+        start_s: start on this worker, on the run's clock.
+        end_s: time of the last token, or of the turn's recall from the worker.
+        tokens: tokens generated in this part.
+        is_resumed: whether the turn already had generated tokens when this part began.
+        number: worker number.
     """
 
     trajectory: int
@@ -227,18 +227,18 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCounts:
-    """Where every trajectory of a run went.
+    """Outcomes of all trajectories of a run.
 
     Args:
-        started: all of them.
+        started: all trajectories.
         in_flight: neither finished nor dropped when the run ended.
-        resumed: turns that more than one worker had a part in.
-        lost: those that nobody can account for; must be 0.
-        stale: finished, but too many versions old to be learnt from.
+        resumed: turns that ran on more than one worker.
+        lost: unaccounted trajectories; must be 0.
+        stale: finished, but too many versions old for training.
         passed_over: finished, but the trainer had no time to learn from them.
         dropped: given up on purpose, with a reason.
-        turns_borrowed: turns that ended in the gaps of serving.
-        turns_dedicated: turns that ended on an engine of their own.
+        turns_borrowed: turns that ended on the borrowed worker.
+        turns_dedicated: turns that ended on a dedicated worker.
     """
 
     started: int
@@ -255,24 +255,24 @@ class TrajectoryCounts:
 
 @dataclass(frozen=True, slots=True)
 class CircleRecord:
-    """What the circle of generating, learning and publishing did; one clock with the slices.
+    """Record of the RL loop (generate, learn, publish), on the clock of the slices.
 
     Args:
-        versions: in the order of publication.
-        turns: in the order of their start.
-        trajectories: how many went where.
-        staleness: for each trajectory that the trainer took up, whether it learnt from it or not,
-            versions between its first token and the batch.
+        versions: published versions in order.
+        turns: turns in start order.
+        trajectories: outcome counts.
+        staleness: for each trajectory taken by the trainer, used or not: versions between its
+            oldest token and the batch.
         spans: (from, to) of each interval in which the borrowed worker had memory.
-        incidents: (time, one sentence): a process died and came back, a commit was undone.
-        measured_s: how long the circle ran.
-        published: versions that the trainer published, as it counted them.
-        committed_borrowed: versions that the borrowed worker took.
-        committed_dedicated: versions that the dedicated worker took.
-        sent: (bytes of chunks that left the trainer, bytes of whole weights to every worker
-            instead), as the trainer counted them; None if it never said.
-        relayed: (bytes that crossed from the trainer to the relay, bytes from there to the
-            workers), as the relay counted them; None where there was no relay.
+        incidents: (time, sentence), such as a restarted process or an undone commit.
+        measured_s: duration of the loop.
+        published: number of published versions, counted by the trainer.
+        committed_borrowed: number of versions committed by the borrowed worker.
+        committed_dedicated: number of versions committed by dedicated workers.
+        sent: (chunk bytes sent by the trainer, bytes of whole weights to every worker), counted by
+            the trainer; None without a report from it.
+        relayed: (bytes from trainer to relay, bytes from relay to workers), counted by the relay;
+            None without a relay.
     """
 
     versions: tuple[VersionRecord, ...]
@@ -291,12 +291,12 @@ class CircleRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """What the broker decided about the device once.
+    """One decision of the broker about the device.
 
     Args:
         move: name of a `rose.scheduler.broker.Move`.
-        cap_bytes: the most that the device lends from then on.
-        lent_bytes: on loan at that moment.
+        cap_bytes: limit of lent memory from then on.
+        lent_bytes: memory on loan at that moment.
         why: one sentence.
     """
 
@@ -308,11 +308,11 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRecord:
-    """What the broker of a run decided.
+    """All decisions of a run's broker.
 
     Args:
-        pool_bytes: of the device, which serving and rollouts share.
-        decisions: in the order of time.
+        pool_bytes: size of the device's pool, which serving and rollouts share.
+        decisions: decisions in time order.
     """
 
     pool_bytes: int
@@ -321,15 +321,15 @@ class BrokerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run was asked for.
+    """The request for a run.
 
     Args:
-        schemes: the arms, in the order of the report.
-        loads: how busy serving is, ascending.
-        seed: of traffic, prompts, sampling and noise.
-        settings: all that the user asked for, for the report.
-        command: the command line that repeats it.
-        machine: what runs it.
+        schemes: arms in report order.
+        loads: serving's loads, ascending.
+        seed: seed of traffic, prompts, sampling and noise.
+        settings: all user settings, for the report.
+        command: command line that repeats the run.
+        machine: description of the machine.
     """
 
     schemes: tuple[Scheme, ...]
@@ -342,26 +342,24 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A whole run, or as much of it as there was before it was interrupted.
+    """A run, complete or up to its interruption. Fields from `lending` on are the demo's alone.
 
     Args:
-        plan: what was asked for.
-        slices: every arm of every round at every load, those that are void included.
-        solo: rollouts with the device to themselves, in every round.
+        slices: every arm of every round at every load, void slices included.
+        solo: slices of rollouts alone, in every round.
         slo: serving's targets.
         slo_from: "flags" or "calibration".
-        complete: False when it was interrupted.
-        audits: of the arms that leave certificates.
-        is_virtual: modelled in virtual time, not measured on real engines.
-        calibration: serving's steps before any arm ran.
-        signal_ms: from closing the gate to the borrower's seeing it, as certificates reckon.
-        slice_counts: how many were judged.
-        setup_s: from the start of the command to the first slice.
-        lending: what the device refused in the arm `rose`; like all that follows, of the demo.
-        revocations: in the order of time.
-        timeline: of one slice of the arm `rose`.
-        circle: of trajectories and weights; None when the run closed none.
-        broker: of how much the device lent; None where nobody capped it.
+        complete: False after an interrupt.
+        audits: one per certificate log.
+        is_virtual: simulated in virtual time, not measured on real engines.
+        calibration: serving's step times before any arm ran.
+        signal_ms: certificates' bound on the delay until the borrower sees a closed gate.
+        setup_s: time from the start of the command to the first slice.
+        lending: grants and refusals in the arm `rose`.
+        revocations: revocations in time order.
+        timeline: one slice of the arm `rose`.
+        circle: record of the RL loop; None without one.
+        broker: the broker's decisions; None without a broker.
     """
 
     plan: Plan

@@ -22,10 +22,10 @@ from rose.units import NS_PER_MS, NS_PER_S
 
 CountIn = Callable[[Slice], Slice]
 
-# Requests of the calibration, drawn from the whole trace and sent all at once: the device's
-# capacity is what it makes of them.
+# Requests of the calibration, drawn from the whole trace and sent at once; their throughput is the
+# device's capacity.
 _CALIBRATION_REQUESTS: Final = 48
-# A request that takes longer than this after the last arrival will not come any more.
+# A request that is not answered this long after the last arrival has failed.
 _DRAIN_S: Final = 60.0
 
 
@@ -36,14 +36,14 @@ def uncounted() -> CountIn:
 
 @dataclass(frozen=True, slots=True)
 class ArmEngines:
-    """One way to serve.
+    """The engines of one arm.
 
     Args:
-        name: in records, and in the ids of requests.
-        engine: answers the requests.
-        lane: told of them; None for an engine that shares with nobody or everybody.
-        load: rollouts beside it, if any.
-        watch: called when a slice begins; its result adds to the slice what was counted in it.
+        name: arm name in records and request ids.
+        engine: serving's engine.
+        lane: gets the request events; None without a lane.
+        load: rollouts beside serving, if any.
+        watch: called at the start of a slice; returns a function that adds the slice's counts.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ArmEngines:
 
 
 class _Flight:
-    """One serving request between its planned arrival and its last token."""
+    """One serving request from its planned arrival to its last token."""
 
     __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "late_gaps", "tokens")
 
@@ -68,7 +68,7 @@ class _Flight:
         self.finished = threading.Event()
 
     def note_token(self, now_ns: int, tokens: int, tpot_ms: float) -> None:
-        """Note that there are `tokens` by now."""
+        """Record a new token; `tokens` is the count so far."""
         if not self.first_ns:
             self.first_ns = now_ns
         elif now_ns - self.last_ns > tpot_ms * NS_PER_MS:
@@ -77,7 +77,7 @@ class _Flight:
         self.tokens = tokens
 
     def answered(self) -> Answered:
-        """Return what is recorded of it."""
+        """Return the request's record."""
         tpot_ms = None
         if self.tokens > 1:
             tpot_ms = (self.last_ns - self.first_ns) / NS_PER_MS / (self.tokens - 1)
@@ -92,12 +92,12 @@ class _Flight:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Serves pieces of a trace, one at a time: arrivals follow the plan, whatever the system does.
+    """Serves pieces of a trace one at a time, open loop: arrivals do not depend on the system.
 
     Args:
-        clock: where time comes from.
-        vocabulary: token ids are drawn below this.
-        tpot_ms: serving's target; tokens that take longer are late.
+        clock: time source.
+        vocabulary: upper bound of drawn token ids, exclusive.
+        tpot_ms: serving's target; slower tokens count as late.
     """
 
     clock: Clock
@@ -108,10 +108,10 @@ class Replay:
         """Replay `trace` until the last request is answered, with the rollouts of `arm` beside it.
 
         Args:
-            trace: the piece.
-            arm: what serves it.
-            number: of the round.
-            seed: of the prompts.
+            trace: piece of the trace.
+            arm: engines that serve it.
+            number: round number.
+            seed: seed of the prompts.
 
         Raises:
             Unavailable: an engine died or a request did not finish.
@@ -122,7 +122,7 @@ class Replay:
         self, trace: Trace, arm: ArmEngines, number: int, seed: int, began_ns: int
     ) -> list[Answered]:
         """Send every request of `trace` at its time and wait until all have finished."""
-        # A slice that is taken again has the same number; the ids of its requests are others.
+        # A repeated slice keeps its number, so the start time makes its request ids unique.
         name = f"{arm.name}-{number}-{began_ns}"
         tokens = np.random.default_rng(seed)
         flights: list[_Flight] = []
@@ -165,7 +165,7 @@ class Replay:
         arm.engine.submit(request_id, prompt, max_new_tokens=outputs, on_output=on_output)
 
     def solo(self, arm: ArmEngines, duration_s: float) -> Slice:
-        """Let the rollouts of `arm` have the device to themselves."""
+        """Run the rollouts of `arm` alone on the device."""
 
         def wait(_: int) -> list[Answered]:
             self.clock.sleep(duration_s)
@@ -180,7 +180,7 @@ class Replay:
         count_in = arm.watch()
         with ExitStack() as stack:
             if engine.prober is not None:
-                # Outside a slice other engines have the device: its probes would slow their steps.
+                # Outside a slice other engines use the device; probes would slow their steps.
                 engine.prober.start()
                 stack.callback(engine.prober.stop)
             if load is not None:
@@ -203,7 +203,7 @@ class Replay:
         return count_in(found)
 
     def capacity_rps(self, trace: Trace, arm: ArmEngines, *, seed: int) -> float:
-        """Measure what serving alone answers at saturation, in requests per second."""
+        """Measure the throughput of serving alone at saturation, in requests per second."""
         picked = np.random.default_rng(seed).choice(len(trace), size=_CALIBRATION_REQUESTS)
         burst = Trace(
             arrival_s=np.zeros(_CALIBRATION_REQUESTS),

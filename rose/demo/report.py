@@ -1,4 +1,4 @@
-"""From the record of a run to what the user sees: tables, `*.json`, `report.html`."""
+"""Output of a run's record: tables, `*.json`, `report.html`."""
 
 import importlib.util
 import json
@@ -39,9 +39,9 @@ _HEADERS: Final = (
     "of their\nrate alone",
 )
 _SAID_BELOW: Final = 0.5
-"""The binding term is printed when rose lent less than this share of what was certifiable."""
+"""Below this harvested share of the certifiable idle time, the report names the last refusal."""
 _VERSIONS_OPEN: Final = 8
-"""A table of more versions than this starts folded."""
+"""A table with more versions starts folded."""
 
 
 def print_arms(report: Mapping[str, Any], console: Console) -> None:
@@ -50,7 +50,7 @@ def print_arms(report: Mapping[str, Any], console: Console) -> None:
 
 
 def print_table(report: Mapping[str, Any], console: Console) -> None:
-    """Print the arms as rows, the circle if there is one, lending, then the verdict."""
+    """Print the arms, the RL loop and the broker if present, lending, then the verdict."""
     print_arms(report, console)
     if report["weights"] is not None:
         print_rows(console, CIRCLE_HEADERS, [circle_row(report)])
@@ -63,7 +63,7 @@ def print_table(report: Mapping[str, Any], console: Console) -> None:
 
 
 def print_loads(report: Mapping[str, Any], console: Console) -> None:
-    """Print the arms at each load as rows, their certificates, then the verdict."""
+    """Print the arms and certificates at each load, then the verdict."""
     for at in report["loads"]:
         alone = at["arms"]["alone"]
         title = (
@@ -90,7 +90,7 @@ def _print_verdict(verdict: Mapping[str, Any], console: Console) -> None:
 
 
 def lending_sentences(report: Mapping[str, Any]) -> list[str]:
-    """Say what could be harvested and what was, and why it was little if it was."""
+    """Return sentences on targets, slices and harvest, with the refusals if harvest is low."""
     slo, slices, rose = report["slo"], report["slices"], report["arms"]["rose"]
     said = [
         (
@@ -116,14 +116,14 @@ def lending_sentences(report: Mapping[str, Any]) -> list[str]:
 
 
 def write_report(record: RunRecord, out_dir: Path) -> None:
-    """Write `report.json` and `report.html` into `out_dir`; the JSON needs no optional package."""
+    """Write `report.json`, which needs no optional package, and `report.html` into `out_dir`."""
     report = summarise(record)
     write_json(report, out_dir, "report")
     _write(out_dir, "report.html", render_html(record, report))
 
 
 def write_json(report: Mapping[str, Any], out_dir: Path, name: str) -> None:
-    """Write `NAME.json` into `out_dir`, which is made if it is not there, whole or not at all.
+    """Write `NAME.json` atomically into `out_dir`, creating the directory if it is missing.
 
     Raises:
         InvalidArgument: `out_dir` is not a directory, or cannot be written.
@@ -160,8 +160,8 @@ def _write(out_dir: Path, name: str, text: str) -> None:
 
 
 def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
-    """Return one page that needs nothing else: no script, no style sheet, no image, no font."""
-    # Here, because the JSON is written without them.
+    """Return a self-contained page: no external script, style sheet, image or font."""
+    # Imported here, because the JSON is written without these optional packages.
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
@@ -193,7 +193,7 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
 
 
 def arm_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of each arm, under "arm" and `_HEADERS`."""
+    """Return one row of cells per arm, for "arm" and `_HEADERS`."""
     rows = []
     for arm, numbers in report["arms"].items():
         ratio = report["ratios"].get("aa" if arm == CONTROL else arm)

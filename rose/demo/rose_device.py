@@ -1,4 +1,4 @@
-"""A device under rose with both engines and its broker, and what it counts in each slice."""
+"""A device under rose with both engines and its broker, and its counts per slice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -28,15 +28,15 @@ from rose.node.lending import BrokeredDevice, LendingLoop
 from rose.scheduler.broker import Decision
 from rose.slo import SLO
 
-# A window of a quick run lasts 2.5 s, and is to be seen in one reading at least.
+# A window of a quick run lasts 2.5 s; at least one reading must fall into it.
 _PERIOD_MS: Final = 1000.0
 
 
 class Brokered(Closing):
-    """A device that lends what a broker decides, with the broker's defaults.
+    """A device whose lending cap is set by a broker with default settings.
 
-    The pool of a demo is smaller than the least loan of production, so a loan is a slab at least.
-    Its life: made, nothing is lent yet → `start` → `record` → `close`.
+    The demo's pool is smaller than production's minimum loan, so the minimum here is one slab.
+    Lifecycle: constructor (nothing is lent yet) → `start` → `record` → `close`.
     """
 
     def __init__(self, device: CoServing, clock: Clock) -> None:
@@ -55,15 +55,15 @@ class Brokered(Closing):
         self._note(self._loop.poll())
 
     def start(self) -> None:
-        """Decide once a second from now on."""
+        """Start to decide once a second."""
         self._loop.start()
 
     def record(self) -> BrokerRecord:
-        """Say what was decided so far."""
+        """Return the decisions so far."""
         return BrokerRecord(self._pool_bytes, tuple(self._decisions))
 
     def close(self) -> None:
-        """Decide no more; the last cap runs out."""
+        """Stop deciding; the last cap expires."""
         self._loop.close()
 
     def _note(self, decisions: list[Decision]) -> None:
@@ -81,14 +81,14 @@ class Brokered(Closing):
 
 T = TypeVar("T", int, float)
 
-# Four times what a start-up takes on two slow cores.
+# Four times the start-up time on two slow cores.
 _EVIDENCE_MS: Final = 60_000.0
 
 
 class RoseDevice:
-    """Lends as its scheme says, which is settled when the device is opened.
+    """A device that lends by one of rose's schemes, fixed when the device is opened.
 
-    Its life: made → `warm_up` → slices → everything ends with the stack that it was given.
+    Lifecycle: constructor → `warm_up` → slices; the stack `owned` ends everything.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RoseDevice:
         *,
         owned: ExitStack,
     ) -> None:
-        """Open the device and build both engines; neither runs."""
+        """Open the device and build both engines without starting them."""
         serving, borrower = tenants
         self.log_path = settings.log_path(scheme.name)
         self.device = owned.enter_context(
@@ -137,16 +137,16 @@ class RoseDevice:
         self._granted_s = 0.0
 
     def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
-        """Start serving, and gather the evidence that certificates rest on."""
+        """Start serving, and collect the evidence for certificates."""
         self.serving.start()
         if self.serving.prober is not None:
-            # Without enough evidence the probes of later slices go on, and refusals are counted.
+            # After a timeout, probes of later slices continue, and refusals are counted.
             with suppress(DeadlineExceeded):
                 self.serving.prober.warm_up(timeout_ms=_EVIDENCE_MS, on_progress=on_progress)
             self.serving.prober.stop()
 
     def watch(self) -> CountIn:
-        """Begin a slice: what happened in other arms does not count."""
+        """Start a slice; events of other arms do not count."""
         self.device.gate.drain_segments_ms()
         self.lane.blocked_ms.clear()
         was, pauses = self.device.reading(), self.device.gate.stats().pauses
@@ -167,7 +167,7 @@ class RoseDevice:
         return count_in
 
     def lending(self) -> Lending:
-        """Say what the device refused in its slices, and why it did last."""
+        """Return grants and refusals of the device's slices, with the last refusal's cause."""
         binding = self.device.reading().binding
         return Lending(
             refusals=dict(self._refusals),
@@ -177,7 +177,7 @@ class RoseDevice:
         )
 
     def revocations(self) -> tuple[Revocation, ...]:
-        """Say what was taken back under pressure."""
+        """Return the revocations under pressure."""
         return tuple(
             Revocation(one.latency_ms, one.aborted_steps)
             for one in self.device.lender.collector.history

@@ -1,4 +1,4 @@
-"""The arms of an experiment by name: the rule each follows, and which of them a run can show."""
+"""The arms of an experiment: names, sharing rules, and the arms possible in each kind of run."""
 
 import math
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class Scheme:
     """One way to share the device.
 
     Args:
-        name: in options, records and reports.
-        rule: when rollouts run, in one sentence.
-        slowdown: that rose may cost running requests; None for every other scheme.
-        without: mechanisms of rose that are switched off.
+        name: name in options, records and reports.
+        rule: one sentence on when rollouts run.
+        slowdown: allowed slowdown of running requests under rose; None for every other scheme.
+        without: disabled mechanisms of rose.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Scheme:
     without: frozenset[str] = frozenset()
 
     def described(self) -> dict[str, Any]:
-        """Return what a report says about it."""
+        """Return the scheme's entry in a report."""
         slowdown = "unlimited" if self.slowdown == math.inf else self.slowdown
         return {"rule": self.rule, "slowdown": slowdown, "without": sorted(self.without)}
 
@@ -34,9 +34,9 @@ ALONE: Final = "alone"
 CONTROL: Final = "alone_again"
 SHARE_ALL: Final = "share_all"
 ABLATED: Final = "rose_slack"
-"""The scheme that `--without` takes a mechanism out of."""
+"""The scheme that `--without` ablates."""
 UNRULED: Final = frozenset({ALONE, CONTROL, "clairvoyant"})
-"""Bounds: nobody would run them to share a device."""
+"""Bounds for comparison, not ways to share a device."""
 
 
 def _rose(name: str, slowdown: float) -> Scheme:
@@ -80,10 +80,10 @@ _ALL: Final = (
     ),
 )
 SCHEMES: Final = {scheme.name: scheme for scheme in _ALL}
-"""In the order of the report."""
+"""Schemes in report order."""
 
 ON_ENGINES: Final = frozenset(SCHEMES) - {"static_split", "clairvoyant"}
-"""What real engines can show on one core."""
+"""Schemes that run on real engines with one core."""
 
 MECHANISMS: Final = {
     "gate": "a rollout step has no gates inside it",
@@ -95,12 +95,12 @@ MECHANISMS: Final = {
 
 
 def demo_schemes(slowdown: float) -> tuple[Scheme, ...]:
-    """Return the arms of `rose demo`: without rollouts, with them, and under rose."""
+    """Return the arms of `rose demo`: serving alone (twice), `share_all`, and rose."""
     return SCHEMES[ALONE], SCHEMES[CONTROL], SCHEMES[SHARE_ALL], _rose("rose", slowdown)
 
 
 def ablation(mechanism: str) -> Scheme:
-    """Return rose without a limit of its slowdown, and with one mechanism switched off.
+    """Return rose with unlimited slowdown and one mechanism disabled.
 
     Raises:
         InvalidArgument: rose has no such mechanism.
@@ -120,15 +120,15 @@ def ablation(mechanism: str) -> Scheme:
 def choose_schemes(
     names: str | None, without: tuple[str, ...], *, possible: frozenset[str]
 ) -> tuple[Scheme, ...]:
-    """Return the schemes to run, in the order of the report; `alone` is always among them.
+    """Return the schemes to run in report order, always including `alone`.
 
     Args:
-        names: separated by commas; None for all that are possible.
-        without: mechanisms, each of which is taken out once.
-        possible: what this way of running can show.
+        names: comma-separated names; None for all possible schemes.
+        without: mechanisms to ablate, one extra scheme each.
+        possible: names that this kind of run supports.
 
     Raises:
-        InvalidArgument: a name is not known or not possible here.
+        InvalidArgument: a name is unknown or not possible here.
     """
     wanted = possible if names is None else frozenset(one.strip() for one in names.split(","))
     for name in sorted(wanted - possible):

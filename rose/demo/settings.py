@@ -1,4 +1,4 @@
-"""What an experiment's engines and the demo's circle are built with, and the device's cores."""
+"""Settings of an experiment's engines and of the demo's RL loop, and the device's cores."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,28 +20,28 @@ from rose.slo import Policy
 from rose.units import MIB
 
 ROLLOUTS: Final = 8  # generations in flight
-POOL_BYTES: Final = 64 * MIB  # KV memory: of both engines under rose, of each of them otherwise
-RESERVE_BYTES: Final = 8 * MIB  # what serving always has under rose
-LAYERS_PER_SEGMENT: Final = 0.5  # decoder layers of a rollout between two gates
-# Longest prompt and output of serving; they must fit into the pool beside others.
+POOL_BYTES: Final = 64 * MIB  # KV memory, shared by both engines under rose, per engine otherwise
+RESERVE_BYTES: Final = 8 * MIB  # serving's guaranteed minimum under rose
+LAYERS_PER_SEGMENT: Final = 0.5  # rollout decoder layers between two gates
+# Serving's longest prompt and output; the pool must hold several such requests.
 REQUEST_TOKENS: Final = 1024
 OUTPUT_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What the engines of all arms are built with; sizes in bytes and tokens.
+    """Settings of the engines of all arms.
 
     Args:
         device: "cpu", "cuda" or "cuda:<n>".
-        cores: the cores that are the device; empty on a GPU.
-        policy: the knobs of rose, but for what an arm says.
-        log_path: name of an arm to the file of its certificates.
-        seed: of prompts and of how long tools take.
-        circle: of what the arm `rose` rolls out; None for what the other arms do.
-        has_turns: rollouts of all arms are turns of trajectories that use tools, not generations of
-            a fixed length.
-        has_broker: whether a broker decides how much the device lends.
+        cores: the cores that act as the device; empty on a GPU.
+        policy: rose's policy; an arm may override parts of it.
+        log_path: maps an arm's name to its certificate log.
+        seed: seed of prompts and tool waits.
+        circle: RL loop of the arm `rose`; None gives it the rollouts of the other arms.
+        has_turns: whether all rollouts are turns of trajectories with tools, not generations of
+            fixed length.
+        has_broker: whether a broker caps the device's lending.
     """
 
     device: str
@@ -54,7 +54,7 @@ class BenchSettings:
     has_broker: bool = False
 
     def described(self) -> dict[str, object]:
-        """Return what shapes the numbers of every arm, for the report."""
+        """Return the settings that affect every arm, for the report."""
         return {
             "rollouts": ROLLOUTS,
             "pool_mib": POOL_BYTES // MIB,
@@ -68,31 +68,31 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One of the two models, and how its engines are built in every arm."""
+    """One of the two models, with the settings of its engines in every arm."""
 
     model: Model
     config: EngineConfig
     kv: KVGeometry
 
     def stock(self, processor: Callable[..., DeviceProcessor] = DeviceProcessor) -> Engine:
-        """Build an engine with KV memory of its own."""
+        """Build an engine with its own KV memory."""
         blocks = POOL_BYTES // self.kv.block_bytes
         return stock_engine(self.model, self.config, cache_blocks=blocks, processor=processor)
 
 
 def serving_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenant:
-    """Say how serving is built."""
+    """Return serving's model with its engine settings."""
     config = EngineConfig(cores=settings.cores or None, clock=clock)
     return Tenant(model, config, kv_geometry(model, config))
 
 
 def rollout_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenant:
-    """Say how the borrower is built; small prefill chunks keep segments alike."""
+    """Return the borrower's model with its engine settings; small chunks keep segments alike."""
     config = EngineConfig(
         cores=settings.cores or None,
         clock=clock,
         prefix_cache=True,
-        # A segment of the circle's smaller policy is as long with twice the tokens.
+        # The RL loop's smaller policy needs twice the tokens for a segment of equal length.
         max_batch_tokens=32 if settings.circle is None else 64,
         spare_share=0.1,
         sampling=settings.has_turns or settings.circle is not None,
@@ -101,10 +101,10 @@ def rollout_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenan
 
 
 def choose_core() -> frozenset[int]:
-    """Choose the core that is the device: the last one this process may use.
+    """Choose the device's core: the last one this process may use.
 
     Raises:
-        InvalidArgument: there is none left for the load generator.
+        InvalidArgument: no core is left for the load generator.
     """
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
@@ -116,7 +116,7 @@ def choose_core() -> frozenset[int]:
 
 @contextmanager
 def on_device_cores(settings: BenchSettings) -> Iterator[None]:
-    """Keep this process off the device's cores; only the engines' threads move there."""
+    """Keep this process off the device's cores; only engine threads run there."""
     if settings.cores:
         run_on_cores(len(settings.cores))
     usable = os.sched_getaffinity(0)
@@ -128,7 +128,7 @@ def on_device_cores(settings: BenchSettings) -> Iterator[None]:
 
 
 IN_FLIGHT: Final = 32
-# In RL of a trained model few weights change in a step; a higher rate would change more.
+# A step of RL on a trained model changes few weights; a higher rate would change more.
 LR: Final = 1e-6
 _GROUP_SIZE: Final = 4
 _BATCH: Final = 16
@@ -138,7 +138,7 @@ _CHECKPOINT_EVERY: Final = 5
 
 
 def circle_settings(*, model: str, seed: int, folder: Path) -> CircleSettings:
-    """Return the circle of the demo; `folder` gets the trainer's checkpoint."""
+    """Return the demo's RL loop settings; `folder` gets the trainer's checkpoint."""
     return CircleSettings(
         model=model,
         seed=seed,
@@ -156,9 +156,9 @@ def circle_settings(*, model: str, seed: int, folder: Path) -> CircleSettings:
         trainer=TrainerSettings(
             lr=LR,
             batch=_BATCH,
-            # Half a core learns from so many while the workers finish a batch.
+            # Half a core learns from 8 while the workers finish a batch.
             learned_max=8,
-            # After a restart numbers jump by what was reserved, so what is under way looks older.
+            # A restart skips the reserved version numbers, so trajectories in flight look older.
             max_staleness=2 * _MAX_STALENESS + _CHECKPOINT_EVERY,
             checkpoint_every=_CHECKPOINT_EVERY,
             publish_every_s=4.0,
@@ -169,7 +169,7 @@ def circle_settings(*, model: str, seed: int, folder: Path) -> CircleSettings:
 
 
 def check_policy(name: str, model: Model) -> None:
-    """Refuse a policy that cannot say what environments hear."""
+    """Raise `InvalidArgument` if the vocabulary is too small for the environments' tokens."""
     if model.config.vocab_size < Tokenizer.vocabulary:
         raise InvalidArgument(
             f"--rollout-model {name} has a vocabulary of {model.config.vocab_size}: the "

@@ -1,4 +1,4 @@
-"""Arms in short slices, in an order that turns; one is void if others used the device's cores."""
+"""Arms in short slices and rotating order; foreign use of the device's cores voids a slice."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ WhyVoid = Callable[[], str | None]
 
 
 def in_turn(arms: Sequence[T], number: int) -> list[T]:
-    """Return the order of the arms in a round: each is first as often as any other."""
+    """Return the arms in the order of a round; over all rounds each arm is first equally often."""
     turn = number % len(arms)
     return [*arms[turn:], *arms[:turn]]
 
 
 class Slices:
-    """Takes slices; a void one is taken again while there is time for it.
+    """Runs slices, and repeats void ones while time is left.
 
     Args:
-        watch: begins to watch the device; its answer says why the time since then is void.
-        clock: where time comes from.
-        spare_s: for all slices that are taken again.
+        watch: starts to watch the device; returns a function that says why the slice is void.
+        clock: time source.
+        spare_s: total time for repetitions.
     """
 
     def __init__(self, watch: Callable[[], WhyVoid], clock: Clock, *, spare_s: float) -> None:
@@ -39,7 +39,7 @@ class Slices:
         self.last_why: str | None = None
 
     def take(self, run: Callable[[], Slice]) -> Slice:
-        """Run a slice until one is not void; return the last, void if there was no time left."""
+        """Run a slice until one is not void or the spare time is used up; return the last."""
         while True:
             began_ns, why_void = self._clock.now_ns(), self._watch()
             result = run()
@@ -61,18 +61,18 @@ class Slices:
 
 _FOREIGN_SHARE_MAX: Final = 0.05
 _STEAL_SHARE_MAX: Final = 0.02
-_KINDS: Final = 8  # of time; those of guests are in them
+_KINDS: Final = 8  # kinds of CPU time; guest times are already included in user and nice
 
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """Time of some cores, in seconds, since the machine started.
+    """CPU time of a set of cores since the machine started.
 
     Args:
-        total_s: of all kinds.
-        busy_s: in which a thread or the kernel ran.
-        steal_s: that the host of a virtual machine took.
-        own_s: CPU time of our threads that may run nowhere else, by thread.
+        total_s: time of all kinds.
+        busy_s: time in threads or the kernel.
+        steal_s: time taken by the host of a virtual machine.
+        own_s: CPU time of each of our threads that is pinned to these cores.
     """
 
     total_s: float
@@ -82,7 +82,7 @@ class CoreUse:
 
 
 def why_foreign(before: CoreUse, after: CoreUse) -> str | None:
-    """Say who else used the cores between two readings; None while that hardly matters."""
+    """Return why foreign use of the cores between two readings voids a slice; None if it is low."""
     total_s = after.total_s - before.total_s
     if not total_s > 0:
         return None
@@ -97,11 +97,11 @@ def why_foreign(before: CoreUse, after: CoreUse) -> str | None:
 
 
 def read_core_use(cores: frozenset[int]) -> CoreUse:
-    """Read the use of `cores`, and of it what this process's threads are pinned there for.
+    """Read the use of `cores`, and the CPU time of this process's threads pinned there.
 
-    Programs that it started run elsewhere, and their threads are not looked at: Linux keeps an
-    entry for each thread that somebody looked at, and while a thread of least priority clears its
-    own away, whoever waits for its process spins in the kernel and keeps it from the core.
+    Threads of child processes, which run elsewhere, are not read: Linux keeps a /proc entry for
+    every thread that was read. While a thread of least priority removes its entry, a process that
+    waits for its exit spins in the kernel and keeps that thread from the core.
     """
     every = psutil.cpu_times(percpu=True)
     times = [every[core] for core in cores]

@@ -1,4 +1,4 @@
-"""From the record of a run to the numbers of `report.json` and `compare.json`."""
+"""Computes the numbers of `report.json` and `compare.json` from a run's record."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _BINDING: Final = ("shape", "predicted_ms", "bound_ms", "target_ms", "sentence")
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
-    """Return what `report.json` of `rose demo` holds; a number that is not there is None."""
+    """Return the content of `report.json` of `rose demo`; a missing number is None."""
     slices = [one for one in record.slices if not one.is_void]
     blocked_ms = [wait for one in slices for wait in one.blocked_ms]
     segment_ms = [took for one in slices for took in one.segment_ms or ()]
@@ -73,7 +73,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
 
 
 def summarise_loads(record: RunRecord) -> dict[str, Any]:
-    """Return what `compare.json` holds: the arms at each load."""
+    """Return the content of `compare.json`: the arms at each load."""
     slices = [one for one in record.slices if not one.is_void]
     loads = []
     for load in sorted({one.load for one in record.slices}):
@@ -119,12 +119,12 @@ def compare_arms(record: RunRecord, slices: Sequence[Slice]) -> dict[str, Any]:
 
     Percentiles are over all requests of an arm. Ratios are paired: a slice's percentile over that
     of `alone` in the same round, then the median over rounds, so that drift of the machine cancels.
-    P99 is compared over whole arms, and only of enough requests. Harvest is rollout tokens over
-    those of the same rollouts alone.
+    P99 is compared over whole arms, and only with enough requests. Harvest is the token rate of
+    rollouts relative to the same rollouts running alone.
 
     Args:
-        record: of the run.
-        slices: of one load, none of them void.
+        record: record of the run.
+        slices: slices of one load, without void ones.
     """
     arms = {one.name: _arm(record, slices, one.name) for one in record.plan.schemes}
     ratios = {
@@ -145,7 +145,7 @@ def _certificates(audits: Iterable[Audit], arm: str, load: float | None) -> dict
 def _hindsight(
     record: RunRecord, slices: list[Slice], segment_ms: list[float]
 ) -> Feasibility | None:
-    """Say whether quanta could be certified by what serving alone took; None without its slices."""
+    """Judge from the slices of serving alone whether quanta could be certified; None without."""
     alone = [one for one in slices if one.arm == "alone"]
     if not alone:
         return None
@@ -154,7 +154,7 @@ def _hindsight(
         record.calibration.decode_ms + tuple(ms for one in alone for ms in one.decode_ms),
     )
     policy = Policy(signal_ms=record.signal_ms)
-    # Where nothing was lent no segment was measured either: then what certificates begin with.
+    # If nothing was lent, no segment was measured; use the prior of the certificates.
     upper_ms = percentile(segment_ms, 99)
     return feasibility(
         steps,
@@ -180,18 +180,17 @@ def _arm(record: RunRecord, slices: Sequence[Slice], arm: str) -> dict[str, Any]
     numbers["busy_share"] = ratio(sum(one.serving_busy_s for one in mine), seconds)
     numbers["rollout_tokens_per_s"] = tokens_per_s
     numbers["harvested_tokens_share"] = by_tokens
-    # The time in which a segment ran, where there are segments.
+    # Arms with segments count the time in them.
     numbers["harvested_share"] = ratio(sum(segments_s), seconds) if segments_s else by_tokens
     numbers["requests"] = len(requests)
     return numbers
 
 
 def _alone_rate(record: RunRecord, arm: str) -> float | None:
-    """Return tokens/s of an arm's rollouts with the device to themselves.
+    """Return tokens/s of an arm's rollouts running alone.
 
-    Without such slices of its own it is what they get in the arm `share_all`. The turns of a circle
-    wait for tools and for the scheduler, so their rate is that of the time in which their segments
-    ran.
+    An arm without solo slices uses those of `share_all`. Turns of an RL loop wait for tools and for
+    the scheduler, so their rate counts only the time in segments.
     """
     own = [one for one in record.solo if one.arm == arm]
     solo = own or [one for one in record.solo if one.arm == "share_all"]
@@ -208,7 +207,7 @@ def _segments_s(one: Slice) -> float:
 def _ratios(
     slices: Sequence[Slice], arms: dict[str, dict[str, Any]], arm: str
 ) -> dict[str, float | None]:
-    """Compare with `alone`, round by round; P99 over all rounds."""
+    """Return ratios to `alone`: per round for P50 and P90, over all rounds for P99."""
     subject, peer = _by_round(slices, arm), _by_round(slices, "alone")
     has_p99 = min(arms[arm]["requests"], arms["alone"]["requests"]) >= REQUESTS_MIN
     ratios: dict[str, float | None] = {}
@@ -229,7 +228,7 @@ def _ratios(
 
 
 def _late_share(record: RunRecord, slices: Iterable[Slice], arm: str) -> float | None:
-    """Return the share of tokens over their target: that is what certificates promise."""
+    """Return the share of tokens over their target, which certificates bound."""
     requests = [one for of_arm in slices if of_arm.arm == arm for one in of_arm.requests]
     late = sum(one.late_gaps + (one.ttft_ms > record.slo.ttft_ms) for one in requests)
     return ratio(late, sum(one.output_tokens for one in requests))
@@ -256,7 +255,7 @@ def _is_met(record: RunRecord, request: Answered) -> bool:
     return request.ttft_ms <= record.slo.ttft_ms and has_tpot
 
 
-# ---- the circle and the broker ------------------------------------------------------------------
+# ---- the RL loop and the broker -----------------------------------------------------------------
 
 CIRCLE_HEADERS: Final = (
     "trajec-\ntories/s",
@@ -276,7 +275,7 @@ _KIB: Final = 1024
 def summarise_circle(circle: CircleRecord | None) -> dict[str, Any]:
     """Return the parts `weights`, `trajectories`, `versions` and `incidents` of `report.json`.
 
-    A number that the record cannot give is None; without a circle, so are the first three parts.
+    Missing numbers are None; so are the first three parts without an RL loop.
     """
     if circle is None:
         return {"weights": None, "trajectories": None, "versions": None, "incidents": []}
@@ -292,17 +291,16 @@ def summarise_circle(circle: CircleRecord | None) -> dict[str, Any]:
 
 
 def start_s(circle: CircleRecord) -> float:
-    """Return when the circle did its first thing; 0 when it did nothing.
+    """Return the time of the RL loop's first event; 0 without events.
 
-    Times of incidents, and of the figures, count from here: the clock of the run may have started
-    with the machine.
+    Incidents and figures show times relative to it, since the run's clock may count from boot.
     """
     times = [at for at in _times(circle) if plain(at) is not None]
     return min(times, default=0.0)
 
 
 def circle_row(report: Mapping[str, Any]) -> list[str]:
-    """Return the cells of the one row under `CIRCLE_HEADERS`."""
+    """Return the cells of the single row under `CIRCLE_HEADERS`."""
     weights, trajectories = report["weights"], report["trajectories"]
     staleness = {int(by): n for by, n in trajectories["staleness"].items()}
     learnt = sum(staleness.values())
@@ -320,7 +318,7 @@ def circle_row(report: Mapping[str, Any]) -> list[str]:
 
 
 def version_rows(circle: CircleRecord) -> list[list[str]]:
-    """Return the cells of each version, under `VERSION_HEADERS` and one column for each worker."""
+    """Return one row per version, for `VERSION_HEADERS` and one column per worker."""
     zero_s = start_s(circle)
     return [
         [
@@ -351,13 +349,13 @@ def _weights(circle: CircleRecord) -> dict[str, Any]:
         "bytes_sent": sent,
         "dense_bytes": dense,
         "sent_share": ratio(sent, dense),
-        # What crossed the link to the workers' side once, and what all workers got of it there.
+        # Bytes sent once to the relay on the workers' side, and the relay's bytes to all workers.
         "trainer_to_relay_bytes": crossed,
         "relay_to_workers_bytes": handed_on,
         "density_p50": percentile([version.density for version in circle.versions], 50),
         "pause_ms_p50": percentile(pauses_ms, 50),
         "pause_ms_p99": percentile(pauses_ms, 99),
-        # A worker whose digest differs undoes the commit before it generates with it.
+        # A worker whose digest differs undoes the commit before it generates.
         "rolled_back": len(commits) - matched,
     }
 
@@ -379,7 +377,7 @@ def _times(circle: CircleRecord) -> Iterator[float]:
 
 
 def _commit_cell(version: VersionRecord, worker: str) -> str:
-    """Say of each commit when it came, how long it took and whether its digest matched."""
+    """Return time, pause and digest match of each of a worker's commits."""
     commits = [commit for commit in version.commits if commit.worker == worker]
     return ", ".join(_commit_words(version, commit) for commit in commits) or NO_NUMBER
 
@@ -401,10 +399,10 @@ BROKER_HEADERS: Final = (
 
 
 def summarise_broker(record: BrokerRecord | None) -> dict[str, Any] | None:
-    """Return what `report.json` says of the broker; None where there was none.
+    """Return the broker's part of `report.json`; None without a broker.
 
-    Means are over decisions, which come once a second, in every arm: between its windows the device
-    of the arm `rose` is idle.
+    Means are over decisions, one per second in every arm; outside the windows of the arm `rose` its
+    device is idle.
     """
     if record is None:
         return None
@@ -426,7 +424,7 @@ def summarise_broker(record: BrokerRecord | None) -> dict[str, Any] | None:
 
 
 def broker_row(broker: Mapping[str, Any]) -> list[str]:
-    """Return the cells of the one row under `BROKER_HEADERS`."""
+    """Return the cells of the single row under `BROKER_HEADERS`."""
     mean_bytes = broker["mean_cap_bytes"]
     return [
         str(broker["decisions"]),
@@ -439,5 +437,5 @@ def broker_row(broker: Mapping[str, Any]) -> list[str]:
 
 
 def last_word(broker: Mapping[str, Any]) -> str:
-    """Say why the broker decided as it did when it last did."""
+    """Return a sentence with the reason of the broker's last decision."""
     return f"The broker's last reason: {broker['last_why'] or NO_NUMBER}."

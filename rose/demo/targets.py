@@ -1,4 +1,4 @@
-"""Serving's targets in units of the machine, and whether a quantum can ever be certified."""
+"""Serving's targets, scaled to the machine, and whether they allow any certified quantum."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
 MULTIPLE: Final = 3.0
-"""Default targets over the P99 of serving alone: `alone` meets them for 99 % of requests."""
+"""Default target over the P99 of serving alone, so that `alone` meets it for 99 % of requests."""
 _TTFT_STEP_MS: Final = 10.0
 _TPOT_STEP_MS: Final = 1.0
 HINDSIGHT_RANK: Final = 99.0
@@ -20,11 +20,11 @@ HINDSIGHT_RANK: Final = 99.0
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Serving alone, before any arm ran.
+    """Measurements of serving alone, before any arm ran.
 
     Args:
-        steps: by shape; at least one of each.
-        ttft_ms_p99: of the requests of a slice at the load.
+        steps: step times by shape; at least one of each.
+        ttft_ms_p99: P99 over the requests of a slice at the highest load.
         tpot_ms_p99: likewise.
     """
 
@@ -39,10 +39,10 @@ def round_up(value_ms: float, step_ms: float) -> float:
 
 
 def choose_targets(found: Calibration, *, ttft_ms: float | None, tpot_ms: float | None) -> SLO:
-    """Return the user's targets, or multiples of what serving alone takes.
+    """Return the user's targets, or multiples of serving's times alone.
 
     Raises:
-        InvalidArgument: a target is below what one step takes.
+        InvalidArgument: a target is below the duration of one step.
     """
     chunk_ms = _upper(found.steps.chunk_ms, HINDSIGHT_RANK)
     decode_ms = _upper(found.steps.decode_ms, HINDSIGHT_RANK)
@@ -71,11 +71,11 @@ def _check_feasible(
 
 @dataclass(frozen=True, slots=True)
 class Feasibility:
-    """What a quantum needs, beside serving's targets.
+    """Whether quanta can be certified under serving's targets.
 
     Args:
-        why: one sentence with the numbers; None when quanta can be certified.
-        options: the targets at which they could be, as options of the command.
+        why: one sentence on why not, with numbers; None if quanta can be certified.
+        options: command options with feasible targets.
     """
 
     why: str | None
@@ -85,18 +85,18 @@ class Feasibility:
 def feasibility(
     steps: StepTimes, slo: SLO, policy: Policy, *, segment_ms: float, rank: float
 ) -> Feasibility:
-    """Say whether a quantum of one segment can be certified at all.
+    """Judge whether a quantum of one segment can be certified at all.
 
     A request that arrives right after the decision waits for the segment and the signal, then for
-    a full chunk (`docs/certificates.md`, mode idle); between two steps a running one waits for
+    a full chunk (`docs/certificates.md`, mode idle). Between two steps, a running request waits for
     segment and signal, then for its decode step.
 
     Args:
-        steps: of serving alone.
+        steps: step times of serving alone.
         slo: serving's targets.
-        policy: of the device.
-        segment_ms: upper estimate of a segment.
-        rank: percentile of the steps that counts as their upper estimate.
+        policy: the device's policy.
+        segment_ms: upper estimate of a segment's duration.
+        rank: percentile of the step times that serves as their upper estimate.
     """
     delay_ms = segment_ms + policy.signal_ms
     if segment_ms > policy.blocking_ms:

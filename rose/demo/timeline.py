@@ -1,4 +1,4 @@
-"""The timeline of one slice, read from the certificate log: nothing is sampled while it runs."""
+"""The timeline of one slice, read afterwards from the certificate log, without sampling."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _SLACK: Final = 1
 
 
 def read_timeline(log_path: Path, slices: Sequence[Slice]) -> SliceTimeline:
-    """Return what happened in the last of `slices` that is of the arm `rose`, if there is one."""
+    """Return the timeline of the last slice of the arm `rose`; empty without one."""
     ours = [one for one in slices if one.arm == "rose"]
     if not ours:
         return SliceTimeline((), (), ())
@@ -28,10 +28,10 @@ def read_timeline(log_path: Path, slices: Sequence[Slice]) -> SliceTimeline:
 def window_timeline(
     records: Iterable[LogRecord], *, slabs: int, start_s: float, end_s: float
 ) -> SliceTimeline:
-    """Replay `records` and keep what falls between `start_s` and `end_s`."""
+    """Replay `records` and return the events from `start_s` to `end_s`."""
     held: Counter[int] = Counter({_NOBODY: slabs})
     opened_s: float | None = None
-    is_slack = False  # lent before a step: it closes when the step begins
+    is_slack = False  # a quantum lent between steps, which ends when the next step starts
     gate_open: list[tuple[float, float]] = []
     arrivals_s: list[float] = []
     holdings: list[tuple[float, int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Hold the numbers of a report against the bars, and say the result in one sentence."""
+"""Checks the numbers of a report against the bars, and gives the verdict in one sentence."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ AA_MAX: Final = 1.1
 ROSE_P50_MAX: Final = 1.10
 SLO_BELOW_ALONE_MAX: Final = 0.02
 LATE_TOKENS_MAX: Final = 0.01
-"""Beyond alone's: the epsilon that certificates promise."""
+"""Excess over `alone`: the epsilon that certificates promise."""
 BLOCKED_SEGMENTS_MAX: Final = 1.1
 SHARE_ALL_TPOT_MIN: Final = 1.5
 HARVEST_MIN: Final = 0.6
@@ -27,10 +27,10 @@ class Check:
     """One bar.
 
     Args:
-        name: what is compared.
-        value: None when the run did not get that far.
-        bar: what the value must be, in words.
-        ok: None when there is no value, or the bar does not apply.
+        name: compared quantity.
+        value: None if the run did not measure it.
+        bar: required value, in words.
+        ok: None without a value, or if the bar does not apply.
     """
 
     name: str
@@ -40,20 +40,20 @@ class Check:
 
 
 def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, Any]:
-    """Return `{"void", "sentence", "next_command", "checks"}` for a report otherwise whole.
+    """Return `{"void", "sentence", "next_command", "checks"}` for a report.
 
-    The run is void when the A/A control left its range: then even equal arms differ by more than
-    what is to be shown, whichever way the other checks fall. It is void as well when nothing could
-    be certified by what serving alone took: then nothing could be harvested.
+    The run is void if the A/A control leaves its range: then equal arms differ by more than the
+    effect under test. It is also void if serving's times alone rule out any certified quantum: then
+    nothing could be harvested.
 
     Args:
-        report: all else that `report.json` holds.
-        outlook: of certificates, in hindsight; None where serving alone was not measured.
+        report: content of `report.json` without the verdict.
+        outlook: whether quanta could be certified; None if serving alone was not measured.
     """
     controls = _controls(report["ratios"]["aa"])
     checks = controls + _serving_checks(report) + _lending_checks(report)
     if report["settings"].get("quick"):
-        # Two rounds are too few for ratios of times: even equal arms differ by more than a bar.
+        # Two rounds are too few for ratios of times: equal arms differ by more than a bar.
         controls, checks = [], [_unless_quick(report, check) for check in checks]
     if report["weights"] is not None:
         checks += _circle_checks(report)
@@ -71,9 +71,9 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
 
 
 def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same as `judge` for a comparison, about its highest load.
+    """Return the verdict of a comparison at its highest load, in the form of `judge`.
 
-    Every scheme of rose is held against the bars, but for those that lack a mechanism on purpose.
+    Every scheme of rose is checked against the bars, except the ablated ones.
     """
     if not report["loads"]:
         return _verdict(report, "Nothing was measured.", None, [])
@@ -108,7 +108,7 @@ def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gain(at: Mapping[str, Any], names: list[str], kind: str) -> str:
-    """Say which of these schemes gives rollouts most while serving meets its targets."""
+    """Name the scheme with the highest harvest among those that keep serving's targets."""
     harvests = {
         name: at["arms"][name]["harvested_tokens_share"] or 0.0
         for name in names
@@ -160,7 +160,7 @@ def _controls(ratios: Mapping[str, float | None]) -> list[Check]:
 def _noise(
     report: Mapping[str, Any], controls: list[Check], command: str, *, is_blind: bool
 ) -> tuple[str, str | None]:
-    """Say why the control voids the run, and what to try; "" and None when it does not."""
+    """Return why the A/A control voids the run, and a command to try; else "" and None."""
     void = report["slices"]["void"]
     off = ", ".join(f"{c.name} is {c.value:.3g}" for c in controls if c.ok is False)
     if report["complete"] and is_blind:
@@ -192,7 +192,7 @@ def _verdict(
 
 
 def _serving_checks(report: Mapping[str, Any]) -> list[Check]:
-    """Serving is unharmed, and would not have been without rose."""
+    """Check that rose protects serving, and that `share_all` does not."""
     ratios = report["ratios"]
     unprotected = ratios["share_all"]["tpot_p50"]
     blocked_segments = ratio(report["blocked_by_rollout_ms_p99"], report["segment_ms_p99"])
@@ -204,7 +204,7 @@ def _serving_checks(report: Mapping[str, Any]) -> list[Check]:
 
 
 def _latency_checks(at: Mapping[str, Any], arm: str, slowdown: float | str) -> list[Check]:
-    """Judge an arm that promised to stay below the bar; others are slower on purpose."""
+    """Check latencies; an arm with a slowdown above the bar is slower on purpose and not judged."""
     is_judged = not isinstance(slowdown, str) and 1 + slowdown <= ROSE_P50_MAX
     checks = []
     for metric in ("TTFT", "TPOT"):
@@ -229,7 +229,7 @@ def _certificates_check(found: Mapping[str, int], arm: str = "") -> Check:
 
 
 def _lending_checks(report: Mapping[str, Any]) -> list[Check]:
-    """Idle time was used, every loan was justified, and pressure took one back."""
+    """Check that idle time was used, every certificate verified, and a loan revoked."""
     revocations = report["revocations"]["count"] if report["arms"]["rose"]["requests"] else None
     fewest = min(arm["requests"] for arm in report["arms"].values())
     return [
@@ -249,7 +249,7 @@ def _unless_quick(report: Mapping[str, Any], check: Check) -> Check:
 
 
 def _circle_checks(report: Mapping[str, Any]) -> list[Check]:
-    """What workers generate with is what was published, little was sent, and nothing was lost."""
+    """Check that workers use the published weights, few bytes were sent, and nothing was lost."""
     weights, trajectories = report["weights"], report["trajectories"]
     compared = weights["digests_compared"]
     differ = compared - weights["digests_matched"] if compared else None

@@ -1,4 +1,4 @@
-"""Arms in virtual time: the real decisions, on a device that is a model."""
+"""Arms in virtual time: real decisions on a modelled device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,13 +23,13 @@ _SOLO_STEPS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class VirtualExperiment:
-    """What is simulated.
+    """Inputs of `run_virtual`.
 
     Args:
-        plan: `alone` is its first scheme.
-        requests_at: returns the requests that every scheme serves at one of the plan's loads.
+        plan: arms and loads; its first scheme is `alone`.
+        requests_at: maps a load to the requests that every scheme serves.
         slo: serving's targets.
-        device: what things cost.
+        device: cost model.
     """
 
     plan: Plan
@@ -41,12 +41,12 @@ class VirtualExperiment:
 def run_virtual(
     experiment: VirtualExperiment, logs: Path, on_progress: Callable[[str], None]
 ) -> RunRecord:
-    """Simulate every scheme at every load; an interrupt ends it early and is not an error.
+    """Simulate every scheme at every load; an interrupt ends the run early without an error.
 
     Args:
-        experiment: what is simulated.
-        logs: folder for certificates.
-        on_progress: gets the name of each part of the run when it begins.
+        experiment: inputs.
+        logs: folder for certificate logs.
+        on_progress: gets the name of each part of the run at its start.
 
     Raises:
         InvalidArgument: the trace is too short for a load.
@@ -97,7 +97,7 @@ def _simulate(
 
 
 def piece_of(trace: Trace, rate_rps: float, *, seconds: float, seed: int) -> list[Request]:
-    """Return a piece of the trace at this rate, from a seeded start that leaves room for it.
+    """Return a piece of the trace at this rate, from a random start.
 
     Raises:
         InvalidArgument: the trace is too short.
@@ -120,7 +120,7 @@ def piece_of(trace: Trace, rate_rps: float, *, seconds: float, seed: int) -> lis
 
 
 def _tokens(device: DeviceModel, harvest_ms: float) -> int:
-    """Return what rollouts generate in that much work: a full batch gets a token each step."""
+    """Return the rollout tokens of `harvest_ms` of work: one per step for each of a full batch."""
     return round(harvest_ms / (device.layers * device.layer_ms) * device.batch_max)
 
 
@@ -148,7 +148,7 @@ def _slice(outcome: ArmOutcome, device: DeviceModel, scheme: Scheme, load: float
         serving_busy_s=outcome.serving_busy_ms / MS_PER_S,
         requests=tuple(
             Answered(
-                arrival_s=0.0,  # In virtual time requests are told apart by their order alone.
+                arrival_s=0.0,  # In virtual time, order alone identifies a request.
                 ttft_ms=one.ttft_ms,
                 tpot_ms=one.mean_tpot_ms if one.output_tokens > 1 else None,
                 output_tokens=one.output_tokens,

@@ -1,4 +1,4 @@
-"""What an experiment runs beside serving: generations, turns of trajectories, or a whole circle."""
+"""Rollout loads beside serving: generations, turns of trajectories, or a whole RL loop."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -22,10 +22,10 @@ from rose.scheduler.worker import TurnOutput, WorkerEvent, WorkerKind
 
 
 class RolloutLoad(ABC):
-    """Rollouts of one arm on an engine: they run between `resume` and `pause`.
+    """Rollouts of one arm on an engine; they run between `resume` and `pause`.
 
     Args:
-        engine: is started with the rollouts, and its owner's to stop.
+        engine: started by `start`; its owner stops it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -38,23 +38,23 @@ class RolloutLoad(ABC):
 
     @property
     def failures(self) -> Sequence[str]:
-        """What went wrong; the run ends with it."""
+        """Errors; any of them ends the run."""
         return [] if self._engine.error is None else [str(self._engine.error)]
 
     @abstractmethod
     def start(self) -> None:
-        """Start what is needed; nothing runs before `resume`."""
+        """Start threads and engine; no rollout runs before `resume`."""
 
     def resume(self) -> None:
         """Let rollouts run."""
         self._engine.resume()
 
     def pause(self) -> None:
-        """Stop rollouts at a step boundary, where they keep their KV; returns when none runs."""
+        """Wait until rollouts stop at a step boundary; they keep their KV."""
         self._engine.pause()
 
     def stop(self) -> None:
-        """End what `start` started, and let the engine run, so that it can be stopped."""
+        """Undo `start`, and resume the engine so that it can be stopped."""
         if self._engine.is_running:
             self._engine.resume()
 
@@ -64,10 +64,10 @@ _OUTPUT_TOKENS: Final = 128
 
 
 class RolloutFeeder(RolloutLoad):
-    """Keeps a fixed number of generations running on a borrower, from a fixed set of prompts."""
+    """Keeps a fixed number of generations running on a borrower, over a fixed set of prompts."""
 
     def __init__(self, engine: Engine, *, vocabulary: int, seed: int) -> None:
-        """Prepare the prompt set, of token ids below `vocabulary`; nothing runs before `start`."""
+        """Draw the prompts from token ids below `vocabulary`."""
         super().__init__(engine)
         rng = np.random.default_rng(seed)
         self._tokens = 0
@@ -82,11 +82,11 @@ class RolloutFeeder(RolloutLoad):
 
     @property
     def failures(self) -> Sequence[str]:
-        """Why generations failed, the engine's own end included."""
+        """Errors of generations and of the engine."""
         return [*self._failures, *super().failures]
 
     def start(self) -> None:
-        """Start the engine and fill it; it stays paused until `resume`."""
+        """Start the engine and submit generations; it stays paused until `resume`."""
         self._engine.start()
         self._engine.pause()
         for _ in range(ROLLOUTS):
@@ -112,30 +112,30 @@ class RolloutFeeder(RolloutLoad):
 
 
 _WORKER: Final = 0
-# No version ever comes, so one batch has all there is. A turn that looks stalled in a pause stays:
-# there is no other worker to go to.
+# No version is published, so one batch holds all trajectories. A turn that stalls in a pause stays
+# on the only worker.
 _SCHEDULER: Final = SchedulerSettings(max_staleness=0, batch_trajectories=1_000_000)
-# Whoever counts tokens between two moments misses at most what was said in so long.
+# Reporting interval of tokens, which bounds the error of token counts.
 _FLUSH_MS: Final = 5.0
-# What the scheduler believes of its only worker decides nothing.
+# Assumed speed of the only worker; it does not affect placement.
 _PREFILL_TOKENS_PER_S: Final = 1000.0
 _DECODE_STEP_MS: Final = 10.0
 
 
 class TurnFeeder(RolloutLoad):
-    """Keeps trajectories of environments going on an engine, some of them in tools.
+    """Keeps trajectories with environments and tools running on an engine.
 
     Args:
         engine: built with `EngineConfig(sampling=True)` and not started.
-        kind: borrowed if it is rose's borrower, whose turns come back when serving takes memory.
-        loop: of the trajectories; more in flight than `seats`, or the engine waits for tools.
-        wait_s: `(trajectory, turn)` to how long a tool takes.
-        seats: most turns at once.
-        seed: of tasks and sampling.
-        clock: where time comes from.
+        kind: BORROWED for rose's borrower, which returns its turns when serving takes memory.
+        loop: trajectory settings; `in_flight` should exceed `seats` to cover tool waits.
+        wait_s: maps `(trajectory, turn)` to the tool's duration.
+        seats: maximum concurrent turns.
+        seed: seed of tasks and sampling.
+        clock: time source.
 
     Raises:
-        InvalidArgument: the engine does not sample, or is of another kind.
+        InvalidArgument: the engine does not sample, or does not match `kind`.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class TurnFeeder(RolloutLoad):
 
     @property
     def failures(self) -> Sequence[str]:
-        """Why there are no more turns, if so."""
+        """Errors of engine and loop, and dropped trajectories."""
         found = list(super().failures)
         if self._loop.error is not None:
             found.append(str(self._loop.error))
@@ -180,48 +180,48 @@ class TurnFeeder(RolloutLoad):
         return found
 
     def start(self) -> None:
-        """Start the loop and the engine; it stays paused until `resume`."""
-        self._loop.start()  # First: the engine's first step reports its lease.
+        """Start the loop and the engine, which stays paused until `resume`."""
+        self._loop.start()  # Before the engine, whose first step reports its grant.
         self._engine.start()
-        self._engine.pause()  # Before any turn can come.
+        self._engine.pause()  # Before any turn can arrive.
         can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
         self._loop.join(self._worker, can)
         self._worker.grant()
 
     def stop(self) -> None:
-        """End the loop, and let the engine run, so that it can be stopped."""
+        """Stop the loop, and resume the engine so that it can be stopped."""
         self._loop.stop()
         super().stop()
 
     def _hear(self, event: WorkerEvent) -> None:
-        """Count what was said; in the engine's thread."""
+        """Count generated tokens; runs in the engine's thread."""
         if isinstance(event, TurnOutput):
             self._tokens += len(event.tokens)
         self._loop.hear(event)
 
 
 def _let_go(_trajectory: Trajectory) -> None:
-    """Nobody learns from it."""
+    """Discard the trajectory, since no trainer runs."""
 
 
 _REVOKED_S: Final = 20.0
 _LOOK_S: Final = 0.005
-# What idle mode usually finds on a device that is half busy; the scheduler's first guess.
+# Usual share of idle time on a half-busy device; the scheduler's first estimate.
 _SHARE: Final = 0.4
 
 
 class CircleLoad(RolloutLoad):
-    """Rollouts with environments, a trainer and another worker behind them.
+    """Rollouts of an RL loop with environments, a trainer and a dedicated worker.
 
-    Between `resume` and `pause` the borrowed worker has a lease and takes turns; outside it the
-    circle goes on with the dedicated worker alone.
+    Between `resume` and `pause` the borrowed worker has a capacity grant and takes turns; otherwise
+    the dedicated worker runs alone.
 
     Args:
-        engine: the borrower's, built with sampling and not started.
-        weights: of its model.
-        settings: of the circle.
-        wait_s: how long tools take, as in `Circle`.
-        clock: where time comes from.
+        engine: the borrower's engine, built with sampling and not started.
+        weights: weights of the engine's model.
+        settings: settings of the RL loop.
+        wait_s: duration of tools, as in `Circle`.
+        clock: time source.
     """
 
     def __init__(
@@ -242,12 +242,12 @@ class CircleLoad(RolloutLoad):
 
     @property
     def tokens(self) -> int:
-        """Tokens that the borrowed worker has generated."""
+        """Tokens generated by the borrowed worker."""
         return self.circle.history.tokens(WorkerKind.BORROWED)
 
     @property
     def failures(self) -> Sequence[str]:
-        """What ended the circle, if anything did."""
+        """Errors of the RL loop and the engine."""
         failure = self.circle.failure()
         return [*([] if failure is None else [failure]), *super().failures]
 
@@ -263,10 +263,10 @@ class CircleLoad(RolloutLoad):
         self._worker.grant()
 
     def pause(self) -> None:
-        """Take every turn back from the borrowed worker, with its tokens.
+        """Recall every turn from the borrowed worker, with its tokens.
 
         Raises:
-            DeadlineExceeded: it does not give them back.
+            DeadlineExceeded: the worker did not return its turns in time.
         """
         self._worker.revoke()
         waited_s = 0.0
@@ -277,9 +277,9 @@ class CircleLoad(RolloutLoad):
             waited_s += _LOOK_S
 
     def stop(self) -> None:
-        """Stop the programs and the loop; the engine is its owner's to stop.
+        """Stop the programs and the loop; the engine's owner stops the engine.
 
-        What does not end in time is an incident, and the report comes all the same.
+        A program that does not end in time becomes an incident of the report.
         """
         try:
             self.circle.stop()
@@ -287,7 +287,7 @@ class CircleLoad(RolloutLoad):
             self.circle.history.incident(str(error))
 
     def record(self) -> CircleRecord:
-        """Return what happened; exact after `stop`."""
+        """Return the record of the RL loop; exact after `stop`."""
         circle, history, handoff = self.circle, self.circle.history, self.circle.handoff
         turns = history.turns()
         last = {(turn.trajectory, turn.turn): turn.worker for turn in turns}

@@ -1,4 +1,4 @@
-"""What `rose publish`, `rose relay` and `rose receive` are all told, and what they make of it."""
+"""Options that `rose publish`, `rose relay` and `rose receive` share."""
 
 import json
 import threading
@@ -30,20 +30,20 @@ _KEY_BYTES_MIN: Final = 16
 
 
 class Events:
-    """Says what happened, at once. Any thread may call; the lock keeps lines whole.
+    """Prints events at once. Thread-safe; the lock keeps lines whole.
 
     Args:
-        is_json: a line of JSON for each event, with `time_ns` on CLOCK_BOOTTIME.
+        is_json: whether each event is a line of JSON, with `time_ns` on CLOCK_BOOTTIME.
     """
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
         self._clock = BootClock()
         self._lock = threading.Lock()
-        self._troubles: dict[str, str | None] = {}  # the latest of each who has some
+        self._troubles: dict[str, str | None] = {}  # latest problem of each subject
 
     def say(self, event: str, **fields: Any) -> None:
-        """Say an event; fields that are None are left out."""
+        """Print an event without the fields that are None."""
         shown = {name: value for name, value in fields.items() if value is not None}
         if self._is_json:
             line = json.dumps({"event": event, "time_ns": self._clock.now_ns(), **shown})
@@ -53,11 +53,11 @@ class Events:
             click.echo(line)
 
     def trouble(self, sentence: str | None, *, about: str = "") -> None:
-        """Say what is in the way, once as long as it is the same; None: nothing is any more.
+        """Print a problem unless it equals the last one of its subject.
 
         Args:
-            sentence: what it is.
-            about: what it is in the way of; each has its own trouble.
+            sentence: the problem; None if it is over, which prints nothing.
+            about: subject of the problem; each subject has its own last problem.
         """
         with self._lock:
             is_news, self._troubles[about] = sentence != self._troubles.get(about), sentence
@@ -67,14 +67,14 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class WeightOptions:
-    """What all three programs are told.
+    """Options of all three programs.
 
     Args:
-        security: the token, and certificates if there are any.
-        signing: the key of manifests; signs nothing where there is none.
-        metrics: address to be scraped at; None: not at all.
-        timeline: where to write what took time when the program ends; None: nowhere.
-        events: says what happens.
+        security: token, and certificates if given.
+        signing: signing key of manifests; an empty key signs nothing.
+        metrics: listening address for Prometheus; None for no metrics.
+        timeline: file for a trace, written when the program ends; None for no trace.
+        events: output of events.
     """
 
     security: Security
@@ -85,7 +85,7 @@ class WeightOptions:
 
     def serve(self, source: Shelf, listen: str, peers: Peers) -> "WeightServer":
         """Serve versions until the server is closed."""
-        # Here, because gRPC is told before its import to be quiet.
+        # Imported here, because `quiet_grpc` must run before gRPC is imported.
         from rose.transfer.wire.server import serve  # noqa: PLC0415
 
         return serve(
@@ -153,7 +153,7 @@ _OPTIONS: Final = (
 
 @contextmanager
 def until_told() -> Iterator[None]:
-    """End the block without an error when the program is told to end, by a signal or by Ctrl-C."""
+    """End the block without an error on SIGTERM or Ctrl-C."""
     with suppress(KeyboardInterrupt), ends_interrupt():
         yield
 
@@ -162,16 +162,16 @@ def until_told() -> Iterator[None]:
 def observed(
     options: WeightOptions, role: str, read: Callable[[], Mapping[str, float]], timeline: Timeline
 ) -> Iterator[Callable[[float], None]]:
-    """Serve metrics and write the timeline, where that is asked for.
+    """Serve metrics and write the timeline, if requested.
 
     Yields:
-        What is told the seconds of each pause.
+        A function that records the duration of each pause, in seconds.
     """
     try:
         if options.metrics is None:
             yield _ignore
             return
-        # Here, because it needs the extra `metrics`.
+        # Imported here, because it needs the extra `metrics`.
         from rose.transfer.observing.metrics import Metrics, MetricsServer  # noqa: PLC0415
 
         metrics = Metrics(role, read)

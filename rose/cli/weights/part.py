@@ -1,4 +1,4 @@
-"""The part of one rank of a trainer: its tiles of each checkpoint, for the publisher on rank 0."""
+"""One trainer rank's tiles of each checkpoint, served to the publisher on rank 0."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _LOOK_S: Final = 1.0
 
 
 def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> None:
-    """See that a plan has the ranks that are named: rank 0 has the parts of all others.
+    """Check that --rank and --part fit the plan: rank 0 needs the parts of all other ranks.
 
     Raises:
-        InvalidArgument: it has not.
+        InvalidArgument: they do not.
     """
     if rank is None and not parts:
         return
@@ -37,19 +37,19 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
 
 
 def units_of(opened: Checkpoint) -> dict[str, Any]:
-    """Return every tensor of a checkpoint as a row of units, where it lies."""
+    """Return every tensor of a checkpoint as a row of units, without copying."""
     return {name: one.units(0, one.count) for name, one in opened.tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPart:
-    """The tiles that one rank sends, of the checkpoints that it finds by their names.
+    """The tiles that one rank sends; it finds checkpoints by name.
 
     Args:
-        plan: whose tiles.
-        rank: of the trainer.
-        first: the checkpoint to begin with.
-        folder: where others are; None where there are none.
+        plan: plan that assigns tiles to ranks.
+        rank: rank of the trainer.
+        first: first checkpoint.
+        folder: folder of later checkpoints; None without any.
     """
 
     plan: Plan
@@ -59,31 +59,31 @@ class CheckpointPart:
 
     @property
     def owned(self) -> Sequence[int]:
-        """Return the tiles of the rank, ascending."""
+        """Tiles of the rank, ascending."""
         return self.plan.contributes(self.rank)
 
     def tiling(self) -> Tiling:
-        """Return how checkpoints are cut.
+        """Return the tiling of the first checkpoint.
 
         Raises:
-            InvalidArgument, CorruptData: the first one cannot be read, or is not of the plan.
+            InvalidArgument, CorruptData: the checkpoint cannot be read, or does not fit the plan.
         """
         return tiling_of(open_checkpoint(self.first), self.plan)
 
     def shadow(self, label: str) -> ShardViews:
-        """Return the rank's tiles of a checkpoint, copied.
+        """Return copies of the rank's tiles of a checkpoint.
 
         Raises:
-            Unavailable: it is not here, or not sound.
+            Unavailable: the checkpoint is missing or damaged.
         """
         views = self.fresh(label)
         return ShardViews({tile: (views.bits(tile).copy(),) for tile in self.owned})
 
     def fresh(self, label: str) -> ShardViews:
-        """Return the rank's tiles of a checkpoint, as they lie in its files.
+        """Return views of the rank's tiles in a checkpoint's files.
 
         Raises:
-            Unavailable: it is not here, or not sound.
+            Unavailable: the checkpoint is missing or damaged.
         """
         path = self._path(label)
         try:
@@ -101,13 +101,13 @@ class CheckpointPart:
 
 
 def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightOptions) -> None:
-    """Serve a part until told to end, and say where.
+    """Serve a part until a signal comes, and print its address.
 
     Raises:
-        InvalidArgument: the checkpoint is not of the plan, or the address may not be.
+        InvalidArgument: the checkpoint does not fit the plan, or the address is not allowed.
         Unavailable: the port is taken.
     """
-    # Here, because it needs the extra `wire`, and gRPC is told before its import to be quiet.
+    # Imported here: it needs the extra `wire`, and `quiet_grpc` must run before gRPC is imported.
     from rose.transfer.wire.part_server import PartServer  # noqa: PLC0415
 
     tiles = part.tiling().tiles
@@ -126,7 +126,7 @@ def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightO
 
 
 def _wait_for_ever() -> None:
-    """Wait; a signal ends that."""
+    """Wait until a signal comes."""
     clock = BootClock()
     while True:
         clock.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""`rose publish CHECKPOINT`: checkpoints on disk become versions that receivers keep up with."""
+"""`rose publish CHECKPOINT`: publishes checkpoints on disk as versions for receivers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -42,27 +42,27 @@ if TYPE_CHECKING:
     from rose.transfer.wire.remote_part import RemotePart
 
 _POLL_S: Final = 0.2
-# What is wrong with one checkpoint is no reason to stop serving the others.
+# An error of one checkpoint does not stop the serving of others.
 _WORLD: Final = (CorruptData, InvalidArgument, OutOfMemory, Unavailable)
 
 
 class CheckpointPublisher:
-    """Publishes checkpoints, and notes which, so that one that is started again goes on.
+    """Publishes checkpoints, and records them in a file, so that a restart continues.
 
-    One thread uses it.
+    Single-threaded.
 
     Args:
-        checkpoint: to begin with, where nothing was published yet.
-        state_path: where it is noted.
-        run: names the run, where nothing was published yet.
-        plan: how checkpoints are cut; None: by themselves.
-        log: of the versions.
-        timeline: gets what takes time.
-        options: of the program.
-        link: as for `Contributor`.
-        threads: that pack.
-        spans: is told of each version.
-        parts: where the other ranks of the trainer serve theirs; () where all is published here.
+        checkpoint: first checkpoint, if nothing was published yet.
+        state_path: file that records the published checkpoints.
+        run: name of the run, if nothing was published yet.
+        plan: plan that cuts checkpoints into tiles; None for a plain layout.
+        log: log of versions.
+        timeline: gets the durations.
+        options: program options.
+        link: wire encoding, as in `Contributor`.
+        threads: number of packing threads.
+        spans: notified of each version, to make merged deltas.
+        parts: addresses of the other ranks' parts; () if this process publishes all tiles.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class CheckpointPublisher:
         self.opening = log.wait_manifests(-1, 0)[0]
 
     def _begun(self, opened: Checkpoint, tiling: Tiling) -> Publisher:
-        """Begin an incarnation with a checkpoint, of which all ranks take their own tiles."""
+        """Start an incarnation with a checkpoint; each rank loads its own tiles of it."""
         self._state = replace(
             self._state, incarnation=self._state.incarnation + 1, n=self._state.n + 1
         )
@@ -116,7 +116,7 @@ class CheckpointPublisher:
         )
 
     def _mine(self, opened: Checkpoint, tiling: Tiling) -> TimedContributor:
-        """Return who owns what is published from here: all of it, or the part of rank 0."""
+        """Return the contributor of this process: all tiles, or those of rank 0."""
         if self._addresses and self._plan is not None:
             part = CheckpointPart(self._plan, 0, opened.path, None)
             return self._packing(part.shadow(opened.path.name), tiling.tiles, part.owned)
@@ -129,8 +129,8 @@ class CheckpointPublisher:
         return self._packing(tiling.views(shadow), tiling.tiles)
 
     def _open_parts(self, tiling: Tiling, label: str) -> None:
-        """Open the parts of all ranks with a checkpoint; one that is not up is waited for."""
-        # Here, because it needs the extra `wire`, and gRPC is told before its import to be quiet.
+        """Open a checkpoint at the parts of all ranks, waiting for ranks that are not up yet."""
+        # Imported here: it needs the extra `wire`, and `quiet_grpc` must run before gRPC's import.
         from rose.transfer.wire.remote_part import RemotePart  # noqa: PLC0415
 
         for part in self._parts:
@@ -140,23 +140,23 @@ class CheckpointPublisher:
             self._parts.append(RemotePart(address, token, tiling.tiles, label, tls=tls))
 
     def close(self) -> None:
-        """Hang up on the other ranks."""
+        """Close the connections to the other ranks."""
         for part in self._parts:
             part.close()
 
     @property
     def version(self) -> Version:
-        """Return the newest version."""
+        """The newest version."""
         return self._publisher.version
 
     def publish(self, path: Path) -> None:
-        """Make a checkpoint the next version, and say so.
+        """Publish a checkpoint as the next version, and print an event.
 
         Raises:
-            CorruptData: it is not sound; nothing was published.
-            InvalidArgument: it has other tensors, or cannot be read.
+            CorruptData: the checkpoint is damaged; nothing was published.
+            InvalidArgument: the checkpoint has other tensors, or cannot be read.
             OutOfMemory: the log has no room for it.
-            Unavailable: what is noted of it cannot be written.
+            Unavailable: the state file cannot be written.
         """
         opened = open_checkpoint(path)
         tiling = tiling_of(opened, self._plan)
@@ -164,7 +164,7 @@ class CheckpointPublisher:
             raise InvalidArgument(f"{path} has other tensors than the checkpoints before it")
         if not self._publisher.is_sound:
             self._begin_again()
-        # Noted first: a number that may have been used is never used again.
+        # Recorded before publishing, so that no number is ever used twice.
         self._state = replace(self._state, n=self.version.n + 1)
         write_state(self._path, self._state)
         new: list[TileViews] = [tiling.views(units_of(opened))]
@@ -185,26 +185,26 @@ class CheckpointPublisher:
         )
 
     def _elsewhere(self, label: str) -> Iterator[TileViews]:
-        # Here, because it needs the extra `wire`.
+        # Imported here, because it needs the extra `wire`.
         from rose.transfer.wire.remote_part import WeightsElsewhere  # noqa: PLC0415
 
         return (WeightsElsewhere(label) for _ in self._parts)
 
     def _begin_again(self) -> None:
-        """Begin another incarnation with the newest checkpoint: a rank was started again."""
+        """Start another incarnation with the newest checkpoint, after a rank was restarted."""
         opened = open_checkpoint(Path(self._state.newest))
         self._publisher = self._begun(opened, tiling_of(opened, self._plan))
         self._events.say("begun", version=str(self.version), n=self.version.n)
 
     def publish_new(self, folder: Path) -> None:
-        """Publish what a folder has that was not published yet; what is not sound is left."""
+        """Publish a folder's new checkpoints; skip damaged ones."""
         done = set(self._state.published)
         for path in entries(folder):
             if str(path.absolute()) not in done:
                 self._try(path)
 
     def _try(self, path: Path) -> None:
-        """Publish one if it is sound; of one that is not, say why once."""
+        """Publish a checkpoint; print each of its errors once."""
         try:
             self.publish(path)
         except _WORLD as error:
@@ -223,12 +223,12 @@ def _is_received(log: TimedLog, n: int, receivers: int) -> bool:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read the plan that `rose transfer plan --plan` wrote.
+    """Read a plan written by `rose transfer plan --plan`.
 
     Raises:
-        InvalidArgument: it cannot be read, or is none.
+        InvalidArgument: the file cannot be read, or is not a plan.
     """
-    # Here, because it needs the extra `wire`.
+    # Imported here, because it needs the extra `wire`.
     from rose.transfer.plan.files import FILE_BYTES_MAX, plan_from_json  # noqa: PLC0415
 
     return plan_from_json(read_named(path, FILE_BYTES_MAX), what=str(path))
@@ -290,7 +290,7 @@ def publish(
     Rank 0 has the log and is told where the others are; all find checkpoints under the same names.
     """
     for address in (listen, *parts):
-        options.security.place(address)  # before a large checkpoint is read for nothing
+        options.security.place(address)  # checked before a large checkpoint is read
     plan = None if plan_path is None else read_plan(plan_path)
     check_plan(plan, rank, parts)
     if rank and plan is not None:
@@ -336,7 +336,7 @@ def _served(
     listen: str,
     options: WeightOptions,
 ) -> Iterator[None]:
-    """Serve what is published, and say where."""
+    """Serve published versions, and print the address."""
     tensors = [
         TensorEntry(one.stored.name, one.stored.dtype, one.stored.shape)
         for one in made.checkpoint.tensors.values()

@@ -1,4 +1,4 @@
-"""`rose receive --to FOLDER`: a checkpoint on disk that is kept at the newest version."""
+"""`rose receive --to FOLDER`: keeps a checkpoint on disk at the newest version."""
 
 import socket
 import threading
@@ -42,20 +42,19 @@ _POLL_S: Final = 0.2
 
 
 class _CheckpointReceiver:
-    """Keeps tiles of a checkpoint on disk at the newest version. The main thread uses it.
+    """Keeps tiles of a checkpoint on disk at the newest version. Only the main thread uses it.
 
-    Whatever the files hold is taken as it is: its digests are read, and what differs is fetched. So
-    one that was killed in the middle of a commit repairs the tiles that it left half done.
+    It computes the digests of the files as they are, and fetches the tiles that differ. So a
+    receiver that was killed during a commit repairs its half-written tiles.
 
     Args:
-        upstream: where versions come from.
-        name: tells receivers apart.
-        target: the files.
-        tiling: how they are cut.
-        wanted: the tiles; None for all.
-        options: of the program.
-        timeline: gets what takes time.
-        paused: is told the seconds of each pause.
+        upstream: source of versions.
+        name: unique name of the receiver.
+        target: files of the checkpoint.
+        tiling: tiling of the files.
+        wanted: tiles to receive; None for all.
+        options: program options.
+        timeline: gets the durations.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class _CheckpointReceiver:
         self.receiver = self._receiver()
 
     def _receiver(self) -> Receiver:
-        """Read what the files are, and begin to receive."""
+        """Compute the files' digests, and start to receive."""
         digests = _read(self._target, self._tiling, self._subscription.wanted)
         self._digests: TileDigests | None = digests
         return Receiver(
@@ -98,10 +97,10 @@ class _CheckpointReceiver:
         self.has_staged.set()
 
     def step(self, paused: Callable[[float], None]) -> None:
-        """Commit the version that lies ready, if one does; say what came of it.
+        """Commit the staged version, if there is one, and print the outcome.
 
         Raises:
-            Unavailable: another process cut a file.
+            Unavailable: another process truncated a file.
         """
         self._target.check()
         self._events.trouble(self.receiver.failure, about="receiving")
@@ -130,7 +129,7 @@ class _CheckpointReceiver:
             subscribed=self._wanted,
         )
         with self._timeline.span("commit", n=staged.manifest.version.n, tiles=len(staged.deltas)):
-            outcome = commit.run()  # when it is told to end, the files are a version
+            outcome = commit.run()  # leaves the files at a whole version, also on a signal
         self._digests = commit.digests
         return outcome
 
@@ -150,12 +149,12 @@ class _CheckpointReceiver:
         )
 
     def is_known_at(self, n: int) -> bool:
-        """Return whether version `n`, or a later one, is here, and the upstream heard of that."""
+        """Return whether version `n` or a later one is held, and reported to the upstream."""
         held = self.receiver.held
         return held.run != "" and held.n >= n and self.source.reported_n >= n
 
     def figures(self) -> Mapping[str, float]:
-        """Return what metrics show."""
+        """Return the values of the metrics."""
         stats, held_n = self.receiver.stats, self.receiver.held.n
         lag = self.source.staleness.lag()
         return {
@@ -170,7 +169,7 @@ class _CheckpointReceiver:
         }
 
     def close(self) -> None:
-        """Stop receiving; the files stay what they are."""
+        """Stop receiving; the files keep their version."""
         self.receiver.close()
         self._target.flush()
 
@@ -190,7 +189,7 @@ def _nbytes(tiling: Tiling, tile: int) -> int:
 
 
 def _locked(folder: Path) -> BinaryIO:
-    """Lock a checkpoint against other receivers; the folder is made if it is not there."""
+    """Lock a checkpoint against other receivers; create the folder if it is missing."""
     try:
         if folder.is_file():
             return lock(folder.with_name(folder.name + ".lock"))
@@ -205,7 +204,7 @@ def _locked(folder: Path) -> BinaryIO:
 
 
 def stored_tensors(entries: Sequence[TensorEntry]) -> list[StoredTensor]:
-    """Return the tensors of a checkpoint, which are in no file yet.
+    """Return the tensors of a checkpoint that is not written yet.
 
     Raises:
         CorruptData: a dtype is unknown.
@@ -219,9 +218,9 @@ def stored_tensors(entries: Sequence[TensorEntry]) -> list[StoredTensor]:
 def _open(
     folder: Path, plan: Plan | None, hello: HelloReply, events: Events
 ) -> tuple[Checkpoint, Tiling]:
-    """Open what lies in the folder; where nothing does, make what the upstream has, of zeros.
+    """Open the folder's checkpoint; if there is none, create the upstream's tensors with zeros.
 
-    Nothing is made of tensors that are not cut as the upstream says: versions would never fit.
+    Nothing is created if the layout differs from the upstream's, since no version would fit.
     """
     is_there = folder.is_file() or any(one.suffix == ".safetensors" for one in folder.iterdir())
     if not is_there:
@@ -299,7 +298,7 @@ def receive(
 
 
 def _keep(made: _CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:
-    """Commit what comes, until a version is there and the upstream knows it, or forever."""
+    """Commit versions until `until_n` is held and reported to the upstream, or for ever."""
     while True:
         made.step(paused)
         if until_n is not None and made.is_known_at(until_n):

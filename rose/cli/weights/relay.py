@@ -1,4 +1,4 @@
-"""`rose relay`: versions come into a cluster once, and all who are there get them from here."""
+"""`rose relay`: fetches versions into a cluster once, and serves them to its receivers."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -52,16 +52,16 @@ _UPDATES: Final = "updates"
 
 
 class Introduction:
-    """What upstream says of itself, for those who ask here; kept for when upstream is away.
+    """The upstream's description of its weights, passed on to receivers and kept for outages.
 
-    The main thread uses it.
+    Only the main thread uses it.
 
     Args:
-        directory: where it is kept; None: nowhere.
-        landing: the tiles that land here; () for all.
-        address: that receivers of the cluster reach this relay at.
-        peers: where it is told.
-        events: says which file is damaged.
+        directory: folder to store it in; None stores nothing.
+        landing: tiles that land here; () for all.
+        address: address of this relay for the cluster's receivers.
+        peers: announces it to receivers.
+        events: reports a damaged file.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Introduction:
 
     @property
     def known(self) -> HelloReply | None:
-        """Return what upstream said last."""
+        """The upstream's last reply."""
         return self._known
 
     def update(self, there: Addresses) -> None:
-        """Ask upstream."""
+        """Ask the upstream again."""
         replies = [one for one in there.hellos() if one is not None and one.layout]
         if not replies:
             return
@@ -102,11 +102,11 @@ class Introduction:
 
 
 def read_hello(path: Path) -> HelloReply | None:
-    """Read what `write_hello` wrote; None where nothing was.
+    """Read the file of `write_hello`; None if it does not exist.
 
     Raises:
-        CorruptData: it is not as it was written.
-        InvalidArgument: it cannot be read.
+        CorruptData: the file is damaged.
+        InvalidArgument: the file cannot be read.
     """
     try:
         content = read_input(path, bytes_max=2 * REPLY_BYTES_MAX)
@@ -124,7 +124,7 @@ def read_hello(path: Path) -> HelloReply | None:
 
 
 def _kept_hello(directory: Path | None, events: Events) -> HelloReply | None:
-    """Return what upstream said in an earlier run; a damaged file is named and not used."""
+    """Return the upstream's reply from an earlier run; report and ignore a damaged file."""
     try:
         return None if directory is None else read_hello(directory / _HELLO)
     except (CorruptData, InvalidArgument) as error:
@@ -133,10 +133,10 @@ def _kept_hello(directory: Path | None, events: Events) -> HelloReply | None:
 
 
 def write_hello(path: Path, reply: HelloReply) -> None:
-    """Write what upstream said, whole or not at all.
+    """Write the upstream's reply atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     hello = encode(reply)
     write_whole(path, encode(KeptHello(hello, hashlib.sha256(hello).digest())))
@@ -241,7 +241,7 @@ def _follow(
     *,
     newest_n: int,
 ) -> None:
-    """Say what came after `newest_n`, and ask now and then who upstream is."""
+    """Print versions after `newest_n` and traffic, and ask the upstream now and then."""
     clock, looked, moved = BootClock(), 0.0, (0, 0)
     while True:
         if introduction.known is None or looked >= _ASK_S:

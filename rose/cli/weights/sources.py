@@ -1,4 +1,4 @@
-"""Where `rose relay` and `rose receive` get versions from: one address, or several relays."""
+"""Sources of versions for `rose relay` and `rose receive`: one address, or several relays."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,18 +21,18 @@ _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
 T = TypeVar("T")
 
-# What the world does; a server that refuses a name has too many of them.
+# Failures of the world; InvalidArgument too, since a server refuses names beyond its limit.
 _FAULTS: Final = (CorruptData, DeadlineExceeded, InvalidArgument, Unavailable)
 
 
 class Addresses:
-    """The servers that a program was told of. The main thread uses it.
+    """The upstream servers of a program. Only the main thread uses it.
 
     Args:
-        addresses: of them.
-        sources: at these addresses.
-        signing: the publisher's, if it is known.
-        events: says what is in the way.
+        addresses: addresses of the servers.
+        sources: one source per address.
+        signing: the publisher's signing key, if known.
+        events: reports problems.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Addresses:
         self._clock = BootClock()
 
     def wait_until_there(self) -> HelloReply:
-        """Wait until one of them knows what it serves, and return what it says."""
+        """Wait until a server knows what it serves, and return its reply."""
         pause_s = _BACKOFF_S
         while True:
             replies = [reply for reply in self.hellos() if reply is not None and reply.layout]
@@ -60,7 +60,7 @@ class Addresses:
             pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
     def hellos(self) -> list[HelloReply | None]:
-        """Ask all of them who they are; None for one that does not say."""
+        """Request a description from every server; None for each failure."""
         return [self._hello(source) for source in self._sources]
 
     def _hello(self, source: "RemoteSource") -> HelloReply | None:
@@ -70,7 +70,7 @@ class Addresses:
         return reply
 
     def _tried(self, call: Callable[[], T]) -> T | None:
-        """Return what a call returns; None, and the reason is said, where it fails."""
+        """Return the result of a call; on a failure report it and return None."""
         try:
             return call()
         except _FAULTS as error:
@@ -78,7 +78,7 @@ class Addresses:
             return None
 
     def source(self) -> Source:
-        """Return what pulls from the one, or from each of several what lands there."""
+        """Return the single source, or a set that pulls each tile from its relay."""
         if len(self._sources) == 1:
             return self._sources[0]
         landing = {
@@ -97,7 +97,7 @@ class Addresses:
         )
 
     def newest_n(self) -> int:
-        """Return the number of the newest version that the first of them has that answers."""
+        """Return the newest version number at the first server that answers."""
         for source in self._sources:
             manifests = self._tried(partial(source.wait_manifests, NOTHING_KNOWN, 0))
             if manifests is not None:
@@ -115,12 +115,12 @@ def open_addresses(
     signing: Signing,
     events: Events,
 ) -> Iterator[Addresses]:
-    """Give what is at some addresses, and hang up at the end.
+    """Connect to servers, and close the connections at the end of the block.
 
     Raises:
-        InvalidArgument: an address may not be.
+        InvalidArgument: an address is not allowed.
     """
-    # Here, because gRPC is told before its import to be quiet.
+    # Imported here, because `quiet_grpc` must run before gRPC is imported.
     from rose.transfer.wire.remote import RemoteSource  # noqa: PLC0415
 
     token = security.token.hex()

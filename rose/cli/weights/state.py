@@ -1,4 +1,4 @@
-"""What a publisher must know when it is started again: no version is ever called the same twice."""
+"""A publisher's state over restarts, so that no version number is used twice."""
 
 import re
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ class PublishState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was published so far.
 
     Args:
-        run: names the training run.
-        incarnation: of the publisher, the next one has a higher one.
-        n: of the newest version that was or may have been published.
-        newest: the checkpoint that it is, as a path.
-        published: checkpoints that are done with, as paths.
-        format: of the file.
+        run: name of the training run.
+        incarnation: incarnation of the publisher; rises with each start.
+        n: number of the newest version that was or may have been published.
+        newest: path of the newest published checkpoint.
+        published: paths of published checkpoints.
+        format: file format.
     """
 
     run: str
@@ -36,11 +36,11 @@ class PublishState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_state(path: Path) -> PublishState | None:
-    """Read what was written, or None where nothing was.
+    """Read a state file; None if it does not exist.
 
     Raises:
-        CorruptData: it is no such file.
-        InvalidArgument: it cannot be read.
+        CorruptData: the file is not a publisher's state.
+        InvalidArgument: the file cannot be read.
     """
     try:
         return msgspec.json.decode(read_input(path, bytes_max=_BYTES_MAX), type=PublishState)
@@ -53,10 +53,10 @@ def read_state(path: Path) -> PublishState | None:
 
 
 def write_state(path: Path, state: PublishState) -> None:
-    """Write it whole or not at all.
+    """Write a state file atomically.
 
     Raises:
-        Unavailable: it cannot be written.
+        Unavailable: the file cannot be written.
     """
     try:
         write_whole(path, msgspec.json.encode(state))
@@ -65,9 +65,9 @@ def write_state(path: Path, state: PublishState) -> None:
 
 
 def entries(folder: Path) -> Iterator[Path]:
-    """Return what a folder offers as checkpoints, "step-9" before "step-10".
+    """Yield the checkpoints of a folder in natural order: "step-9" before "step-10".
 
-    Names with a dot in front are of somebody who still writes.
+    Names with a leading dot are still being written and skipped.
 
     Raises:
         Unavailable: the folder cannot be read.

@@ -1,4 +1,4 @@
-"""The world that trajectories act in: text in, text out, a reward for each step."""
+"""Environments of trajectories: text in, text out, a reward for each step."""
 
 from rose.demo.environments.grid import GridWorld, Observed
 from rose.demo.environments.tasks import Task, task

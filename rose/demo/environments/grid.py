@@ -1,4 +1,4 @@
-"""A maze walked by saying N, E, S or W."""
+"""A maze in which the player moves by the letters N, E, S and W."""
 
 import re
 from collections import deque
@@ -19,12 +19,11 @@ class Maze:
     """A square of cells, some of them walls.
 
     Args:
-        size: cells on a side.
-        walls: cells nobody can enter.
-        start: where the player begins.
-        goal: where the player wants to be.
-        steps_to_goal: fewest moves from each cell the goal can be reached from; walls on its way
-            are walked around.
+        size: cells per side.
+        walls: blocked cells.
+        start: start of the player.
+        goal: goal of the player.
+        steps_to_goal: shortest path in moves from each cell that can reach the goal.
     """
 
     size: int
@@ -34,25 +33,25 @@ class Maze:
     steps_to_goal: dict[Cell, int]
 
     def after(self, cell: Cell, move: str) -> Cell:
-        """Return where a move leads: the same cell if a wall or the edge is in the way."""
+        """Return the cell after a move; a wall or the edge blocks the move."""
         there = _moved(cell, move)
         return there if is_open(self.size, self.walls, there) else cell
 
     def open_moves(self, cell: Cell) -> str:
-        """Return the letters of the moves that lead somewhere."""
+        """Return the letters of the moves that are not blocked."""
         return "".join(move for move in MOVES if self.after(cell, move) != cell)
 
 
 def draw_maze(seed: int, *, size: int, wall_share: float, steps_max: int) -> Maze:
     """Draw a maze whose goal is at most `steps_max` moves from its start.
 
-    Walls are drawn first; then one after the other falls until there is a way that is short enough.
-    That ends: with no wall left any cell is at most 2 (size - 1) moves from any other.
+    Walls are drawn first, then removed one by one until the path is short enough. This ends:
+    without walls, any two cells are at most 2 (size - 1) moves apart.
 
     Args:
         seed: >= 0.
-        size: >= 2.
-        wall_share: of the cells that are neither start nor goal, from 0 to 1.
+        size: cells per side, >= 2.
+        wall_share: share of walls among cells other than start and goal, from 0 to 1.
         steps_max: >= 2 (size - 1).
     """
     random = np.random.default_rng(seed)
@@ -69,7 +68,7 @@ def draw_maze(seed: int, *, size: int, wall_share: float, steps_max: int) -> Maz
 
 
 def is_open(size: int, walls: frozenset[Cell], cell: Cell) -> bool:
-    """Say whether a cell can be entered."""
+    """Return whether the player can enter a cell."""
     return 0 <= cell[0] < size and 0 <= cell[1] < size and cell not in walls
 
 
@@ -95,13 +94,13 @@ _MOVE: Final = re.compile("[NESW]")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What came of one thing that the player said.
+    """Result of one step of the player.
 
     Args:
-        observation: what to read next; when the episode is over, how it ended.
-        reward: for this step alone.
-        is_over: nothing may be said after this.
-        tool: name of the tool that was used, whose time has to be waited for; None for none.
+        observation: next text to read; the outcome once the episode is over.
+        reward: reward of this step alone.
+        is_over: whether the episode has ended.
+        tool: name of the used tool, whose duration the caller waits; None without a tool.
     """
 
     observation: str
@@ -111,12 +110,12 @@ class Observed:
 
 
 class GridWorld:
-    """One maze at a time. Equal seeds and words give equal observations and rewards.
+    """One maze at a time. Equal seeds and inputs give equal observations and rewards.
 
-    The first of N, E, S, W in what was said is the move, text before it is thinking. The goal is
-    worth 1 and ends the episode. With `shaping` each move adds `shaping` times the share of the way
-    that it brought the player nearer, so that a policy that never arrives can still be told better
-    from worse; over an episode that depends on where it ended alone.
+    The first of N, E, S, W in the player's text is the move; text before it is thinking. The goal
+    is worth 1 and ends the episode. Each move adds `shaping` times the share of the path that it
+    covered, so that policies that never arrive can be ranked. The sum of these over an episode
+    depends only on its last cell.
     """
 
     name = "grid"
@@ -127,11 +126,11 @@ class GridWorld:
         """Set the rules.
 
         Args:
-            size: cells on a side, from 2 to 32.
-            turns_max: moves an episode may have, at least 2 (size - 1) so that every goal can be
+            size: cells per side, from 2 to 32.
+            turns_max: maximum moves of an episode, at least 2 (size - 1) so that every goal can be
                 reached.
-            wall_share: of the cells, from 0 to 1; walls that leave no way are taken away.
-            shaping: what the whole way to the goal adds to the 1 for being there, >= 0.
+            wall_share: share of walls, from 0 to 1; walls that block the path are removed.
+            shaping: extra reward for the whole path to the goal, >= 0.
         """
         self._size = size
         self._turns_max = turns_max
@@ -149,10 +148,10 @@ class GridWorld:
         return self._seen(self._maze, "go N, E, S or W")
 
     def step(self, said: str) -> Observed:
-        """Make a move; what is none costs a turn and is told so.
+        """Make a move; text without a move costs a turn.
 
         Raises:
-            InvalidArgument: the episode is over, or none was begun.
+            InvalidArgument: no episode is running.
         """
         if (maze := self._maze) is None:
             raise InvalidArgument("no maze was entered: call reset")
@@ -174,7 +173,7 @@ class GridWorld:
         )
 
     def _potential(self, maze: Maze, cell: Cell) -> float:
-        """Return `shaping` times the share of the way that is behind; 0 at the start."""
+        """Return `shaping` times the covered share of the path; 0 at the start."""
         return self._shaping * (1.0 - maze.steps_to_goal[cell] / maze.steps_to_goal[maze.start])
 
     def _seen(self, maze: Maze, told: str) -> str:

@@ -1,4 +1,4 @@
-"""Which maze a trajectory walks: trajectories of a group share it."""
+"""Assignment of mazes to trajectories; a group shares one maze."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,19 +7,19 @@ import numpy as np
 
 from rose.demo.environments.grid import GridWorld
 
-# A small policy rarely finds a goal by chance: what it gains on the way is half of what there is.
+# A small policy rarely reaches a goal by chance, so progress earns up to half the goal's reward.
 _SHAPING: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one trajectory has to do.
+    """Task of one trajectory.
 
     Args:
-        number: of the trajectory.
-        group: trajectories of one group play the same episode and are compared with each other.
-        seed: of the episode; `environment.reset` takes it.
-        environment: its own, nobody else plays in it.
+        number: trajectory number.
+        group: group number; a group's trajectories play the same episode and are compared.
+        seed: episode seed for `environment.reset`.
+        environment: used by this trajectory alone.
     """
 
     number: int
@@ -29,12 +29,12 @@ class Task:
 
 
 def task(seed: int, number: int, *, group_size: int) -> Task:
-    """Return the task of trajectory `number`; depends on the arguments alone.
+    """Return the task of trajectory `number`, a pure function of the arguments.
 
     Args:
-        seed: of the run, >= 0.
-        number: of the trajectory, >= 0.
-        group_size: trajectories that share a task, > 0.
+        seed: seed of the run, >= 0.
+        number: trajectory number, >= 0.
+        group_size: trajectories per task, > 0.
     """
     group = number // group_size
     episode = int(np.random.default_rng((seed, group)).integers(1 << 31))

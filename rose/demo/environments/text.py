@@ -1,4 +1,4 @@
-"""Text as ids of a small vocabulary: one id per character, and marks that no text contains."""
+"""Character-level tokens: one id per character, and marks that no text contains."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 VOCABULARY: Final = 128
 
 PAD: Final = 0
-EOS: Final = 1  # ends what the policy says
+EOS: Final = 1  # ends the policy's output
 SEE: Final = 2  # an observation follows
-SAY: Final = 3  # the policy speaks next
-UNKNOWN: Final = 127  # stands for every character that has no id
+SAY: Final = 3  # the policy's output follows
+UNKNOWN: Final = 127  # every character without an id
 
 _NEWLINE: Final = 10
 _MARKS: Final = frozenset({PAD, EOS, SEE, SAY})
@@ -21,9 +21,9 @@ def _is_text(code: int) -> bool:
 
 
 class Tokenizer:
-    """Printable ASCII and the newline keep their codes. Total: no text and no id is refused.
+    """Printable ASCII and the newline keep their codes. Every text and every id is accepted.
 
-    A mark decodes to nothing, an id that is neither text nor mark to a visible replacement.
+    Marks decode to nothing, unknown ids to a visible replacement.
     """
 
     vocabulary = VOCABULARY
@@ -33,11 +33,11 @@ class Tokenizer:
         return tuple(ord(one) if _is_text(ord(one)) else UNKNOWN for one in text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, marks left out."""
+        """Return the text of `ids` without marks."""
         return "".join(
             chr(one) if _is_text(one) else _UNKNOWN_TEXT for one in ids if one not in _MARKS
         )
 
     def prompt(self, observation: str) -> tuple[int, ...]:
-        """Return what a turn begins with: the observation between its marks."""
+        """Return the start of a turn: the observation between its marks."""
         return (SEE, *self.encode(observation), SAY)

@@ -1,1 +1,1 @@
-"""Learning from trajectories: what one is, and what is learned from it."""
+"""A small RL loop: trajectories, training, and weight publication."""

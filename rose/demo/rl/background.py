@@ -1,4 +1,4 @@
-"""A thread that speaks to the trainer: started, told to stop, and seen when it dies."""
+"""A background thread with an orderly stop that records its failure."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -7,15 +7,15 @@ from typing import Final
 from rose.errors import DeadlineExceeded, InternalError, RoseError, sentence
 from rose.thread import Thread
 
-# A step of the trainer on a busy core can hold an answer up for half a minute.
+# A trainer step on a busy core can delay a reply by half a minute.
 _JOIN_S: Final = 40.0
 
 
 class Background(ABC):
-    """Runs `_work` in a thread of its own until `stop`.
+    """Runs `_work` in its own thread until `stop`.
 
-    `_changed` guards what the thread shares with others, and wakes it; `_is_stopping` is set under
-    it. What ends the thread is kept in `error`.
+    `_changed` guards all shared state, `_is_stopping` included, and wakes the thread. `error` holds
+    the failure that ended the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,10 +29,10 @@ class Background(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread do its last work, and join it.
+        """Let the thread finish its work, and join it.
 
         Raises:
-            DeadlineExceeded: it does not end; what it shares with others may still change.
+            DeadlineExceeded: the thread still runs, so shared state may still change.
         """
         with self._changed:
             self._is_stopping = True
@@ -58,4 +58,4 @@ class Background(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """Do what the thread is for; return when there is nothing left after `_is_stopping`."""
+        """Do the thread's work; return once `_is_stopping` is set and nothing is left to do."""

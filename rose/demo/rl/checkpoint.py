@@ -1,6 +1,6 @@
-"""What a trainer needs to go on after it died, in one file that is either whole or not there.
+"""The trainer's checkpoint, one file that is written atomically.
 
-The file is the SHA-256 of the rest, which is msgpack. Nothing in it is executed when it is read.
+The file is a SHA-256 followed by msgpack. Reading it executes nothing.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ _SHA_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a trainer is, apart from its weights.
+    """A trainer's progress, apart from its weights.
 
     Args:
-        incarnation: of the trainer that wrote this; the next one is higher.
-        next_version: the lowest number that no version has or could have got from this trainer
-            before its next checkpoint; the next incarnation begins there.
-        learned: numbers of the trajectories that the weights have in them or that were dropped.
+        incarnation: number of the trainer process that wrote the checkpoint.
+        next_version: first version number that this trainer cannot use before its next checkpoint;
+            the next incarnation starts there.
+        learned: numbers of all learned or dropped trajectories.
         dropped_stale: how many of them were dropped.
     """
 
@@ -46,16 +46,16 @@ class _Content:
 
 
 def save_checkpoint(path: Path, state: TrainerState, progress: Progress) -> None:
-    """Write a checkpoint that outlives a power cut; one process at a time.
+    """Write a checkpoint that survives a power cut. Only one process may write at a time.
 
     Raises:
-        Unavailable: the disk does not take it. The old file is as it was; or, where only the last
-            sync failed, the new one is there, and a power cut may bring the old one back.
+        Unavailable: the write failed and the old file is unchanged; or only the last sync failed:
+            then the new file is in place, but a power cut may restore the old one.
     """
     rows = tuple(row.data.cast("B") for row in (state.masters, state.exp_avg, state.exp_avg_sq))
     content = msgspec.msgpack.encode(_Content(FORMAT, progress, state.steps, rows))
     try:
-        sweep(path)  # A trainer that was killed as it wrote leaves a file of this size.
+        sweep(path)  # A trainer killed while writing leaves a file of this size.
         write_whole(path, hashlib.sha256(content).digest(), content)
         sync_folder(path.parent)
     except OSError as error:
@@ -63,11 +63,11 @@ def save_checkpoint(path: Path, state: TrainerState, progress: Progress) -> None
 
 
 def load_checkpoint(path: Path) -> tuple[TrainerState, Progress] | None:
-    """Read a checkpoint, or return None if there is none yet.
+    """Read a checkpoint; None if the file does not exist.
 
     Raises:
-        CorruptData: the file is not what was written.
-        Unavailable: it cannot be read.
+        CorruptData: the file is damaged or has another format.
+        Unavailable: the file cannot be read.
     """
     try:
         file = memoryview(path.read_bytes())

@@ -1,8 +1,8 @@
-"""The circle: trajectories roll out, a trainer learns from them, fresh weights come back.
+"""The RL loop: workers generate trajectories, a trainer learns, workers get the new weights.
 
-Three programs are started and minded: the trainer, a relay that its weights go through, and a
-dedicated worker; a borrowed worker lives in this process, beside serving. Whichever of the programs
-dies is started again, and the circle goes on with what is left until it is back.
+Three programs are supervised: the trainer, a relay for its weights, and a dedicated worker. A
+borrowed worker runs in this process, beside serving. A program that dies is restarted; meanwhile
+the loop continues without it.
 """
 
 import secrets
@@ -38,11 +38,11 @@ from rose.transfer.wire.remote import RemoteSource
 
 
 class NotedSource(SourceAround):
-    """A `rose.transfer.source.Source` around another.
+    """A `rose.transfer.source.Source` that reports the manifests of another.
 
     Args:
-        source: the other.
-        note: takes each manifest, in the thread that asked for it; must not wait.
+        source: wrapped source.
+        note: gets each manifest in the calling thread; must not block.
     """
 
     def __init__(self, source: Source, note: Callable[[Manifest], None]) -> None:
@@ -50,14 +50,14 @@ class NotedSource(SourceAround):
         self._note = note
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait for versions, and tell of them."""
+        """Wait for versions, and report their manifests."""
         manifests = self._source.wait_manifests(after_n, timeout_s)
         for manifest in manifests:
             self._note(manifest)
         return manifests
 
     def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Ask for a seed, and tell of it if any tile comes whole."""
+        """Request a snapshot, and report its manifest if it contains chunks."""
         manifest = self._source.seed(n, tiles)
         if manifest is not None and manifest.chunks:
             self._note(manifest)
@@ -74,22 +74,22 @@ _TOKEN_BYTES: Final = 32
 
 
 def _is_beyond_help(event: WorkerEvent) -> bool:
-    """Whether a dedicated worker is gone, or has ended its lease: its weights are no version."""
+    """Return whether a dedicated worker is lost, or gave up its grant over unknown weights."""
     return isinstance(event, WorkerLost) or (
         isinstance(event, LeaseChanged) and event.kv_tokens == 0
     )
 
 
 class Circle:
-    """Owns the programs, the rollouts and everything between them.
+    """Owns the programs, the rollouts and all connections between them.
 
     Args:
-        settings: what it is made of.
-        wait_s: `(trajectory, turn)` to how long a tool takes.
-        clock: where time comes from.
+        settings: settings of the loop.
+        wait_s: maps `(trajectory, turn)` to the tool's duration.
+        clock: time source.
 
     Attributes:
-        programs: by name, once they were started.
+        programs: started programs by name.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Circle:
         )
         self.history = self.loop.history
         self._token = secrets.token_hex(_TOKEN_BYTES)
-        self._trainer_address = self._weights_address = "127.0.0.1:0"  # the relay has the latter
+        self._trainer_address = self._weights_address = "127.0.0.1:0"  # the second is the relay's
         self.relayed = RelayedBytes()
         self.programs: dict[str, Supervisor] = {}
         self._given_up: str | None = None
@@ -123,14 +123,14 @@ class Circle:
         self._speed: dict[str, Any] = {}
         self._started = 0
 
-    # ---- from outside ---------------------------------------------------------------------------
+    # ---- public ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the programs, and wait until all are ready; trajectories begin meanwhile.
+        """Start the programs and the trajectories, and wait until all programs are ready.
 
         Raises:
             Unavailable: a program does not start.
-            DeadlineExceeded: it takes too long.
+            DeadlineExceeded: a program is not ready in time.
         """
         self._start(TRAINER, self._trainer_command, self._trainer_began)
         self._start(RELAY, self._relay_command, self._relay_began, on_line=self.relayed.hear)
@@ -144,20 +144,20 @@ class Circle:
     def add_borrowed(
         self, worker: EngineWorker, weights: LiveWeights, *, seats: int, share: float
     ) -> None:
-        """Let a borrowed worker take part; its engine runs, and `start` was called.
+        """Add a borrowed worker after `start`; its engine must be running.
 
         Args:
             worker: number `BORROWED`, made with `on_event=circle.loop.hear`.
-            weights: of its engine's model, loaded from the same preset or folder.
-            seats: most turns it takes at once.
-            share: of the time in which it is expected to run, > 0: it is taken to be so much
-                slower than the dedicated worker, which was measured.
+            weights: weights of its engine's model, loaded from the same preset or folder.
+            seats: maximum concurrent turns.
+            share: expected share of the time in which it runs, > 0; scales the measured speed of
+                the dedicated worker.
         """
         source = RemoteSource(self._weights_address, self._token)
         noted = NotedSource(source, self.history.version)
         self._receiver = receive(noted, weights, worker, version=0)
         self._parts.callback(self._receiver.close)
-        self._parts.callback(source.close)  # First: it breaks off what the receiver waits for.
+        self._parts.callback(source.close)  # Runs first, to unblock the receiver.
         measured = self._speed
         can = Capabilities(
             seats=seats,
@@ -169,17 +169,17 @@ class Circle:
         self.loop.join(worker, can)
 
     def lost(self) -> int:
-        """Return the trajectories that nobody can account for; exact after `stop`.
+        """Return the number of unaccounted trajectories; exact after `stop`.
 
-        One that was started is under way, dropped, waiting to be handed over, refused by the
-        trainer, or known to it.
+        A started trajectory must be in flight, dropped, waiting for handoff, refused by the
+        trainer, or known to the trainer.
         """
         counts, handoff = self.loop.counts(), self.handoff
         known = handoff.status.consumed + handoff.waiting + handoff.refused
         return counts.lost + max(0, counts.finished - known)
 
     def failure(self) -> str | None:
-        """Return what ended the circle for good; None while it turns."""
+        """Return why the loop ended for good; None while it runs."""
         for part in (self.loop, self.handoff):
             if part.error is not None:
                 return str(part.error)
@@ -188,7 +188,7 @@ class Circle:
         return self._given_up
 
     def stop(self) -> None:
-        """Stop everything in the order in which nothing is lost; what was counted stays.
+        """Stop all parts in an order that loses no trajectory; counts stay available.
 
         Raises:
             DeadlineExceeded: a thread or a program does not end; all others were stopped.
@@ -200,7 +200,7 @@ class Circle:
 
     def _refused(self, why: str) -> None:
         self.history.incident(f"the trainer refuses a trajectory: {why}")
-        self.loop.tell(Consumed(1))  # It waits for another instead.
+        self.loop.tell(Consumed(1))  # Lets the scheduler admit another trajectory instead.
 
     def _hang_up(self) -> None:
         if self._dedicated is not None:
@@ -245,7 +245,7 @@ class Circle:
         if name == TRAINER:
             self.handoff.follow(None)
         if is_final or not is_up.is_set():
-            # One that never was ready will not be: its options or its machine are at fault.
+            # A restart would not help a program that was never ready.
             self._given_up = f"the {name} was given up: {reason}"
             is_up.set()
 
@@ -276,7 +276,7 @@ class Circle:
         ]
 
     def _relay_began(self, _incarnation: int, ready: dict[str, Any], _connection: Any) -> None:
-        # The same for all that follow, so that workers find them.
+        # Later incarnations reuse the address, so that workers find them.
         self._weights_address = ready["address"]
 
     def _worker_command(self, incarnation: int) -> list[str]:
@@ -306,7 +306,7 @@ class Circle:
         def hear(event: WorkerEvent) -> None:
             self.loop.hear(event)
             if _is_beyond_help(event) and self._started == incarnation:
-                self.programs[DEDICATED].kill()  # Another incarnation takes its place.
+                self.programs[DEDICATED].kill()  # The supervisor starts the next incarnation.
 
         self._dedicated = RemoteWorker(
             ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear

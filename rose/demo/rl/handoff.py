@@ -1,4 +1,4 @@
-"""Hands finished trajectories to the trainer, keeps what could be lost there, and sums it up."""
+"""Sends finished trajectories to the trainer, and keeps those that its death would lose."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -18,30 +18,30 @@ Submit = Callable[[Sequence[Trajectory]], Reply]
 
 
 class Handoff(Background):
-    """A thread that sends what `put` was given, in order, again and again until it is taken.
+    """A thread that sends the trajectories of `put` in order, and retries until they are accepted.
 
-    The trainer forgets what it took since its last checkpoint when it dies. So the last
-    trajectories that it took are kept here, and sent once more to the next incarnation, which knows
-    by number what it has learned. One that it refuses is let go. `stop` tries once more to send
-    what is left.
+    A trainer that dies forgets all trajectories since its last checkpoint. So the last accepted
+    ones are kept here and sent again to the next incarnation, which recognises learned ones by
+    number. Refused trajectories are discarded. `stop` tries once more to send the rest.
 
-    The trainer says where it is with each answer, and is asked every now and then. What is told and
-    counted here goes on when another incarnation is followed.
+    Every reply carries the trainer's status, and the thread also polls for it. Counts continue
+    across incarnations.
 
     Args:
-        kept: trajectories to keep: as many as a trainer may take between two checkpoints.
-        tell: takes VersionPublished and Consumed; in this thread, as `on_refused`.
-        on_refused: hears why the trainer will never learn from a trajectory.
+        kept: number of accepted trajectories to keep: the most that a trainer takes between two
+            checkpoints.
+        tell: gets VersionPublished and Consumed in this thread.
+        on_refused: gets the reason of each refusal in this thread.
 
     Attributes:
-        refused: trajectories that a trainer will never learn from.
-        version: the newest that was published.
-        staleness: how many trajectories were so many versions old when they were learned from.
-        published: versions, over all incarnations.
-        passed_over: trajectories for which a step had no room.
-        sent_bytes: of weights, to all receivers.
-        dense_bytes: what whole weights would have been instead.
-        status: the last that any incarnation said.
+        refused: number of refused trajectories.
+        version: newest published version.
+        staleness: number of trajectories by age in versions when the trainer took them.
+        published: number of published versions, over all incarnations.
+        passed_over: number of trajectories for which a step had no room.
+        sent_bytes: weight bytes sent to all receivers.
+        dense_bytes: size of sending whole weights instead.
+        status: last reported status of any incarnation.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Handoff(Background):
 
     @property
     def waiting(self) -> int:
-        """How many trajectories no trainer has."""
+        """How many trajectories are not with a trainer."""
         with self._changed:
             return len(self._waiting)
 
     def follow(self, submit: Submit | None) -> None:
-        """Send to another trainer from now on, all that is kept first; None while there is none."""
+        """Switch to another trainer, and resend the kept trajectories first; None pauses."""
         with self._changed:
             self._submit, self._before = submit, TrainerStatus()
             self._waiting.extendleft(reversed(self._taken))
@@ -80,7 +80,7 @@ class Handoff(Background):
             self._changed.notify_all()
 
     def put(self, trajectory: Trajectory) -> None:
-        """Take over a trajectory; never waits."""
+        """Queue a trajectory; never blocks."""
         with self._changed:
             self._waiting.append(trajectory)
             self._changed.notify_all()
@@ -98,11 +98,11 @@ class Handoff(Background):
                 return
 
     def _has_more(self, *, is_taken: bool) -> bool:
-        """Whether the thread has something to do before it is time to ask again."""
+        """Return whether the thread must act before the next status poll."""
         return self._is_stopping or bool(is_taken and self._waiting and self._submit is not None)
 
     def _send(self, submit: Submit, batch: Sequence[Trajectory]) -> bool:
-        """Send the oldest; whether any of them need not be sent again."""
+        """Send a batch; return whether the trainer settled any of it."""
         try:
             reply = submit(batch)
         except (Unavailable, DeadlineExceeded):
@@ -112,12 +112,12 @@ class Handoff(Background):
         settled = taken | answer.refused.keys()
         with self._changed:
             if submit is not self._submit:
-                return True  # They went to a trainer that is gone; they are still in the queue.
+                return True  # That trainer is gone; the batch is still queued for the next.
             for _ in batch:
                 self._waiting.popleft()
             self._taken.extend(one for one in batch if one.number in taken)
             self.refused += len(answer.refused)
-            # Those that there was no room for come first again: the order is that of `put`.
+            # Trajectories without room return to the front, to keep the order of `put`.
             self._waiting.extendleft(one for one in reversed(batch) if one.number not in settled)
             before, self._before = self._before, reply.status
         for why in answer.refused.values():
@@ -129,13 +129,13 @@ class Handoff(Background):
         if status.version > self.version:
             self.version = status.version
             self._tell(VersionPublished(status.version))
-        # Over all incarnations, but one that starts falls back to what its checkpoint had learned.
+        # Counts over all incarnations, but a new one falls back to its checkpoint's count.
         used = status.consumed - status.waiting
         if used > self._used:
             self._tell(Consumed(used - self._used))
             self._used = used
         self.status = status
-        # Of this incarnation alone.
+        # Counts of this incarnation alone.
         self.staleness.update(Counter(status.staleness) - Counter(before.staleness))
         self.passed_over += status.passed_over - before.passed_over
         self.published += status.versions - before.versions

@@ -1,4 +1,4 @@
-"""What happened in a circle, for reports: versions, commits, leases, incidents and turns."""
+"""History of an RL loop for reports: versions, commits, grants, incidents and turns."""
 
 import json
 import threading
@@ -29,15 +29,14 @@ _BYTES_PER_ELEMENT: Final = 2
 
 
 class History(FrontWatch):
-    """Notes what the scheduler does and hears of workers, and what receivers report; any thread.
+    """Records events of the scheduler, its workers and the receivers. Thread-safe.
 
     Attributes:
-        resumed: trajectories with a turn that was taken up again.
-        moved: (trajectory, turn) of each turn that more than one worker had a part in.
+        resumed: trajectories with a resumed turn.
+        moved: (trajectory, turn) of each turn that ran on more than one worker.
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Start empty."""
         self._clock = clock
         self._lock = threading.RLock()  # Guards all below.
         self._kinds: dict[int, WorkerKind] = {}
@@ -49,18 +48,18 @@ class History(FrontWatch):
         self._granted_s: float | None = None
         self._turns: list[TurnRecord] = []
         self._open: dict[int, TurnRecord] = {}
-        self._ended: set[int] = set()  # those of the open ones that have an end
+        self._ended: set[int] = set()  # trajectories in `_open` whose part has an end
         self.resumed: set[int] = set()
         self.moved: set[tuple[int, int]] = set()
 
     def now_s(self) -> float:
-        """Return the time on the clock of the history."""
+        """Return the current time of the history's clock."""
         return self._clock.now_ns() / NS_PER_S
 
     # ---- workers --------------------------------------------------------------------------------
 
     def heard(self, entry: Entry) -> None:
-        """Note a worker that registers, and the events of those that did."""
+        """Record a worker's registration, and the events of registered workers."""
         with self._lock:
             match entry:
                 case Registered():
@@ -96,36 +95,36 @@ class History(FrontWatch):
             self._granted_s = None
 
     def incident(self, said: str) -> None:
-        """Note something that should not have happened, and was survived."""
+        """Record a fault from which the loop recovered."""
         with self._lock:
             self._incidents.append((self.now_s(), said))
 
     @property
     def is_granted(self) -> bool:
-        """Whether the borrowed worker has a lease."""
+        """Whether the borrowed worker has a capacity grant."""
         return self._granted_s is not None
 
     @property
     def incidents(self) -> tuple[tuple[float, str], ...]:
-        """(time, sentence), in the order of time."""
+        """(time, sentence) in time order."""
         with self._lock:
             return tuple(self._incidents)
 
     def spans(self) -> tuple[tuple[float, float], ...]:
-        """Return (from, to) of each time in which the borrowed worker had a lease."""
+        """Return (from, to) of each interval in which the borrowed worker had a grant."""
         with self._lock:
             last = () if self._granted_s is None else ((self._granted_s, self.now_s()),)
             return (*self._spans, *last)
 
     def tokens(self, kind: WorkerKind) -> int:
-        """Return how many tokens workers of a kind reported."""
+        """Return the number of tokens that workers of a kind reported."""
         with self._lock:
             return self._tokens[kind]
 
     # ---- versions -------------------------------------------------------------------------------
 
     def version(self, manifest: Manifest) -> None:
-        """Note a version that a receiver may take; one that only says what is there is none."""
+        """Record a version offered to a receiver; ignore a manifest without a change."""
         if manifest.base == manifest.version:
             return
         chunks = manifest.chunks
@@ -142,16 +141,16 @@ class History(FrontWatch):
 
     @property
     def commits(self) -> tuple[CommitRecord, ...]:
-        """In the order of time."""
+        """Commits in time order."""
         with self._lock:
             return tuple(self._commits)
 
     @property
     def versions(self) -> tuple[VersionRecord, ...]:
-        """One record for each number, with what workers did with it.
+        """One record per version number, with its commits.
 
-        A version may come twice, as a change and whole: what was sent is of both. A commit that
-        went back names the version before, so it belongs to the first one above.
+        A version may come both as a delta and as a snapshot; its record sums their bytes. An undone
+        commit names the previous version, so it belongs to the next higher one.
         """
         with self._lock:
             seen, commits = dict(self._versions), tuple(self._commits)
@@ -177,7 +176,7 @@ class History(FrontWatch):
     # ---- turns ----------------------------------------------------------------------------------
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
-        """Note that `worker` was asked; a part of the trajectory that is still open ends."""
+        """Record a turn request to `worker`, which ends the trajectory's open part."""
         with self._lock:
             before = self._open.get(request.trajectory)
             if before is not None and before.turn == request.turn and before.number != worker:
@@ -198,13 +197,13 @@ class History(FrontWatch):
             )
 
     def add(self, trajectory: int, tokens: int) -> None:
-        """Note tokens of the part; they may come after its end."""
+        """Add tokens to the open part; they may arrive after its end."""
         with self._lock:
             part = self._open[trajectory]
             self._open[trajectory] = replace(part, tokens=part.tokens + tokens)
 
     def end(self, trajectory: int, worker: int) -> None:
-        """Note that the part ended, if it is one of `worker`."""
+        """Record the end of the open part, if it runs on `worker`."""
         with self._lock:
             part = self._open.get(trajectory)
             if part is not None and part.number == worker and trajectory not in self._ended:
@@ -212,12 +211,12 @@ class History(FrontWatch):
                 self._open[trajectory] = replace(part, end_s=self.now_s())
 
     def end_all(self, worker: int) -> None:
-        """Note that a worker is gone."""
+        """End all parts of a lost worker."""
         for trajectory in self._open:
             self.end(trajectory, worker)
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        """Put the parts of turns away that are over: nothing more will be said of them."""
+        """Store the parts of finished turns, which get no more events."""
         with self._lock:
             for outcome in outcomes:
                 if isinstance(outcome, TurnResult | Gone):
@@ -230,27 +229,26 @@ class History(FrontWatch):
             self._turns.append(part)
 
     def turns(self) -> list[TurnRecord]:
-        """Return the parts that were put away, in that order."""
+        """Return the stored parts, oldest first."""
         with self._lock:
             return list(self._turns)
 
 
 class RelayedBytes:
-    """Adds up what each incarnation of the relay says it moved; any thread.
+    """Sums the bytes that all incarnations of the relay report. Thread-safe.
 
-    What one moved after it last said so is missing: at most half a second of it, if it is killed.
+    A killed relay's traffic after its last report is missing, at most half a second of it.
     """
 
     def __init__(self) -> None:
-        """Start with nothing moved."""
         self._before = self._now = (0, 0)
 
     def begin(self) -> None:
-        """Count a new incarnation from nothing."""
+        """Start to count a new incarnation from zero."""
         self._before, self._now = self.sums(), (0, 0)
 
     def hear(self, line: str) -> None:
-        """Take a line of the relay's; what is none of its figures says nothing."""
+        """Read a line of the relay's output; ignore lines without byte counts."""
         try:
             said = json.loads(line)
         except ValueError:
@@ -260,11 +258,11 @@ class RelayedBytes:
                 self._now = crossing, sent
 
     def sums(self) -> tuple[int, int]:
-        """Return the bytes from the trainer to the relay, and from the relay to the workers."""
+        """Return the bytes from trainer to relay, and from relay to workers."""
         before, now = self._before, self._now
         return before[0] + now[0], before[1] + now[1]
 
 
 def _first_above(version: int, numbers: Iterable[int]) -> int:
-    """Return the smallest number above `version`; the largest there is if none is."""
+    """Return the smallest number above `version`; the largest number if none is above."""
     return min((n for n in numbers if n > version), default=max(numbers, default=version))

@@ -1,4 +1,4 @@
-"""Where trajectories wait until their group is complete."""
+"""Queue of trajectories that wait for their group to be complete."""
 
 import threading
 from collections import deque
@@ -9,15 +9,15 @@ from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
 
 
 class Intake:
-    """Takes each number once and gives whole groups, in the order in which they became complete.
+    """Accepts each number once, and returns whole groups in the order of their completion.
 
-    Any thread: everything is under one condition, which wakes whoever waits for groups.
+    Thread-safe: one condition guards all state and wakes waiting callers of `take`.
 
     Args:
-        group_size: trajectories of a group, > 0.
-        vocabulary: ids are below it.
-        waiting_max: how many may wait, at least a group; more are told to come later.
-        learned: numbers that were learned from before this process.
+        group_size: trajectories per group, > 0.
+        vocabulary: upper bound of token ids, exclusive.
+        waiting_max: maximum waiting trajectories, at least a group; others must be sent later.
+        learned: numbers learned before this process started.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Intake:
 
     @property
     def waiting(self) -> int:
-        """How many trajectories have not been taken yet."""
+        """How many trajectories wait for `take`."""
         with self._changed:
             return self._waiting
 
@@ -50,11 +50,11 @@ class Intake:
             return len(self._known)
 
     def submit(self, trajectories: Sequence[Trajectory], *, newest: int) -> Submitted:
-        """Take what is not known yet, and is one of this model's.
+        """Accept new trajectories that fit this model.
 
         Args:
             trajectories: in any order.
-            newest: published version; nothing can have been said by a newer one.
+            newest: newest published version; tokens of a newer one are refused.
         """
         accepted, known, later = [], [], []
         refused: dict[int, str] = {}
@@ -73,7 +73,7 @@ class Intake:
         return Submitted(tuple(accepted), tuple(known), tuple(later), refused)
 
     def take(self, count: int, *, timeout_s: float) -> list[Trajectory]:
-        """Return all whole groups, once they have `count` trajectories; nothing if not in time."""
+        """Return all whole groups once they hold `count` trajectories; empty after the timeout."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: len(self._complete) * self._group_size >= count, timeout_s
@@ -86,9 +86,9 @@ class Intake:
             return taken
 
     def drop_stale(self, oldest: int) -> list[Trajectory]:
-        """Take out the incomplete groups that only have trajectories older than a version.
+        """Remove and return incomplete groups whose trajectories are all older than `oldest`.
 
-        Without this a group whose last member never comes would fill the room for ever.
+        Otherwise a group whose last member never comes would occupy its room for ever.
         """
         with self._changed:
             dropped: list[Trajectory] = []

@@ -1,4 +1,4 @@
-"""What passes between the trainer's process and its parent, through the former's stdin."""
+"""Messages between the trainer's process and its parent, through the trainer's stdin."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import msgspec
 from rose.demo.rl.trajectory import TRAJECTORY_TOKENS_MAX, Trajectory
 from rose.errors import CorruptData, Unavailable
 
-# Trajectories of a message at most.
+# Maximum trajectories per message.
 SUBMIT_MAX: Final = 64
 # A token takes up to 28 bytes in a message.
 MESSAGE_BYTES_MAX: Final = 32 * SUBMIT_MAX * TRAJECTORY_TOKENS_MAX
@@ -18,14 +18,13 @@ MESSAGE_BYTES_MAX: Final = 32 * SUBMIT_MAX * TRAJECTORY_TOKENS_MAX
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of each trajectory, by number.
+    """Outcome of each submitted trajectory, by number.
 
     Args:
-        accepted: will be learned from; kept in memory, so lost if the trainer dies before its next
-            checkpoint.
-        known: sent before; nothing was done.
-        later: there is no room for it now: send it again.
-        refused: it is not one of the trainer's model, and why: do not send it again.
+        accepted: queued in memory; lost if the trainer dies before its next checkpoint.
+        known: duplicates, ignored.
+        later: no room now; send again.
+        refused: invalid for the trainer's model, with the reason; do not send again.
     """
 
     accepted: tuple[int, ...] = ()
@@ -36,20 +35,21 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class TrainerStatus:
-    """Where the trainer is.
+    """Status of the trainer, in numbers.
 
     Args:
-        version: the newest published.
-        steps: times the weights changed, over all incarnations.
-        staleness: how many trajectories came at which staleness, in this incarnation.
+        version: newest published version.
+        steps: changes of the weights, over all incarnations.
+        staleness: trajectories by staleness, in this incarnation.
         dropped_stale: trajectories too old to learn from, over all incarnations.
         passed_over: trajectories that a step had no time for, in this incarnation.
         consumed: trajectories that need not be sent again: learned, dropped or waiting.
-        waiting: of these, not learned yet.
-        durable: of these, in the last checkpoint; the others are lost if the trainer dies.
-        versions: published in this incarnation.
-        bytes_sent: of chunks, to all receivers, in this incarnation.
-        dense_bytes: what sending all weights to each of them would have been.
+        waiting: consumed trajectories that are not learned yet.
+        durable: consumed trajectories in the last checkpoint; the others are lost if the trainer
+            dies.
+        versions: versions published in this incarnation.
+        bytes_sent: chunk bytes sent to all receivers, in this incarnation.
+        dense_bytes: size of sending all weights to each receiver instead.
     """
 
     version: int = 0
@@ -67,17 +67,17 @@ class TrainerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the trainer answers: what became of what was sent, and where it is after that."""
+    """The trainer's reply: the outcome of a submission, and the status after it."""
 
     submitted: Submitted
     status: TrainerStatus
 
 
 def submit(connection: Connection, trajectories: Sequence[Trajectory]) -> Reply:
-    """Send at most `SUBMIT_MAX` trajectories to a trainer, or none, and wait for its reply.
+    """Send 0 to `SUBMIT_MAX` trajectories to a trainer, and wait for its reply.
 
-    One that was sent before counts once. After `Unavailable` the caller does not know whether they
-    arrived: it sends them to the next incarnation, which knows by number what it has.
+    Duplicates count once. After `Unavailable` the caller cannot know whether the trajectories
+    arrived, and sends them to the next incarnation, which recognises duplicates by number.
 
     Raises:
         CorruptData: the reply cannot be read.

@@ -1,4 +1,4 @@
-"""One trajectory, from its task to what is learned from: environment and scheduler in turn."""
+"""Plays one trajectory, alternating between environment and scheduler."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,18 +22,18 @@ async def play(
     settings: LoopSettings,
     wait_s: Callable[[int, int], float],
 ) -> Trajectory:
-    """Play a trajectory until its environment is over, or its context has no room for a turn.
+    """Play a trajectory until its episode ends, or its context has no room for another turn.
 
     Args:
         scheduler: generates the turns.
-        task: of the trajectory's group; the environment is this trajectory's alone.
-        number: of the trajectory, unique in a run.
-        seed: of the sampling, >= 0.
-        settings: sizes of the trajectory.
-        wait_s: `(trajectory, turn)` to how long the tool of that turn takes.
+        task: the group's task; no other trajectory uses its environment.
+        number: trajectory number, unique in a run.
+        seed: sampling seed, >= 0.
+        settings: size limits.
+        wait_s: maps `(trajectory, turn)` to the duration of that turn's tool.
 
     Raises:
-        TrajectoryDropped: the scheduler gave it up.
+        TrajectoryDropped: the scheduler dropped the trajectory.
         Unavailable: the scheduler was closed.
     """
     environment = task.environment
@@ -43,7 +43,7 @@ async def play(
     await scheduler.start(number, group=task.group, seed=seed)
     while True:
         room = settings.context_tokens_max - len(tokens)
-        # However long the first observation is, it gets an answer.
+        # Even an observation that fills the context gets one token of answer.
         tokens_max = max(1, min(settings.turn_tokens_max, room))
         sampling = Sampling(tokens_max, TEMPERATURE, (EOS,))
         said = await scheduler.generate(number, turn=turn, prompt=tokens, sampling=sampling)

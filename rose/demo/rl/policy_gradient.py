@@ -1,4 +1,4 @@
-"""Trajectories as padded tensors, and the loss: a clipped ratio for every token that was said.
+"""Trajectories as padded tensors, and the loss: a clipped ratio for every generated token.
 
 Rewards are compared within a group.
 Source: PPO (arXiv 1707.06347) with the group as its baseline, as in GRPO (arXiv 2402.03300).
@@ -13,26 +13,26 @@ import torch
 
 from rose.demo.rl.trajectory import Trajectory
 
-# Rewards nearer to each other than this are equal: sums of shaped rewards differ by rounding, and
-# dividing by such a spread would make noise the lesson.
+# Rewards with a smaller spread count as equal: sums of shaped rewards differ by rounding, and
+# dividing by that spread would amplify noise.
 _SPREAD_MIN: Final = 1e-6
-# e^20 is far outside any clip; without a bound one wild logprob would make the loss infinite.
+# e^20 is far outside any clip; without a bound one extreme logprob would make the loss infinite.
 _LOG_RATIO_MAX: Final = 20.0
 
 
 def teaches(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards of a group differ, so that it has advantages."""
+    """Return whether the rewards of a group differ, so that its advantages are not all 0."""
     return float(np.std(np.asarray(rewards, np.float64))) > _SPREAD_MIN
 
 
 def group_advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[float, ...]:
-    """Return how much better than its group each trajectory did, in standard deviations.
+    """Return each trajectory's reward above its group's mean, in standard deviations.
 
-    0 for all of a group with equal rewards, and so for one that is alone.
+    The result is 0 in a group with equal rewards, and so in a group of one.
 
     Args:
-        rewards: of each trajectory.
-        groups: which group each is of.
+        rewards: reward of each trajectory.
+        groups: group number of each trajectory.
     """
     reward, group = np.asarray(rewards, np.float64), np.asarray(groups)
     advantages = np.zeros(len(rewards))
@@ -48,9 +48,9 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: floa
     """Return the natural logprobs of tokens.
 
     Args:
-        logits: (k, vocabulary), of any floating dtype; computed with in float32.
+        logits: (k, vocabulary) of any floating dtype; the computation is in float32.
         tokens: (k,) int64.
-        temperature: of sampling, > 0.
+        temperature: sampling temperature, > 0.
 
     Returns:
         (k,) float32.
@@ -65,13 +65,13 @@ def clipped_loss(
     """Return the sum over tokens of -min(ratio A, clipped ratio A).
 
     Args:
-        logprobs: (k,) of each token under the weights that learn.
-        behaviour: (k,) of each token when it was said.
-        advantages: (k,) of the trajectory each token is of.
-        clip: how far a ratio may be from 1 before a token stops to push it further.
+        logprobs: (k,) logprob of each token under the current weights.
+        behaviour: (k,) logprob of each token when it was generated.
+        advantages: (k,) advantage of each token's trajectory.
+        clip: distance of a ratio from 1 beyond which its gradient is cut.
 
     Returns:
-        0-d, of the dtype of `logprobs`.
+        0-d tensor with the dtype of `logprobs`.
     """
     log_ratio = (logprobs - behaviour).clamp(-_LOG_RATIO_MAX, _LOG_RATIO_MAX)
     ratio = log_ratio.exp()
@@ -81,15 +81,15 @@ def clipped_loss(
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """What one forward pass takes: b trajectories padded to t tokens, k of them to learn from.
+    """Input of one forward pass: b trajectories padded to t tokens, with k tokens to learn from.
 
     Args:
         tokens: (b, t) int64, 0 where padded.
         is_token: (b, t) int64, 1 where not padded.
         is_learned: (b, t - 1) bool: the *next* token was generated.
-        targets: (k,) int64, those next tokens.
-        behaviour: (k,) fp32, their logprobs when they were said.
-        advantages: (k,) fp32, of their trajectories.
+        targets: (k,) int64, the tokens to learn from.
+        behaviour: (k,) fp32, their logprobs when they were generated.
+        advantages: (k,) fp32, the advantages of their trajectories.
     """
 
     tokens: torch.Tensor
@@ -101,13 +101,13 @@ class Microbatch:
 
 
 def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajectory]:
-    """Return the trajectories of the first groups that differ in reward.
+    """Return the trajectories of the first groups with differing rewards.
 
-    A group whose rewards are all equal teaches nothing, so it takes no place.
+    A group with equal rewards teaches nothing and is skipped.
 
     Args:
-        trajectories: the first come first.
-        most: groups are taken while there are fewer trajectories than this; 0 returns all.
+        trajectories: in order of priority.
+        most: groups are added while the result is shorter than this; 0 returns all.
     """
     if most == 0:
         return list(trajectories)
@@ -124,14 +124,14 @@ def first_groups(trajectories: Sequence[Trajectory], most: int) -> list[Trajecto
 def microbatches(
     trajectories: Sequence[Trajectory], advantages: Sequence[float], *, tokens_max: int
 ) -> Iterator[Microbatch]:
-    """Cut trajectories into microbatches of like length.
+    """Cut trajectories into microbatches of similar length.
 
-    Those without an advantage would add nothing but time and are left out.
+    Trajectories with advantage 0 do not affect the gradient and are skipped.
 
     Args:
         trajectories: in any order; equal sets give equal microbatches.
-        advantages: of each.
-        tokens_max: of a padded microbatch; a longer trajectory is alone in its own.
+        advantages: advantage of each trajectory.
+        tokens_max: maximum tokens of a padded microbatch; a longer trajectory gets its own.
     """
     pairs = [pair for pair in zip(trajectories, advantages, strict=True) if pair[1] != 0.0]
     pairs.sort(key=lambda pair: (len(pair[0].tokens), pair[0].number))

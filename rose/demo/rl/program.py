@@ -1,8 +1,8 @@
 """The trainer's own process: `python -m rose.demo.rl.program OPTIONS`.
 
-When it is ready it prints one line of JSON: its incarnation, the version of its weights, and where
-receivers of weights ask. It answers its parent through its standard input, which is a socket, and
-ends when that closes or on SIGTERM; it saves before it ends. ROSE_TOKEN is what receivers show.
+When ready, it prints one line of JSON: its incarnation, its weight version, and the address for
+receivers of weights. It answers its parent through its standard input, which is a socket. It saves
+and exits when the socket closes or on SIGTERM. Receivers authenticate with ROSE_TOKEN.
 """
 
 import signal
@@ -31,7 +31,7 @@ from rose.transfer.version import Version
 
 
 def main(argument: str) -> int:
-    """Run the trainer until it is told to stop; return the exit status."""
+    """Run the trainer until it is stopped; return the exit status."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())  # noqa: ARG005
     try:
@@ -68,7 +68,7 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
             settings=options.settings,
             clock=BootClock(),
         )
-        # Nobody waits for it: what it answers now is known to the next incarnation by number.
+        # A daemon that is not joined: the next incarnation recognises late submissions by number.
         Thread(
             partial(_answer, training, stop), name="rose-answer", on_failure=lambda _: stop.set()
         ).start()
@@ -83,10 +83,10 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
 
 
 def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> tuple[Progress, int]:
-    """Restore what there is, and claim this incarnation on disk before anybody hears of it.
+    """Restore the checkpoint if present, and save this incarnation before it is announced.
 
     Returns:
-        This incarnation, and the number of its first version.
+        This incarnation's progress, and its first version number.
     """
     path, incarnation, first_version, before = Path(options.checkpoint), 1, 0, None
     if (found := load_checkpoint(path)) is not None:
@@ -105,7 +105,7 @@ def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> tuple[Progress, i
 
 
 def _answer(training: Training, stop: threading.Event) -> None:
-    """Answer the parent until it is gone, which ends the trainer."""
+    """Answer the parent until it disconnects, then stop the trainer."""
     parent = Connection(sys.stdin.fileno())
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Rollouts of an RL loop: as many trajectories as are wanted at once, in a thread of their own."""
+"""Rollouts of an RL loop: a fixed number of concurrent trajectories in their own thread."""
 
 import asyncio
 from collections import deque
@@ -30,47 +30,46 @@ from rose.scheduler.worker import Worker, WorkerEvent
 
 
 class Groups:
-    """Hands out group numbers, each `size` times; one that was dropped is handed out again."""
+    """Hands out group numbers from 0, each `size` times plus once per dropped trajectory."""
 
     def __init__(self, size: int) -> None:
-        """Start with group 0."""
         self._fresh = (place // size for place in count())
         self._again: deque[int] = deque()
 
     def take(self) -> int:
-        """Return the group of the next trajectory: those that lost one come first."""
+        """Return the group of the next trajectory; groups with a dropped one come first."""
         return self._again.popleft() if self._again else next(self._fresh)
 
     def give_back(self, group: int) -> None:
-        """Say that a trajectory of `group` will never be finished."""
+        """Report that a trajectory of `group` was dropped."""
         self._again.append(group)
 
 
-# Episodes and sampling have streams of numbers of their own.
+# Separates the sampling seeds of different runs.
 _SAMPLING_STRIDE: Final = 1_000_003
 
 _Make = Callable[[], Coroutine[Any, Any, None]]
 
 
 class RolloutThread(Background):
-    """Keeps `in_flight` trajectories going until it is stopped.
+    """Keeps `in_flight` trajectories running until it is stopped.
 
     The thread runs an event loop with the scheduler and one coroutine per trajectory. Workers only
     put events into the scheduler's inbox, so an engine never waits for this thread.
 
     Args:
-        settings: sizes of the trajectories.
-        scheduler: knobs of the scheduler's core.
-        seed: of tasks and sampling, >= 0.
-        wait_s: `(trajectory, turn)` to how long the tool of that turn takes.
-        on_finished: receives each finished trajectory in this thread; must not wait.
-        clock: of the scheduler and of the history.
-        draw_task: returns the task of a group, with a new environment each time; None for those of
+        settings: number and size limits of trajectories.
+        scheduler: scheduler settings.
+        seed: seed of tasks and sampling, >= 0.
+        wait_s: maps `(trajectory, turn)` to the duration of that turn's tool.
+        on_finished: gets each finished trajectory in this thread; must not block.
+        clock: clock of the scheduler and the history.
+        draw_task: maps a group to its task, with a new environment each time; None uses
             `rose.demo.environments.task`.
 
     Attributes:
-        scheduler: other threads use `hear` alone until `stop` has returned.
-        history: of what the scheduler did, and heard of workers.
+        scheduler: other threads may only call `hear` until `stop` has returned.
+        history: events of the scheduler and its workers.
     """
 
     def __init__(
@@ -96,10 +95,10 @@ class RolloutThread(Background):
         self._wait_s = wait_s
         self._on_finished = on_finished
         self._is_open = Event()
-        # Both are there when it is open.
+        # Both are set once `_is_open` is.
         self._loop: asyncio.AbstractEventLoop
         self._over: asyncio.Future[None]
-        # All below is this thread's; others read how many there are.
+        # Only this thread writes the rest; other threads read counts.
         self._tasks: set[asyncio.Task[None]] = set()
         self._groups = Groups(size)
         self._in_flight: set[int] = set()
@@ -113,15 +112,15 @@ class RolloutThread(Background):
         self._is_open.wait()
 
     def hear(self, event: WorkerEvent) -> None:
-        """Take an event of a worker; never waits, so an engine may call it in a step."""
+        """Queue a worker's event; never blocks, so an engine may call it within a step."""
         self.scheduler.hear(event)
 
     def join(self, worker: Worker, capabilities: Capabilities) -> None:
-        """Register a worker without waiting; its lease may be reported before or after."""
+        """Register a worker without waiting; its grant may be reported before or after."""
         self._call(self._spawn, partial(self.scheduler.register, worker, capabilities))
 
     def tell(self, news: VersionPublished | Consumed) -> None:
-        """Report what the trainer did, without waiting."""
+        """Report a trainer event, without waiting."""
         match news:
             case VersionPublished():
                 self._call(self._spawn, partial(self.scheduler.publish, news.version))
@@ -129,7 +128,7 @@ class RolloutThread(Background):
                 self._call(self._spawn, partial(self.scheduler.consumed, news.trajectories))
 
     def stop(self) -> None:
-        """End the thread; turns in flight are stopped, and their trajectories stay unfinished.
+        """Stop the thread and all turns in flight; their trajectories stay unfinished.
 
         Raises:
             DeadlineExceeded: the thread does not end.
@@ -141,10 +140,7 @@ class RolloutThread(Background):
         super().stop()
 
     def counts(self) -> TrajectoryCounts:
-        """Return what became of the trajectories so far; exact once the thread is stopped.
-
-        What the trainer knows is not in it.
-        """
+        """Return the outcome counts so far, without the trainer's; exact after `stop`."""
         in_flight, over = len(self._in_flight), self._finished + self._dropped
         return TrajectoryCounts(
             started=self._started,
@@ -156,7 +152,7 @@ class RolloutThread(Background):
         )
 
     def _call(self, act: Callable[..., None], *arguments: object) -> None:
-        """Call something in this thread, unless it has ended."""
+        """Schedule a call in this thread, unless it has ended."""
         check(self._is_open.is_set(), "the rollouts have not been started")
         with suppress(RuntimeError):  # The event loop is closed.
             self._loop.call_soon_threadsafe(act, *arguments)
@@ -179,7 +175,7 @@ class RolloutThread(Background):
             await self._over
 
     def _spawn(self, make: _Make) -> None:
-        """Run a coroutine beside the others; its error ends them all."""
+        """Run a coroutine concurrently; its error ends all others."""
         spawned = asyncio.ensure_future(make())
         self._tasks.add(spawned)
         spawned.add_done_callback(self._has_ended)
@@ -199,7 +195,7 @@ class RolloutThread(Background):
             self._over.set_exception(error)
 
     async def _play_on(self) -> None:
-        """Play one trajectory after the other."""
+        """Play trajectories one after the other."""
         while True:
             number, group = self._started, self._groups.take()
             self._started += 1

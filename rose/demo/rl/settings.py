@@ -1,4 +1,4 @@
-"""What a circle and the trajectories of its loop are made of."""
+"""Settings of the RL loop and its parts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +8,14 @@ from rose.scheduler import SchedulerSettings
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What trajectories are made of.
+    """Number and size limits of trajectories.
 
     Args:
-        in_flight: trajectories that are started and not finished, > 0.
+        in_flight: concurrent trajectories, > 0.
         group_size: trajectories that share a task, > 0.
-        turn_tokens_max: a turn is cut there, > 0.
-        context_tokens_max: a trajectory ends before its context grows beyond this, at most
-            `TRAJECTORY_TOKENS_MAX`: the trainer refuses longer ones.
+        turn_tokens_max: token limit of a turn, > 0.
+        context_tokens_max: token limit of a trajectory, at most `TRAJECTORY_TOKENS_MAX`, since the
+            trainer refuses longer ones.
     """
 
     in_flight: int
@@ -26,17 +26,17 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How the trainer learns.
+    """Settings of the trainer.
 
     Args:
-        lr: of AdamW, constant, > 0.
-        batch: trajectories of a step, at least, >= 1; groups are never split.
-        learned_max: a step learns from whole groups until it has so many trajectories; the others
-            are passed over, and counted. 0 for all: rollouts may come faster than a trainer learns.
-        is_bf16: multiply in bf16, not fp32, on the way forward and back: faster where the processor
-            can, but a ratio then is 1 only to within about a percent.
-        max_staleness: in versions, >= 0; older trajectories are dropped, and counted.
-        publish_every_s: versions are at least so far apart.
+        lr: constant learning rate of AdamW, > 0.
+        batch: minimum trajectories per step, >= 1; groups are never split.
+        learned_max: a step adds whole groups until it has this many trajectories, and counts the
+            rest as passed over. 0 learns from all, which may be slower than rollouts arrive.
+        is_bf16: multiply in bf16 instead of fp32, forward and backward: faster on processors with
+            bf16, but ratios of unchanged weights then differ from 1 by about a percent.
+        max_staleness: maximum age in versions, >= 0; older trajectories are dropped and counted.
+        publish_every_s: minimum time between versions.
         checkpoint_every: versions between two checkpoints, >= 1.
     """
 
@@ -51,16 +51,16 @@ class TrainerSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
-    """What the trainer's program is told, as JSON in its only argument.
+    """Options of the trainer's program, passed as JSON in its only argument.
 
     Args:
         model: a preset, or a directory with config.json and weights.
-        seed: of a preset's weights.
-        run: names the training run.
-        checkpoint: file to go on from and to save to.
-        group_size: trajectories with the same task.
-        first_version: lowest number of a version to use.
-        weights_address: where receivers of weights ask.
+        seed: seed of a preset's weights.
+        run: name of the training run.
+        checkpoint: file to resume from and save to.
+        group_size: trajectories per task.
+        first_version: lowest version number to use.
+        weights_address: listening address for receivers of weights.
     """
 
     model: str
@@ -75,17 +75,16 @@ class TrainerOptions:
 
 @dataclass(frozen=True, slots=True)
 class CircleSettings:
-    """What a circle is made of.
+    """Settings of the RL loop.
 
     Args:
-        model: the policy, a preset or a folder; every part of the circle loads it for itself.
-        seed: of the policy's weights, the tasks and the sampling.
-        folder: of this circle alone; the trainer's checkpoint goes there.
-        is_background: all programs run in time that nobody else wants.
-        loop: of the trajectories.
-        scheduler: admits more trajectories than the trainer waits for: a batch and two groups.
-        seats: most turns at once on the dedicated worker.
-        kv_tokens: what its cache holds.
+        model: the policy, a preset or a folder; every program loads it separately.
+        seed: seed of the policy's weights, the tasks and the sampling.
+        folder: folder of this loop alone; gets the trainer's checkpoint.
+        is_background: whether all programs run under SCHED_IDLE.
+        scheduler: must admit more trajectories than the trainer waits for: a batch and two groups.
+        seats: maximum concurrent turns on the dedicated worker.
+        kv_tokens: size of its KV cache, in tokens.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""A program of rose as a process of its own: started again when it dies, and never left behind."""
+"""Runs a program of rose as a child process: restarted when it dies, and never orphaned."""
 
 import fcntl
 import json
@@ -21,9 +21,9 @@ from rose.errors import DeadlineExceeded, sentence
 from rose.thread import Thread
 from rose.units import NS_PER_S
 
-# A line that is longer is no ready line, and no message that anybody reads.
+# Longer lines are cut; neither a ready line nor a useful message is longer.
 _LINE_BYTES_MAX: Final = 64 << 10
-_WINDOW_S: Final = 60.0  # how long a death is held against a program
+_WINDOW_S: Final = 60.0  # period over which deaths are counted
 _BACKOFF_MAX_S: Final = 5.0
 
 OnReady = Callable[[int, dict[str, Any], Connection], None]
@@ -32,13 +32,13 @@ OnReady = Callable[[int, dict[str, Any], Connection], None]
 class Supervisor:
     """Runs a program until it is stopped.
 
-    The program prints a JSON object in one line when it is ready. It ends by SIGTERM; should this
-    process die, however that goes, the kernel kills the program, even one that reads nothing yet.
-    It runs in a session of its own, so what the terminal signals to us does not reach it, and
-    whatever it started is killed when it ends.
+    The program prints a JSON object in one line when it is ready, and ends on SIGTERM. If this
+    process dies for any reason, the kernel kills the program, even before it reads its input. The
+    program runs in its own session: the terminal's signals do not reach it, and its children are
+    killed when it ends.
 
-    Of one incarnation, `on_ready` comes before `on_death`; both come from the thread of this
-    object. A program that is stopped on purpose has no death.
+    For each incarnation, `on_ready` comes before `on_death`; both run in this object's thread. A
+    program that is stopped on purpose reports no death.
     """
 
     def __init__(
@@ -59,21 +59,22 @@ class Supervisor:
         """Start the program.
 
         Args:
-            make_command: makes the command of an incarnation, counted from 0; every user of the
-                machine can read it.
-            on_ready: takes the incarnation, what its ready line says, and the other end of its
-                standard input, which is a socket.
-            on_death: takes why it ended, and whether it is given up: no start follows.
-            on_line: takes every other line of its stdout and stderr, as it comes.
-            token: the program finds it in ROSE_TOKEN.
-            is_background: the program runs in time that nobody else wants. Niceness would not do:
-                what serves shares an interpreter lock with what runs on other cores, and a thread
-                that waits for a core while it holds that lock holds serving up.
-            restarts_max: within a minute; one more death, and the program is given up.
+            make_command: returns the command of an incarnation, counted from 0; every user of the
+                machine can read the command.
+            on_ready: gets the incarnation, its ready line, and our end of the socket that is its
+                standard input.
+            on_death: gets the reason, and whether the program is given up.
+            on_line: gets every other line of stdout and stderr.
+            token: value of ROSE_TOKEN for the program.
+            is_background: whether the program runs under SCHED_IDLE. Niceness is not enough:
+                serving shares an interpreter lock with threads on other cores, and a thread that
+                waits for a core while holding that lock delays serving.
+            restarts_max: maximum restarts within a minute; another death gives the program up.
             backoff_s: pause before the first restart, doubled with every death in that minute.
-            ready_within_s: a program that is not ready by then is killed, which is a death.
-            stop_s: how long it is given to end after SIGTERM, and after SIGKILL.
-            clock: where time comes from.
+            ready_within_s: time limit for the ready line; then the program is killed, which counts
+                as a death.
+            stop_s: time limit to end after SIGTERM, and again after SIGKILL.
+            clock: time source; None for the boot clock.
         """
         self._make_command = make_command
         self._on_ready = on_ready
@@ -87,7 +88,7 @@ class Supervisor:
         self._stop_s = stop_s
         self._clock = clock or BootClock()
         self._is_stopping = threading.Event()
-        # Guards the process: one is signalled only while its number is still its own.
+        # Guards the process, so that no signal goes to a reused process number.
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._deaths_ns: deque[int] = deque()
@@ -98,19 +99,19 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process that runs now."""
+        """Number of the running process; None between incarnations."""
         with self._lock:
             return None if self._process is None else self._process.pid
 
     def kill(self) -> None:
-        """Kill the incarnation that runs now, and whatever it started; the next follows."""
+        """Kill the running incarnation and its children; the next one is started."""
         self._signal(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End the program and start it no more.
+        """Stop the program for good.
 
         Raises:
-            DeadlineExceeded: it does not end, or a callback does not return.
+            DeadlineExceeded: the program does not end, or a callback does not return.
         """
         self._is_stopping.set()
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -121,7 +122,8 @@ class Supervisor:
         raise DeadlineExceeded(f"a program does not end, {self._stop_s:g} s after it was killed")
 
     def _signal(self, number: signal.Signals) -> None:
-        # The lock is held for long only while a dead process is reaped, which needs no signal.
+        # The lock is held for long only while a dead process is reaped, and that one needs no
+        # signal.
         if self._lock.acquire(timeout=self._stop_s):
             try:
                 if self._process is not None:
@@ -159,7 +161,7 @@ class Supervisor:
                 if not self._listen(process, connection):
                     why = f"it was not ready within {self._ready_within_s} s; "
             finally:
-                # Its number is still its own: nobody has asked for its exit code.
+                # The process is not reaped yet, so its number is not reused.
                 self._signal(signal.SIGKILL)
                 with self._lock:
                     code = process.wait()
@@ -172,15 +174,15 @@ class Supervisor:
     def _start(
         self, command: Sequence[str], stack: ExitStack
     ) -> tuple[subprocess.Popen[bytes], Connection]:
-        """Start the program; what belongs to it is closed with `stack`.
+        """Start the program; `stack` closes its resources.
 
         Raises:
-            OSError: there is no such program.
+            OSError: the program cannot be started.
         """
-        # Nothing is written to the lifeline. This process alone holds its other end.
+        # Nothing is written to the lifeline, and only this process holds its write end.
         theirs, lifeline = os.pipe()
         stack.callback(os.close, lifeline)
-        # Not closed here: another thread may be reading. It closes when nobody has it any more.
+        # Not closed here, since another thread may be reading; it closes with its last reference.
         connection, stdin = Pipe()
         with os.fdopen(theirs), stdin, self._lock:
             process = subprocess.Popen(
@@ -193,7 +195,7 @@ class Supervisor:
                 pass_fds=(theirs,),
                 start_new_session=True,
             )
-            # A parent-death signal would come when the thread that started it ends.
+            # A parent-death signal would already come when the starting thread ends.
             fcntl.fcntl(theirs, fcntl.F_SETOWN, -process.pid)
             fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_ASYNC)
@@ -201,12 +203,12 @@ class Supervisor:
         if process.stdout is not None:
             stack.enter_context(process.stdout)
         if self._is_background:
-            # Its other threads, which come later, do as the first.
+            # Threads that it starts later inherit this.
             os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
         return process, connection
 
     def _listen(self, process: subprocess.Popen[bytes], connection: Connection) -> bool:
-        """Read what the program says until it is dead; False if it was not ready in time."""
+        """Read the program's output until it is dead; False if it was not ready in time."""
         ready_by_ns = self._clock.now_ns() + int(self._ready_within_s * NS_PER_S)
         is_ready, rest = False, b""
         with ExitStack() as stack:
@@ -225,7 +227,7 @@ class Supervisor:
                     return False
                 keys = {key.fd for key, _ in selector.select(left_s)}
                 if died in keys:
-                    self._signal(signal.SIGKILL)  # What it left behind would talk on.
+                    self._signal(signal.SIGKILL)  # Its children could keep the pipe open.
                 if not keys:
                     continue
                 while piece := _read(pipe):
@@ -256,7 +258,7 @@ class Supervisor:
         return is_ready
 
     def _pause_s(self) -> float | None:
-        """Note a death; return how long to wait before the next start, None for no more."""
+        """Count a death; return the pause before the next start, None to give up."""
         now_ns = self._clock.now_ns()
         self._deaths_ns.append(now_ns)
         while now_ns - self._deaths_ns[0] > _WINDOW_S * NS_PER_S:
@@ -268,7 +270,7 @@ class Supervisor:
 
 
 def _read(pipe: int) -> bytes | None:
-    """Return what is in a pipe; empty if nothing is there yet, None at its end."""
+    """Read a pipe without blocking: empty if nothing is there yet, None at its end."""
     try:
         return os.read(pipe, _LINE_BYTES_MAX) or None
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Learns from trajectories: fp32 masters, AdamW, a policy-gradient loss."""
+"""Policy-gradient training with fp32 masters and AdamW."""
 
 import math
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ Bits: TypeAlias = npt.NDArray[np.uint16]
 
 
 class Masters:
-    """One flat fp32 row of masters under a model that runs on their rounded values.
+    """One flat fp32 row of master weights for a model that computes with their rounded values.
 
-    The parameters of the model become views of a row of their own, which always holds the masters
-    rounded to bf16: what is learned is what is served. Gradients are taken at the rounded weights
-    and belong to the masters (straight-through). Everything is in the order of
-    `model.named_parameters()`, where tied weights come once.
+    The model's parameters become views of a second row, which always holds the masters rounded to
+    bf16: training uses the weights that are served. Gradients are taken at the rounded weights and
+    applied to the masters (straight-through). Rows are in the order of `model.named_parameters()`,
+    where tied weights come once.
 
     Args:
-        model: in fp32 on the CPU; nobody else may replace its parameters.
+        model: a model in fp32 on the CPU; its parameters must not be replaced from outside.
 
     Raises:
         InvalidArgument: a parameter is not fp32 on the CPU.
@@ -56,44 +56,44 @@ class Masters:
         for parameter in parameters:
             place = slice(first, first + parameter.numel())
             parameter.data = self._served[place].view(parameter.shape)
-            # Backward adds to a gradient that is there, in place: it lands in the masters' row.
+            # Backward adds to an existing gradient in place, so it writes to the masters' row.
             parameter.grad = self.gradient[place].view(parameter.shape)
             parameter.requires_grad_(True)
             first += parameter.numel()
         self.round()
 
     def round(self) -> None:
-        """Let the model compute with the masters as they are, rounded to nearest, ties to even."""
+        """Update the model's weights: the masters rounded to nearest, ties to even."""
         with torch.no_grad():
             self._rounded.copy_(self.row)
             self._served.copy_(self._rounded)
 
     def bits(self) -> Bits:
-        """Return the (n,) bf16 bits of the served weights, a read-only view of what they are."""
+        """Return the (n,) bf16 bits of the served weights, as a read-only view."""
         bits: Bits = self._rounded.view(torch.uint16).numpy()
         bits.flags.writeable = False
         return bits
 
 
-_ROWS: Final = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight
-_CLIP: Final = 0.2  # how far the ratio of a token may be from 1
+_ROWS: Final = ("exp_avg", "exp_avg_sq")  # AdamW's state of each weight
+_CLIP: Final = 0.2  # maximum distance of a token's ratio from 1
 _GRAD_NORM_MAX: Final = 1.0  # longer gradients are scaled down to it
-_MICROBATCH_TOKENS: Final = 2048  # padded, of one forward pass
+_MICROBATCH_TOKENS: Final = 2048  # padded tokens of one forward pass
 
 
 @dataclass(frozen=True, slots=True)
 class TrainStats:
-    """What one step was.
+    """Statistics of one step.
 
     Args:
-        loss: mean over the generated tokens of the trajectories that were kept.
-        reward_mean: of all trajectories handed in.
-        staleness: versions published since the oldest token of each, dropped ones too.
-        grad_norm: before it was clipped.
-        tokens: generated ones of the trajectories that were kept.
-        dropped_stale: trajectories that were too old to learn from.
-        passed_over: trajectories that were neither too old nor learned from.
-        is_changed: the weights took a step; not if no trajectory was better than its group.
+        loss: mean loss per generated token of the trajectories that were kept.
+        reward_mean: mean reward of all submitted trajectories.
+        staleness: versions published since each trajectory's oldest token, dropped ones included.
+        grad_norm: gradient norm before clipping.
+        tokens: generated tokens of the trajectories that were kept.
+        dropped_stale: number of trajectories too old to learn from.
+        passed_over: number of trajectories neither too old nor learned from.
+        is_changed: whether the weights changed; False if no rewards differed within a group.
     """
 
     loss: float
@@ -108,7 +108,7 @@ class TrainStats:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """All that the next step depends on. Rows are (n,) fp32 views, in the order of the masters."""
+    """The trainer's whole state. Rows are (n,) fp32 views, in the order of the masters."""
 
     steps: int
     masters: npt.NDArray[np.float32]
@@ -117,46 +117,44 @@ class TrainerState:
 
 
 class PolicyTrainer:
-    """Improves the weights of a model. It draws nothing, so equal calls do equal things.
-
-    One thread.
+    """Trains a model deterministically: equal calls give equal weights. Single-threaded.
 
     Args:
         model: a causal language model in fp32 on the CPU: (input_ids, attention_mask) to logits.
-            From now on it computes with the rounded weights, and it is the trainer's.
-        settings: the knobs.
+            The trainer owns it, and it computes with the rounded weights from now on.
+        settings: trainer settings.
     """
 
     def __init__(self, model: nn.Module, settings: TrainerSettings) -> None:
-        self._model = model.eval()  # dropout would learn for weights that nobody serves
+        self._model = model.eval()  # without dropout, which serving does not use either
         self._settings = settings
         self._masters = Masters(model)
         self._steps = 0
         row = self._masters.row
-        # One row instead of many tensors, and the fused loop: a step is one pass over memory.
+        # With one row and the fused loop, a step is one pass over memory.
         self._adam = torch.optim.AdamW([row], lr=settings.lr, weight_decay=0.0, fused=True)
 
     @property
     def steps(self) -> int:
-        """How often the weights have changed."""
+        """Number of weight changes."""
         return self._steps
 
     def bits(self) -> Bits:
         """Return the (n,) bf16 bits to serve, in the order of `named_parameters()`.
 
-        A read-only view that the next step writes to: whoever keeps it copies it.
+        The result is a read-only view that the next step changes; copy it to keep it.
         """
         return self._masters.bits()
 
     def step(self, trajectories: Sequence[Trajectory], *, published: int) -> TrainStats:
-        """Learn once from trajectories; groups are compared within this call.
+        """Learn once from trajectories, comparing rewards within this call.
 
-        Nothing changes, the moments of AdamW neither, if no trajectory did better or worse than its
-        group, or if all were too old.
+        Weights and moments stay unchanged if no rewards differ within a group, or if all
+        trajectories are too old.
 
         Args:
             trajectories: at least one.
-            published: the newest version whose tokens they can have; says how old each is.
+            published: newest published version; determines each trajectory's age.
 
         Raises:
             InternalError: a trajectory is of a version not published yet, or the gradient is not
@@ -185,14 +183,14 @@ class PolicyTrainer:
         )
 
     def state(self) -> TrainerState:
-        """Return what a checkpoint needs; views that the next step writes to."""
+        """Return the state for a checkpoint, as views that the next step changes."""
         masters = self._masters.row.detach()
         kept = self._adam.state[self._masters.row]
         rows = [kept[name] if kept else torch.zeros_like(masters) for name in _ROWS]
         return TrainerState(self._steps, masters.numpy(), *(row.numpy() for row in rows))
 
     def restore(self, state: TrainerState) -> None:
-        """Go on from a state of the same model, bit for bit."""
+        """Restore a state of the same model, bit for bit."""
         row = self._masters.row
         with torch.no_grad():
             row.copy_(torch.tensor(state.masters))
@@ -205,7 +203,7 @@ class PolicyTrainer:
         self._masters.round()
 
     def _add_gradients(self, kept: Sequence[Trajectory], tokens: int) -> tuple[float, bool]:
-        """Return the loss, and whether there was anything to learn."""
+        """Accumulate gradients; return the loss, and whether any trajectory had an advantage."""
         advantages = group_advantages([one.reward for one in kept], [one.group for one in kept])
         self._masters.gradient.zero_()
         loss, has_learned = 0.0, False
@@ -216,7 +214,7 @@ class PolicyTrainer:
                 )
             logits = output.logits[:, :-1][batch.is_learned]
             logprobs = token_logprobs(logits, batch.targets, TEMPERATURE)
-            # Over all tokens of the step: how it was cut into microbatches does not matter.
+            # Dividing by all tokens of the step makes the cut into microbatches irrelevant.
             part = clipped_loss(logprobs, batch.behaviour, batch.advantages, clip=_CLIP) / tokens
             part.backward()
             loss, has_learned = loss + float(part.detach()), True

@@ -1,4 +1,4 @@
-"""The life of a trainer: it learns, publishes, and uses no version's number twice."""
+"""The trainer's loop: it learns, publishes, and never uses a version number twice."""
 
 import threading
 from collections import Counter
@@ -19,22 +19,22 @@ from rose.transfer.version import Version
 from rose.transfer.wire.server import serve
 from rose.units import NS_PER_S
 
-_TAKE_S: Final = 0.2  # how long an idle trainer takes to notice that it should stop
-# A checkpoint comes then, also when no step changes the weights for long.
+_TAKE_S: Final = 0.2  # time for an idle trainer to notice a stop
+# This many unsaved trajectories force a checkpoint, even if no step changes the weights.
 _UNSAVED_MAX: Final = 1024
 _WAITING_BATCHES: Final = 64
 
 
 def waiting_max(batch: int, group_size: int) -> int:
-    """Return how many trajectories may wait at a trainer to be learned from."""
+    """Return how many trajectories may wait at a trainer."""
     return _WAITING_BATCHES * max(batch, group_size)
 
 
 def unsaved_max(batch: int, group_size: int) -> int:
-    """Return how many trajectories a trainer may have taken that die with it.
+    """Return how many accepted trajectories a trainer's death may lose.
 
-    All that waited is learned from at once, before what was learned is saved, and meanwhile as much
-    may come to wait again.
+    A trainer may learn from all waiting trajectories at once before it saves, while as many new
+    ones arrive.
     """
     return _UNSAVED_MAX + 2 * waiting_max(batch, group_size)
 
@@ -42,17 +42,17 @@ def unsaved_max(batch: int, group_size: int) -> int:
 class Training:
     """One incarnation of a trainer.
 
-    `run` in one thread; `submit` and `status` from any. A version's number is reserved in the
-    checkpoint before it is used, so one that starts after a kill begins above all of them.
+    One thread calls `run`; any thread may call `submit` and `status`. The checkpoint reserves
+    version numbers before their use, so an incarnation after a kill starts above all used ones.
 
     Args:
-        trainer: with the weights of the checkpoint.
-        intake: knows what the checkpoint has learned.
-        weights: opened with the trainer's bits.
-        checkpoint: where to save.
-        progress: this incarnation's, already saved there.
-        settings: the pace.
-        clock: for the pace.
+        trainer: trainer with the weights of the checkpoint.
+        intake: queue that knows the checkpoint's learned trajectories.
+        weights: published weights, opened with the trainer's bits.
+        checkpoint: file to save to.
+        progress: this incarnation's progress, already saved.
+        settings: trainer settings.
+        clock: time source.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Training:
         self._path = checkpoint
         self._settings = settings
         self._clock = clock
-        self._is_ahead = False  # the trainer has learned something nobody was sent
-        # That a trajectory can be of: one that is in the log can speak before it is counted there.
+        self._is_ahead = False  # whether the weights changed since the last publication
+        # Newest version of any token: workers may use a version before `publish` has returned.
         self._newest = weights.version
         self._published_ns = clock.now_ns()
         self._learned = set(progress.learned)
@@ -87,21 +87,21 @@ class Training:
         self._staleness: Counter[int] = Counter()
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Submitted:
-        """Take trajectories to learn from; see `Intake.submit`."""
+        """Submit trajectories to learn from; see `Intake.submit`."""
         return self._intake.submit(trajectories, newest=self._newest)
 
     def run(self, stop: threading.Event) -> None:
-        """Learn until `stop` is set, then save; a step that has begun is finished first.
+        """Learn until `stop` is set, then finish the current step and save.
 
         Raises:
-            RoseError: a version or a checkpoint was refused; what was saved last is whole.
+            RoseError: a publication or a checkpoint failed; the last checkpoint is intact.
         """
         while not stop.is_set():
             self.turn(timeout_s=_TAKE_S)
         self._save(next_version=self._progress.next_version)
 
     def turn(self, *, timeout_s: float) -> None:
-        """Learn from a batch, if one comes in time, and publish what was learned, if it is due."""
+        """Learn from a batch if one arrives in time, and publish changed weights if due."""
         if batch := self._intake.take(self._settings.batch, timeout_s=timeout_s):
             self._learn(batch)
         self._drop_stale()
@@ -112,7 +112,7 @@ class Training:
             self._publish()
 
     def status(self) -> TrainerStatus:
-        """Return where it is now."""
+        """Return the current status."""
         bytes_sent, dense_bytes = self._weights.traffic()
         version, consumed, waiting = self._weights.version, self._intake.known, self._intake.waiting
         with self._lock:
@@ -174,16 +174,16 @@ class Training:
 
 
 class PublishedWeights:
-    """Opened with the weights to begin with; versions are made by the thread that trains.
+    """Publishes the trainer's weights to receivers. Only the training thread calls `publish`.
 
     Args:
-        bits: (n,) uint16, copied.
-        version: what they are.
-        address: where receivers ask, on loopback.
-        token: what they show.
+        bits: (n,) uint16 initial weights, copied.
+        version: version of `bits`.
+        address: loopback address to listen on.
+        token: token that receivers must present.
 
     Raises:
-        InvalidArgument: the address is not on loopback, or the token is none.
+        InvalidArgument: the address is not on loopback, or the token is missing.
         Unavailable: the port is taken.
     """
 
@@ -192,30 +192,30 @@ class PublishedWeights:
         self._publisher = RowPublisher(
             bits, version.run, version.incarnation, version.n, log=self._log
         )
-        # Read from other threads, which must not wait for a publication that is under way.
+        # Other threads read it, and must not wait for a publication in progress.
         self._n = version.n
         self._server = serve(self._log, address, token=token)
 
     @property
     def version(self) -> int:
-        """The newest version's n."""
+        """Number of the newest version."""
         return self._n
 
     @property
     def address(self) -> str:
-        """Where receivers ask."""
+        """Address for receivers."""
         return self._server.address
 
     def publish(self, bits: Bits) -> None:
-        """Make `bits` the next version; on an error everything is as before."""
+        """Publish `bits` as the next version; an error changes nothing."""
         self._n = self._publisher.publish(bits).version.n
 
     def traffic(self) -> tuple[int, int]:
-        """Return the bytes that receivers were sent, and what whole weights would have been."""
+        """Return the bytes sent to receivers, and the size of sending whole weights instead."""
         sums = self._log.statistics()
         return sums.sent_bytes, sums.dense_bytes
 
     def close(self) -> None:
-        """Take no more versions, and break off who is being served."""
+        """Stop publishing, and disconnect receivers."""
         self._log.close()
         self._server.close()

@@ -1,4 +1,4 @@
-"""A finished trajectory, as the trainer needs it."""
+"""A finished trajectory, as input of the trainer."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -6,27 +6,27 @@ from typing import Final
 
 from rose.errors import InvalidArgument
 
-NOT_GENERATED: Final = -1  # stands for the version of a token that the policy did not say
-TEMPERATURE: Final = 1.0  # of all sampling
-# A longer one is not learned from.
+NOT_GENERATED: Final = -1  # version of tokens that the policy did not generate
+TEMPERATURE: Final = 1.0  # sampling temperature
+# The trainer refuses longer trajectories.
 TRAJECTORY_TOKENS_MAX: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Everything that was read and said, token by token, and what it was worth.
+    """All tokens of a trajectory, with its reward.
 
     Args:
-        number: names it; it is learned from once, however often it is sent.
-        group: trajectories of one group had the same task.
-        seed: of the task.
-        environment: name of the world it played in.
-        tokens: ids of the whole context, at least one of them not the first and generated.
-        is_generated: of each token, whether the policy said it.
-        logprobs: natural, at the time it was said; 0.0 for tokens that were read.
-        versions: of the weights that said it; `NOT_GENERATED` for tokens that were read.
-        reward: sum over its turns.
-        turns: how often the policy spoke, > 0.
+        number: unique number; duplicates are learned once.
+        group: number of the group, whose trajectories share a task.
+        seed: seed of the task.
+        environment: name of the environment.
+        tokens: ids of the whole context; at least one is generated, and the first is not.
+        is_generated: whether the policy generated each token.
+        logprobs: natural logprob of each token when generated; 0.0 for read tokens.
+        versions: weight version that generated each token; `NOT_GENERATED` for read tokens.
+        reward: sum over all turns.
+        turns: number of turns, > 0.
 
     Raises:
         InvalidArgument: the rows differ in length or contradict each other.
@@ -44,18 +44,18 @@ class Trajectory:
     turns: int
 
     def __post_init__(self) -> None:
-        """Refuse what could not be learned from."""
+        """Refuse a trajectory that cannot be learned from."""
         if reason := self._fault():
             raise InvalidArgument(f"trajectory {self.number}: {reason}")
 
     @property
     def version_min(self) -> int:
-        """The oldest version of the weights that said a token of it."""
+        """The oldest weight version that generated any of its tokens."""
         return min(version for version in self.versions if version != NOT_GENERATED)
 
     @property
     def generated_tokens(self) -> int:
-        """How many tokens the policy said."""
+        """Number of generated tokens."""
         return sum(self.is_generated)
 
     def _fault(self) -> str | None:
