@@ -163,7 +163,7 @@ def test_the_picture_has_a_panel_for_each_load_and_every_arm() -> None:
     report = summarise_loads(comparison())
     svg = draw_frontier(report)
     assert re.findall(r"<text[^>]*>(Load [\d.]+)</text>", svg) == ["Load 0.3", "Load 0.9"]
-    for name in ("share all", "rose idle", "rose slack", "rose slack-margin"):
+    for name in ("share all", "rose, slowdown 0", "rose, slowdown unlimited", "rose slack-margin"):
         assert f">{name}</text>" in svg
     assert svg == draw_frontier(report)
 
