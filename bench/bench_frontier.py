@@ -21,9 +21,9 @@ from bench.conftest import Report
 from bench.frontier import (
     ARMS,
     DEVICE,
+    DIALS,
     LOADS,
     READINGS,
-    ROSE,
     Found,
     Job,
     PriorityJob,
@@ -34,7 +34,6 @@ from bench.frontier import (
     simulate_job,
 )
 from bench.frontier_engines import (
-    DIALS,
     HALF_WIDTHS_MAX,
     METRICS,
     Rounds,
@@ -116,6 +115,10 @@ def named(name: str, load: float) -> str:
     return f"{name}_load{100 * load:.0f}"
 
 
+def priority_row(reading: str, load: float) -> str:
+    return named(f"p99_ttft_priority_over_rose_{reading}", load)
+
+
 def test_modelled(
     report: Report, kept: dict[str, Modelled], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -146,7 +149,7 @@ def test_modelled(
         for arm in ARMS:
             add_arm(report, at, arm)
         here = [one for one in modelled.found if one.job.load == at["load"]]
-        for arm in ROSE:
+        for arm in DIALS:
             add_clairvoyants(report, modelled, record, arm, here)
     document = request.config.getoption("--document")
     if document is not None:
@@ -193,7 +196,11 @@ def _over(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, Peer]:
 
 def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) -> None:
     """Kernels of 5 ms for both; what the queue holds at an arrival runs on, or is overtaken."""
-    modelled = kept.get("now") or pytest.skip("the modelled part has no arms")
+    modelled = kept.get("now")
+    if modelled is None:
+        names = [priority_row(one, load) for one in READINGS for load in PRIORITY_LOADS]
+        report.leave_out(names, "the modelled part did not run")
+        return
     jobs = [
         PriorityJob(seed, load, load * modelled.capacity, REQUESTS, reading)
         for reading in READINGS
@@ -205,8 +212,7 @@ def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) ->
     def run() -> None:
         with processes() as pool:
             for job, one in zip(jobs, pool.map(priority_over_rose, jobs), strict=True):
-                name = named(f"p99_ttft_priority_over_rose_{job.reading}", job.load)
-                found.setdefault(name, []).append(one)
+                found.setdefault(priority_row(job.reading, job.load), []).append(one)
 
     report.once(run)
     for name, each in found.items():
@@ -253,13 +259,14 @@ def test_trouble(report: Report) -> None:
 
 def test_judged(report: Report, kept: dict[str, Modelled]) -> None:
     """Keep what came of this commit's bars on seeds that nobody tuned with."""
-    modelled = kept.get("now") or pytest.skip("the modelled part has no arms")
-    if modelled.seeds != judging_seeds(commit(), len(TUNING_SEEDS)) or not modelled.bars:
-        pytest.skip("seeds of tuning judge nothing")
-    report.once(lambda: append_judgement(JUDGED, commit(), modelled.seeds, modelled.bars))
-    report.add(
-        "judged_commits_that_miss_a_bar", count_missed(JUDGED), "commits", bar=Bar(at_most=0)
-    )
+    name, modelled = "judged_commits_that_miss_a_bar", kept.get("now")
+    if modelled is None or not modelled.bars:
+        report.leave_out([name], "the modelled part did not run")
+    elif modelled.seeds != judging_seeds(commit(), len(TUNING_SEEDS)):
+        report.leave_out([name], "the seeds are those of tuning, which judge nothing")
+    else:
+        report.once(lambda: append_judgement(JUDGED, commit(), modelled.seeds, modelled.bars))
+        report.add(name, count_missed(JUDGED), "commits", bar=Bar(at_most=0))
 
 
 def test_on_engines(report: Report, tmp_path: Path) -> None:

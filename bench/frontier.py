@@ -28,14 +28,14 @@ from rose.traces import generate
 TARGETS: Final = SLO(ttft_ms=500.0, tpot_ms=25.0)
 DEVICE: Final = DeviceModel(noise=0.1)
 LOADS: Final = (0.1, 0.3, 0.5, 0.7)
-ROSE: Final = ("rose_idle", "rose", "rose_slack")
+DIALS: Final = tuple(SLOWDOWNS)
 ARMS: Final = (
     "alone",
     "share_all",
     "priority",
     "host_window",
     "static_split",
-    *ROSE,
+    *DIALS,
     "clairvoyant",
 )
 PROMPT_MAX: Final = 4096  # of the Azure trace's prompts 99 % are shorter
@@ -153,7 +153,7 @@ def simulate_job(job: Job) -> Found:
     slices = {one.arm: one for one in record.slices}
     times_ns = times_alone(requests, seed=job.seed)
     equal_p99, over, equal_slowdown = {}, {}, {}
-    for arm in ROSE:
+    for arm in DIALS:
         # Where rose is faster than serving alone, nobody is held to more than alone keeps.
         ttft_ms, tpot_ms = np.maximum(p99s(slices[arm]), p99s(slices["alone"])).tolist()
         equal_p99[arm], over[arm] = clairvoyant_held(

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from rich.console import Console
 
+from bench.frontier import DIALS
 from rose.cli.compare import on_engines
 from rose.cli.machine import machine_card
 from rose.cli.runs import load_trace
@@ -20,8 +21,7 @@ from rose.demo.progress import phases
 from rose.demo.record import Answered, Plan, RunRecord, Slice
 from rose.demo.schemes import ON_ENGINES, choose_schemes
 
-ARMS: Final = ("alone", "alone_again", "priority", "host_window", "rose_idle", "rose", "rose_slack")
-DIALS: Final = ("rose_idle", "rose", "rose_slack")
+ARMS: Final = ("alone", "alone_again", "priority", "host_window", *DIALS)
 METRICS: Final = ("ttft", "tpot")
 HALF_WIDTHS_MAX: Final = {50: 0.03, 95: 0.08}
 """By rank of the percentile, of an A/A ratio: more voids a run."""
