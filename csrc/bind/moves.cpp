@@ -46,7 +46,8 @@ class CertifiedAdmission final : public memory::Admission {
         serving_{std::move(serving)} {}
 
   Result<std::int32_t> admit(const memory::Supply& supply) noexcept override {
-    // How many requests run is filled in when no arrival can be recorded any more.
+    // Terms without running requests: their number is added once arrivals can no longer be
+    // recorded.
     const Result<slo::AdmissionTerms> demanded = demand_->terms(0);
     if (!demanded.ok()) return demanded.status();
     slo::AdmissionTerms terms = demanded.value();

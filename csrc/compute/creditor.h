@@ -13,7 +13,7 @@
 
 namespace rose::compute {
 
-// What the creditor read, in this order: the state of the gate, then the counters.
+// Values that the creditor read: first the state of the gate, then the counters.
 struct CreditRequest {
   Nanoseconds now_ns{0};
   std::uint32_t close_epoch{0};

@@ -39,7 +39,7 @@ class SlabSource {
  public:
   // Number of slabs of other groups that `group` could get at once.
   virtual std::int64_t spare_beside(const BlockAllocator& group) const noexcept = 0;
-  // Moves one of them to the group; false if there is none.
+  // Moves one spare slab to the group; false without a spare slab.
   virtual bool move_spare_to(BlockAllocator& group) noexcept = 0;
 
  protected:

@@ -39,7 +39,7 @@ struct RevocationNote {
   std::int32_t wanted{0};
   std::int32_t pending{0};
   Nanoseconds deadline_ns{0};  // on the arbiter's clock
-  // The earliest deadline of all current ones from the same partition; 0 if there is none.
+  // The earliest deadline of the partition's current revocations; 0 without one.
   Nanoseconds due_ns{0};
 };
 
