@@ -1,9 +1,6 @@
 """The scheduler in simulated clusters: the drawn scenarios, a burst, and serving's promise.
 
 Without FULL=1 the first drawn scenarios alone are judged.
-
-What was simulated of the drawn scenarios by the same code before is not simulated again:
-`python -m bench.drawn` can be run beforehand, in parts.
 """
 
 from collections import Counter
@@ -14,9 +11,7 @@ import numpy as np
 
 from bench.burst import Burst, burst_of
 from bench.conftest import Report
-from bench.drawn import KEPT
-from bench.drawn_kept import Kept
-from bench.drawn_runs import Trial, drawn_seeds, simulated
+from bench.drawn_runs import drawn_seeds, simulated
 from bench.drawn_verdict import verdict_of
 from bench.rows import Bar, Peer
 from rose.sim.scenario.arms import ROSE
@@ -48,7 +43,7 @@ def test_drawn_scenarios(report: Report) -> None:
     seeds = drawn_seeds(report.count(len(drawn_seeds(None)), brief=DRAWN_BRIEF))
 
     def run() -> None:
-        for number, done in enumerate(simulated(Trial(seeds, None, {}, PROCESSES), Kept(KEPT)), 1):
+        for number, done in enumerate(simulated(seeds, processes=PROCESSES), 1):
             figures.extend(done)
             report.say(f"{number} of {len(seeds)}: seed {done[0].seed}")
 

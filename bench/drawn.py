@@ -1,15 +1,12 @@
-"""The drawn scenarios, to be judged by and tuned with.
+"""The drawn scenarios, which judge the scheduler.
 
     python -m bench.drawn --count 20
-    python -m bench.drawn --count 20 --arms rose --set longest_first=0.5
     python -m bench.drawn --runs 2 --json bench/results/drawn-200.json
 
-The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, and prints
-how rose does against each baseline and where it loses. What was simulated by the same code before
-is not simulated again. The second simulates one arm with another setting, and takes the others from
-what was kept of them last, of whatever code: for trying out, not for results. The third has two
-runs of every scenario, as chance moves a single one by about 1 %, and writes what the first table
-says.
+The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, prints how
+rose does against each baseline, and lists the scenarios that rose loses. The second has two runs of
+every scenario, as chance moves a single one by about 1 %, and writes the first table to a file. An
+interrupted run still prints the scenarios that it simulated.
 """
 
 import argparse
@@ -22,16 +19,13 @@ from typing import Final
 from rich.console import Console
 
 from bench.drawn_json import drawn_json
-from bench.drawn_kept import Kept
-from bench.drawn_runs import Trial, drawn_seeds, simulated
-from bench.drawn_scenarios import ARMS
+from bench.drawn_runs import drawn_seeds, run_seed, simulated
 from bench.drawn_table import print_drawn
 from bench.usage import EXIT_MENDABLE, Parser
 from rose.errors import RoseError
 from rose.sim.study.figures import ArmFigures
 from rose.whole_file import write_whole
 
-KEPT: Final = Path(__file__).resolve().parent.parent / "build" / "drawn.jsonl"
 _EXIT_INTERRUPTED: Final = 130
 _LOG_WIDTH: Final = 180
 
@@ -44,14 +38,13 @@ def main(arguments: list[str]) -> int:
     status = 0
     try:
         seeds = options.seeds or drawn_seeds(options.count)
-        trial = Trial(seeds, options.arms, dict(options.set), options.processes, options.runs)
+        runs = [run_seed(one, run) for run in range(options.runs) for one in seeds]
         began_s = time.perf_counter()
-        total = trial.runs * len(trial.seeds)
-        for number, done in enumerate(simulated(trial, Kept(options.kept)), 1):
+        for number, done in enumerate(simulated(runs, processes=options.processes), 1):
             figures += done
             taken_s = time.perf_counter() - began_s
             print(
-                f"{number} of {total}: seed {done[0].seed}, {taken_s:.0f} s",
+                f"{number} of {len(runs)}: seed {done[0].seed}, {taken_s:.0f} s",
                 file=sys.stderr,
             )
     except KeyboardInterrupt:
@@ -59,7 +52,7 @@ def main(arguments: list[str]) -> int:
     except RoseError as error:
         print(f"bench.drawn: {error}", file=sys.stderr)
         return EXIT_MENDABLE
-    print_drawn(figures, console, lost_below=options.below)
+    print_drawn(figures, console)
     if options.json and not status:
         write_whole(options.json, drawn_json(figures, command=_command(options)).encode())
     return status
@@ -69,22 +62,13 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser("bench.drawn", prog="python -m bench.drawn", description=__doc__)
     parser.add_argument("--count", type=int, help="so many seeds, the first; all of them")
     parser.add_argument("--seeds", type=_seeds, help="these, separated by commas")
-    parser.add_argument("--arms", type=_arms, help="only these are simulated by the code as it is")
-    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--runs", type=int, default=1, help="of each seed's scenario")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--below", type=float, default=1.0, help="losses below it are listed")
-    parser.add_argument("--kept", type=Path, default=KEPT, help="file of what was simulated")
     parser.add_argument("--json", type=Path, help="file for the figures of the first table")
     options = parser.parse_args(arguments)
     least = min(options.processes, options.runs, 1 if options.count is None else options.count)
     if least < 1:
         parser.error("give at least one process, one run and one seed")
-    if options.json and (options.arms or options.set):
-        parser.error("--json is for results: leave --arms and --set out")
-    strange = [arm for arm in options.arms or () if arm not in ARMS]
-    if strange:
-        parser.error(f"--arms: no drawn scenario has {strange[0]}; there are {', '.join(ARMS)}")
     return options
 
 
@@ -102,15 +86,6 @@ def _command(options: argparse.Namespace) -> str:
 
 def _seeds(text: str) -> tuple[int, ...]:
     return tuple(int(seed) for seed in text.split(","))
-
-
-def _arms(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _setting(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    return name, float(value)
 
 
 if __name__ == "__main__":

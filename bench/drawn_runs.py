@@ -1,44 +1,19 @@
-"""Simulates the drawn scenarios in several processes, and keeps each seed as it is done."""
+"""Simulates the drawn scenarios in several processes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import replace
-
-from bench.drawn_kept import Kept, KeptRun, code_digest
-from bench.drawn_scenarios import ARMS, drawn, read_seeds
-from rose.sim.scenario.arms import ROSE
+from bench.drawn_scenarios import drawn, read_seeds
 from rose.sim.scenario.loans import Serving
-from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.run import study_arm
 
 SEEDS_FILE: Final = Path(__file__).resolve().parent / "scenarios" / "drawn_seeds.txt"
 _RUNS_APART: Final = 1_000_000  # more than there are scenarios
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What to simulate of the drawn scenarios.
-
-    Args:
-        seeds: of them.
-        arms: that are simulated by the code as it is; None for all.
-        settings: of the scheduler, that differ in the arm rose.
-        processes: > 0.
-        runs: of each scenario, > 0; they differ in the trajectories and in serving's requests.
-    """
-
-    seeds: Sequence[int]
-    arms: Sequence[str] | None
-    settings: Mapping[str, float]
-    processes: int
-    runs: int = 1
 
 
 def run_seed(scenario: int, run: int) -> int:
@@ -51,59 +26,32 @@ def scenario_of(seed: int) -> int:
     return seed % _RUNS_APART
 
 
-def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
-    """Yield the figures of all arms of each run, in the order in which they are done.
+def simulated(runs: Sequence[int], *, processes: int) -> Iterator[list[ArmFigures]]:
+    """Yield the figures of all arms of each run, in the order in which the runs end.
 
-    Arms that are not asked for come from what was kept, of whatever code, or not at all.
+    Args:
+        runs: seeds, of `run_seed`.
+        processes: how many simulate at a time, > 0.
     """
-    plain, tried = code_digest({}), code_digest(trial.settings)
-    codes = {arm: tried if arm == ROSE else plain for arm in ARMS}
-    todo: dict[int, list[str]] = {}
-    for seed in [run_seed(one, run) for run in range(trial.runs) for one in trial.seeds]:
-        arms = drawn(scenario_of(seed)).arms if trial.arms is None else trial.arms
-        missing = [arm for arm in arms if kept.find(seed, arm, codes[arm]) is None]
-        if missing:
-            todo[seed] = missing
-        else:
-            yield _found(trial, kept, seed, codes)
-    with ProcessPoolExecutor(trial.processes, mp_context=get_context("spawn")) as pool:
-        futures = {
-            pool.submit(simulate_seed, seed, arms, dict(trial.settings)): seed
-            for seed, arms in todo.items()
-        }
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(simulate_run, run, None) for run in runs]
         try:
             for future in as_completed(futures):
-                kept.add([KeptRun(codes[one.arm], one) for one in future.result()])
-                yield _found(trial, kept, futures[future], codes)
+                yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def simulate_seed(
-    seed: int, arms: Sequence[str], settings: Mapping[str, float]
-) -> list[ArmFigures]:
-    """Return the figures of some arms of a run of a drawn scenario."""
+def simulate_run(seed: int, arms: Sequence[str] | None) -> list[ArmFigures]:
+    """Return the figures of some arms, or of all for None, of a run of a drawn scenario."""
     scenario, inputs = drawn(scenario_of(seed)), Inputs()
-    tried = replace(scenario, scheduler={**scenario.scheduler, **settings})
     serving = Serving(scenario, seed=seed, inputs=inputs)
-    chosen = {arm: tried if arm == ROSE else scenario for arm in arms}
     return [
-        study_arm(mine, arm, seed=seed, inputs=inputs, serving=serving).figures
-        for arm, mine in chosen.items()
+        study_arm(scenario, arm, seed=seed, inputs=inputs, serving=serving).figures
+        for arm in arms or scenario.arms
     ]
 
 
 def drawn_seeds(count: int | None) -> tuple[int, ...]:
     """Return the first seeds of the file, all of them if it is None."""
     return read_seeds(SEEDS_FILE)[:count]
-
-
-def _found(trial: Trial, kept: Kept, seed: int, codes: Mapping[str, str]) -> list[ArmFigures]:
-    scenario: Scenario = drawn(scenario_of(seed))
-    found = []
-    for arm in scenario.arms:
-        is_asked = trial.arms is None or arm in trial.arms
-        one = kept.find(seed, arm, codes[arm] if is_asked else None)
-        if one is not None:
-            found.append(one)
-    return found

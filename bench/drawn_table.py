@@ -22,14 +22,8 @@ _LOSSES = (
 )  # fmt: skip
 
 
-def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: float) -> None:
-    """Print both tables.
-
-    Args:
-        figures: of arms of drawn scenarios.
-        console: where to.
-        lost_below: rows of the second are scenarios where rose has less of the best baseline.
-    """
+def print_drawn(figures: Sequence[ArmFigures], console: Console) -> None:
+    """Print a row for each baseline, and a row for each scenario that rose loses to one."""
     verdict = verdict_of(figures)
     if not verdict.best:
         console.print("nothing to compare")
@@ -37,15 +31,13 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
     print_rows(console, _BASELINES, _baseline_rows(verdict))
     runs = len(by_seed(figures, "rose")) / len(verdict.best)
     console.print(f"{len(verdict.best)} scenarios, {runs:g} runs of each. {_sums(figures)}")
-    lost = sorted(
-        (ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < lost_below
-    )
+    lost = sorted((ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < 1.0)
     # After an interrupt there may be a later run of a scenario alone, and a row is of the first.
     first = first_runs(figures)
     known = verdict_of(first).best
     rows = [_loss_row(first, *one) for one in lost if one[1] in known]
     if rows:
-        console.print(f"below {lost_below:g} of the best baseline:")
+        console.print("rose has less than the best baseline:")
         print_rows(console, _LOSSES, rows, words=("which is",))
     if len(rows) < len(lost):
         console.print(f"{len(lost) - len(rows)} more, whose first run was not simulated")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import frontier, frontier_judged
+from bench import frontier, frontier_engines, frontier_judged
 from bench.bench_frontier import add_measured
 from bench.frontier import (
     ARMS,
@@ -334,7 +334,8 @@ class Rows:
         self.said.append(line)
 
 
-def test_a_run_with_a_wide_control_is_void_and_says_so() -> None:
+def test_a_run_with_a_wide_control_is_void_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier_engines, "DRAWS", 100)
     noisy = [
         slice_of(one.arm, one.round, factor=1 + 0.2 * one.round)
         if one.arm == "alone_again"

@@ -217,9 +217,9 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
 # ---- children
 
 
-def test_a_child_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_a_child_that_ignores_to_be_ended_is_killed_with_all_it_started(tmp_path: Path) -> None:
     program = (
-        "import subprocess, sys, time; "
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)']); "
         "print(one.pid, flush=True); time.sleep(100)"
     )
@@ -244,19 +244,6 @@ def wait_gone(pid: int) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"{pid} still runs")
-
-
-def test_a_child_that_ignores_to_be_ended_is_killed(tmp_path: Path) -> None:
-    program = (
-        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "print(os.getpid(), flush=True); time.sleep(100)"
-    )
-    log = tmp_path / "log"
-    began_s = time.monotonic()
-    ending = run_child(python("-c", program), log=log, limit_s=3)
-    assert ending.status is None
-    assert time.monotonic() - began_s < 30
-    wait_gone(int(last_line(log)))
 
 
 def test_a_child_says_how_it_ended(tmp_path: Path) -> None:
