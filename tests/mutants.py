@@ -3,14 +3,16 @@
 A mutant is one change of one line range: a statement that is removed, or a condition that is
 negated. Python is read by `ast`. Of C++ and CUDA a line counts that is one whole statement, or the
 head of one `if`. The draw is seeded by the commit, so nobody chooses the mutants. Each is made in a
-copy of the tree, built there, and given to the default tests of its room. A C++ mutant is built
-into the sanitised program of its room first, and into the extension only if that program's tests
-pass. A mutant that does not build is drawn again. At the end each test that noticed one runs on the
-unchanged copy: a mutant whose test fails there, too, was not noticed.
+copy of the tree, built there, and given to the default tests of its room; there are two copies, and
+each judges one mutant at a time. A C++ mutant is built into the sanitised program of its room
+first, and into the extension only if that program's tests pass. A mutant that does not build is
+drawn again. At the end each test that noticed one runs on an unchanged copy: a mutant whose test
+fails there, too, was not noticed.
 """
 
 import argparse
 import ast
+import importlib.util
 import json
 import os
 import random
@@ -20,8 +22,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, Literal
 
 from rich.console import Console
@@ -38,6 +42,7 @@ TESTS_OF: Final = {
     "kernels": ("tests/kernels", "tests/transfer"),
 }
 _TIMEOUT_S: Final = 1800
+_COPIES: Final = 2
 _BUILD_ROOM: Final = """
 import sys
 from tests.cpp.rooms import build
@@ -80,7 +85,13 @@ class Mutant:
         file = root / self.path
         lines = file.read_text().splitlines(keepends=True)
         lines[self.line - 1 : self.line - 1 + self.lines] = [self.text]
-        file.write_text("".join(lines))
+        write(file, "".join(lines).encode())
+
+
+def write(file: Path, content: bytes) -> None:
+    """Write a source, and forget its bytecode: it may be as large, and of the same second."""
+    file.write_bytes(content)
+    Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
 
 
 def in_python(room: str, path: Path) -> Iterator[Mutant]:
@@ -147,7 +158,7 @@ def tests_fail(root: Path, *tests: str) -> list[str] | None:
 
 def run(root: Path, *command: str) -> int:
     """Run a command in the copy; one that takes too long has failed."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     try:
         return subprocess.run(
             [sys.executable, *command],
@@ -179,7 +190,7 @@ def judge(root: Path, mutant: Mutant) -> dict[str, object] | None:
         if failed is None:
             failed = tests_fail(root, *TESTS_OF[mutant.room])
     finally:
-        (root / mutant.path).write_bytes(original)
+        write(root / mutant.path, original)
         if is_in_core:
             run(root, *_BUILD_CORE)
     outcome: Outcome = "survived" if failed is None else "killed"
@@ -208,29 +219,39 @@ def main() -> int:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, capture_output=True, check=True
     ).stdout.strip()
-    draw = random.Random(commit)
     rooms = list(TESTS_OF)
     pools = {room: candidates(room) for room in rooms}
+    copies: SimpleQueue[Path] = SimpleQueue()
+
+    def judged_at(place: int) -> dict[str, object]:
+        draw = random.Random(f"{commit} {place}")
+        root = copies.get()
+        try:
+            while (found := judge(root, draw.choice(pools[rooms[place % len(rooms)]]))) is None:
+                pass
+        finally:
+            copies.put(root)
+        return found
+
     judged: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="rose-mutants-") as folder:
-        root = Path(folder, "rose")
         left_out = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, root, ignore=left_out)
-        while len(judged) < options.count:
-            mutant = draw.choice(pools[rooms[len(judged) % len(rooms)]])
-            if (found := judge(root, mutant)) is None:
-                continue
-            judged.append(found)
-            console.print(
-                f"{len(judged)}/{options.count} {found['outcome']}: {mutant.path}:{mutant.line} "
-                f"{mutant.was}",
-                markup=False,
-                soft_wrap=True,
-            )
-            summary = summary_of(commit, judged, is_checked=False)
-            options.json.write_text(json.dumps(summary, indent=2) + "\n")
+        for copy in range(_COPIES):
+            shutil.copytree(ROOT, Path(folder, str(copy)), ignore=left_out)
+            copies.put(Path(folder, str(copy)))
+        with ThreadPoolExecutor(_COPIES) as pool:
+            for found in pool.map(judged_at, range(options.count)):
+                judged.append(found)
+                console.print(
+                    f"{len(judged)}/{options.count} {found['outcome']}: "
+                    f"{found['path']}:{found['line']} {found['was']}",
+                    markup=False,
+                    soft_wrap=True,
+                )
+                summary = summary_of(commit, judged, is_checked=False)
+                options.json.write_text(json.dumps(summary, indent=2) + "\n")
         witnesses = sorted({str(test) for one in judged for test in one["by"]})
-        if witnesses and (wrong := tests_fail(root, *witnesses)):
+        if witnesses and (wrong := tests_fail(copies.get(), *witnesses)):
             console.print(f"fails on the unchanged copy, mend it first: {wrong[0]}", markup=False)
             return 1
     summary = summary_of(commit, judged, is_checked=True)
