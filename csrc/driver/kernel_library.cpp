@@ -52,7 +52,7 @@ Status KernelLibrary::launch_raw(CUkernel kernel, Grid grid, CUstream stream,
                                  void** arguments) const noexcept {
   const Current current{*device_};
   ROSE_TRY(current.status());
-  // The driver takes a kernel of a library wherever it takes a function.
+  // The driver accepts a library's kernel in place of a function.
   return ROSE_CU(device_->driver(), cuLaunchKernel, reinterpret_cast<CUfunction>(kernel),
                  grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes, stream, arguments,
                  nullptr);

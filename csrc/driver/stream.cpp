@@ -8,7 +8,7 @@ namespace rose::driver {
 
 namespace {
 
-// Short enough to add little to a wait for a kernel, long enough not to hold a core.
+// Periods of polling: short enough to add little to a wait, long enough not to occupy a core.
 constexpr Nanoseconds kFirstSleep = 20'000;
 constexpr Nanoseconds kLongestSleep = 1'000'000;
 
@@ -34,7 +34,7 @@ Result<std::unique_ptr<Stream>> Stream::create(DevicePtr device, Priority priori
   return std::unique_ptr<Stream>{new Stream{device, stream}};
 }
 
-// Returns at once: the driver lets the work end and frees the stream then.
+// Returns at once: the driver frees the stream when its work has ended.
 Stream::~Stream() {
   const Current current{*device_};
   device_->driver().entries().cuStreamDestroy(stream_);
