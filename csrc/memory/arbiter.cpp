@@ -215,7 +215,7 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
   if (n > slabs_.unowned()) return GrantAnswer{{}, GrantRefusal::kPoolEmpty};
   if (n > spare_for(id)) return GrantAnswer{{}, GrantRefusal::kAtRisk};
 
-  // The epoch from this move on: no other lease can have the same.
+  // The epoch after this move, which no other lease has.
   Grant grant{next_lease_++, epoch_ + 1, {}};
   grant.slabs.reserve(static_cast<std::size_t>(n));
   for (std::int32_t i = 0; i < n; ++i) {
@@ -248,7 +248,7 @@ Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
   const Status done = pool_.scrub(slab);
   const Turn turn{*this};
   scrub_of(slab) = done.code() == Code::kDeadlineExceeded ? Scrub::kLate : Scrub::kNone;
-  // Whoever wanted it meanwhile, or for whom its tenant died, has waited for this.
+  // A revocation or the tenant's death during the scrub has waited for its end.
   if (slabs_[slab].state != SlabState::kGranted) ROSE_TRY(on_slab_idle(slab));
   ROSE_TRY(done);
   if (slabs_[slab].owner != id || slabs_[slab].state != SlabState::kGranted) return false;
@@ -304,7 +304,7 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
 
 // ---- what the moves share
 
-// An unowned or just returned slab goes to a partition, which may use it from here on.
+// Gives an unowned or just returned slab to a partition, which may use it from here on.
 Status Arbiter::hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept {
   ROSE_TRY(slabs_.move(slab, to, hold));
   ++partition(hold.owner).held;
@@ -313,7 +313,7 @@ Status Arbiter::hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept {
   return {};
 }
 
-// A slab of a partition's own, that its holder has let go of, becomes nobody's.
+// Makes an own slab of a partition unowned, after its holder has released it.
 Status Arbiter::release_own(SlabId slab) noexcept {
   --partition(slabs_[slab].owner).held;
   ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
@@ -339,9 +339,9 @@ Candidate Arbiter::candidate(SlabId slab) const noexcept {
 
 // ---- what others see
 
-// A place in the ledger for one more partition; null when all are taken. A partition keeps its
-// place until it was dropped and has nothing left: a reader of a torn change never sees one
-// partition under the number of another that matters.
+// Returns a free record of the ledger for a new partition; null if all are used. A partition keeps
+// its record until it was dropped and has nothing left, so even a torn read never shows a relevant
+// partition under another id.
 PartitionRecord* Arbiter::free_place() noexcept {
   for (PartitionRecord& one : shown_) {
     if (one.partition.id == kNobody) return &one;
@@ -349,7 +349,7 @@ PartitionRecord* Arbiter::free_place() noexcept {
   return shown_.size() < kPartitionsMax ? &shown_.emplace_back() : nullptr;
 }
 
-// The earliest deadline of the revocations from a partition that are under way; 0 when none is.
+// Returns the earliest deadline of a partition's open revocations; 0 without any.
 Nanoseconds Arbiter::due_ns(PartitionId id) const noexcept {
   Nanoseconds due = 0;
   for (const RevocationId at : under_way_) {
@@ -359,7 +359,7 @@ Nanoseconds Arbiter::due_ns(PartitionId id) const noexcept {
   return due;
 }
 
-// What came and went since the ledger was written last, for whoever looks at it.
+// Notes blocks and pins that changed since the last publication of the ledger.
 void Arbiter::note_news() noexcept {
   for (const PartitionRecord& one : shown_) {
     const PartitionId id = one.partition.id;
@@ -370,7 +370,7 @@ void Arbiter::note_news() noexcept {
   }
 }
 
-// First the ledger, then the bells: who is woken reads what is true.
+// Publish the ledger before the bells ring, so that woken tenants read the new state.
 void Arbiter::show() noexcept {
   const bool has_moved = slabs_.has_changed() || has_changed_;
   if (!has_moved && !std::exchange(has_news_, false)) return;
@@ -387,7 +387,7 @@ void Arbiter::show() noexcept {
     const Partition& now = partition(id);
     if (!now.is_live && now.held == 0 && now.quarantined == 0) {
       if (holder_of(id) != nullptr) holder_of(id)->settle();
-      one = {};  // its place is free
+      one = {};  // frees its record
       continue;
     }
     one.partition = now;

@@ -1,4 +1,4 @@
-// The arbiter counts itself.
+// The arbiter recounts its books.
 #include <string>
 #include <unordered_map>
 

@@ -64,7 +64,8 @@ Status BlockAllocator::close_slab(SlabId slab) noexcept {
 
 // ---- the door
 
-// False, and the slab forgotten, when it has left since we last used it.
+// Enters a slab through the door. False if the slab has left since its last use; then it is removed
+// here too.
 bool BlockAllocator::enter(SlabId slab) noexcept {
   const auto index = static_cast<std::size_t>(slab);
   if (door_ == nullptr || entered_.test(index)) return true;
@@ -76,7 +77,7 @@ bool BlockAllocator::enter(SlabId slab) noexcept {
   return false;
 }
 
-// Call it when a slab may have become idle; nothing happens when it has not.
+// Call it whenever a slab may have become idle; without effect if it has not.
 Status BlockAllocator::settle_slab(SlabId slab) noexcept {
   const SlabUse use = map_.use(slab);
   if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
@@ -154,7 +155,8 @@ bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
   return false;
 }
 
-// No slab has a free block: one that another group does not use comes, or cached blocks go.
+// Called when no slab has a free block: takes an unused slab of another group, or drops cached
+// blocks.
 bool BlockAllocator::make_free() noexcept {
   if (source_ != nullptr && source_->move_spare_to(*this)) return true;
   const SlabId oldest = map_.oldest_cached();
@@ -173,7 +175,7 @@ Status BlockAllocator::give(std::span<const BlockId> blocks) noexcept {
   return release(blocks);
 }
 
-// One run of ids of the same slab at a time.
+// Each round releases a run of ids of the same slab.
 Status BlockAllocator::release(std::span<const BlockId> blocks) noexcept {
   while (!blocks.empty()) {
     const SlabId slab = grid().slab_at(blocks.front());
@@ -260,7 +262,7 @@ Result<PinId> BlockAllocator::pin_slabs(std::span<const SlabId> slabs) noexcept 
   return keep_pin(std::move(pinned));
 }
 
-// One hold for each slab, however many of its blocks were named.
+// One hold per slab, however many of its blocks are named.
 Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
   std::ranges::sort(slabs, {}, &PinnedSlab::slab);
   const auto repeated = std::ranges::unique(slabs, {}, &PinnedSlab::slab);

@@ -50,7 +50,7 @@ BlockMap::BlockMap(const BlockGrid& grid) noexcept
 
 // ---- slabs
 
-// An absent slab has every block free, so that add() need not touch each.
+// An absent slab has all blocks free, so add() need not write each of them.
 void BlockMap::reset(SlabId slab) noexcept {
   const std::int32_t count = entry(slab).run.count;
   std::uint64_t* word = words(free_bits_, slab);

@@ -43,13 +43,13 @@ Status HostMemfd::map(std::byte* at, PageHandle handle) noexcept {
 }
 
 void HostMemfd::unmap(VaRange range) noexcept {
-  // Back to reserved, not to free: nobody else may be given these addresses in between.
+  // Reserved again, not free, so that no other mapping gets these addresses.
   ::mmap(range.base, range.size_bytes, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 Status HostMemfd::clear(VaRange range) noexcept {
-  // Gives the pages back, which come again as zeros when they are touched.
+  // Frees the pages; the next access gets zeros.
   if (::madvise(range.base, range.size_bytes, MADV_REMOVE) != 0) {
     return from_errno("madvise(clear)", errno);
   }
@@ -68,7 +68,8 @@ Result<FileDescriptor> HostMemfd::export_fd(PageHandle handle) noexcept {
 }
 
 Result<PageHandle> HostMemfd::import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept {
-  // Whoever may shrink the object can make any touch of it end the process.
+  // Without these seals, a process with the descriptor could shrink the object, and any access
+  // would end this process.
   constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSized) != kSized) {

@@ -22,13 +22,14 @@ namespace {
 
 constexpr std::uint64_t kLedgerMagic = 0x3152474c45534f52;  // "ROSELGR1", little endian
 constexpr std::uint32_t kLedgerVersion = 3;
-// A change takes microseconds; a reader that loses this often has met a writer that died.
+// A change takes microseconds. After this many failed reads the writer must have died.
 constexpr int kReadsMax = 10'000;
-// A writer that lost its core in a change gets time to have it back: in all, some 15 ms.
+// A pause for a writer that was descheduled within a change: about 15 ms in total.
 constexpr int kReadsPerNap = 64;
 constexpr long kNapNs = 50'000;
 
-// Without them whoever has the descriptor could write, or pull the bytes from under a reader.
+// Without these seals a process with the descriptor could write, or shrink the memfd under a
+// reader.
 constexpr int kLedgerSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr std::size_t kPartitionsAt = sizeof(LedgerHeaderWire);
 constexpr std::size_t kSlabsAt = kPartitionsAt + kPartitionsMax * sizeof(PartitionRecordWire);
@@ -118,7 +119,8 @@ Status check_record(const SlabRecord& record, SlabId slab, std::uint64_t epoch) 
   return {};
 }
 
-// Every slab belongs to a partition of the table, and each holds what it is said to.
+// Checks that every slab belongs to a partition of the table, and that each partition's counts
+// match.
 Status check_partitions(const LedgerView::Moment& moment) noexcept {
   std::vector<PartitionRecord> left = moment.partitions;
   for (std::size_t slab = 0; slab < moment.slabs.size(); ++slab) {
@@ -172,8 +174,8 @@ Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   return ledger;
 }
 
-// Release stores on one side and acquire loads on the other, and no fences: whoever saw a new
-// record has also seen the sequence go odd before it.
+// Release stores here and acquire loads in the reader, without fences: a reader that sees a new
+// record also sees the odd sequence before it.
 void Ledger::publish(const LedgerChange& change) noexcept {
   LedgerHeaderWire& head = header();
   const std::uint32_t sequence = head.sequence.load(std::memory_order_relaxed);
@@ -231,7 +233,7 @@ Result<LedgerView> LedgerView::open(const FileDescriptor& fd) noexcept {
     return Status::corrupt("a ledger of version " + std::to_string(head.version) + ", not " +
                            std::to_string(kLedgerVersion));
   }
-  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // only a memfd has any
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // only a memfd has seals
   if (seals < 0 || (seals & kLedgerSeals) != kLedgerSeals)
     return Status::corrupt("an unsealed ledger");
   if (head.slab_count < 1 || ledger_bytes(head.slab_count) != size_bytes) {

@@ -8,7 +8,7 @@ namespace rose::memory {
 
 namespace {
 
-// The objects of `from` are whole slabs, and all slabs of its shape.
+// Checks that the objects of `from` are whole slabs, and together all slabs of its shape.
 Status check_objects(const PoolExport& from) noexcept {
   if (from.objects.size() != from.sizes.size()) {
     return Status::invalid_argument(std::to_string(from.objects.size()) + " descriptors came for " +

@@ -8,7 +8,7 @@ namespace rose::memory {
 
 BlockAllocator* SlabGroups::add(std::unique_ptr<BlockAllocator> group) noexcept {
   groups_.push_back(std::move(group));
-  // Alone, a group need not look around.
+  // A single group has no other groups to take slabs from.
   if (groups_.size() > 1) {
     for (const auto& one : groups_) one->source_ = this;
   }
@@ -58,7 +58,7 @@ std::int64_t SlabGroups::spare_beside(const BlockAllocator& group) const noexcep
   return spare;
 }
 
-// Rather one without cached blocks. False when there is none.
+// Prefers a slab without cached blocks. False if there is none.
 bool SlabGroups::move_spare_to(BlockAllocator& group) noexcept {
   BlockAllocator* from = nullptr;
   SlabId found = kNoSlab;

@@ -50,7 +50,7 @@ std::string SlabTable::no_move(SlabId slab, SlabState to) const {
          std::to_string(static_cast<int>(to));
 }
 
-// State, generation and counts; whose it is stays as it was.
+// Changes state, generation and counts; the owner stays.
 SlabRecord& SlabTable::change(SlabId slab, SlabState to) noexcept {
   SlabRecord& record = records_[at(slab)];
   count(record.state, -1u);
