@@ -10,7 +10,7 @@ using namespace scheduler;  // its events and actions
 
 namespace {
 
-// The caller is asked whether to go on after so many things that happened.
+// Number of events between two questions to the caller whether to continue.
 constexpr std::int64_t kRoundsBetweenQuestions = 1 << 16;
 
 }  // namespace
@@ -49,7 +49,7 @@ Status Cluster::run(const GoOn& go_on) {
     if (round % kRoundsBetweenQuestions == 0 && !go_on(now_ns_, events_)) break;
   }
   if (!is_over() && next_ns() > world_.horizon_ns) now_ns_ = world_.horizon_ns;
-  // What was not reported yet, so that the books close.
+  // Reports the remaining tokens, so that the sums are complete.
   for (RolloutWorker& worker : workers_) worker.report(now_ns_);
   return step();
 }
@@ -105,7 +105,7 @@ Nanoseconds Cluster::next_ns() const noexcept {
 
 Status Cluster::advance() {
   now_ns_ = next_ns();
-  // Whatever happens at the time of a step is heard by it.
+  // Events at the time of a step happen before the step.
   if (timeline_.is_empty() || timeline_.next_ns() > now_ns_) return step();
   happen(timeline_.take());
   return {};
@@ -193,7 +193,7 @@ Status Cluster::tell() {
   for (const Event& event : told_) {
     const auto* const progress = std::get_if<TurnProgress>(&event);
     if (progress == nullptr) continue;
-    // What is said of a trajectory that was dropped is nobody's loss.
+    // Tokens of a dropped trajectory are no loss.
     const bool is_wanted = flight_of(progress->trajectory).state == FlightState::kFlying;
     reported_ += is_wanted ? progress->tokens : 0;
   }
@@ -226,7 +226,7 @@ Status Cluster::act(const Start& action) {
   restarted(flight);
   const std::int64_t to_say = job_of(flight).said_tokens[turn_of(flight)] - flight.said_tokens;
   if (to_say == 0) {
-    // Its last token was delivered, and the news of its end was not heard.
+    // The last token was delivered, but the report of the turn's end was lost.
     answers_.push_back(TurnEnded{action.trajectory, action.turn, action.worker, action.lease_epoch,
                                  TurnEnd::kFinished, flight.said_tokens});
     return {};
@@ -306,7 +306,7 @@ void Cluster::train(std::int64_t job) {
   Trainer& trainer = trainers_[static_cast<std::size_t>(job)];
   const JobSpec& spec = world_.jobs[static_cast<std::size_t>(job)];
   if (trainer.take()) timeline_.foresee(now_ns_ + spec.train_ns, Happening::kLearned, job);
-  // In a later step than the ends of these trajectories, which are answers.
+  // In a later step than the ends of these trajectories, which are answers of this step.
   if (const std::int64_t count = trainer.thrown_away()) {
     inbox_.push(Consumed{count, spec.job}, now_ns_);
   }
