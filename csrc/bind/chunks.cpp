@@ -1,4 +1,4 @@
-// The chunk plane for Python: no call holds the GIL while it waits, and no thread of ours takes it.
+// The chunk plane for Python. No call holds the GIL while it waits, and no C++ thread takes it.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -98,7 +98,7 @@ class BoundChunkServer {
 
  private:
   transfer::Frame frame_of(const py::buffer& frame) const {
-    // A view of it keeps the buffer locked: nobody can resize it under the thread that sends.
+    // A view keeps the buffer locked, so nobody can resize it while the thread sends it.
     const py::memoryview view{frame};
     const Py_buffer* const bytes = PyMemoryView_GET_BUFFER(view.ptr());
     if (!PyBuffer_IsContiguous(bytes, 'C')) {
@@ -185,8 +185,8 @@ class BoundChunkClient {
   transfer::ChunkClientStats stats() const { return client_->stats(); }
 
  private:
-  // An object of bytes that nobody has seen yet, so it may still be written: the frame arrives
-  // where Python will read it.
+  // A bytes object that no other code has seen yet, so it may still be written: the frame is
+  // received directly into Python's object.
   transfer::Room room_of(std::uint32_t tile, std::size_t size) {
     if (size == 0 || size > transfer::kFrameBytesMax) {
       raise(Status::invalid_argument("tile " + std::to_string(tile) + " of " +

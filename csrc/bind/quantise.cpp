@@ -1,4 +1,4 @@
-// Quantised weights for Python: on the CPU from arrays, on a GPU by addresses that are numbers.
+// Quantised weights for Python: on the CPU with arrays, on a GPU with addresses as numbers.
 #include "transfer/quantise.h"
 
 #include <pybind11/numpy.h>
@@ -45,7 +45,7 @@ void check_matrix(const char* name, const py::array_t<T>& array) {
   }
 }
 
-// Rows may be apart; the elements of a row are not.
+// Rows may have a stride; the elements of a row are contiguous.
 MatrixView matrix_of(const py::array_t<std::uint16_t>& array) {
   check_matrix("weights", array);
   constexpr py::ssize_t kItem = sizeof(std::uint16_t);

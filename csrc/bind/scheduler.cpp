@@ -1,7 +1,7 @@
-// The scheduler for Python: rows of numbers in, rows of numbers out, one crossing per step.
+// The scheduler for Python: rows of numbers in, rows of numbers out, one call per step.
 //
-// A row is a tuple: a code, which is the place of the type in `Event` or `Action`, then the fields
-// in the order of the struct. rose/scheduler/core.py makes them from dataclasses, and back.
+// A row is a tuple: a code, the index of the type in `Event` or `Action`, then the fields in the
+// order of the struct. rose/scheduler/core.py converts dataclasses to rows and back.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -44,7 +44,7 @@ class Row {
 
   template <typename T>
   T take() {
-    PyObject* const item = PyTuple_GetItem(row_, next_++);  // borrowed
+    PyObject* const item = PyTuple_GetItem(row_, next_++);  // a borrowed reference
     if (item == nullptr) refuse("too short");
     if constexpr (std::is_floating_point_v<T>) {
       const double value = PyFloat_AsDouble(item);
@@ -73,7 +73,7 @@ class Row {
 
 std::int64_t integer(Row& row) { return row.take<std::int64_t>(); }
 
-// Braces read the fields of a row from left to right.
+// The braces evaluate the fields of a row from left to right.
 Event event_of(py::handle source) {
   using namespace scheduler;
   Row row{source};
@@ -176,7 +176,7 @@ std::unique_ptr<Core> restored(const py::bytes& image) {
   return core.take();
 }
 
-// By their names, over those of production.
+// Settings by name, in addition to those of production.
 Settings settings_of(const std::map<std::string, double>& knobs) {
   Settings settings = scheduler::kStandard;
   for (const auto& [name, value] : knobs) check(scheduler::tune(settings, name, value));
