@@ -11,10 +11,10 @@ namespace rose::scheduler {
 namespace {
 
 constexpr std::int64_t kStalenessMax = std::int64_t{1} << 20;
-// What is worked out of rates and costs within these is finite.
+// With rates and costs within these limits, every derived number is finite.
 constexpr double kRateMin = 1e-6;
 constexpr auto kRateMax = static_cast<double>(kCountMax);
-// Tokens over a weight stay far from what a double holds exactly.
+// Tokens divided by a weight stay far below the integers that a double holds exactly.
 constexpr double kJobWeightMin = 1e-6;
 
 bool is_rate(double value) noexcept { return value >= kRateMin && value <= kRateMax; }
@@ -25,8 +25,8 @@ Status refuse(const char* event, const char* subject, std::int64_t number, std::
                                   std::to_string(number) + "): " + std::move(why));
 }
 
-// The book as the events of the front so far will have left it. Events of workers between them
-// make no difference to what the front may say: it has not seen yet what came of them.
+// The book as the front's events so far will leave it. Events of workers in between do not restrict
+// the front, because it has not seen their effects yet.
 class Checker {
  public:
   explicit Checker(const Book& book) noexcept : book_{book} {}
@@ -151,7 +151,7 @@ class Checker {
     return {};
   }
 
-  // What workers say.
+  // Reports of workers.
   Status operator()(const LeaseChanged&) { return {}; }
   Status operator()(const VersionCommitted&) { return {}; }
   Status operator()(const TurnProgress&) { return {}; }
@@ -179,7 +179,8 @@ class Checker {
   const Book& book_;
   std::unordered_map<TrajectoryId, std::optional<Seen>> seen_;
   std::unordered_map<WorkerId, bool> workers_;
-  // Done and not consumed by this batch, of each job; below 0 when it takes earlier ones.
+  // Per job, trajectories that are done and not consumed by this batch; below 0 if it consumes
+  // earlier ones.
   std::unordered_map<JobId, std::int64_t> left_;
 };
 

@@ -9,7 +9,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// Any deadline from here on still fits 64 bits.
+// A deadline after any time up to this one still fits 64 bits.
 constexpr Nanoseconds kNowMax = std::numeric_limits<Nanoseconds>::max() / 4;
 
 }  // namespace
@@ -34,7 +34,7 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
 void Core::expire() {
   for (const std::size_t slot : book_.workers.expired(book_.now_ns)) book_.end_lease(slot);
   for (const TrajectoryId id : book_.take_overdue()) {
-    // One that was recalled, started and recalled again at one time is named twice.
+    // A trajectory that was recalled, started and recalled again at the same time is listed twice.
     Trajectory& trajectory = *book_.trajectories.find(id);
     if (trajectory.state == TrajectoryState::kRecalled) book_.requeue(trajectory);
   }

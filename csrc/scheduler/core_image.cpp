@@ -1,4 +1,4 @@
-// Core::snapshot and Core::restored: magic, version, checksum, then what Book::image names.
+// Core::snapshot and Core::restored: magic, version, checksum, then the fields of Book::image.
 #include <array>
 #include <cstring>
 #include <string>
@@ -17,7 +17,7 @@ struct Header {
   std::array<char, 8> magic{'r', 'o', 's', 'e', 'c', 'o', 'r', 'e'};
   std::uint32_t version{kImageVersion};
   std::uint32_t checksum{0};
-  std::uint64_t size_bytes{0};  // of what follows
+  std::uint64_t size_bytes{0};  // of the body
 
   template <typename Image>
   void image(Image& image) {
