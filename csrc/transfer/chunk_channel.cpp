@@ -91,7 +91,7 @@ Result<FileDescriptor> listen_on(const Address& address) noexcept {
       ::socket(family_of(address), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)};
   if (!socket.is_open()) return from_errno("a socket", errno);
   const int yes = 1;
-  // A server that starts again takes its old port although connections of before linger.
+  // So that a restarted server gets its old port despite lingering connections.
   static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
   if (::bind(socket.get(), pointer_to(address), address.size) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {

@@ -27,7 +27,7 @@ Status ChunkShelf::put(const ChunkKey& key, Frame frame) noexcept {
   bool is_awaited = false;
   {
     const std::scoped_lock lock{mutex_};
-    std::swap(frames_[key], frame);  // what was there is let go below, without the mutex
+    std::swap(frames_[key], frame);  // the old frame is freed below, without the mutex
     if (const auto miss = misses_.find(key); miss != misses_.end()) {
       is_awaited = true;
       if (!std::exchange(miss->second.is_taken, true)) --untaken_;

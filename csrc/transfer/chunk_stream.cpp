@@ -13,8 +13,8 @@ namespace rose::transfer {
 
 namespace {
 
-// A window of 16 MiB keeps 3 Gb/s busy at 40 ms from an ask to its answer, per stream; with small
-// frames it is their number that must bridge the delay.
+// Window of a stream: 16 MiB keep 3 Gb/s busy with 40 ms from a request to its answer. For small
+// frames the number of requests must cover the delay.
 constexpr std::size_t kWindowBytes = 16 << 20;
 constexpr std::size_t kWindowAsksMax = 256;
 

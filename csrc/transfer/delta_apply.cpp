@@ -11,7 +11,7 @@ namespace rose::transfer {
 
 namespace {
 
-// A dense row is added whole: to branch on each of its elements would cost more.
+// A dense row is added as a whole: a branch per element would cost more.
 template <ElementBits T>
 void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
@@ -23,7 +23,7 @@ void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   }
 }
 
-// Adds to the elements that `at(position)` refers to.
+// Adds to the elements at `at(position)`.
 template <ElementBits T, typename At>
 void add_changes(const BlockChanges<T>& changes, bool is_undone, At at) noexcept {
   for (std::uint32_t i = 0; i < changes.changed; ++i) {
@@ -33,7 +33,7 @@ void add_changes(const BlockChanges<T>& changes, bool is_undone, At at) noexcept
   }
 }
 
-// Reads the words that a block touches, and adds what they change in both sums.
+// Reads the words that a block touches, and adds its effect on both sums.
 template <ElementBits T>
 class WordReader {
  public:

@@ -8,7 +8,7 @@
 
 namespace rose::transfer {
 
-// A fault says why something is wrong, as the end of a sentence; it is null when nothing is.
+// A Fault is the end of an error sentence; null if there is no fault.
 
 namespace {
 
@@ -58,7 +58,7 @@ Fault check_elias_fano(const std::uint32_t* words, std::uint32_t universe, std::
   return is_ascending ? nullptr : faults.order;
 }
 
-// Whether the words of the magnitudes are as many as `words` leaves for them.
+// Whether the magnitudes have as many words as the entry leaves for them.
 Fault check_shape(const BlockView& block, std::uint32_t width) noexcept {
   const Entry& entry = block.entry;
   std::uint32_t words =
@@ -76,7 +76,7 @@ Fault check_shape(const BlockView& block, std::uint32_t width) noexcept {
   return words == entry.words ? nullptr : kOther;
 }
 
-// Whether each size can be one, its ranks being sound.
+// Whether each size is possible; requires sound ranks.
 Fault check_sizes_listed(const BlockView& block, const BodySections& body,
                          std::uint32_t width) noexcept {
   const std::uint32_t listed = block.entry.listed;
@@ -134,7 +134,7 @@ Fault check_bitmap(const BlockView& block) noexcept {
   return is_tail_clear(block.words, block.elements) ? nullptr : kPositionFaults.unused;
 }
 
-// A GAP or BITMAP block.
+// Checks a GAP or BITMAP block.
 Fault check_sparse(const BlockView& block, std::uint32_t width) noexcept {
   if (const Fault fault = check_shape(block, width)) return fault;
   const Fault fault =
@@ -170,7 +170,7 @@ Fault check_raw(const BlockView& block, std::uint32_t width) noexcept {
                                         : "it does not change as many elements as it says";
 }
 
-// Whether the numbers of an entry go together, as far as they tell without the payload.
+// Whether the counts of an entry agree, as far as this shows without the payload.
 Fault check_entry(const BlockView& block, std::uint32_t width) noexcept {
   const Entry& entry = block.entry;
   if (entry.kind == Kind::kEmpty) {

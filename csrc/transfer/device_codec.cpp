@@ -16,7 +16,7 @@ using CodecPtr = std::shared_ptr<const DeviceCodec>;
 namespace {
 
 constexpr std::uint64_t kElementsOfLoad = 8;
-// CTAs for each multiprocessor in a grid that goes round: enough to hide the latency of memory.
+// CTAs per multiprocessor in a grid-stride launch: enough to hide the latency of memory.
 constexpr unsigned kCtasOfMultiprocessor = 8;
 
 enum class Null { kRefused, kAllowed };
@@ -37,7 +37,7 @@ struct Address {
   Null null;
 };
 
-// What may be null when there is nothing in it.
+// Whether an array may be null: only if it is empty.
 constexpr Null null_if_empty(std::uint64_t count) noexcept {
   return count == 0 ? Null::kAllowed : Null::kRefused;
 }
@@ -63,7 +63,7 @@ Status check_width(std::uint64_t width) noexcept {
                                   "; elements have 8, 16 or 32 bits");
 }
 
-// Elements of `width` bits, which was checked.
+// `width` is already checked.
 Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
                  Null null = Null::kRefused) noexcept {
   ROSE_TRY(check_addresses({{name, box.base, null, width / 8}}));
@@ -76,7 +76,7 @@ Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
   return {};
 }
 
-// The keys of top-k are those of bf16.
+// Keys of top-k exist for bf16 only.
 Status check_keyed(bool is_keyed, std::uint64_t width) noexcept {
   if (!is_keyed || width == 16) return {};
   return Status::invalid_argument("width is " + std::to_string(width) +

@@ -16,12 +16,12 @@ using QuantiserPtr = std::shared_ptr<const DeviceQuantiser>;
 
 namespace {
 
-// CTAs for each multiprocessor in a grid that goes round: as many as its threads allow.
+// CTAs per multiprocessor in a grid-stride launch: as many as its threads allow.
 constexpr std::uint64_t kQuantiseCtas = 8;
 // Products of two sizes below this, and addresses of elements of 16 bits, stay below 2^64.
 constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 62;
 
-// An upper bound of a * b, `kSizeMax` where that is more.
+// min(a * b, kSizeMax).
 std::uint64_t bounded_product(std::uint64_t a, std::uint64_t b) noexcept {
   return a != 0 && b > kSizeMax / a ? kSizeMax : a * b;
 }

@@ -89,7 +89,7 @@ auto StratDecoder<T>::read_counts(StreamReader& stream, std::uint32_t changed) n
   return left == 0 ? nullptr : "its classes change fewer elements than its entry says";
 }
 
-// Whether all that the counts announce is there, and nothing else.
+// Whether the stream has exactly the length that its counts require.
 template <ElementBits T>
 auto StratDecoder<T>::check_end(const StreamReader& stream) const noexcept -> Fault {
   std::uint32_t end = stream.at();
@@ -144,7 +144,7 @@ auto StratDecoder<T>::read_magnitudes(StreamReader& stream, std::uint32_t of_cla
   return nullptr;
 }
 
-// Makes differences of signs and sizes.
+// Computes differences from signs and sizes.
 template <ElementBits T>
 auto StratDecoder<T>::set_sizes(StreamReader& signs, std::uint32_t of_class) noexcept -> Fault {
   constexpr std::uint64_t kSizeMax = std::uint64_t{1} << (kWidth<T> - 1);
@@ -160,7 +160,7 @@ auto StratDecoder<T>::set_sizes(StreamReader& signs, std::uint32_t of_class) noe
   }
   for (std::uint32_t i = 0; i < body.changed; ++i) {
     const bool is_down = signs.take(1) != 0;
-    // The largest size is that of the least number, which has no counterpart.
+    // The largest size is that of the smallest number, which has no positive counterpart.
     is_beyond |= !is_down && differences[i] == kSizeMax;
     if (is_down) differences[i] = static_cast<T>(T{0} - differences[i]);
   }

@@ -12,8 +12,8 @@
 
 namespace rose::transfer {
 
-// What we call of libssl and of the libcrypto that it brings along. Pointers to its objects are
-// void*: its headers need not be there.
+// The functions that rose calls in libssl and its libcrypto. Pointers to their objects are void*,
+// so that their headers are not needed.
 #define ROSE_TLS_ENTRIES(X)                                                \
   X(TLS_method, const void*, ())                                           \
   X(SSL_CTX_new, void*, (const void*))                                     \
@@ -53,7 +53,7 @@ struct TlsLibrary {
   ROSE_TLS_ENTRIES(ROSE_TLS_ENTRY)
 #undef ROSE_TLS_ENTRY
 
-  // Why the last call of this thread failed, in the library's words.
+  // The library's reason for the failure of this thread's last call.
   std::string reason() const noexcept {
     const char* const words = ERR_reason_error_string(ERR_get_error());
     ERR_clear_error();
@@ -65,13 +65,13 @@ namespace {
 
 constexpr const char* kLibrary = "libssl.so.3";
 
-// Numbers of openssl/ssl.h, which are part of its binary interface.
+// Constants of openssl/ssl.h, which are part of its binary interface.
 constexpr int kFilePem = 1;
 constexpr int kVerifyPeerOrFail = 0x01 | 0x02;
 constexpr int kCtrlMode = 33;
 constexpr int kCtrlSetMinVersion = 123;
 constexpr long kTls13 = 0x0304;
-// A write may be partial, and go on from another address: frames are sent from where they lie.
+// A write may be partial and continue at another address, because frames are sent without a copy.
 constexpr long kModePartialWrite = 0x1 | 0x2;
 constexpr int kErrorSsl = 1;
 constexpr int kErrorWantRead = 2;
@@ -79,7 +79,7 @@ constexpr int kErrorWantWrite = 3;
 constexpr long kVerified = 0;
 
 Result<std::shared_ptr<const TlsLibrary>> open_library() noexcept {
-  // Never closed: it has handlers that run at the end of the process.
+  // Never closed, because it has handlers that run at the end of the process.
   void* const found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (found == nullptr) {
     return Status::unavailable(std::string{"TLS needs OpenSSL 3, and it cannot be opened: "} +
@@ -137,7 +137,7 @@ Status TlsContext::load(const TlsFiles& files) noexcept {
     return Status::unavailable("this libssl cannot do TLS 1.3: " + tls.reason());
   }
   tls.SSL_CTX_ctrl(context_, kCtrlMode, kModePartialWrite, nullptr);
-  tls.SSL_CTX_set_num_tickets(context_, 0);  // no session is ever resumed
+  tls.SSL_CTX_set_num_tickets(context_, 0);  // sessions are never resumed
   if (tls.SSL_CTX_use_certificate_chain_file(context_, files.certificate.c_str()) != 1) {
     return refused("the certificate '" + files.certificate + "' cannot be read");
   }
