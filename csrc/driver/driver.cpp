@@ -63,7 +63,7 @@ Code code_of(Answer answer) noexcept {
       return Code::kInvalidArgument;
     case kInvalidContext:
     case kInvalidHandle:
-      // rose makes contexts current and owns handles, so this is a bug of rose
+      // rose makes contexts current and owns handles, so this is a bug of rose.
       return Code::kInternal;
     default:
       return Code::kUnavailable;

@@ -113,7 +113,7 @@ Result<TenantNews> Attachment::news(Nanoseconds timeout_ns) noexcept {
   std::array<pollfd, 2> fds{pollfd{line_.to_tenant.get(), POLLIN, 0},
                             pollfd{line_.socket.get(), POLLRDHUP, 0}};
   poll_for(fds, timeout_ns);
-  // before the look, so that a later ring is a new one
+  // Before the look, so that a later ring is a new one.
   if (fds[0].revents != 0) line_.to_tenant.silence();
   Result<TenantNews> found = look();
   if (!found.ok()) return found;

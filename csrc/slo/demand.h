@@ -19,11 +19,11 @@ struct DemandConfig {
   std::uint32_t block_tokens{0};
   std::uint32_t step_tokens{0};     // most tokens of one engine step; its prefills share it
   std::uint32_t request_tokens{0};  // longest prompt
-  // least number of requests that may arrive within T besides the largest
+  // Least number of requests that may arrive within T besides the largest.
   std::uint32_t burst_requests{0};
   double horizon_ms{0};  // T
   double memory_ms{0};   // time for which an arrival is remembered
-  // share of steps that may be faster, and of prompts that may be longer, 0..1
+  // Share of steps that may be faster, and of prompts that may be longer, 0..1.
   double epsilon{0};
   std::uint32_t window{0};  // number of remembered steps and prompts, > 0
 };
