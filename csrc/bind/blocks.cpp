@@ -86,7 +86,9 @@ py::list to_list(std::span<const BlockId> ids) {
 // Calls `fill` with room for n ids. Returns the list of them, or None if `fill` returns false.
 template <typename Fill>
 py::object fill_list(const BlockAllocator& allocator, std::int64_t n, Fill fill) {
-  if (n < 0) raise(Status::invalid_argument("cannot take " + std::to_string(n) + " blocks"));
+  if (n < 0)
+    raise(Status::invalid_argument("the number of blocks must be at least 0, got " +
+                                   std::to_string(n)));
   std::array<BlockId, 64> small;
   std::vector<BlockId> large;
   std::span<BlockId> out{small.data(), std::min(static_cast<std::size_t>(n), small.size())};
@@ -128,7 +130,7 @@ class Keys {
   }
   [[noreturn]] static void refuse() {
     raise(Status::invalid_argument(
-        "keys must be 16 bytes each: a list of bytes, or one contiguous buffer of all of them"));
+        "each key must have 16 bytes: pass a list of bytes, or one contiguous buffer"));
   }
   BlockKey* resize(std::size_t count) {
     count_ = count;
@@ -169,13 +171,13 @@ std::string namespace_name(const py::object& key) {
     }
   }
   raise(Status::invalid_argument(
-      "a cache namespace is named by 16 bytes or by (model, version): a string and an integer"));
+      "a cache namespace must be 16 bytes, or (model, version) with a string and an integer"));
 }
 
 py::tuple plan_evacuation(BlockAllocator& self, const py::object& slabs,
                           std::optional<std::int64_t> limit) {
   if (limit.has_value() && *limit < 0) {
-    raise(Status::invalid_argument("cannot move less than no block"));
+    raise(Status::invalid_argument("the number of blocks to move must be at least 0"));
   }
   const std::int64_t most = limit.value_or(std::numeric_limits<std::int64_t>::max());
   const Evacuation plan =
@@ -256,7 +258,8 @@ void bind_blocks(py::module_& m) {
       .def(
           "reserve",
           [](Self& self, std::int64_t n) {
-            if (n < 0) raise(Status::invalid_argument("cannot reserve less than no block"));
+            if (n < 0)
+              raise(Status::invalid_argument("the number of blocks to reserve must be at least 0"));
             return self.reserve(n);
           },
           py::arg("n"))

@@ -102,7 +102,7 @@ class BoundChunkServer {
     const py::memoryview view{frame};
     const Py_buffer* const bytes = PyMemoryView_GET_BUFFER(view.ptr());
     if (!PyBuffer_IsContiguous(bytes, 'C')) {
-      raise(Status::invalid_argument("a frame is contiguous bytes: pass a copy"));
+      raise(Status::invalid_argument("a frame must be contiguous bytes: pass a copy"));
     }
     return {{static_cast<const std::byte*>(bytes->buf), static_cast<std::size_t>(bytes->len)},
             LaidAside::keep(aside_, view)};
@@ -149,7 +149,8 @@ class BoundChunkClient {
              const std::vector<std::size_t>& sizes) {
     aside_->drop();
     if (tiles.size() != sizes.size()) {
-      raise(Status::invalid_argument("there are " + std::to_string(tiles.size()) + " tiles and " +
+      raise(Status::invalid_argument("each tile needs one size: got " +
+                                     std::to_string(tiles.size()) + " tiles and " +
                                      std::to_string(sizes.size()) + " sizes"));
     }
     std::vector<transfer::Want> wants;
@@ -190,7 +191,7 @@ class BoundChunkClient {
   transfer::Room room_of(std::uint32_t tile, std::size_t size) {
     if (size == 0 || size > transfer::kFrameBytesMax) {
       raise(Status::invalid_argument("tile " + std::to_string(tile) + " of " +
-                                     std::to_string(size) + " bytes must have from 1 to " +
+                                     std::to_string(size) + " bytes: the size must be from 1 to " +
                                      std::to_string(transfer::kFrameBytesMax)));
     }
     auto bytes = py::reinterpret_steal<py::object>(

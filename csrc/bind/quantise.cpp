@@ -41,7 +41,7 @@ template <typename T>
 void check_matrix(const char* name, const py::array_t<T>& array) {
   if (array.ndim() != 2) {
     raise(Status::invalid_argument(std::string{name} + " has " + std::to_string(array.ndim()) +
-                                   " dimensions; give a matrix"));
+                                   " dimensions: pass a matrix"));
   }
 }
 
@@ -58,7 +58,7 @@ MatrixView matrix_of(const py::array_t<std::uint16_t>& array) {
   if (matrix.rows != 0 && matrix.cols != 0 && !(is_row && is_apart)) {
     raise(Status::invalid_argument("weights have strides of " + std::to_string(array.strides(0)) +
                                    " and " + std::to_string(array.strides(1)) +
-                                   " bytes; each row must be contiguous, below the one before"));
+                                   " bytes: rows must be contiguous and in ascending order"));
   }
   return matrix;
 }

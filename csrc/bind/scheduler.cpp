@@ -39,7 +39,7 @@ namespace {
 class Row {
  public:
   explicit Row(py::handle row) : row_{row.ptr()} {
-    if (!PyTuple_Check(row_)) raise(Status::invalid_argument("an event is not a row"));
+    if (!PyTuple_Check(row_)) raise(Status::invalid_argument("an event must be a tuple"));
   }
 
   template <typename T>
@@ -48,13 +48,13 @@ class Row {
     if (item == nullptr) refuse("too short");
     if constexpr (std::is_floating_point_v<T>) {
       const double value = PyFloat_AsDouble(item);
-      if (PyErr_Occurred() != nullptr) refuse("not made of numbers");
+      if (PyErr_Occurred() != nullptr) refuse("not a row of numbers");
       return value;
     } else {
       const std::int64_t value = PyLong_AsLongLong(item);
-      if (PyErr_Occurred() != nullptr) refuse("not made of integers of 64 bits");
+      if (PyErr_Occurred() != nullptr) refuse("not a row of 64-bit integers");
       if constexpr (std::is_enum_v<T>) {
-        if (!scheduler::is_value<T>(value)) refuse("of a kind that is not known");
+        if (!scheduler::is_value<T>(value)) refuse("out of range in an enum field");
       }
       return static_cast<T>(value);
     }
@@ -110,7 +110,7 @@ Event event_of(py::handle source) {
     default:
       break;
   }
-  raise(Status::invalid_argument("there is no such event"));
+  raise(Status::invalid_argument("the row's first number names no event"));
 }
 
 py::list step(Core& core, const py::list& rows, std::int64_t now_ns) {
@@ -191,7 +191,7 @@ std::map<std::string, double> scheduler_knobs(const std::map<std::string, double
 
 std::unique_ptr<Core> create_core(int policy, const std::map<std::string, double>& knobs) {
   if (!scheduler::is_value<Policy>(policy)) {
-    raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
+    raise(Status::invalid_argument("policy " + std::to_string(policy) + " is unknown"));
   }
   return std::make_unique<Core>(settings_of(knobs), static_cast<Policy>(policy));
 }

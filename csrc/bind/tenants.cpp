@@ -191,7 +191,7 @@ std::unique_ptr<Attachment> attach_mapped(std::size_t slab_bytes, std::int32_t s
 
 const Pool& pool_of(const Attachment& a) {
   if (a.pool() == nullptr) {
-    raise(Status::invalid_argument("slabs of this pool are mapped one by one: see its window"));
+    raise(Status::invalid_argument("this pool maps slabs one by one: use MappedWindow"));
   }
   return *a.pool();
 }

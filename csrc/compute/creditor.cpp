@@ -24,7 +24,7 @@ Creditor::Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy>
 Creditor::~Creditor() { stop(); }
 
 Status Creditor::start() noexcept {
-  if (thread_.joinable()) return Status::invalid_argument("the creditor runs already");
+  if (thread_.joinable()) return Status::invalid_argument("the creditor was started already");
   stopping_.store(false);
   gate_->set_low_water(config_.max_segments / 2);
   try {

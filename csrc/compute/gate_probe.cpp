@@ -75,10 +75,10 @@ class Trial {
 
   // Enqueues a gate that is open but has no credit, and an event behind it.
   Status park() noexcept {
-    ROSE_CHECK(gate_->open(gate_->close_epoch()), "a gate of the probe's own did not open");
+    ROSE_CHECK(gate_->open(gate_->close_epoch()), "the probe's own gate did not open");
     const auto verdict = stream_gate_->try_pass();
     if (!verdict.ok()) return verdict.status();
-    ROSE_CHECK(verdict.value() == Verdict::kPassed, "a gate of the probe's own was not enqueued");
+    ROSE_CHECK(verdict.value() == Verdict::kPassed, "the probe's own gate was not enqueued");
     return behind_->record(request_.borrower);
   }
 
@@ -103,7 +103,7 @@ class Trial {
       if (!waited.value()) {
         return Status::unavailable("a parked borrower stalls serving streams: number " +
                                    std::to_string(events.size() - 1) +
-                                   " did nothing while the borrower's waited");
+                                   " made no progress while the borrower's waited");
       }
     }
     return {};
@@ -111,7 +111,7 @@ class Trial {
 
   Status wake(KindProbe& out) noexcept {
     const Nanoseconds from_ns = now_ns();
-    ROSE_CHECK(gate_->open(gate_->close_epoch()), "a gate of the probe's own did not open");
+    ROSE_CHECK(gate_->open(gate_->close_epoch()), "the probe's own gate did not open");
     const auto waited = wait_done(*behind_, from_ns, kWakeNs);
     if (!waited.ok()) return waited.status();
     if (!waited.value()) {
@@ -135,7 +135,7 @@ class Trial {
 Status rule_out(GateKind kind, const ProbeRequest& request) noexcept {
   if (kind == GateKind::kKernel && !request.in_one_process) {
     return Status::unavailable(
-        "a kernel that waits keeps the borrower's context on the device: from another process it "
+        "a waiting kernel keeps the borrower's context on the device: from another process it "
         "would take time slices from serving");
   }
   if (request.max_connections.value_or(kFewestConnections) < kFewestConnections) {
@@ -154,8 +154,8 @@ KindProbe probe(GateKind kind, const driver::DevicePtr& device,
   Status status = rule_out(kind, request);
   if (status.ok()) status = Trial{device, request}.run(kind, out);
   out.is_usable = status.ok();
-  out.why =
-      status.ok() ? "it holds, it wakes, and serving streams go on beside it" : status.message();
+  out.why = status.ok() ? "it holds, it opens, and serving streams make progress beside it"
+                        : status.message();
   return out;
 }
 

@@ -62,7 +62,8 @@ Result<Capture> active_capture(const driver::Device& device, CUstream stream) no
   ROSE_TRY(ROSE_CU(device.driver(), cuStreamGetCaptureInfo, stream, &status, &capture.id,
                    &capture.graph, &last, &edges, &last_count));
   if (status != driver::kCaptureStatusActive) {
-    return Status::invalid_argument("the stream is not being captured: outside a capture, pass");
+    return Status::invalid_argument(
+        "the stream is not being captured: use pass() outside a capture");
   }
   return capture;
 }
@@ -95,11 +96,11 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
                                                        CUstream stream, GateKind kind,
                                                        StreamGateConfig config) noexcept {
   if (kind == GateKind::kHost) {
-    return Status::invalid_argument("a HOST gate stops the host: call the HostGate itself");
+    return Status::invalid_argument("a StreamGate cannot be of kind HOST: use the HostGate itself");
   }
   if (config.window < 1 || config.window > kLargestWindow) {
     return Status::invalid_argument("window is " + std::to_string(config.window) +
-                                    ", but must lie in 1 to " + std::to_string(kLargestWindow));
+                                    ", but must be from 1 to " + std::to_string(kLargestWindow));
   }
   ROSE_TRY(check_queue(config));
   std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, std::move(config)}};
@@ -169,7 +170,7 @@ Status StreamGate::refuse_capture(CUstream stream) const noexcept {
   // Without capture information from the driver, a gate could not be inserted into a capture
   // either.
   if (!capture.ok() || capture.value() == driver::CaptureState::kNone) return {};
-  return Status::invalid_argument("the stream is being captured: insert the gate instead");
+  return Status::invalid_argument("the stream is being captured: use insert() instead of pass()");
 }
 
 Status StreamGate::start_segment() noexcept {

@@ -47,7 +47,7 @@ Status without_proc_address(void* library) {
   const auto ask = reinterpret_cast<Answer (*)(int*)>(::dlsym(library, "cuDriverGetVersion"));
   if (ask != nullptr && ask(&version) == kSuccess) return too_old(version);
   return Status::unavailable(std::string{kLibrary} +
-                             " has no cuGetProcAddress_v2: it is no CUDA driver of CUDA " +
+                             " has no cuGetProcAddress_v2: it is not a driver of CUDA " +
                              shown(oldest_driver()) + " or later");
 }
 
@@ -106,7 +106,7 @@ Status Driver::load(GetProcAddress ask) noexcept {
   if (entries_.name == nullptr && Need::need == Need::kRequired) {                 \
     return Status::unavailable("the CUDA driver (CUDA " + shown(version_) +        \
                                ") has no " #name " of CUDA " + shown(version) +    \
-                               ", which rose cannot do without");                  \
+                               ", which rose needs");                              \
   }
   ROSE_CUDA_ENTRIES(ROSE_CUDA_LOAD)
 #undef ROSE_CUDA_LOAD

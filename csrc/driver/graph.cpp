@@ -46,7 +46,8 @@ Result<CaptureState> capture_state(const Device& device, CUstream stream) noexce
 
 Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
                                    std::span<MemoryOperation> operations) noexcept {
-  if (operations.empty()) return Status::invalid_argument("no memory operations to insert");
+  if (operations.empty())
+    return Status::invalid_argument("the list of memory operations must not be empty");
   const Current current{device};
   ROSE_TRY(current.status());
   const Result<Capture> found = capture_of(device, stream);

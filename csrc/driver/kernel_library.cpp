@@ -13,7 +13,7 @@ Result<LibraryPtr> KernelLibrary::create(DevicePtr device, std::string_view name
   if (found != all.end()) return create(std::move(device), *found);
   if (all.empty()) {
     return Status::unavailable(
-        "this build of rose has no device code: build it with nvcc, or with ROSE_CUDA=on to see "
+        "this build of rose has no device code: build it with nvcc; ROSE_CUDA=on reports "
         "why there is none");
   }
   return Status::unavailable("this build of rose has no kernels '" + std::string{name} + "'");

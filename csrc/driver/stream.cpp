@@ -111,7 +111,7 @@ Result<bool> Event::is_done() const noexcept {
 
 Result<Nanoseconds> Event::since(const Event& earlier) const noexcept {
   if (!has_timing_ || !earlier.has_timing_) {
-    return Status::invalid_argument("an event without timing: create both with has_timing");
+    return Status::invalid_argument("both events must be created with has_timing");
   }
   const Current current{*device_};
   ROSE_TRY(current.status());
@@ -119,7 +119,7 @@ Result<Nanoseconds> Event::since(const Event& earlier) const noexcept {
   const Driver& driver = device_->driver();
   const Answer answer = driver.entries().cuEventElapsedTime(&ms, earlier.event_, event_);
   if (answer == kInvalidHandle) {
-    return Status::invalid_argument("an event that was never recorded has no time");
+    return Status::invalid_argument("both events must be recorded first");
   }
   ROSE_TRY(driver.status("cuEventElapsedTime", answer));
   return static_cast<Nanoseconds>(static_cast<double>(ms) * 1e6);

@@ -57,16 +57,16 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   if (reserve_slabs < 0 || limit_slabs < reserve_slabs) {
     return Status::invalid_argument("reserve of " + std::to_string(reserve_slabs) +
                                     " slabs and limit of " + std::to_string(limit_slabs) +
-                                    ": 0 <= reserve <= limit must hold");
+                                    ": they must satisfy 0 <= reserve <= limit");
   }
   const Turn turn{*this};
   std::int64_t reserved = reserve_slabs;
   for (const Partition& other : partitions_) reserved += other.is_live ? other.reserve_slabs : 0;
   const std::size_t slab_bytes = pool_.shape().slab_bytes;
   if (reserved > slabs_.size()) {
-    return Status::invalid_argument(
-        "reserve of " + in_bytes(reserved, slab_bytes) + " is larger than the pool of " +
-        in_bytes(slabs_.size(), slab_bytes) + ": lower reserve_bytes or raise pool_bytes");
+    return Status::invalid_argument("reserve of " + in_bytes(reserved, slab_bytes) +
+                                    " exceeds the pool of " + in_bytes(slabs_.size(), slab_bytes) +
+                                    ": lower reserve_bytes or raise pool_bytes");
   }
   PartitionRecord* place = free_place();
   if (place == nullptr) {
@@ -141,7 +141,7 @@ Result<std::int64_t> Arbiter::missing_slabs(PartitionId id,
 
 Status Arbiter::no_allocator(PartitionId id) const noexcept {
   return Status::invalid_argument("partition '" + partitions_[static_cast<std::size_t>(id)].name +
-                                  "' has no allocator here that others could share its slabs with");
+                                  "' has no allocator here: add one before you add a group");
 }
 
 Status Arbiter::check_known(PartitionId id) const noexcept {
@@ -161,7 +161,9 @@ Status Arbiter::check_live(PartitionId id) const noexcept {
 Result<std::vector<SlabId>> Arbiter::take(PartitionId id, std::int32_t n) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
-  if (n < 0) return Status::invalid_argument("cannot take " + std::to_string(n) + " slabs");
+  if (n < 0)
+    return Status::invalid_argument("the number of slabs to take must be at least 0, got " +
+                                    std::to_string(n));
   const std::int32_t count = std::min({n, partition(id).headroom(), spare_for(id)});
   std::vector<SlabId> taken;
   taken.reserve(static_cast<std::size_t>(count));
@@ -176,7 +178,9 @@ Result<std::vector<SlabId>> Arbiter::take(PartitionId id, std::int32_t n) noexce
 Result<std::int32_t> Arbiter::give_back(PartitionId id, std::int32_t n) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
-  if (n < 0) return Status::invalid_argument("cannot give back " + std::to_string(n) + " slabs");
+  if (n < 0)
+    return Status::invalid_argument("the number of slabs to give back must be at least 0, got " +
+                                    std::to_string(n));
   const std::int32_t above_reserve = partition(id).held - partition(id).reserve_slabs;
   std::int32_t given = 0;
   for (SlabId slab = slabs_.size() - 1; slab >= 0 && given < std::min(n, above_reserve); --slab) {
@@ -202,7 +206,9 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
   ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
-  if (n < 1) return Status::invalid_argument("cannot grant " + std::to_string(n) + " slabs");
+  if (n < 1)
+    return Status::invalid_argument("the number of slabs to grant must be at least 1, got " +
+                                    std::to_string(n));
   n = std::min(n, held_max - partition(id).held - partition(id).quarantined);
   if (n < 1) return GrantAnswer{{}, GrantRefusal::kOverLimit};
   if (admission != nullptr) {
@@ -241,7 +247,7 @@ Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
     if (!is_lent || holder == nullptr) return false;
     if (holder->was_told(slab) || is_in_scrub(slab)) {
       return Status::invalid_argument("slab " + std::to_string(slab) +
-                                      " cannot be made zeros: its tenant may be using it");
+                                      " cannot be zeroed: its tenant may be using it");
     }
     scrub_of(slab) = Scrub::kRuns;
   }

@@ -15,7 +15,7 @@ namespace {
 
 Status check_open(const FileDescriptor& fd, const char* what) noexcept {
   if (::fcntl(fd.get(), F_GETFD) >= 0) return {};
-  return Status::invalid_argument(std::string{what} + " is no open descriptor");
+  return Status::invalid_argument(std::string{what} + " is not an open descriptor");
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, P
   if (!line.ok()) return line.status();
   const LedgerView& ledger = *line.value().ledger;
   if (ledger.shape() != shape) {
-    return Status::invalid_argument("the ledger is of a pool of another shape");
+    return Status::invalid_argument("the ledger belongs to a pool of another shape");
   }
   Result<Mailbox> mailbox = Mailbox::open(mailbox_fd, shape);
   if (!mailbox.ok()) return mailbox.status();

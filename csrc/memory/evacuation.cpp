@@ -106,7 +106,7 @@ void BlockAllocator::clear_out(SlabId slab, std::span<const BlockId> targets,
 Status BlockAllocator::check_planned(std::span<const BlockId> from,
                                      std::span<const BlockId> to) const noexcept {
   if (from.size() != to.size()) {
-    return Status::invalid_argument("an evacuation needs as many blocks to go to as to come from");
+    return Status::invalid_argument("`from` and `to` must have the same length");
   }
   for (std::size_t index = 0; index < to.size(); ++index) {
     const auto found = moves_.find(to[index]);
@@ -117,7 +117,7 @@ Status BlockAllocator::check_planned(std::span<const BlockId> from,
   std::vector<BlockId> sorted(to.begin(), to.end());
   std::ranges::sort(sorted);
   if (std::ranges::adjacent_find(sorted) == sorted.end()) return {};
-  return Status::invalid_argument("a move is named twice");
+  return Status::invalid_argument("a move must be named once");
 }
 
 Status BlockAllocator::finish_evacuation(std::span<const BlockId> from, std::span<const BlockId> to,

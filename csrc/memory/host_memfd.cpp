@@ -35,7 +35,7 @@ void HostMemfd::release(PageHandle handle) noexcept {
 
 Status HostMemfd::map(std::byte* at, PageHandle handle) noexcept {
   const FileDescriptor* fd = find(handle);
-  if (fd == nullptr) return Status::invalid_argument("no such memory object");
+  if (fd == nullptr) return Status::invalid_argument("the memory object does not exist");
   void* mapped =
       ::mmap(at, handle.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd->get(), 0);
   if (mapped == MAP_FAILED) return from_errno("mmap(memory)", errno);
@@ -63,7 +63,7 @@ Status HostMemfd::scrub(VaRange range) noexcept {
 
 Result<FileDescriptor> HostMemfd::export_fd(PageHandle handle) noexcept {
   const FileDescriptor* fd = find(handle);
-  if (fd == nullptr) return Status::invalid_argument("no such memory object");
+  if (fd == nullptr) return Status::invalid_argument("the memory object does not exist");
   return fd->duplicate();
 }
 
@@ -73,13 +73,13 @@ Result<PageHandle> HostMemfd::import_fd(FileDescriptor fd, std::size_t size_byte
   constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSized) != kSized) {
-    return Status::invalid_argument("the descriptor is no memory whose size is sealed");
+    return Status::invalid_argument("the descriptor must be a memfd with a sealed size");
   }
   struct stat about{};
   if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
   if (about.st_size != static_cast<off_t>(size_bytes)) {
-    return Status::invalid_argument("the descriptor holds " + std::to_string(about.st_size) +
-                                    " bytes, not " + std::to_string(size_bytes));
+    return Status::invalid_argument("the descriptor has " + std::to_string(about.st_size) +
+                                    " bytes, expected " + std::to_string(size_bytes));
   }
   return keep(std::move(fd), size_bytes);
 }

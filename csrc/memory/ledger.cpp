@@ -105,16 +105,17 @@ Result<struct stat> stat_of(const FileDescriptor& fd) noexcept {
 
 Status check_record(const SlabRecord& record, SlabId slab, std::uint64_t epoch) noexcept {
   const std::string name = "slab " + std::to_string(slab);
-  if (!is_at_rest(record.state)) return Status::corrupt(name + " is in no state of rest");
+  if (!is_at_rest(record.state))
+    return Status::corrupt(name + " is in a state that is never published");
   if ((record.owner < 0) != (record.state == SlabState::kUnowned)) {
-    return Status::corrupt(name + " has a state that does not go with its owner");
+    return Status::corrupt(name + " has a state that does not match its owner");
   }
   const bool is_lent = record.state == SlabState::kGranted || record.state == SlabState::kRevoking;
   if (is_lent != (record.lease_epoch != 0) || record.lease_epoch > epoch) {
-    return Status::corrupt(name + " has a lease_epoch that does not go with its state");
+    return Status::corrupt(name + " has a lease_epoch that does not match its state");
   }
   if (is_lent != (record.lease_id != 0)) {
-    return Status::corrupt(name + " has a lease that does not go with its state");
+    return Status::corrupt(name + " has a lease that does not match its state");
   }
   return {};
 }
@@ -136,7 +137,7 @@ Status check_partitions(const LedgerView::Moment& moment) noexcept {
   for (const PartitionRecord& one : left) {
     if (one.partition.held == 0 && one.partition.quarantined == 0) continue;
     return Status::corrupt("partition " + std::to_string(one.partition.id) +
-                           " holds another number of slabs than is counted");
+                           " holds a number of slabs that differs from its count");
   }
   return {};
 }
@@ -237,7 +238,7 @@ Result<LedgerView> LedgerView::open(const FileDescriptor& fd) noexcept {
   if (seals < 0 || (seals & kLedgerSeals) != kLedgerSeals)
     return Status::corrupt("an unsealed ledger");
   if (head.slab_count < 1 || ledger_bytes(head.slab_count) != size_bytes) {
-    return Status::corrupt("the size of the ledger does not go with its " +
+    return Status::corrupt("the size of the ledger does not match its " +
                            std::to_string(head.slab_count) + " slabs");
   }
   return view;
@@ -285,7 +286,7 @@ Result<LedgerView::Moment> LedgerView::read() const noexcept {
       ::nanosleep(&nap, nullptr);
     }
   }
-  return Status::unavailable("the ledger never held still: its writer stopped in a change");
+  return Status::unavailable("the ledger is inconsistent: its writer stopped within a change");
 }
 
 Status LedgerView::audit() const noexcept {
@@ -305,10 +306,10 @@ Status LedgerView::audit(const Moment& moment) noexcept {
   const LedgerCounts& told = moment.counts;
   if (found.free != told.free || found.owned != told.owned ||
       found.quarantined != told.quarantined) {
-    return Status::corrupt("the counts of the ledger are not those of its records");
+    return Status::corrupt("the counts of the ledger differ from its records");
   }
   if (std::uint64_t{told.free} + told.owned + told.quarantined != moment.slabs.size()) {
-    return Status::corrupt("free + owned + quarantined is not all");
+    return Status::corrupt("free + owned + quarantined slabs are not all slabs");
   }
   return check_partitions(moment);
 }

@@ -40,7 +40,7 @@ Status check_header(const MailboxHeaderWire& head, PoolShape shape) noexcept {
                            std::to_string(shape.slab_count) + " of " +
                            std::to_string(shape.slab_bytes));
   }
-  if (head.partition < 0) return Status::corrupt("a mailbox of no partition");
+  if (head.partition < 0) return Status::corrupt("the mailbox has no partition");
   return {};
 }
 

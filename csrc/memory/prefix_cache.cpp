@@ -123,10 +123,11 @@ Status PrefixCache::audit() const noexcept {
   }
   const auto filled = static_cast<std::size_t>(
       std::ranges::count_if(table_, [](const Bucket& one) { return one.slot_and_one != 0; }));
-  ROSE_CHECK(keys == size_ && filled == size_, "the prefix cache has buckets without a key");
+  ROSE_CHECK(keys == size_ && filled == size_,
+             "the prefix cache has a wrong number of keys or filled buckets");
   for (std::size_t index = 1; index < namespaces_.size(); ++index) {
     ROSE_CHECK(in_namespace[index] == namespaces_[index].keys,
-               "a namespace of the prefix cache has lost count of its keys");
+               "a namespace of the prefix cache has a wrong number of keys");
   }
   return {};
 }

@@ -103,9 +103,9 @@ void RemoteHolder::settle() noexcept {
 
 Status RemoteHolder::audit_slab(SlabId slab, SlabUse use, std::uint32_t generation) const noexcept {
   const std::string name = "slab " + std::to_string(slab);
-  ROSE_CHECK(entry(slab).use == use, name + " is not to its tenant what it is to the arbiter");
+  ROSE_CHECK(entry(slab).use == use, name + " has different uses here and in the arbiter");
   ROSE_CHECK(use == SlabUse::kAbsent || entry(slab).generation == generation,
-             name + " has two generations");
+             name + " has different generations here and in the arbiter");
   return {};
 }
 

@@ -71,7 +71,7 @@ Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
                                std::span<const SlabId> preferred) noexcept {
   for (const SlabId slab : preferred) {
     if (slab >= 0 && slab < slabs_.size()) continue;
-    return Status::invalid_argument("no slab " + std::to_string(slab) + " to prefer");
+    return Status::invalid_argument("preferred slab " + std::to_string(slab) + " does not exist");
   }
   victims_.clear();
   busy_.clear();
@@ -108,8 +108,10 @@ Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanosecon
   const Turn turn{*this};
   ROSE_TRY(check_known(from));  // a dropped partition has nothing lent, so this ends at once
   if (taker != kNobody) ROSE_TRY(check_live(taker));
-  if (taker == from) return Status::invalid_argument("a partition cannot revoke from itself");
-  if (n < 1) return Status::invalid_argument("cannot revoke " + std::to_string(n) + " slabs");
+  if (taker == from) return Status::invalid_argument("the taker must be another partition");
+  if (n < 1)
+    return Status::invalid_argument("the number of slabs to revoke must be at least 1, got " +
+                                    std::to_string(n));
   ROSE_TRY(choose_victims(from, n, preferred));
   const RevocationId id = open_revocation(from, taker, deadline_ns, n);
   ROSE_TRY(revoke_victims(id));
@@ -248,7 +250,7 @@ Result<RevocationProgress> Arbiter::poll_locked(RevocationId id) noexcept {
   const auto found = revocations_.find(id);
   if (found == revocations_.end()) {
     return Status::invalid_argument("revocation " + std::to_string(id) +
-                                    " never was or is long over");
+                                    " does not exist, or ended long ago");
   }
   const Revocation& revocation = found->second;
   if (revocation.progress.pending > 0) {

@@ -90,10 +90,11 @@ Status SlabTable::audit() const noexcept {
   for (SlabId slab = 0; slab < size(); ++slab) {
     const SlabRecord& mine = records_[at(slab)];
     const SlabRecord& shown = moment.value().slabs[at(slab)];
-    ROSE_CHECK(mine == shown,
-               "the ledger shows another slab " + std::to_string(slab) + " than the book");
+    ROSE_CHECK(mine == shown, "the ledger and the table differ in slab " + std::to_string(slab) +
+                                  " than the book");
     ROSE_CHECK(unowned_.test(at(slab)) == (mine.state == SlabState::kUnowned),
-               "slab " + std::to_string(slab) + " is wrongly in or out of the unowned set");
+               "slab " + std::to_string(slab) +
+                   " is in the unowned set though it must not be, or the reverse");
   }
   return {};
 }

@@ -38,7 +38,7 @@ Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexc
                                     one.name + "' is less than its reserve");
   }
   if (one.held + one.quarantined > 0) {
-    return Status::unavailable("slabs of the last '" + one.name + "' are not back yet");
+    return Status::unavailable("slabs of the previous '" + one.name + "' are not back yet");
   }
   if (one.reserve_slabs > spare_for(id)) {
     return Status::unavailable("the reserve of '" + one.name + "' is lent out now");

@@ -17,9 +17,10 @@ constexpr std::int64_t kBlocksMax = std::int64_t{1} << 48;
 Result<bool> Arbiter::watch(PartitionId id, std::int64_t demand_blocks,
                             std::int32_t blocks_per_slab, std::int64_t taking) noexcept {
   if (demand_blocks < 0 || demand_blocks > kBlocksMax || blocks_per_slab < 1) {
-    return Status::invalid_argument("a demand of " + std::to_string(demand_blocks) + " blocks, " +
-                                    std::to_string(blocks_per_slab) +
-                                    " in a slab: 0 <= demand and 1 <= blocks must hold");
+    return Status::invalid_argument(
+        "a demand of " + std::to_string(demand_blocks) + " blocks, " +
+        std::to_string(blocks_per_slab) +
+        " in a slab: the demand must be at least 0, and a slab have at least 1 block");
   }
   {
     const std::lock_guard lock{books_};

@@ -36,19 +36,19 @@ class Checker {
       return refuse("WorkerJoined", "worker", event.worker, why);
     };
     if (!is_count(event.worker)) return refuse_it("its number must be in [0, 2^40]");
-    if (is_joined(event.worker)) return refuse_it("it is there already");
+    if (is_joined(event.worker)) return refuse_it("it exists already");
     if (!is_count(event.seats) || event.seats == 0) return refuse_it("seats must be > 0");
     if (!is_rate(event.prefill_tokens_per_s)) {
-      return refuse_it("prefill_tokens_per_s must be within 1e-6 and 2^40");
+      return refuse_it("prefill_tokens_per_s must be from 1e-6 to 2^40");
     }
     if (!is_rate(event.decode_step_ms)) {
-      return refuse_it("decode_step_ms must be within 1e-6 and 2^40");
+      return refuse_it("decode_step_ms must be from 1e-6 to 2^40");
     }
     if (!is_cost(event.decode_ms_per_sequence)) {
-      return refuse_it("decode_ms_per_sequence must be within 0 and 2^40");
+      return refuse_it("decode_ms_per_sequence must be from 0 to 2^40");
     }
     if (!is_cost(event.decode_ms_per_context_token)) {
-      return refuse_it("decode_ms_per_context_token must be within 0 and 2^40");
+      return refuse_it("decode_ms_per_context_token must be from 0 to 2^40");
     }
     if (!is_count(event.version)) return refuse_it("version must be >= 0");
     if (event.job < 0) return refuse_it("its job must be >= 0");
@@ -76,7 +76,7 @@ class Checker {
       return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it must be >= 0");
     }
     if (find(event.trajectory)) {
-      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it is there already");
+      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it exists already");
     }
     if (event.job < 0) {
       return refuse("TrajectoryCreated", "trajectory", event.trajectory, "its job must be >= 0");
@@ -90,9 +90,9 @@ class Checker {
       return refuse("TurnReady", "trajectory", event.trajectory, std::move(why));
     };
     const std::optional<Seen> seen = find(event.trajectory);
-    if (!seen) return refuse_it("there is no such trajectory");
+    if (!seen) return refuse_it("it does not exist");
     if (seen->state == TrajectoryState::kWaiting) return refuse_it("it was not admitted");
-    if (seen->state != TrajectoryState::kEnv) return refuse_it("a turn of it is under way");
+    if (seen->state != TrajectoryState::kEnv) return refuse_it("it has a turn already");
     if (event.turn != seen->turn) {
       return refuse_it("its next turn is " + std::to_string(seen->turn) + ", not " +
                        std::to_string(event.turn));
@@ -109,8 +109,7 @@ class Checker {
   Status operator()(const TrajectoryEnded& event) {
     const std::optional<Seen> seen = find(event.trajectory);
     if (!seen) {
-      return refuse("TrajectoryEnded", "trajectory", event.trajectory,
-                    "there is no such trajectory");
+      return refuse("TrajectoryEnded", "trajectory", event.trajectory, "it does not exist");
     }
     if (seen->state == TrajectoryState::kEnv) ++left_[seen->job];
     seen_[event.trajectory] = std::nullopt;
@@ -140,13 +139,13 @@ class Checker {
       return refuse_it("batch_trajectories must be > 0");
     }
     if (event.max_staleness < 0 || event.max_staleness > kStalenessMax) {
-      return refuse_it("max_staleness must be within 0 and 2^20");
+      return refuse_it("max_staleness must be from 0 to 2^20");
     }
     if (event.max_staleness >= kTotalMax / event.batch_trajectories) {
       return refuse_it("max_staleness batches must be fewer than 2^60 trajectories");
     }
     if (!(event.weight >= kJobWeightMin && event.weight <= 1 / kJobWeightMin)) {
-      return refuse_it("weight must be within 1e-6 and 1e6");
+      return refuse_it("weight must be from 1e-6 to 1e6");
     }
     return {};
   }

@@ -372,7 +372,7 @@ std::int64_t Book::version_floor(const Trajectory& trajectory) const noexcept {
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
   if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
-    fault = "a trajectory was about to make a move that is not in the table";
+    fault = "a trajectory would make a move outside its table of moves";
   }
 }
 

@@ -16,7 +16,8 @@ constexpr Nanoseconds kNowMax = std::numeric_limits<Nanoseconds>::max() / 4;
 
 Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions) {
   if (now_ns < book_.now_ns || now_ns > kNowMax) {
-    return Status::invalid_argument("step(now_ns=" + std::to_string(now_ns) + "): it was " +
+    return Status::invalid_argument("step(now_ns=" + std::to_string(now_ns) +
+                                    "): time must not decrease, it was " +
                                     std::to_string(book_.now_ns) + " before");
   }
   ROSE_TRY(check(events, book_));

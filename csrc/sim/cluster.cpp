@@ -221,7 +221,7 @@ Status Cluster::act(const Admit& action) {
 Status Cluster::act(const Start& action) {
   Flight& flight = flight_of(action.trajectory);
   ROSE_CHECK(action.first_token == flight.said_tokens && action.turn == flight.turn,
-             "a turn would go on at the wrong token");
+             "a turn would continue at the wrong token");
   ++decisions_;
   restarted(flight);
   const std::int64_t to_say = job_of(flight).said_tokens[turn_of(flight)] - flight.said_tokens;
@@ -247,7 +247,7 @@ Status Cluster::act(const Deliver& action) {
   ROSE_CHECK(progress != nullptr && progress->trajectory == action.trajectory &&
                  progress->first_token + action.skip == flight.said_tokens &&
                  action.skip + action.tokens <= progress->tokens,
-             "a token would be missing or there twice");
+             "a token would be missing or repeated");
   flight.said_tokens += action.tokens;
   flight.version_min = std::min(flight.version_min, progress->version_min);
   delivered_[static_cast<std::size_t>(flight.job)] += action.tokens;
@@ -259,7 +259,7 @@ Status Cluster::act(const TurnDone& action) {
   const JobSpec& job = job_of(flight);
   const std::size_t turn = turn_of(flight);
   ROSE_CHECK(action.turn == flight.turn && flight.said_tokens == job.said_tokens[turn],
-             "a turn would be done without all its tokens");
+             "a turn would end without all its tokens");
   restarted(flight);
   flight.context_tokens += std::exchange(flight.said_tokens, 0);
   const auto index = static_cast<std::size_t>(flight.index);

@@ -15,7 +15,8 @@
 
 namespace rose::slo {
 
-static_assert(std::endian::native == std::endian::little, "records are written as they lie");
+static_assert(std::endian::native == std::endian::little,
+              "records are written in the byte order of the machine");
 
 namespace {
 

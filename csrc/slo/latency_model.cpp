@@ -171,7 +171,7 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
                                        bool is_after_loan) noexcept {
   ROSE_TRY(check_features(features));
   if (!(std::isfinite(actual_ms) && actual_ms >= 0 && actual_ms <= kActualMaxMs)) {
-    return Status::invalid_argument("a step's milliseconds must lie in 0..1e9");
+    return Status::invalid_argument("actual_ms of a step must lie in 0..1e9");
   }
   const Vector terms = terms_of(features);
   const std::scoped_lock lock{mutex_};
@@ -212,9 +212,9 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
       is_sound = is_sound && std::isfinite(state.covariance[i][j]) &&
                  state.covariance[i][j] == state.covariance[j][i];
     }
-    if (!is_sound) return {Code::kCorrupt, "the weights or covariances cannot be a model's"};
+    if (!is_sound) return {Code::kCorrupt, "the weights or covariances are out of range"};
   }
-  if (state.step_tokens == 0) return {Code::kCorrupt, "step_tokens of a model is 0"};
+  if (state.step_tokens == 0) return {Code::kCorrupt, "step_tokens of a model must be > 0"};
   std::uint64_t seen = 0;
   bool is_counted = state.misses <= state.observations;
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
@@ -223,7 +223,7 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
     seen += state.seen[kind];
   }
   if (!is_counted || seen != state.observations) {
-    return {Code::kCorrupt, "the counts of observations contradict each other"};
+    return {Code::kCorrupt, "the counts of observations and misses do not fit together"};
   }
   const bool has_same_epsilon = state.epsilon == config_.epsilon;
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {

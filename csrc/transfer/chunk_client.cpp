@@ -21,13 +21,13 @@ constexpr std::uint64_t kBurstBytes = 256 << 10;
 Status check_want(const Want& want) noexcept {
   const std::size_t size = want.room.bytes.size();
   if (!is_update(want.key.n, want.key.base_n)) {
-    return Status::invalid_argument("no update leads from version " +
+    return Status::invalid_argument("an update cannot lead from version " +
                                     std::to_string(want.key.base_n) + " to " +
                                     std::to_string(want.key.n));
   }
   if (size == 0 || size > kFrameBytesMax) {
     return Status::invalid_argument("tile " + std::to_string(want.key.tile) + " of " +
-                                    std::to_string(size) + " bytes must have from 1 to " +
+                                    std::to_string(size) + " bytes: the size must be from 1 to " +
                                     std::to_string(kFrameBytesMax));
   }
   return {};
@@ -39,7 +39,7 @@ Result<std::unique_ptr<ChunkClient>> ChunkClient::create(
     const ChunkClientConfig& config, std::shared_ptr<const Clock> clock) noexcept {
   if (config.streams == 0 || config.streams > kStreamsMax || config.timeout_ns <= 0 ||
       config.port == 0) {
-    return Status::invalid_argument("a port and a time are > 0, and streams from 1 to " +
+    return Status::invalid_argument("port and timeout must be > 0, and streams from 1 to " +
                                     std::to_string(kStreamsMax));
   }
   auto addresses = resolve(config.host, config.port);
@@ -81,7 +81,7 @@ Status ChunkClient::fetch(std::vector<Want> wants) noexcept {
       if (outstanding_.insert(wants[i].key).second) continue;
       for (std::size_t j = 0; j < i; ++j) outstanding_.erase(wants[j].key);
       return Status::invalid_argument("tile " + std::to_string(wants[i].key.tile) +
-                                      " is on its way already");
+                                      " was requested already");
     }
     std::ranges::move(wants, std::back_inserter(asked_));
   }
@@ -101,7 +101,7 @@ Result<std::optional<Arrival>> ChunkClient::next(Nanoseconds timeout_ns) noexcep
     // A large frame on a slow link: while bytes arrive, the wait continues.
     const std::uint64_t now_seen = received_bytes_.load();
     if (std::exchange(seen, now_seen) == now_seen) {
-      return Status::deadline_exceeded("no byte came in the time to wait for a chunk");
+      return Status::deadline_exceeded("no byte of a chunk arrived within the timeout");
     }
   }
   if (is_closed_) return Status::unavailable("this chunk client is closed");

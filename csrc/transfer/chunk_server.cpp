@@ -87,7 +87,7 @@ ChunkServer::ChunkServer(const ChunkServerConfig& config, std::shared_ptr<const 
 ChunkServer::~ChunkServer() { close(); }
 
 Status ChunkServer::start() noexcept {
-  if (thread_.joinable()) return Status::invalid_argument("the chunk server runs already");
+  if (thread_.joinable()) return Status::invalid_argument("the chunk server was started already");
   return start_quietly(thread_, [this] { run(); });
 }
 

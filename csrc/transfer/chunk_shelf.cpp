@@ -10,12 +10,13 @@ namespace {
 
 Status check_frame(const ChunkKey& key, const Frame& frame) noexcept {
   if (!is_update(key.n, key.base_n)) {
-    return Status::invalid_argument("no update leads from version " + std::to_string(key.base_n) +
-                                    " to " + std::to_string(key.n));
+    return Status::invalid_argument("an update cannot lead from version " +
+                                    std::to_string(key.base_n) + " to " + std::to_string(key.n));
   }
   if (frame.bytes.empty() || frame.bytes.size() > kFrameBytesMax) {
     return Status::invalid_argument("a frame of " + std::to_string(frame.bytes.size()) +
-                                    " bytes must have from 1 to " + std::to_string(kFrameBytesMax));
+                                    " bytes: the size must be from 1 to " +
+                                    std::to_string(kFrameBytesMax));
   }
   return {};
 }

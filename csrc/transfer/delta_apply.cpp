@@ -94,7 +94,7 @@ Status delta_apply(const Box<T>& weights, const DeltaView& delta,
                    const ApplyOptions& options) noexcept {
   ROSE_TRY(check_fit<T>("weights", weights, delta));
   if (weights.shape.may_overlap_itself()) {
-    return Status::invalid_argument("weights holds an element twice: pass a copy");
+    return Status::invalid_argument("weights has elements that share memory: pass a copy");
   }
   if (!options.is_checked) ROSE_TRY(check_delta(delta));
   auto room = ChangesRoom<T>::create(kBlockElementsMax);
@@ -131,9 +131,10 @@ Status delta_verify(const Box<const T>& weights, const DeltaView& delta, const D
   const Digest& from = is_undone ? result : base;
   const Digest& to = is_undone ? base : result;
   if (found == Digest{to.first - from.first, to.second - from.second}) return {};
-  return Status::corrupt(is_undone ? "the weights are not what the delta makes: nothing was undone"
-                                   : "the weights are not what the delta was made from: nothing "
-                                     "was applied");
+  return Status::corrupt(is_undone
+                             ? "the weights are not the result of the delta: nothing was undone"
+                             : "the weights are not the base of the delta: nothing "
+                               "was applied");
 }
 
 #define ROSE_DELTA_APPLY(T)                                                                   \

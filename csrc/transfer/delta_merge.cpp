@@ -136,10 +136,10 @@ Result<MergedDelta> merge_as(const DeltaView& first, const DeltaView& second) no
 
 Result<MergedDelta> delta_merge(const DeltaView& first, const DeltaView& second) noexcept {
   if (first.count != second.count || first.width != second.width) {
-    return Status::invalid_argument("the first delta is of " + std::to_string(first.count) +
+    return Status::invalid_argument("the first delta has " + std::to_string(first.count) +
                                     " elements of " + std::to_string(first.width) +
-                                    " bits, the second of " + std::to_string(second.count) +
-                                    " of " + std::to_string(second.width));
+                                    " bits, the second " + std::to_string(second.count) + " of " +
+                                    std::to_string(second.width));
   }
   if (first.block_elements != second.block_elements) {
     return Status::invalid_argument(

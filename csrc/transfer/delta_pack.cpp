@@ -42,7 +42,7 @@ Status check_ages(const Box<const T>& fresh, const Box<const T>& shadow,
   }
   if (ages.counts.shape.may_overlap_itself() || may_touch(ages.counts, fresh) ||
       may_touch(ages.counts, shadow)) {
-    return Status::invalid_argument("ages overlaps in memory: pass an array of its own");
+    return Status::invalid_argument("ages shares memory with another array: pass a separate one");
   }
   return {};
 }
@@ -141,19 +141,19 @@ Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,
   }
   if (options.threshold > kNothingSent) {
     return Status::invalid_argument("threshold " + std::to_string(options.threshold) +
-                                    " is above 32768, which already sends nothing");
+                                    " must be at most 32768, which sends nothing");
   }
   if (options.threshold > 0 && !std::is_same_v<T, std::uint16_t>) {
-    return Status::invalid_argument("a threshold is for bf16, and the elements have " +
+    return Status::invalid_argument("a threshold needs bf16, but the elements have " +
                                     std::to_string(kWidth<T>) + " bits");
   }
   if (shadow.shape.may_overlap_itself()) {
-    return Status::invalid_argument("shadow holds an element twice: pass a copy");
+    return Status::invalid_argument("shadow has elements that share memory: pass a copy");
   }
   const auto is_shared = share_elements(fresh, shadow);
   if (!is_shared.ok()) return is_shared.status();
   if (is_shared.value()) {
-    return Status::invalid_argument("new and shadow overlap in memory: the shadow is a copy");
+    return Status::invalid_argument("new and shadow overlap in memory: pass a copy as shadow");
   }
   return check_ages(fresh, shadow, options.ages);
 }

@@ -58,8 +58,8 @@ Result<Digest> digest(const Box<const T>& bits, const DigestOptions& options) no
   constexpr std::uint64_t kInWord = 8 / sizeof(T);
   if (options.first_index % kInWord != 0) {
     return Status::invalid_argument("first_index " + std::to_string(options.first_index) +
-                                    ": a part starts at a multiple of " + std::to_string(kInWord) +
-                                    " elements");
+                                    ": a part must start at a multiple of " +
+                                    std::to_string(kInWord) + " elements");
   }
   const std::uint64_t count = bits.count();
   const std::uint64_t words = count / kInWord;

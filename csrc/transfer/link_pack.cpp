@@ -104,7 +104,7 @@ Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
   ROSE_TRY(check_rule(rule, kWidth<T>));
   if (!shadow.is_row()) {
     return Status::invalid_argument(
-        "shadow is no row of elements: pack and recode it in two steps");
+        "shadow must be contiguous: otherwise pack and recode in two steps");
   }
   const std::uint64_t count = shadow.count();
   const std::uint64_t blocks = block_count(count, options.block_elements);

@@ -34,19 +34,20 @@ class DefaultFloatModes {
 Status check_scale_block(const ScaleBlock& block) noexcept {
   if (block.rows != 0 && block.cols != 0) return {};
   return Status::invalid_argument("a scale block of " + std::to_string(block.rows) + " x " +
-                                  std::to_string(block.cols) + " weights; give at least 1 x 1");
+                                  std::to_string(block.cols) +
+                                  " weights: it must be at least 1 x 1");
 }
 
 Status check_matrix(const MatrixView& weights) noexcept {
   if (weights.rows > 1 && weights.row_stride < weights.cols) {
     return Status::invalid_argument("rows of " + std::to_string(weights.cols) + " weights are " +
                                     std::to_string(weights.row_stride) +
-                                    " apart; they must not overlap");
+                                    " apart: they must not overlap");
   }
   const std::uint64_t span = std::max({weights.row_stride, weights.cols, std::uint64_t{1}});
   if (weights.rows <= kSpanMax / span) return {};
   return Status::invalid_argument(std::to_string(weights.rows) + " rows " + std::to_string(span) +
-                                  " apart; a matrix spans at most 2^62 weights");
+                                  " apart: a matrix must span at most 2^62 weights");
 }
 
 // Calls visit(first row, rows, first column, columns, index of the scale) for every scale block.
@@ -112,7 +113,7 @@ Status check_quantised(const QuantisedView& from, const ScaleBlock& block) noexc
     if (from.scales[i] > 0 && std::isfinite(from.scales[i])) continue;
     return Status::invalid_argument("scale " + std::to_string(i) + " is " +
                                     std::to_string(from.scales[i]) +
-                                    "; scales are above 0 and finite");
+                                    ": scales must be above 0 and finite");
   }
   return {};
 }

@@ -90,7 +90,7 @@ class LinkUnpacker {
       if (fault == nullptr) entry = keep(block, out);
       return fault;
     }
-    if (block.entry.listed != 0) return "it is STRAT and lists changes in its entry";
+    if (block.entry.listed != 0) return "it is STRAT, so `listed` in its entry must be 0";
     BlockChanges<T> changes;
     const StratWords words{
         .words = block.words, .count = block.entry.words, .changed = block.entry.changed};
@@ -98,7 +98,7 @@ class LinkUnpacker {
       return fault;
     }
     const BlockPlan plan = plan_block(changes, scratch_);
-    if (plan.entry.words <= block.entry.words) return "it is STRAT where that is not smaller";
+    if (plan.entry.words <= block.entry.words) return "it is STRAT although that is not smaller";
     write_block(changes, plan, scratch_, out);
     entry = plan.entry;
     return nullptr;

@@ -82,7 +82,7 @@ Result<std::shared_ptr<const TlsLibrary>> open_library() noexcept {
   // Never closed, because it has handlers that run at the end of the process.
   void* const found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (found == nullptr) {
-    return Status::unavailable(std::string{"TLS needs OpenSSL 3, and it cannot be opened: "} +
+    return Status::unavailable(std::string{"TLS needs OpenSSL 3, which cannot be opened: "} +
                                ::dlerror());
   }
   auto library = std::make_shared<TlsLibrary>();
@@ -121,7 +121,7 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::create(const TlsFiles& fil
   auto library = open_library();
   if (!library.ok()) return library.status();
   void* const made = library.value()->SSL_CTX_new(library.value()->TLS_method());
-  if (made == nullptr) return Status::out_of_memory("libssl has no room for a context");
+  if (made == nullptr) return Status::out_of_memory("libssl cannot allocate a context");
   const std::shared_ptr<TlsContext> context{new TlsContext{library.take(), made, side}};
   ROSE_TRY(context->load(files));
   return std::shared_ptr<const TlsContext>{context};
@@ -134,7 +134,7 @@ Status TlsContext::load(const TlsFiles& files) noexcept {
   };
   tls.ERR_clear_error();
   if (tls.SSL_CTX_ctrl(context_, kCtrlSetMinVersion, kTls13, nullptr) != 1) {
-    return Status::unavailable("this libssl cannot do TLS 1.3: " + tls.reason());
+    return Status::unavailable("this libssl does not support TLS 1.3: " + tls.reason());
   }
   tls.SSL_CTX_ctrl(context_, kCtrlMode, kModePartialWrite, nullptr);
   tls.SSL_CTX_set_num_tickets(context_, 0);  // sessions are never resumed
@@ -149,10 +149,10 @@ Status TlsContext::load(const TlsFiles& files) noexcept {
     return Status::invalid_argument("the certificate '" + files.certificate + "' is not valid yet");
   }
   if (tls.SSL_CTX_use_PrivateKey_file(context_, files.key.c_str(), kFilePem) != 1) {
-    return refused("the key '" + files.key + "' cannot be read, or is of another certificate");
+    return refused("the key '" + files.key + "' cannot be read, or belongs to another certificate");
   }
   if (tls.SSL_CTX_check_private_key(context_) != 1) {
-    return refused("the key '" + files.key + "' is not that of '" + files.certificate + "'");
+    return refused("the key '" + files.key + "' does not belong to '" + files.certificate + "'");
   }
   if (tls.SSL_CTX_load_verify_locations(context_, files.authority.c_str(), nullptr) != 1) {
     return refused("the authority '" + files.authority + "' cannot be read");
@@ -166,10 +166,10 @@ Result<std::unique_ptr<TlsSession>> TlsContext::open(int socket,
   const TlsLibrary& tls = *library_;
   tls.ERR_clear_error();
   void* const made = tls.SSL_new(context_);
-  if (made == nullptr) return Status::out_of_memory("libssl has no room for a session");
+  if (made == nullptr) return Status::out_of_memory("libssl cannot allocate a session");
   std::unique_ptr<TlsSession> session{new TlsSession{library_, made}};
   if (tls.SSL_set_fd(made, socket) != 1) {
-    return Status::unavailable("libssl does not take the socket: " + tls.reason());
+    return Status::unavailable("libssl does not accept the socket: " + tls.reason());
   }
   if (side_ == TlsSide::kServer) {
     tls.SSL_set_accept_state(made);
@@ -181,7 +181,7 @@ Result<std::unique_ptr<TlsSession>> TlsContext::open(int socket,
                          ? tls.X509_VERIFY_PARAM_set1_ip_asc(rules, host.c_str())
                          : tls.X509_VERIFY_PARAM_set1_host(rules, host.c_str(), host.size());
   if (is_set != 1) {
-    return Status::invalid_argument("'" + host + "' is no name that a certificate can be for");
+    return Status::invalid_argument("'" + host + "' is not a name that a certificate can have");
   }
   return session;
 }
