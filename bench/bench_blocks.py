@@ -215,7 +215,7 @@ def staggered(stride: int) -> tuple[BlockAllocator, int]:
 
 
 def held_over_needed(allocator: BlockAllocator, slabs: int) -> float:
-    """Return the number of slabs with a block in use, divided by the fewest slabs for these blocks."""
+    """Return the slabs with a block in use, divided by the fewest slabs for these blocks."""
     held = sum(allocator.used(slab) > 0 for slab in range(slabs))
     return held / ceil_div(allocator.used_blocks * BLOCK_BYTES, SLAB_BYTES)
 

@@ -67,7 +67,7 @@ class Pair:
 
 
 class Borrower:
-    """A rollout engine that takes as many blocks as it can get and runs one step after the other."""
+    """A rollout engine that takes all blocks it can get, and runs one step after the other."""
 
     def __init__(self, lane: RolloutLane) -> None:
         self._lane = lane

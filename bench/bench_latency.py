@@ -26,7 +26,7 @@ class Run:
     predicted_ms: NDArray[np.float64]
 
     def worst_deviation(self, epsilon: float) -> float:
-        """Return the largest deviation of the share of misses from epsilon, over all kinds of step."""
+        """Return the largest deviation of the share of misses from epsilon over kinds of step."""
         missed = self.steps.actual_ms > self.upper_ms
         shares = [missed.mean(), *(missed[kind].mean() for kind in self.steps.kinds().values())]
         return max(abs(float(share) - epsilon) for share in shares)

@@ -129,7 +129,7 @@ def without_torch(peer: RefitPeer) -> str | None:
 
 
 def to_and_fro(update: Callable[[int], object]) -> Measure:
-    """Return a measure of updates per second, given a function that updates to one of two versions."""
+    """Return a measure of updates per second; `update` brings one of two versions."""
     turns = 0
 
     def measure() -> float:

@@ -1,15 +1,15 @@
-"""The drawn scenarios, to be judged by and tuned with.
+"""The drawn scenarios, for judging and for tuning.
 
     python -m bench.drawn --count 20
     python -m bench.drawn --count 20 --arms rose --set longest_first=0.5
     python -m bench.drawn --runs 2 --json bench/results/drawn-200.json
 
-The first simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, and prints
-how rose does against each baseline and where it loses. What was simulated by the same code before
-is not simulated again. The second simulates one arm with another setting, and takes the others from
-what was kept of them last, of whatever code: for trying out, not for results. The third has two
-runs of every scenario, as chance moves a single one by about 1 %, and writes what the first table
-says.
+The first command simulates every arm of the first 20 seeds of bench/scenarios/drawn_seeds.txt, and
+compares rose with each baseline; it lists the scenarios where rose loses. Results that the same
+code has stored are reused. The second simulates one arm with another setting, and takes the others
+from the last stored results, whatever code wrote them: for experiments, not for results. The third
+has two runs of every scenario, because chance changes a single one by about 1 %, and writes the
+first table to a file.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _LOG_WIDTH: Final = 180
 
 
 def main(arguments: list[str]) -> int:
-    """Simulate what is asked for, and print what came out, also after an interrupt."""
+    """Simulate the requested runs, and print the results, also after an interrupt."""
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
     figures: list[ArmFigures] = []
@@ -89,7 +89,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """Return what gives these figures again: what they depend on, of what was asked for."""
+    """Return the command that reproduces the figures."""
     chosen = []
     if options.seeds:
         chosen = ["--seeds", ",".join(map(str, options.seeds))]

@@ -1,4 +1,4 @@
-"""What was simulated of the drawn scenarios: one line of JSON for each arm of each seed."""
+"""Stored simulations of the drawn scenarios: one line of JSON per arm and seed."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from rose.sim.scenario.cost import Cost
 from rose.sim.study.figures import ArmFigures, Served
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-# What an outcome depends on, besides the extension; of a folder its code and its tables. The test
-# of `code_paths` watches a simulation, so that none is forgotten.
+# The code and tables that an outcome depends on, besides the extension. The test of `code_paths`
+# observes a simulation, so that no file is missing.
 _INPUTS: Final = (
     "bench/drawn_runs.py",
     "bench/drawn_scenarios.py",
@@ -40,8 +40,8 @@ class KeptRun:
     """An arm of a seed.
 
     Args:
-        code: digest of what simulated it, settings that were tried out included.
-        figures: what came out.
+        code: digest of the simulating code, including changed settings.
+        figures: results.
     """
 
     code: str
@@ -49,13 +49,13 @@ class KeptRun:
 
 
 class Kept:
-    """A file of runs. One process writes it; a line that was cut short at its end is cut off."""
+    """A file of runs. One process writes it. An incomplete last line is removed."""
 
     def __init__(self, path: Path) -> None:
-        """Read what there is.
+        """Read the stored runs.
 
         Raises:
-            CorruptData: the file has a line that is no run.
+            CorruptData: a line of the file is no run.
         """
         self._path = path
         self._runs: list[KeptRun] = []
@@ -64,7 +64,7 @@ class Kept:
             self._runs = list(_read(path))
 
     def find(self, seed: int, arm: str, code: str | None) -> ArmFigures | None:
-        """Return the latest figures of an arm; by any code if it is None."""
+        """Return the latest figures of an arm, by any code if `code` is None."""
         for run in reversed(self._runs):
             mine = run.figures
             if mine.seed == seed and mine.arm == arm and code in (None, run.code):
@@ -72,7 +72,7 @@ class Kept:
         return None
 
     def add(self, runs: Sequence[KeptRun]) -> None:
-        """Append runs, on the disk too."""
+        """Append runs, and write them to the disk."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as lines:
             for run in runs:
@@ -81,7 +81,7 @@ class Kept:
 
 
 def code_digest(settings: Mapping[str, float]) -> str:
-    """Return what names the code that simulates, and the settings that are tried out on it."""
+    """Return a digest of the simulating code and of changed settings."""
     digest = hashlib.sha256(Path(str(_core.__file__)).read_bytes())
     for path in code_paths():
         digest.update(path.read_bytes())
@@ -90,7 +90,7 @@ def code_digest(settings: Mapping[str, float]) -> str:
 
 
 def code_paths() -> list[Path]:
-    """Return the files that an outcome depends on, in their order."""
+    """Return the files that an outcome depends on, in order."""
     paths: list[Path] = []
     for named in _INPUTS:
         one = _ROOT / named
@@ -101,7 +101,7 @@ def code_paths() -> list[Path]:
 
 
 def _cut(path: Path) -> None:
-    """Take away what a process that ended in the middle of a line left."""
+    """Remove the incomplete line of a process that was killed."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
@@ -116,7 +116,7 @@ def _read(path: Path) -> Iterable[KeptRun]:
 
 
 def _run(path: Path, number: int, line: str) -> KeptRun | None:
-    """Return a run; None for one of another code, which had other figures."""
+    """Return a run; None if other code with other figures wrote it."""
     try:
         kept = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Simulates the drawn scenarios in several processes, and keeps each seed as it is done."""
+"""Simulates the drawn scenarios in several processes, and stores each seed when it is done."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -19,7 +19,7 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.run import study_arm
 
 SEEDS_FILE: Final = Path(__file__).resolve().parent / "scenarios" / "drawn_seeds.txt"
-_RUNS_APART: Final = 1_000_000  # more than there are scenarios
+_RUNS_APART: Final = 1_000_000  # larger than the number of scenarios
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Trial:
     """What to simulate of the drawn scenarios.
 
     Args:
-        seeds: of them.
-        arms: that are simulated by the code as it is; None for all.
-        settings: of the scheduler, that differ in the arm rose.
-        processes: > 0.
-        runs: of each scenario, > 0; they differ in the trajectories and in serving's requests.
+        seeds: seeds of the scenarios.
+        arms: arms to simulate with the current code; None for all.
+        settings: changed settings of the scheduler in the arm rose.
+        processes: number of processes, > 0.
+        runs: runs per scenario, > 0; they differ in the trajectories and in serving's requests.
     """
 
     seeds: Sequence[int]
@@ -42,19 +42,19 @@ class Trial:
 
 
 def run_seed(scenario: int, run: int) -> int:
-    """Return the seed of a scenario's run; that of the first, 0, is the scenario's own."""
+    """Return the seed of a scenario's run; run 0 has the scenario's own seed."""
     return scenario + run * _RUNS_APART
 
 
 def scenario_of(seed: int) -> int:
-    """Return the scenario that a run is of."""
+    """Return the scenario of a run."""
     return seed % _RUNS_APART
 
 
 def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
-    """Yield the figures of all arms of each run, in the order in which they are done.
+    """Yield the figures of all arms of each run, in the order of completion.
 
-    Arms that are not asked for come from what was kept, of whatever code, or not at all.
+    Arms that were not requested are taken from stored runs of any code, or are missing.
     """
     plain, tried = code_digest({}), code_digest(trial.settings)
     codes = {arm: tried if arm == ROSE else plain for arm in ARMS}
@@ -82,7 +82,7 @@ def simulated(trial: Trial, kept: Kept) -> Iterator[list[ArmFigures]]:
 def simulate_seed(
     seed: int, arms: Sequence[str], settings: Mapping[str, float]
 ) -> list[ArmFigures]:
-    """Return the figures of some arms of a run of a drawn scenario."""
+    """Return the figures of some arms in a run of a drawn scenario."""
     scenario, inputs = drawn(scenario_of(seed)), Inputs()
     tried = replace(scenario, scheduler={**scenario.scheduler, **settings})
     serving = Serving(scenario, seed=seed, inputs=inputs)
@@ -94,7 +94,7 @@ def simulate_seed(
 
 
 def drawn_seeds(count: int | None) -> tuple[int, ...]:
-    """Return the first seeds of the file, all of them if it is None."""
+    """Return the first `count` seeds of the file, all of them if it is None."""
     return read_seeds(SEEDS_FILE)[:count]
 
 

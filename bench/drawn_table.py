@@ -1,4 +1,4 @@
-"""The drawn scenarios on the terminal: a row for each baseline, and a row where rose loses."""
+"""The drawn scenarios on the terminal: rows of baselines, and of scenarios where rose loses."""
 
 from collections.abc import Sequence
 
@@ -26,9 +26,9 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
     """Print both tables.
 
     Args:
-        figures: of arms of drawn scenarios.
-        console: where to.
-        lost_below: rows of the second are scenarios where rose has less of the best baseline.
+        figures: figures of the arms of drawn scenarios.
+        console: output.
+        lost_below: ratio to the best baseline below which the second table has a scenario.
     """
     verdict = verdict_of(figures)
     if not verdict.best:
@@ -40,7 +40,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console, *, lost_below: 
     lost = sorted(
         (ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < lost_below
     )
-    # After an interrupt there may be a later run of a scenario alone, and a row is of the first.
+    # After an interrupt a scenario may have only a later run, and rows need the first one.
     first = first_runs(figures)
     known = verdict_of(first).best
     rows = [_loss_row(first, *one) for one in lost if one[1] in known]
@@ -75,7 +75,7 @@ def _sums(figures: Sequence[ArmFigures]) -> str:
 
 
 def _loss_row(figures: Sequence[ArmFigures], ratio: float, seed: int) -> list[str]:
-    """Return what the scenario is, and what happened in its first run."""
+    """Return the description of a scenario, and the events of its first run."""
     mine = by_seed(figures, "rose")[seed]
     best = max(
         (one for one in figures if one.seed == seed and one.arm != "rose"),
