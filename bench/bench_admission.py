@@ -1,4 +1,4 @@
-"""What a certificate costs: the check, its record in the log, and a whole grant's decision."""
+"""Cost of a certificate: the check, its log record, and the decision of a whole grant."""
 
 import time
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from rose._core import (
 )
 from rose.errors import check
 
-# Calls in one measurement. Both sides take about as long, so that a busy machine, which takes the
-# core away every few milliseconds, takes it from both alike.
+# Calls per measurement. Subject and peer take about the same time, so interruptions by a busy
+# machine, every few milliseconds, affect both alike.
 ADMISSIONS, EMPTY_CALLS = 100, 1500
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[CertificateLog]:
-    """Return a log that is written to a file, as in production."""
+    """Return a log that writes to a file, as in production."""
     log = CertificateLog(
         str(tmp_path / "log"),
         ttft_ms=500,
@@ -43,7 +43,7 @@ def log(tmp_path: Path) -> Iterator[CertificateLog]:
 
 
 def some_terms() -> AdmissionTerms:
-    """Return a grant of a slab of a pool of 128 GiB, as a lender asks for it."""
+    """Return the terms of a grant of one slab from a pool of 128 GiB."""
     return AdmissionTerms(
         epoch=7,
         to_partition=1,
@@ -73,7 +73,8 @@ def test_admit_over_empty_call(report: Report, log: CertificateLog) -> None:
         for _ in range(ADMISSIONS):
             admission_certificate(terms, log=log, serving=serving)
         took_ns = time.perf_counter_ns() - began_ns
-        # No lender asks as often as this loop: the log's ring would fill up before it is written.
+        # This loop asks more often than any lender: the log's ring would fill up before it is
+        # written.
         log.flush()
         return took_ns / ADMISSIONS
 

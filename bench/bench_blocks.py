@@ -1,4 +1,4 @@
-"""Blocks with references and cached prefixes: what they cost, and how few slabs they hold."""
+"""Cost of blocks with references and cached prefixes, and the number of slabs that they occupy."""
 
 import random
 import statistics
@@ -23,7 +23,7 @@ SLAB_BYTES = 2 * MIB
 BLOCK_BYTES = 32 * KIB
 BLOCK_TOKENS = 16
 
-# The decode trace of the suite "memory", where prompts share the beginnings of a few families.
+# The decode trace of the suite "memory"; prompts share the beginnings of a few families.
 LIVE, PROMPT_BLOCKS, GROWTH_BLOCKS_MAX, EVENTS = 256, (4, 64), 16, 60_000
 FAMILIES = 16
 CAPACITY_BLOCKS = LIVE * (PROMPT_BLOCKS[1] + GROWTH_BLOCKS_MAX)
@@ -31,12 +31,12 @@ CAPACITY_BLOCKS = LIVE * (PROMPT_BLOCKS[1] + GROWTH_BLOCKS_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens to a sequence.
+    """An event of a sequence.
 
     Args:
-        name: of the sequence.
-        keys: one for each block of its prompt when it arrives; empty later.
-        is_over: it ends; otherwise it arrives or grows by one block.
+        name: name of the sequence.
+        keys: one key per prompt block at the arrival; empty later.
+        is_over: whether the sequence ends; otherwise it arrives or grows by one block.
     """
 
     name: int
@@ -48,12 +48,12 @@ Replay = Callable[[list[Event]], None]
 
 
 def key_of(*words: int) -> bytes:
-    """Return what a hash of the tokens of a prefix would be: 16 bytes that no other has."""
+    """Return a unique key of 16 bytes, like the hash of a prefix's tokens."""
     return blake2b(repr(words).encode(), digest_size=16).digest()
 
 
 def prompt_of(name: int, rng: random.Random) -> list[bytes]:
-    """Return the keys of a prompt: the beginning of a family's prefix, then blocks of its own."""
+    """Return the keys of a prompt: the start of a family's prefix, then unique blocks."""
     blocks = rng.randint(*PROMPT_BLOCKS)
     shared = rng.randint(0, blocks)
     family = rng.randrange(FAMILIES)
@@ -62,7 +62,9 @@ def prompt_of(name: int, rng: random.Random) -> list[bytes]:
 
 
 def decode_trace(events: int) -> list[Event]:
-    """Return arrivals until all are live, then growth by one block and ends, in random order."""
+    """Return arrivals until all sequences are live, then growth by one block and ends in random
+    order.
+    """
     rng = random.Random(7)
     growth: dict[int, int] = {}
     trace: list[Event] = []
@@ -93,7 +95,9 @@ def blocks_of(capacity: int) -> BlockAllocator:
 
 
 def rose_replay(hits: list[int]) -> Replay:
-    """Return our allocator, driven by the batch; the blocks found in each replay go into `hits`."""
+    """Return our allocator, driven by the batch. `hits` gets the number of cached blocks per
+    replay.
+    """
     allocator = blocks_of(CAPACITY_BLOCKS)
 
     def replay(trace: list[Event]) -> None:
@@ -120,9 +124,9 @@ def rose_replay(hits: list[int]) -> Replay:
 
 
 def vllm_replay(hits: list[int]) -> Replay:
-    """Return vLLM's pool, driven as its own KV cache manager drives it for one group of layers.
+    """Return vLLM's pool, driven as by its own KV cache manager for one group of layers.
 
-    `hits` as in `rose_replay`.
+    `hits` is as in `rose_replay`.
     """
     block_pool: Any = load_block_pool()
     init_none_hash = load("vllm.v1.core.kv_cache_utils").init_none_hash
@@ -181,7 +185,7 @@ def test_alloc_trace_ratio_vllm_blockpool(report: Report) -> None:
         bar=Bar(at_most=0.40),
     )
     report.add("alloc_trace_cached_us", paired.subject * per_event, "us/event")
-    # Whole slabs are evicted, not single blocks: what that costs in prefixes found again.
+    # Only whole slabs are evicted, which costs cached prefixes.
     report.add(
         "alloc_trace_hits_over_vllm_blockpool",
         statistics.median(own_hits) / statistics.median(peer_hits),
@@ -193,12 +197,12 @@ def test_alloc_trace_ratio_vllm_blockpool(report: Report) -> None:
 # ---- how few slabs are held
 
 SEQUENCES, SEQUENCE_BLOCKS = 256, 48
-# Of so many sequences that decoded side by side, one goes on when the others are over.
+# One in this many sequences that decoded side by side continues after the others have ended.
 STRIDES = (2, 3, 4, 8, 16)
 
 
 def staggered(stride: int) -> tuple[BlockAllocator, int]:
-    """Return an allocator after sequences grew by turns and most of them ended, and its slabs."""
+    """Return an allocator and its slabs, after sequences grew in turns and most of them ended."""
     allocator = blocks_of(SEQUENCES * SEQUENCE_BLOCKS)
     held: list[list[int]] = [[] for _ in range(SEQUENCES)]
     for _ in range(SEQUENCE_BLOCKS):
@@ -211,7 +215,7 @@ def staggered(stride: int) -> tuple[BlockAllocator, int]:
 
 
 def held_over_needed(allocator: BlockAllocator, slabs: int) -> float:
-    """Return the slabs with a block in use, over the fewest that could hold as many blocks."""
+    """Return the slabs with a block in use, divided by the fewest slabs for these blocks."""
     held = sum(allocator.used(slab) > 0 for slab in range(slabs))
     return held / ceil_div(allocator.used_blocks * BLOCK_BYTES, SLAB_BYTES)
 

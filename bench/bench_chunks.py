@@ -1,4 +1,4 @@
-"""Chunks between two ends of a loopback: the plane of the core, gRPC and TLS."""
+"""Chunks between two ends of a loopback: the core's chunk plane, gRPC and TLS."""
 
 import secrets
 import shutil
@@ -31,7 +31,7 @@ TOKEN = secrets.token_bytes(32)
 
 
 def frames() -> list[bytes]:
-    """Return what is sent: a few frames, again and again, so that memory is no part of it."""
+    """Return the frames to send: a few frames repeated, so that memory is not the limit."""
     rng = np.random.default_rng(1)
     few = [rng.bytes(CHUNK_BYTES_MAX) for _ in range(4)]
     return [few[i % len(few)] for i in range(CHUNKS)]
@@ -45,7 +45,7 @@ class Files:
 
 
 def certificate(folder: Path) -> Files:
-    """Return a certificate for loopback that signed itself: both sides show it."""
+    """Return a self-signed certificate for loopback, used by both sides."""
     where, key = folder / "one.pem", folder / "one.key"
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     name = ["-subj", "/CN=one", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -58,7 +58,7 @@ Pull = Callable[[], None]
 
 
 def rate(pull: Pull) -> Measure:
-    """Return a measure of GiB a second."""
+    """Return a measure in GiB/s."""
     took_ns = timed(pull)
     return lambda: CHUNKS * CHUNK_BYTES_MAX / 2**30 / (took_ns() * 1e-9)
 
@@ -72,7 +72,7 @@ def pull_all(source: ChunkClient | GrpcChunks, wanted: list[Chunk]) -> Pull:
 
 
 def cpu_ms(pull: Pull) -> Measure:
-    """Return a measure of the processor time of all threads: of both ends, which are here."""
+    """Return the processor time of all threads in this process, which has both ends, in ms."""
 
     def measure() -> float:
         began_ns = time.process_time_ns()
@@ -89,7 +89,7 @@ def put_all(server: _core.ChunkServer, kept: list[bytes]) -> None:
 
 @contextmanager
 def both_planes() -> Iterator[tuple[Pull, Pull]]:
-    """Yield how to pull all by TCP, and by gRPC: warm, in the clear."""
+    """Yield functions that pull all frames by TCP and by gRPC: warmed up, without TLS."""
     kept = frames()
     wanted = [Chunk(tile, len(frame), 1, bytes(32), (0, 0)) for tile, frame in enumerate(kept)]
     with (
@@ -119,7 +119,7 @@ def test_tcp_over_grpc(report: Report) -> None:
 
 
 def test_tcp_cpu_over_grpc(report: Report) -> None:
-    """What a receiver takes from its serving process: it hardly depends on who else is running."""
+    """The receiver's processor time in its serving process, which hardly depends on other load."""
     with both_planes() as (by_tcp, by_grpc):
         paired = report.pairs(cpu_ms(by_tcp), cpu_ms(by_grpc), rounds=ROUNDS)
     report.add_ratio(

@@ -1,7 +1,7 @@
-"""Does a policy learn the same with and without borrowed time? Minutes for each seed.
+"""Whether a policy learns the same with and without borrowed time. Takes minutes per seed.
 
-`make bench SUITE=circle`: fewer seeds and versions without FULL=1. The circle is that of the demo,
-within one process, over a policy that is small enough to learn while one watches.
+`make bench SUITE=circle`; without FULL=1 with fewer seeds and versions. The RL loop is the demo's,
+within one process, with a policy that learns in minutes.
 """
 
 import statistics
@@ -15,9 +15,9 @@ from bench.warm_policy import save_warm_policy
 SEEDS = (0, 1, 2)
 VERSIONS = 60
 BRIEF_SEEDS, BRIEF_VERSIONS = 2, 24
-# The reward of a run is the mean over this part of its steps, the last ones.
+# The reward of a run is the mean over this share of its steps, at the end.
 TAIL = 0.25
-# And what it began with, over the first ones.
+# The initial reward is the mean over the first steps.
 HEAD = 0.1
 
 
@@ -51,7 +51,7 @@ def test_reward_with_and_without_borrowing(report: Report, tmp_path: Path) -> No
     rewards = {has: [tail_mean(run) for run in learned] for has, learned in runs.items()}
     start = statistics.fmean(head_mean(run) for learned in runs.values() for run in learned)
     mean = {has: statistics.fmean(values) for has, values in rewards.items()}
-    # What two means of so many seeds differ by when nothing differs.
+    # The typical difference of two means of this many seeds without a true difference.
     noise = (sum(statistics.variance(values) for values in rewards.values()) / len(seeds)) ** 0.5
     peer = Peer("without borrowing", mean[False], "reward")
     report.add("reward_with_borrowing", mean[True], "reward", peer=peer)

@@ -1,8 +1,9 @@
-"""The delta codec: bytes on a trained model's own steps, and speeds at some densities and sizes.
+"""The delta codec: bytes on a trained model's own steps, and speeds for several densities and
+sizes.
 
-The trained model is one flat row in blocks of 64 Ki elements. Bytes are those of the frames that
-are sent: header, class rule, table and payload, over the elements that changed. Bounds and peers
-are of the same arrays. A speed is bytes of weights (two for each element) over the time of a call.
+The trained model is one flat row in blocks of 64 Ki elements. Bytes are those of the sent frames
+(header, class rule, table and payload) per changed element. Bounds and peers use the same arrays. A
+speed is bytes of weights (two per element) divided by the time of a call.
 """
 
 import importlib
@@ -44,13 +45,13 @@ def not_now(_settings: Settings) -> Recording:
 
 @pytest.fixture(scope="module")
 def trained(request: pytest.FixtureRequest) -> TrainedSteps:
-    """Return versions of a trained model; only --full trains it where none are kept."""
+    """Return versions of a trained model. Without stored ones, only --full trains it."""
     return trained_steps(make=record if request.config.getoption("--full") else not_now)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes for each element that changed."""
+    """Bytes per changed element."""
 
     gap: float
     strat: float
@@ -60,7 +61,7 @@ class Sizes:
 
 
 def sizes_of(new: Bits, old: Bits) -> Sizes:
-    """Encode a step in every way, after which each codec has shown that it gives the step back."""
+    """Encode a step with every codec, and check that each restores it."""
     changed = int((new != old).sum())
     rule = class_rule(new, old)
     delta = delta_pack(new, old.copy())
@@ -128,7 +129,7 @@ def test_bytes_per_change(report: Report, trained: TrainedSteps, point: Point) -
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a speed was measured at."""
+    """The conditions of a measured speed."""
 
     percent: float
     mi_elements: int
@@ -145,12 +146,12 @@ class Case:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the bars are for it."""
+        """Whether the bars apply to it."""
         return self in JUDGED
 
     @property
     def rounds(self) -> int:
-        """Fewer where each takes longer."""
+        """Number of rounds, fewer for slow cases."""
         return max(5, min(31, 240 // self.mi_elements))
 
 
@@ -161,7 +162,7 @@ REST_S = 0.02
 
 
 class Bench:
-    """Versions of one case at a time, and torch on the case's threads."""
+    """The versions of one case at a time, and torch with the case's threads."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -170,7 +171,7 @@ class Bench:
 
     def versions(self, case: Case) -> Versions:
         if self._made != (case.percent, case.elements) or self._versions is None:
-            self._versions = None  # the largest two would not fit into memory
+            self._versions = None  # two of the largest would not fit into memory
             self._versions = two_versions(case.elements, density=case.percent / 100)
             self._made = case.percent, case.elements
         self.torch.set_num_threads(case.threads)
@@ -192,8 +193,8 @@ def bench() -> Iterator[Bench]:
 def speed_gb_s(case: Case, call: Callable[[], object], prepare: Callable[[], object]) -> Measure:
     """Return a measure in GB/s of weights; `prepare` runs before each call, unmeasured.
 
-    Then torch's threads come to rest, which go on spinning for milliseconds once they have no work:
-    on as many cores as there are threads, they would slow down whoever is measured next.
+    After each call it waits until torch's threads are idle. They spin for milliseconds after their
+    work, on as many cores as there are threads, and would slow down the next measurement.
     """
     measure_ns = timed(call)
 
@@ -219,10 +220,11 @@ def by_torch(bench: Bench, new: Any, held: Any) -> Any:
 @pytest.mark.parametrize("link", ["gap", "strat"])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
-    """Digest and codec choice included; STRAT beside GAP in one pass, by a rule made beforehand.
+    """Speed with digest and choice of codec; STRAT together with GAP in one pass, with a given
+    rule.
 
-    As whoever chains deltas packs: the shadow's digest is known from the delta before, found once
-    and here not timed. The digest of what the delta makes is part of every call.
+    As in a chain of deltas the shadow's digest is known from the previous delta; it is found once
+    and not timed. The digest of the result is part of every call.
     """
     versions = bench.versions(case)
     base = digest(versions.old)
@@ -258,7 +260,7 @@ def test_pack(report: Report, bench: Bench, case: Case, link: str) -> None:
     )
 
 
-@pytest.mark.parametrize("case", [JUDGED[0]], ids=case_id)  # an apply takes one thread
+@pytest.mark.parametrize("case", [JUDGED[0]], ids=case_id)  # an apply uses one thread
 def test_apply(report: Report, bench: Bench, case: Case) -> None:
     versions, torch = bench.versions(case), bench.torch
     delta = delta_pack(versions.new, versions.old.copy())

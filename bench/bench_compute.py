@@ -1,4 +1,4 @@
-"""A certificate of compute, its record in the log included: what it costs."""
+"""Cost of a certificate of compute, with its log record."""
 
 import math
 import time
@@ -23,7 +23,7 @@ from rose.slo.policy import POLL_MS, RETRY_MS, SEGMENT_SHARE
 
 POLICY = Policy()
 LONG_MS = 60_000.0
-# Calls in one measurement: both sides take about as long, so a busy machine takes from both alike.
+# Calls per measurement. Both sides take about the same time, so a busy machine affects both alike.
 CERTIFICATES, EMPTY_CALLS = 150, 1500
 SEGMENTS = 512
 STEP, CHUNK = (1.0, 1000.0, 0.0), (0.0, 1000.0, 512.0)
@@ -53,7 +53,7 @@ def certificate_log(path: Path) -> CertificateLog:
 
 
 class Certifier:
-    """A creditor with all it reads."""
+    """A creditor and its inputs."""
 
     def __init__(self, path: Path) -> None:
         self.gate = HostGate()
@@ -79,7 +79,7 @@ class Certifier:
         self.model.observe(5.0, **dict(zip(SHAPE_NAMES, shape, strict=True)))
 
     def run_segments(self, count: int) -> None:
-        """Give the estimate of a segment as many as it looks at."""
+        """Run as many segments as the estimate of their duration uses."""
         self.gate.begin_step()
         self.gate.grant(count)
         check(self.gate.open(self.gate.close_epoch), "nobody else closes this gate")
@@ -97,12 +97,13 @@ def test_certificate_over_empty_call(report: Report, tmp_path: Path) -> None:
     certify = one.creditor.certify
 
     def certify_ns() -> float:
-        one.state.emitted([0])  # Its next token is due a TPOT target from now.
+        one.state.emitted([0])  # its next token is due one TPOT target from now
         began_ns = time.perf_counter_ns()
         for _ in range(CERTIFICATES):
             certify()
         took_ns = time.perf_counter_ns() - began_ns
-        # No creditor asks as often as this loop: the log's ring would be full before it is written.
+        # This loop asks more often than any creditor: the log's ring would fill up before it is
+        # written.
         one.log.flush()
         return took_ns / CERTIFICATES
 

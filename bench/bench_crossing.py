@@ -1,4 +1,4 @@
-"""What crosses from a trainer to eight receivers of four layouts, over the least that can."""
+"""Bytes from a trainer to eight receivers of four layouts, divided by the fewest possible."""
 
 from bench.conftest import Report
 from bench.crossing import Crossed, crossing
@@ -8,7 +8,7 @@ ROUNDS = 8
 
 
 def test_crossing(report: Report) -> None:
-    """Every update is checked bit for bit at every receiver; bytes are those of frames."""
+    """Every update is checked bit for bit at every receiver. Bytes are those of frames."""
     crossed: list[Crossed] = []
     with crossing() as way:
         report.repeat(lambda: crossed.append(way.update(is_new=len(crossed) % 2 == 0)), ROUNDS)

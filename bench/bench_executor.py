@@ -1,4 +1,4 @@
-"""Serving and a borrower on one device: what serving feels, and what is harvested.
+"""Serving and a borrower on one device: interference with serving, and harvest.
 
 Both engines are threads with work of a known length; no model is loaded.
 """
@@ -33,14 +33,14 @@ POOL_BYTES, RESERVE_BYTES, LIMIT_BYTES = 64 * MIB, 4 * MIB, 40 * MIB
 SEGMENT_MS = 1.3
 SEGMENTS_PER_STEP = 8
 PATIENCE_S = 20.0
-PROBE_S = 0.001  # of a step before the first request
+PROBE_S = 0.001  # duration of a probed step before the first request
 
 
 class Pair:
     """A device with both lanes."""
 
     def __init__(self, log_path: Path) -> None:
-        # Loans come back at once, so a run sees many revocations.
+        # Loans are granted again at once, so a run has many revocations.
         policy = Policy(regrow_after_ms=0, aborts_per_s=1e6)
         self.device = CoServing.open("cpu", pool_bytes=POOL_BYTES, log_path=log_path, policy=policy)
         self.serving: ServingLane = self.device.serving(
@@ -67,13 +67,13 @@ class Pair:
 
 
 class Borrower:
-    """A rollout engine: as many blocks as it can get, and one step after the other."""
+    """A rollout engine that takes all blocks it can get, and runs one step after the other."""
 
     def __init__(self, lane: RolloutLane) -> None:
         self._lane = lane
         self._work = busy_work(SEGMENT_MS)
         self._wanted = LIMIT_BYTES // KV.block_bytes
-        self._books = threading.Lock()  # guards the two below
+        self._books = threading.Lock()  # guards the two fields below
         self._blocks: dict[int, list[int]] = {}  # by slab
         self._pin: int | None = None
         self._stop = threading.Event()
@@ -120,7 +120,7 @@ class Borrower:
                     self._lane.gate()
                     self._work()
         except StepAborted:
-            pass  # nothing to roll back but the pin
+            pass  # only the pin must be undone
         finally:
             with self._books:
                 pin, self._pin = self._pin, None
@@ -146,7 +146,7 @@ def sleep_some(rng: random.Random) -> None:
 
 
 def wait_until_running(pair: Pair, borrower: Borrower) -> None:
-    """Wait for a step of the borrower that holds all it may borrow."""
+    """Wait until a step of the borrower runs and holds the largest loan."""
     deadline = time.monotonic() + PATIENCE_S
     slabs = LIMIT_BYTES // pair.device.arbiter.slab_bytes
     while not (
@@ -157,7 +157,7 @@ def wait_until_running(pair: Pair, borrower: Borrower) -> None:
 
 
 def newest_settled(pair: Pair, number: int) -> Revocation:
-    """Return the `number`th revocation, once it is over: by its deadline every slab is, somehow."""
+    """Return the `number`th revocation once it is settled, by its deadline at the latest."""
     deadline = time.monotonic() + PATIENCE_S
     history = pair.device.lender.collector.history
     while len(history) < number:
@@ -197,7 +197,7 @@ def test_arrival_to_parked_over_segment(report: Report, tmp_path: Path) -> None:
 
 def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
     rng = random.Random(5)
-    settled: list[Revocation] = []  # in the middle of a segment and at a closed gate, by turns
+    settled: list[Revocation] = []  # alternately in the middle of a segment and at a closed gate
 
     with Pair.open(tmp_path) as pair, Borrower.running(pair.rollout) as borrower:
         blocks_per_slab = KV.blocks_per_slab(pair.device.arbiter.slab_bytes)
@@ -221,7 +221,7 @@ def test_revoke_under_load_ms_p99(report: Report, tmp_path: Path) -> None:
             pair.serving.settle()
 
         def parked() -> None:
-            """Revoke when the step stands at its closed gate."""
+            """Revoke while the step waits at its closed gate."""
             wait_until_running(pair, borrower)
             sleep_some(rng)
             pair.serving.arrived("request", prompt_tokens=16)
@@ -280,7 +280,7 @@ def test_idle_harvest_share(report: Report, tmp_path: Path) -> None:
             for _ in range(steps):
                 one_step()
 
-        # Time without over time with: the share of segments per second that is left.
+        # Time without rose divided by time with it: the remaining share of segments per second.
         paired = report.pairs(timed(without_gate), timed(with_gate), rounds=31)
     per_second = 1e9 * steps * SEGMENTS_PER_STEP
     report.add_ratio(

@@ -1,9 +1,9 @@
-"""The frontier: what rollouts harvest, beside what a loan costs serving, at four loads.
+"""The frontier: rollout harvest and its cost for serving, at four loads.
 
-Modelled in virtual time (bench/frontier.py), then measured on real engines
-(bench/frontier_engines.py). FULL=1 judges: on a clean commit the seeds of the model come from the
-commit's hash, and what came of its bars is appended to bench/results/frontier-judged.jsonl. Without
-it, or with changes, seeds are the even ones of tuning. The picture lies beside the JSON.
+First modelled in virtual time (bench/frontier.py), then measured on real engines
+(bench/frontier_engines.py). With FULL=1 on a clean commit the seeds of the model are derived from
+the commit's hash, and the values of the bars are appended to bench/results/frontier-judged.jsonl.
+Otherwise the even seeds of tuning are used. The picture is written beside the JSON.
 """
 
 import statistics
@@ -61,7 +61,7 @@ from rose.sim.outcome import PRICES
 from rose.sim.simulation import SLOWDOWNS
 from rose.whole_file import write_whole
 
-REQUESTS: Final = 300  # of a seed at a load; of fewer a report gives no P99
+REQUESTS: Final = 300  # per seed and load; a report of fewer gives no P99
 CAPACITY_REQUESTS: Final = 2000
 NEAR: Final = Bar(at_least=0.9)
 BLOCKING: Final = Bar(at_most=1.2)
@@ -71,7 +71,7 @@ ENGINE_LOADS: Final = (0.1, 0.3, 0.7)
 ENGINE_LOADS_BRIEF: Final = (0.3,)
 ENGINE_ROUNDS: Final = 16
 OTHERS_ON_ENGINES: Final = ("priority", "host_window")
-PRIORITY_LOADS: Final = (0.1, 0.3)  # above them priority harvests next to nothing
+PRIORITY_LOADS: Final = (0.1, 0.3)  # at higher loads priority harvests next to nothing
 
 
 @dataclass(slots=True)
@@ -79,9 +79,9 @@ class Modelled:
     """The modelled part of one run.
 
     Args:
-        capacity: of serving at the targets, in requests/s.
-        found: every seed at every load.
-        bars: values of the bars, as they are known.
+        capacity: capacity of serving at its targets, in requests/s.
+        found: results of every seed at every load.
+        bars: values of the bars so far.
     """
 
     seeds: tuple[int, ...]
@@ -92,12 +92,12 @@ class Modelled:
 
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Modelled]:
-    """Return where the first test leaves what it modelled for the others, as "now"."""
+    """Return the file in which the first test stores its results for the other tests, as "now"."""
     return {}
 
 
 def seeds_of(report: Report) -> tuple[int, ...]:
-    """Return the seeds of judging on a clean commit with FULL=1, those of tuning otherwise."""
+    """Return the judging seeds on a clean commit with FULL=1, otherwise those of tuning."""
     if not report.is_full:
         return TUNING_SEEDS[:1]
     if is_clean():
@@ -121,7 +121,7 @@ def priority_row(reading: str, load: float) -> str:
 def test_modelled(
     report: Report, kept: dict[str, Modelled], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """All arms, and beside each of rose's someone who knows the future and keeps the same P99s."""
+    """All arms; for each of rose's also a clairvoyant scheduler with the same P99s."""
     seeds, loads = seeds_of(report), LOADS if report.is_full else LOADS_BRIEF
 
     def run() -> None:
@@ -156,7 +156,7 @@ def test_modelled(
 
 
 def add_arm(report: Report, at: Mapping[str, Any], arm: str) -> None:
-    """Report what an arm's rollouts harvest, and the four prices of it."""
+    """Report an arm's harvest and its four costs."""
     numbers, ratios = at["arms"][arm], at["ratios"].get(arm)
     terms = [Term("rollout_tokens_per_s", numbers["rollout_tokens_per_s"], "tokens/s")]
     terms.append(Term("slo_attainment", numbers["slo_attainment"], "share"))
@@ -170,7 +170,7 @@ def add_arm(report: Report, at: Mapping[str, Any], arm: str) -> None:
 def add_clairvoyants(
     report: Report, modelled: Modelled, record: RunRecord, arm: str, found: Sequence[Found]
 ) -> None:
-    """Report what an arm harvests over whoever knows the future, and keeps what the arm keeps."""
+    """Report an arm's harvest, divided by that of a clairvoyant with the arm's limits."""
     load = found[0].job.load
     mine = [harvest_of(record, one) for job in found for one in job.record.slices if one.arm == arm]
     over = [one.p99_over_limit[arm] for one in found]
@@ -194,7 +194,9 @@ def _over(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, Peer]:
 
 
 def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) -> None:
-    """Kernels of 5 ms for both; what the queue holds at an arrival runs on, or is overtaken."""
+    """Both arms use kernels of 5 ms. At an arrival, launches in the queue run on, or serving
+    overtakes them.
+    """
     modelled = kept.get("now")
     if modelled is None:
         names = [priority_row(one, load) for one in READINGS for load in PRIORITY_LOADS]
@@ -221,7 +223,7 @@ def test_priority_at_equal_harvest(report: Report, kept: dict[str, Modelled]) ->
 
 
 def test_trouble(report: Report) -> None:
-    """The worst dial of rose; priority waits for the whole step that runs."""
+    """The worst setting of rose; priority waits for the whole running step."""
     bursts, seed = report.count(100, at_least=10), TUNING_SEEDS[0]
     worst: dict[str, tuple[float, float]] = {}
 
@@ -257,7 +259,7 @@ def test_trouble(report: Report) -> None:
 
 
 def test_judged(report: Report, kept: dict[str, Modelled]) -> None:
-    """Keep what came of this commit's bars on seeds that nobody tuned with."""
+    """Record this commit's bars on seeds that were not used for tuning."""
     name, modelled = "judged_commits_that_miss_a_bar", kept.get("now")
     if modelled is None or not modelled.bars:
         report.leave_out([name], "the modelled part did not run")
@@ -269,7 +271,7 @@ def test_judged(report: Report, kept: dict[str, Modelled]) -> None:
 
 
 def test_on_engines(report: Report, tmp_path: Path) -> None:
-    """On one core of this machine; loads are shares of what serving alone answers at saturation."""
+    """On one core of this machine; loads are shares of serving's saturated throughput."""
     pytest.importorskip("transformers", reason="real engines need transformers")
     loads = ENGINE_LOADS if report.is_full else ENGINE_LOADS_BRIEF
     rounds = report.count(ENGINE_ROUNDS, at_least=2, brief=2)
@@ -291,7 +293,7 @@ def test_on_engines(report: Report, tmp_path: Path) -> None:
 
 
 def add_measured(report: Report, measured: Rounds, load: float) -> None:
-    """Report the control first: its width says whether the others say anything."""
+    """Report the control first: its width shows whether the other rows are meaningful."""
     is_void = False
     uppers = []  # of the times alone at slowdown 0.05 that the control is narrow enough to judge
     for metric in METRICS:

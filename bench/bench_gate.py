@@ -1,4 +1,4 @@
-"""The gate: what it costs while it is open, and how soon rollouts stop once it is closed."""
+"""Cost of an open gate, and how soon rollouts stop after a close."""
 
 import random
 import statistics
@@ -41,7 +41,7 @@ def test_gate_open_overhead_percent(report: Report) -> None:
     left = np.random.default_rng(3).random((MATRIX, MATRIX), dtype=np.float32)
     out = np.empty_like(left)
 
-    def work() -> None:  # A segment of a fixed amount of work, about 300 microseconds.
+    def work() -> None:  # a segment of a fixed amount of work, about 300 microseconds
         np.matmul(left, left, out=out)
 
     def gated() -> None:
@@ -71,11 +71,11 @@ def test_gate_open_overhead_percent(report: Report) -> None:
 
 
 class Borrower:
-    """A thread with steps waiting, credit for all of them, and a gate before each segment."""
+    """A thread with waiting steps, credit for all of them, and a gate before each segment."""
 
     def __init__(self, length_ms: float, *, steps_in_flight: int) -> None:
         self.gate = HostGate()
-        self.asked_ns = 0  # when it last asked at the gate and was let through at once
+        self.asked_ns = 0  # its last request at the gate that was let through at once
         self._work = busy_work(length_ms)
         self._credit = steps_in_flight * SEGMENTS_PER_STEP
         self._thread = threading.Thread(target=self._run)
@@ -89,7 +89,8 @@ class Borrower:
                     if self.gate.pass_(timeout_ms=LONG_MS) is not Verdict.PASSED:
                         self.gate.end_step()
                         return
-                    # Let through after a wait: the gate looked when it was opened, not when asked.
+                    # Let through after a wait: the decisive look was at the opening, not at the
+                    # request.
                     break
                 else:
                     self.asked_ns = asked_ns
@@ -118,11 +119,11 @@ def interrupt(borrower: Borrower, length_ms: float, rng: random.Random) -> tuple
     """Close at a random moment.
 
     Returns:
-        How long it took until nothing ran, in nanoseconds, and whether a segment passed a gate
-        that it asked at after the close had returned.
+        Time until nothing ran, in nanoseconds, and whether a segment passed a gate that it
+        reached after the close had returned.
     """
     borrower.resume()
-    # Between one and two segments on: it runs, and it has more to run.
+    # After one to two segments: one runs, and more are waiting.
     time.sleep(rng.uniform(1.0, 2.0) * length_ms * 1e-3)
     began_ns = time.perf_counter_ns()
     borrower.gate.close(CloseReason.ARRIVAL)
@@ -130,7 +131,7 @@ def interrupt(borrower: Borrower, length_ms: float, rng: random.Random) -> tuple
     parked = borrower.gate.wait_parked(timeout_ms=LONG_MS)
     check(parked is not None, "a segment ends")
     pause_ns = time.perf_counter_ns() - began_ns
-    time.sleep(length_ms * 1e-3)  # room for one that should not have started
+    time.sleep(length_ms * 1e-3)  # time for a segment that must not start
     return pause_ns, borrower.asked_ns > closed_ns
 
 
@@ -174,7 +175,8 @@ def test_pause_vs_queue_depth_ratio(report: Report) -> None:
         borrowers = {few: shallow, many: deep}
 
         def pauses(depth: int) -> float:
-            # The same phases for both: where a close finds a segment decides how long it takes.
+            # The same phases for both, because the latency depends on where in a segment the close
+            # falls.
             state = rngs[depth]
             took = [interrupt(borrowers[depth], length_ms, state)[0] for _ in range(8)]
             return statistics.mean(took)

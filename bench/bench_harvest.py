@@ -1,9 +1,9 @@
-"""What rollouts harvest in virtual time, and whom it harms: rose and a clairvoyant.
+"""Harvest of rollouts in virtual time and harm to serving: rose and a clairvoyant scheduler.
 
-A bursty trace with the lengths of the Azure chat trace, stretched until serving alone is 87.5 %
-busy. A request is missed when its first token is late or its longest gap is over the target; an
-excess miss is one that serving alone would have met. Shares are medians over the seeds, misses are
-summed over them.
+A bursty trace with the lengths of the Azure chat trace, stretched until serving alone is busy for
+87.5 % of the time. A request is missed if its first token is late or its longest gap exceeds the
+target. An excess miss would have met its targets with serving alone. Shares are medians over the
+seeds, misses are sums over them.
 """
 
 import statistics
@@ -34,9 +34,9 @@ from rose.traces import generate
 
 SECONDS, SECONDS_QUICK = 60, 10
 SEEDS: Final = (0, 1, 2)
-RATE_RPS: Final = 2.5  # before the load is set
+RATE_RPS: Final = 2.5  # before the load is scaled
 BUSY: Final = 0.875
-PROMPT_MAX: Final = 4096  # of the Azure trace's prompts 99 % are shorter
+PROMPT_MAX: Final = 4096  # 99 % of the Azure trace's prompts are shorter
 TTFT_MS: Final = 500.0
 TPOTS_MS: Final = (25.0, 50.0)
 HARVESTS: Final = {25.0: Bar(at_least=0.40), 50.0: Bar(at_least=0.60)}
@@ -46,7 +46,7 @@ NOISY: Final = replace(DEVICE, noise=0.1)
 
 @cache
 def trace(seed: int, seconds: int) -> tuple[Request, ...]:
-    """Return requests whose rate, second by second, is a draw from an exponential distribution."""
+    """Return requests; the rate of each second is drawn from an exponential distribution."""
     random = np.random.default_rng(seed)
     counts = random.poisson(RATE_RPS * random.exponential(1.0, seconds))
     arrival_s = np.sort(np.repeat(np.arange(seconds), counts) + random.random(counts.sum()))
@@ -83,7 +83,7 @@ class Arms:
 
     @property
     def excess_by_mean(self) -> int:
-        """Where the mean gap counts, not the longest."""
+        """Excess misses by the mean gap instead of the longest."""
         pairs = zip(self.outcomes, self.alone, strict=True)
         return sum(
             self._meets_by_mean(before) and not self._meets_by_mean(now)
@@ -99,13 +99,13 @@ class Arms:
         return sum(len(one.requests) for one in self.outcomes)
 
     def over(self, other: "Arms") -> float:
-        """Return the median of the paired ratios of what they harvest."""
+        """Return the median of the paired ratios of their harvests."""
         pairs = zip(self.outcomes, other.outcomes, strict=True)
         return statistics.median(mine.harvest / theirs.harvest for mine, theirs in pairs)
 
 
 class Traffic:
-    """Runs schemes on the same traces; each arm once."""
+    """Runs schemes on the same traces, each arm once."""
 
     def __init__(self, seconds: int, seeds: Sequence[int]) -> None:
         self._seconds = seconds
@@ -172,7 +172,7 @@ def test_harvest(report: Report, traffic: Traffic) -> None:
 
 
 def test_harvest_of_other_engines(report: Report, traffic: Traffic) -> None:
-    """One that plans its step late leaves room for a chunk; smaller chunks need less of it."""
+    """An engine that plans its step late leaves room for a chunk; smaller chunks need less room."""
     late = replace(DEVICE, commits_batch=False)
     devices = {"late_batch": late, "late_batch_chunk256": replace(late, chunk_tokens=256)}
 
@@ -188,7 +188,7 @@ def test_harvest_of_other_engines(report: Report, traffic: Traffic) -> None:
 
 
 def test_harvest_with_noise(report: Report, traffic: Traffic) -> None:
-    """A certificate may be wrong about a share epsilon of the steps, so tokens are counted."""
+    """A certificate may be wrong for a share epsilon of the steps, so tokens are counted."""
     report.once(lambda: traffic.arms("rose_slack", tpot_ms=25.0, device=NOISY))
     epsilon = default_policy(NOISY).epsilon
     for tpot_ms in TPOTS_MS:

@@ -1,4 +1,4 @@
-"""The upper estimate of a step: whether it keeps its promise, how wide it is, what it costs."""
+"""The upper estimate of a step: its coverage, its width and its cost."""
 
 from dataclasses import dataclass
 
@@ -14,19 +14,19 @@ from rose.slo.latency_file import new_latency_model
 
 STEPS = 40_000
 EPSILONS = (0.01, 0.05)
-WIDER_MAX = 1.1  # than a bound that knows everything but the future
+WIDER_MAX = 1.1  # relative to a bound that knows everything but the future
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a model said of each step before it saw how long that took."""
+    """A model's forecast of each step before the step's duration was known."""
 
     steps: Steps
     upper_ms: NDArray[np.float64]
     predicted_ms: NDArray[np.float64]
 
     def worst_deviation(self, epsilon: float) -> float:
-        """Return how far the share of misses is from epsilon, at worst of all kinds of step."""
+        """Return the largest deviation of the share of misses from epsilon over kinds of step."""
         missed = self.steps.actual_ms > self.upper_ms
         shares = [missed.mean(), *(missed[kind].mean() for kind in self.steps.kinds().values())]
         return max(abs(float(share) - epsilon) for share in shares)
@@ -36,7 +36,7 @@ class Run:
 
 
 def run(steps: Steps, policy: Policy) -> Run:
-    """Let a model with the policy's prior see the steps one by one."""
+    """Let a model with the policy's prior observe the steps one by one."""
     model = new_latency_model(policy, step_tokens=512)
     forecasts = [
         model.observe(
@@ -54,7 +54,7 @@ def run(steps: Steps, policy: Policy) -> Run:
 
 
 def clairvoyant_width(steps: Steps, epsilon: float) -> float:
-    """Return the width of the bound that knows cost, drift and the noise of each kind of step."""
+    """Return the width of a bound that knows cost, drift and the noise of each kind of step."""
     upper = np.empty_like(steps.noise)
     for kind in steps.kinds().values():
         upper[kind] = np.quantile(steps.noise[kind], 1 - epsilon)

@@ -1,4 +1,4 @@
-"""The scheduler's core: what a decision takes, and a burst of revocations."""
+"""The scheduler's core: time of a decision, and of a burst of revocations."""
 
 from collections.abc import Callable
 from pathlib import Path

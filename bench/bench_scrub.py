@@ -1,4 +1,4 @@
-"""Mapped loans: what zeros cost when a slab is lent, and how long it takes to join a pool."""
+"""Mapped loans: cost of the zeros at a loan, and time to attach to a pool."""
 
 import ctypes
 import time
@@ -13,13 +13,13 @@ from rose.units import GIB, MIB
 
 SLAB_BYTES, SLABS = 16 * MIB, 64
 ROUNDS = 20
-# Never touched, so it costs addresses and no memory.
+# Never touched, so it uses addresses but no memory.
 JOINED_BYTES = 64 * GIB
 NS_PER_MS = 1e6
 
 
 def test_scrub_of_a_grant(report: Report) -> None:
-    """All that `lend` does for a grant of 1 GiB, over one memset of the same bytes."""
+    """`lend` for a grant of 1 GiB, divided by one memset of the same bytes."""
     arbiter = Arbiter.create(
         slab_bytes=SLAB_BYTES, slab_count=SLABS, header_slabs=1, object_bytes_max=SLAB_BYTES
     )
@@ -37,7 +37,7 @@ def test_scrub_of_a_grant(report: Report) -> None:
     def lend() -> None:
         loans.lend(slabs).close()
 
-    memset(first, 0x5A, SLABS * SLAB_BYTES)  # the pages are there from now on
+    memset(first, 0x5A, SLABS * SLAB_BYTES)  # from here on the pages exist
     lend()
     check(not arbiter.pool_view()[SLAB_BYTES:].any(), "what is lent is zeros")
     paired = report.pairs(
@@ -53,7 +53,7 @@ def test_scrub_of_a_grant(report: Report) -> None:
 
 
 def test_joining_a_pool(report: Report) -> None:
-    """Share and attach a pool of 64 GiB in objects of 1 GiB; the socket between is left out."""
+    """Export and attach a pool of 64 GiB in objects of 1 GiB, without the socket in between."""
     arbiter = Arbiter.create(
         slab_bytes=SLAB_BYTES, slab_count=JOINED_BYTES // SLAB_BYTES, header_slabs=0
     )

@@ -1,8 +1,8 @@
-"""Set-up from nothing: a clone, `make install` without and with nvcc, and all of `.ci/run`.
+"""Set-up from a clone: `make install` without and with nvcc, and all of `.ci/run`.
 
-One install of each kind; with FULL=1 three, and `.ci/run` once, which takes a quarter of an hour:
-installs are medians of three, tests are a single run. Everything happens in a temporary folder. pip
-keeps its own cache of downloads, so the first run on a machine may measure the network.
+One install of each kind. With FULL=1 installs are medians of three, and `.ci/run` is a single run
+of a quarter of an hour. Everything runs in a temporary folder. pip keeps its own cache of
+downloads, so the first run on a machine may measure the network.
 """
 
 import os
@@ -36,20 +36,20 @@ BUILD_GIB_MAX = 4.0  # with two jobs
 WHEEL_MIB_MAX = 3.25  # ADR 0028
 IMPORT_S_MAX = 0.1
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
-# What `make install` and pytest print of their times.
+# Times printed by `make install` and pytest.
 PHASE = re.compile(r"^rose: (.+): (\d+) s$", re.MULTILINE)
 TESTS = re.compile(r"^=+ .*\bpassed\b.* in ([\d.]+)s", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A command in a fresh clone.
+    """A command that ran in a fresh clone.
 
     Args:
-        clone: where it ran.
-        took_s: how long.
-        peak_gib: the most memory that it and all it started held at once.
-        log: what it printed.
+        clone: folder of the clone.
+        took_s: duration.
+        peak_gib: largest resident memory of the command and its descendants together.
+        log: its output.
     """
 
     clone: Path
@@ -69,7 +69,7 @@ def output(*command: str | Path, cwd: Path) -> str:
 
 
 class PeakMemory(threading.Thread):
-    """Samples the resident memory of a process and of all it started, until it has ended."""
+    """Samples the resident memory of a process and its descendants until the process ends."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ class PeakMemory(threading.Thread):
 
 @contextmanager
 def ran_in_a_clone(folder: Path, *command: str, cuda: str) -> Iterator[Ran]:
-    """Run a command in a clone of this repository's commit, which is there until the block ends.
+    """Run a command in a clone of this repository's commit; the clone exists until the block ends.
 
-    What it prints is passed on line by line.
+    Its output is passed on line by line.
     """
     clone = folder / "rose"
     output("git", "clone", "-q", ROOT, clone, cwd=folder)
@@ -102,7 +102,7 @@ def ran_in_a_clone(folder: Path, *command: str, cuda: str) -> Iterator[Ran]:
 
 
 def run_in(clone: Path, command: Sequence[str], *, cuda: str) -> Ran:
-    # Of the make that may run this: its variables are not for the clone.
+    # The variables of an outer make do not apply to the clone.
     ours = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     python = str(Path(sys.base_prefix, "bin", "python3"))
@@ -121,7 +121,7 @@ def run_in(clone: Path, command: Sequence[str], *, cuda: str) -> Ran:
         for line in process.stdout or ():
             log.append(line)
             print(line, end="", file=sys.stderr, flush=True)
-        # Not before: the sampler ends at a zombie, which a process is until it is waited for.
+        # Not earlier: an unreaped process is a zombie, and the sampler ends at a zombie.
         memory.join()
     took_s = time.perf_counter() - started
     named = " ".join(command)
@@ -131,7 +131,7 @@ def run_in(clone: Path, command: Sequence[str], *, cuda: str) -> Ran:
 
 def add_import(report: Report, clone: Path) -> None:
     python = clone / ".venv" / "bin" / "python"
-    # `rose` itself is nearly empty: what an engine imports is shown beside it.
+    # `rose` itself is nearly empty, so the imports of an engine are shown too.
     for module, bar in (("rose", Bar(at_most=IMPORT_S_MAX)), ("rose.executor", None)):
         program = IMPORT.format(module)
         imports_s = [float(output(python, "-c", program, cwd=clone)) for _ in range(IMPORTS)]
@@ -156,7 +156,7 @@ def add_installs(
     at_most_s: float,
     product: Callable[[Report, Path], None],
 ) -> None:
-    """Install in one clone after the other; report on the product of the last."""
+    """Install in one clone after another; report on the result of the last one."""
     count = report.count(RUNS, at_least=1, brief=1)
     runs: list[Ran] = []
     for number in range(1, count + 1):
@@ -200,7 +200,7 @@ def test_install_with_nvcc(report: Report, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ci(report: Report, tmp_path: Path) -> None:
-    """Install, lint and test in one run: `make test` is not run a second time for its own row."""
+    """Install, lint and test in one run, whose `make test` also gives the row of the tests."""
     with ran_in_a_clone(tmp_path, ".ci/run", cuda="auto") as one:
         tests_s = TESTS.findall(one.log)
     assert tests_s, "pytest did not print how long it took"

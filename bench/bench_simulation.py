@@ -1,4 +1,4 @@
-"""The scheduler in simulated clusters: the drawn scenarios, a burst, and serving's promise.
+"""The scheduler in simulated clusters: drawn scenarios, a burst, and serving's guarantee.
 
 Without FULL=1 the first drawn scenarios alone are judged.
 """
@@ -34,7 +34,7 @@ def read(name: str) -> tuple[Scenario, ...]:
 
 
 def word(name: str) -> str:
-    """Return a name as a part of a row's."""
+    """Return a name in the form that row names use."""
     return "".join(letter if letter.isalnum() else "_" for letter in name.lower()).strip("_")
 
 
@@ -66,7 +66,7 @@ def test_drawn_scenarios(report: Report) -> None:
 
 
 def add_kept_promises(report: Report, mine: Sequence[ArmFigures]) -> None:
-    """Report what rose's own runs came to, whatever the others did."""
+    """Report rose's own results, without comparison."""
     report.add("tokens_lost_sum", sum(one.tokens_lost for one in mine), "tokens", bar=NONE)
     report.add("trajectories_dropped_sum", sum(one.dropped for one in mine), "count", bar=NONE)
     late = sum(not one.is_complete for one in mine)
@@ -78,7 +78,7 @@ def add_kept_promises(report: Report, mine: Sequence[ArmFigures]) -> None:
 
 
 def test_a_correlated_burst(report: Report) -> None:
-    """All borrowed GPUs are taken back at once; the bound is what the scheduler said before."""
+    """All borrowed GPUs are revoked at once; the bound is the scheduler's own, from before."""
     (scenario,) = read("stress_revoke_all")
     bursts: dict[str, list[Burst]] = {}
 
@@ -102,7 +102,7 @@ def test_a_correlated_burst(report: Report) -> None:
 
 
 def test_serving_keeps_its_promise(report: Report) -> None:
-    """Every quantum of a row of the table was certified: is a request late because of it?"""
+    """Every quantum of the scenario was certified, so no request may be late because of it."""
     (scenario,) = read("paper_8b")
     excess: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""A borrower in another process: how fast its memory comes home, idle, at work and dead."""
+"""A borrower in another process: how fast its memory returns when it is idle, busy or dead."""
 
 import os
 import random
@@ -23,7 +23,7 @@ LOAD_DEADLINE_MS = 50
 
 
 class Loan:
-    """A borrower process with a loan of some slabs, from a pool that has a few more."""
+    """A borrower process with a loan, from a pool with a few more slabs."""
 
     def __init__(self, slabs: int, work: Work) -> None:
         self.slabs = slabs
@@ -53,13 +53,13 @@ class Loan:
 
 
 class IdleLoan(Loan):
-    """1 GiB that the borrower has admitted and does not use."""
+    """A loan of 1 GiB that the borrower admitted but does not use."""
 
     def __init__(self) -> None:
         super().__init__(GIB // SLAB_BYTES, hold_idle)
 
     def measure_ns(self, count: int) -> list[float]:
-        """Revoke the whole loan `count` times; the arrival of all slabs is in the time."""
+        """Revoke the whole loan `count` times and wait for all slabs; return the durations."""
         samples = []
         for _ in range(count):
             self.borrower.await_progress(self.lent)
@@ -93,10 +93,10 @@ def test_revoke_1gib_idle_over_futex_roundtrip(report: Report, tmp_path: Path) -
 
 
 def kill_to_notice_ns() -> float:
-    """Return how long the kernel takes to say that a killed borrower is gone."""
+    """Return the time from a kill until the kernel reports the borrower's exit."""
     loan = Loan(KILLED_SLABS, hold_busy)
     loan.borrower.await_progress(1)
-    loan.borrower.tenant.close()  # nobody else hears of its death
+    loan.borrower.tenant.close()  # nothing else reacts to its death
     gone = select.poll()
     gone.register(loan.borrower.process.fileno(), select.POLLIN)
     began_ns = time.perf_counter_ns()
@@ -108,7 +108,7 @@ def kill_to_notice_ns() -> float:
 
 
 def kill_to_usable_ns() -> float:
-    """Return how long it takes until serving has all slabs that a killed borrower was using."""
+    """Return the time from a kill until serving has all slabs that the borrower used."""
     loan = Loan(KILLED_SLABS, hold_busy)
     loan.borrower.await_progress(1)
     began_ns = time.perf_counter_ns()
@@ -141,7 +141,7 @@ def test_kill_to_usable_over_pidfd(report: Report) -> None:
 
 
 class LoadedLoan(Loan):
-    """A loan that the borrower works on in segments, all of it pinned."""
+    """A loan with pinned blocks on which the borrower works in segments."""
 
     def __init__(self) -> None:
         super().__init__(LOAD_SLABS, run_segments)
@@ -173,7 +173,7 @@ class LoadedLoan(Loan):
             time.sleep(2e-4)
 
     def segment_ns(self) -> float:
-        """Return the p99 of the segments that the borrower has run since it was asked last."""
+        """Return the p99 of the borrower's segments since the previous call."""
         self.borrower.line.send("segments")
         self.measure_ns(1)  # it answers when it aborts
         lengths = self.borrower.line.recv()

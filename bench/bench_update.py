@@ -1,8 +1,8 @@
-"""An update from the trainer to the engine: through links, beside others, at size, under load.
+"""An update from the trainer to the engine: over links, beside peers, at size, and under load.
 
-Links are shaped by the kernel and delayed by a process of its own; where none can be made, their
-rows are missing and the document says why. A ratio of speeds is how many times faster the subject
-is.
+The kernel limits the rate of links, and a separate process delays them. Where links cannot be made,
+their rows are missing and the document has the reason. A ratio of speeds is the subject's speed
+divided by the peer's.
 """
 
 import statistics
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def without_links() -> str | None:
-    """Return why there can be no links here, or None."""
+    """Return the reason why this machine can have no links, or None."""
     try:
         check_able()
     except Unavailable as error:
@@ -63,7 +63,7 @@ def without_links() -> str | None:
 # ---- the data plane through a link
 
 WIRES: Final = tuple(Wire(rate * GBIT, delay) for rate in (1, 10) for delay in (0.2, 20.0))
-# About half a second at full rate, so that a delay that is waited for once is no large part of it.
+# About half a second at full rate, so that a single delay is a small part of it.
 WIRE_BYTES: Final = {1 * GBIT: 64 * MIB, 10 * GBIT: 256 * MIB}
 WIRE_ROUNDS: Final = 11
 
@@ -76,10 +76,10 @@ WIRE_ROUNDS: Final = 11
     ],
 )
 def test_paced_link(report: Report, wire: Wire) -> None:
-    """Frames through rose's data plane, over what the same link gives to a bare TCP sender.
+    """Frames through rose's data plane, divided by a bare TCP sender's rate on the same link.
 
-    A link that this machine cannot fill is one of less: the peer's own figure says of how much. A
-    row beside it is what came in the paced link's own terms.
+    A link that this machine cannot fill counts as a slower one, at the peer's rate. A second row
+    gives the rate relative to the link's limit.
     """
     name, own = f"paced_link_fraction_{wire.name}", f"paced_link_gbit_s_{wire.name}"
     if reason := without_links():
@@ -100,13 +100,13 @@ REFIT_ELEMENTS: Final = 64 * MI
 REFIT_DENSITY: Final = 0.01
 REFIT_ROUNDS: Final = 5
 REFIT_RATES: Final = (1, 10)
-# Peers that must be beaten; the other one is shown.
+# Peers with a bar; the other peer is only shown.
 JUDGED: Final = ("dense_broadcast", "nemo_like", "verl_like")
 
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """What is brought to the ranks of an engine, to and fro."""
+    """Updates of an engine's ranks, to and fro."""
 
     layout: Layout
     versions: Versions
@@ -123,13 +123,13 @@ def refit(tmp_path_factory: pytest.TempPathFactory) -> Refit:
 
 
 def without_torch(peer: RefitPeer) -> str | None:
-    """Return why a peer that computes with torch cannot run here, or None."""
+    """Return the reason why a peer that needs torch cannot run here, or None."""
     is_missing = peer.name == "verl_like" and find_spec("torch") is None
     return "torch is not installed" if is_missing else None
 
 
 def to_and_fro(update: Callable[[int], object]) -> Measure:
-    """Return a measure of an update in updates a second; it is told which of two versions."""
+    """Return a measure of updates per second; `update` brings one of two versions."""
     turns = 0
 
     def measure() -> float:
@@ -156,7 +156,9 @@ def to_and_fro(update: Callable[[int], object]) -> Measure:
     ],
 )
 def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None:
-    """Pack, link and apply on every rank of an engine in two ranks; all end bit for bit alike."""
+    """Pack, wire encoding and apply for every rank of a two-rank engine; all results equal bit for
+    bit.
+    """
     name = f"speedup_vs_{peer.name}_{gbit}gbit"
     update_row = f"update_ms_beside_{peer.name}_{gbit}gbit"
     crossing_row = f"crossing_mib_beside_{peer.name}_{gbit}gbit"
@@ -177,7 +179,7 @@ def test_refit(report: Report, refit: Refit, peer: RefitPeer, gbit: int) -> None
         )
         crossed = []
         for one in (rose, other):
-            one.update(old)  # from here on it is known which of the two is there
+            one.update(old)  # from here on the current version is known
             before = link.near.sent_bytes()
             one.update(new)
             crossed.append((link.near.sent_bytes() - before) / MIB)
@@ -206,7 +208,7 @@ LARGE_ROUNDS: Final = 5
 
 
 def test_large_update(report: Report) -> None:
-    """A model at 1 %, between two processes over loopback: 1 B parameters with --full."""
+    """A model with 1 % changes, between two processes over loopback: 1 B parameters with --full."""
     patterns = report.count(LARGE_PATTERNS, brief=BRIEF_PATTERNS)
     updates: list[Update] = []
 
@@ -241,7 +243,7 @@ EXTRAPOLATED: Final = (
 
 
 class PartsRun:
-    """Measures each part of an update by itself, on one thread."""
+    """Measures each part of an update separately, on one thread."""
 
     def __init__(self) -> None:
         self._versions = two_versions(PART_ELEMENTS, density=LARGE.density)
@@ -313,7 +315,7 @@ def timed_call(function: Callable[[], T]) -> tuple[T, float]:
 
 
 def test_extrapolation(report: Report) -> None:
-    """Not a measurement: arithmetic over parts that were measured in this run, which it shows."""
+    """Computed, not measured: from parts that were measured in this run, which the rows show."""
     if reason := without_links():
         report.leave_out(EXTRAPOLATED, reason)
         return
@@ -348,7 +350,7 @@ def served() -> Iterator[ServedEngine]:
 
 @pytest.mark.slow
 def test_serving_during_updates(report: Report, served: ServedEngine) -> None:
-    """P99 of windows with updates over those of windows without, on a real engine of one thread."""
+    """P99 of windows with updates, divided by windows without, on a real engine with one thread."""
     seconds = WINDOW_S if report.count(WINDOW_ROUNDS, at_least=1) > 1 else WINDOW_S / 3
     tpot: deque[float] = deque()
 
@@ -363,7 +365,7 @@ def test_serving_during_updates(report: Report, served: ServedEngine) -> None:
     both = {"ttft": Pairs(window(True), window(False)), "tpot": Pairs(tpot.popleft, tpot.popleft)}
 
     def one_round() -> None:
-        for pairs in both.values():  # the second says what the windows of the first felt besides
+        for pairs in both.values():  # the second list also has the windows' other percentiles
             pairs.round()
 
     report.repeat(one_round, WINDOW_ROUNDS)

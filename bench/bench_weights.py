@@ -1,4 +1,4 @@
-"""The borrower's weights as a lease: what it costs to have them, and to be rid of them."""
+"""The borrower's weights as a lease: cost of keeping them, and of evicting them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ KV = KVGeometry(layers=16, block_tokens=16, bytes_per_token=32 * KIB)
 SLAB_BYTES = 32 * MIB
 POOL_BYTES = 640 * MIB
 
-# A decoder in bf16 with a hidden size of 2048, cut down to three layers; norms are small.
+# A bf16 decoder with hidden size 2048, reduced to three layers; norms are small.
 LAYER = (8 * MIB, 2 * MIB, 2 * MIB, 8 * MIB, 22 * MIB, 22 * MIB, 22 * MIB, 4 * KIB, 4 * KIB)
 SIZES = (64 * MIB, *(3 * LAYER), 4 * KIB)
 
@@ -60,7 +60,7 @@ def test_weight_activation_over_copy(report: Report) -> None:
             )
             lease.give_up(lane.leaving())
 
-        # The same place too: a pool is shared memory, whose pages may be of another size.
+        # The same region too, because pages of a pool's shared memory may have another size.
         target = device.arbiter.pool_view()[-len(source) :]
         paired = report.pairs(activate_ns, timed(lambda: np.copyto(target, source)), rounds=41)
     report.add_ratio(

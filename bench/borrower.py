@@ -1,7 +1,7 @@
-"""Borrowers in processes of their own, for the suites that measure across processes.
+"""Borrowers in separate processes, for the suites that measure across processes.
 
-They are forked from a server that has imported rose already, so that a hundred of them take a
-second and none inherits a thread.
+They are forked from a server that has already imported rose, so a hundred of them start in a second
+and none inherits a thread.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ BLOCK_BYTES: Final = 32 * 1024
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["bench.borrower"])
 _READY_S: Final = 60.0
-SEGMENT_NS: Final = 1_000_000  # what a borrower computes between two gates
+SEGMENT_NS: Final = 1_000_000  # a borrower's work between two gates
 
 Work = Callable[[Attachment, BlockAllocator, Connection], None]
 
@@ -41,11 +41,11 @@ def _run(gate: Connection, line: Connection, work: Work) -> None:
 
 
 class Borrower:
-    """A process attached to a partition, at some work until it is killed."""
+    """A process attached to a partition that works until it is killed."""
 
     def __init__(self, arbiter: Arbiter, partition: int, work: Work) -> None:
         self.line, theirs = _CONTEXT.Pipe()
-        # The tenant is made for a process that is there: the child waits at this pipe to be told.
+        # The tenant needs a live process, so the child waits at this pipe for its start.
         gate, opener = _CONTEXT.Pipe()
         self.child = _CONTEXT.Process(target=_run, args=(gate, theirs, work), daemon=True)
         self.child.start()
@@ -63,14 +63,14 @@ class Borrower:
         opener.close()
 
     def await_progress(self, least: int) -> None:
-        """Wait until the borrower has come that far."""
+        """Wait until the borrower has reached this progress."""
         end = time.monotonic() + _READY_S
         while self.tenant.progress < least:
             check(time.monotonic() < end, "the borrower is stuck")
             time.sleep(2e-4)
 
     def end(self) -> None:
-        """Kill it, and wait until its slabs are home."""
+        """Kill it, and wait until its slabs are returned."""
         self.child.kill()
         self.child.join(_READY_S)
         self.tenant.wait_lost(timeout_ms=_READY_S * 1e3)
@@ -82,7 +82,7 @@ class Borrower:
 
 
 def hold_idle(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> None:
-    """Admit what is granted and use none of it."""
+    """Admit granted slabs and use none of them."""
     admitted = blocks.capacity_blocks * BLOCK_BYTES // tenant.slab_bytes
     while True:
         tenant.beat(progress=admitted)
@@ -90,7 +90,7 @@ def hold_idle(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> 
 
 
 def hold_busy(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> None:
-    """Use every block that was granted, for ever."""
+    """Use every granted block, for ever."""
     while not blocks.free_blocks:
         tenant.news(timeout_ms=1e3)
     blocks.alloc(blocks.free_blocks)
@@ -100,9 +100,9 @@ def hold_busy(tenant: Attachment, blocks: BlockAllocator, _line: Connection) -> 
 
 
 def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -> None:
-    """Work in segments over pinned blocks; at a gate, let go of everything that has to leave.
+    """Work in segments over pinned blocks; at a gate, release every slab that is being revoked.
 
-    Every message on the line is answered with the lengths of the segments since the last, in ns.
+    The reply to each message is the lengths of the segments since the last reply, in ns.
     """
     lengths: list[int] = []
     while True:
@@ -116,7 +116,8 @@ def run_segments(tenant: Attachment, blocks: BlockAllocator, line: Connection) -
             while time.perf_counter_ns() - began_ns < SEGMENT_NS:
                 pass
             lengths.append(time.perf_counter_ns() - began_ns)
-        blocks.unpin(pin)  # the step is aborted at its gate: rolled back, its blocks given up
+        # The step is aborted at its gate: it is rolled back and its blocks are freed.
+        blocks.unpin(pin)
         blocks.free(held)
         if line.poll():
             line.recv()

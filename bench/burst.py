@@ -1,4 +1,4 @@
-"""All borrowed GPUs are taken back at once: how long until their turns run again, and the bound."""
+"""All borrowed GPUs are revoked at once: time until their turns run again, and its bound."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,12 +15,12 @@ _MOMENT_MS: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What one burst of revocations came to.
+    """Result of one burst of revocations.
 
     Args:
-        recovery_s: from the burst until every turn that it hit ran again; NaN if the end came
-            first, 0 if it hit none.
-        bound_s: what the scheduler said, just before, that it would take at most.
+        recovery_s: time from the burst until every affected turn ran again; NaN if the
+            simulation ended first, 0 without affected turns.
+        bound_s: the scheduler's bound right before the burst.
     """
 
     recovery_s: float
@@ -28,19 +28,19 @@ class Burst:
 
 
 def burst_of(scenario: Scenario, world: ClusterWorld) -> Burst:
-    """Return the recovery from the scenario's burst, and the bound that the scheduler exported.
+    """Return the recovery from the scenario's burst, and the scheduler's bound.
 
-    The world is run three times: up to the burst, to hear the bound; with the burst, to see whether
-    it hits a turn; and to its end.
+    The scenario runs three times: up to the burst, for the bound; with the burst, to see whether it
+    affects a turn; and to its end.
     """
     bursts = [one for one in scenario.stress if isinstance(one, RevokeAll)]
     check(len(bursts) == 1, "one burst is looked for")
-    # What is due at the horizon is done.
+    # Events at the horizon are included.
     burst_ms = MS_PER_S * bursts[0].at_s
     before, bound_s = _run(replace(world, horizon_ms=max(0.0, burst_ms - _MOMENT_MS)))
     until, _ = _run(replace(world, horizon_ms=burst_ms))
-    # What was revoked before is the same in all runs. A burst that hits no turn has no entry, so
-    # the next one is another revocation's.
+    # Earlier revocations are the same in all runs. A burst without affected turns has no entry, so
+    # the next entry belongs to another revocation.
     place = len(before.recovery_ms)
     if place == len(until.recovery_ms):
         return Burst(0.0, bound_s)

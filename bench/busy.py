@@ -1,4 +1,4 @@
-"""Work of a known length that keeps a core busy and leaves the interpreter to others."""
+"""Work of a known length that keeps a core busy and releases the interpreter."""
 
 import hashlib
 import time
@@ -11,7 +11,7 @@ _PROBES = 9
 def busy_work(length_ms: float) -> Callable[[], None]:
     """Return work that takes about `length_ms` on a free core.
 
-    It hashes, because hashing a large buffer gives the GIL up, as an engine's kernels do.
+    It hashes a large buffer, which releases the GIL as an engine's kernels do.
     """
     probe = bytes(_PROBE_BYTES)
     times_ns = []

@@ -1,7 +1,7 @@
-"""What others send for a step of the weights, byte for byte: the peers of the delta codec.
+"""The wire formats of other projects for a step of the weights: the peers of the delta codec.
 
-Each is as its project has it, without names, checksums and frames of its own, so it is never
-larger than the original.
+Each follows its project, without names, checksums and frames, so it is never larger than the
+original.
 """
 
 import struct
@@ -22,11 +22,11 @@ _COUNT: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class PeerCodec:
-    """A codec of two versions of flat 16-bit elements.
+    """A codec for two versions of flat 16-bit elements.
 
     Args:
-        name: as rows have it.
-        title: what it is, and who sends it.
+        name: its name in rows.
+        title: description, and the project that uses it.
         encode: (new, old) to bytes.
         decode: (bytes, old) to new.
     """
@@ -52,7 +52,7 @@ def _coo_decode(frame: bytes, old: Bits) -> Bits:
 def gap_encode(new: Bits, old: Bits) -> bytes:
     """Return gaps and patches of a step, each column compressed."""
     gaps, patches = _gaps(new, old)
-    # Each column by itself: together they are up to 1 % larger.
+    # Each column separately: together they are up to 1 % larger.
     columns = [compress(gaps.tobytes()), compress(patches.tobytes())]
     return _COUNT.pack(len(columns[0])) + b"".join(columns)
 
@@ -65,7 +65,7 @@ def _gap_decode(frame: bytes, old: Bits) -> Bits:
 
 
 def read_gaps(frame: bytes) -> tuple[npt.NDArray[np.int64], Bits]:
-    """Return where elements change, ascending, and old XOR new of each; some may be 0."""
+    """Return the positions of changes, ascending, and old XOR new of each; some may be 0."""
     cut = _COUNT.size + _COUNT.unpack_from(frame)[0]
     gaps = np.frombuffer(decompress(frame[_COUNT.size : cut]), np.uint16)
     patches = np.frombuffer(decompress(frame[cut:]), np.uint16)
@@ -74,9 +74,9 @@ def read_gaps(frame: bytes) -> tuple[npt.NDArray[np.int64], Bits]:
 
 
 def _gaps(new: Bits, old: Bits) -> tuple[Bits, Bits]:
-    """Return the elements passed over before each change, and old XOR new of each.
+    """Return the number of unchanged elements before each change, and old XOR new of each.
 
-    Where more are passed over than 16 bits can tell, elements that did not change are listed.
+    If more are unchanged than 16 bits can count, unchanged elements are listed too.
     """
     patch = new ^ old
     positions = np.flatnonzero(patch)

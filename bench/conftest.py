@@ -1,8 +1,8 @@
-"""How a suite measures and reports: one fixture on top of pytest-benchmark's.
+"""How a suite measures and reports: one fixture based on pytest-benchmark's.
 
-Each row is printed and written as soon as it is known (`--document`). Without `--full`, rounds of a
-benchmark end when its share of the suite's time is over; the interval beside a ratio says what that
-costs.
+Each row is printed and written as soon as it is known (`--document`). Without `--full`, a
+benchmark's rounds end when its share of the suite's time is over; the interval beside a ratio shows
+the resulting precision.
 """
 
 import math
@@ -17,9 +17,9 @@ from bench.document import NOT_REACHED, Document
 from bench.paired import Measure, PairedRatio, Pairs
 from bench.rows import CONTROL, CONTROL_BAR, Bar, Peer, Term, row, said_of
 
-_QUICK: Final = 20  # --quick does so much less
-# Seconds of rounds in a suite without --full. As much again is left for what is not rounds: inputs,
-# processes, warm-up, and benchmarks of five slow rounds.
+_QUICK: Final = 20  # divisor of --quick
+# Seconds of rounds in a suite without --full. The rest takes as long again: inputs, processes,
+# warm-up, and benchmarks of five slow rounds.
 _SUITE_S: Final = 180.0
 _ROUNDS_MIN: Final = 5
 _DOCUMENT: Final = pytest.StashKey[Document]()
@@ -53,7 +53,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """Cross a benchmark off the list, or say why it has no rows."""
+    """Remove a benchmark from the list of open ones, or record why it has no rows."""
     report: pytest.TestReport = yield
     document = item.config.stash[_DOCUMENT]
     if report.skipped and isinstance(report.longrepr, tuple):
@@ -66,7 +66,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 
 class Report:
-    """Runs the rounds of one benchmark and hands its rows on, one by one."""
+    """Runs the rounds of one benchmark and reports its rows one by one."""
 
     def __init__(self, benchmark: Any, config: pytest.Config) -> None:
         self._benchmark = benchmark
@@ -86,7 +86,7 @@ class Report:
         self._terminal.write_line(f"  {line}")
 
     def count(self, full: int, *, at_least: int = 3, brief: int | None = None) -> int:
-        """Return how many of something to do; without --full, `brief` of what takes minutes."""
+        """Return `full`, or `brief` without --full, or a small part of `full` with --quick."""
         if self._is_quick:
             return max(at_least, full // _QUICK)
         return full if self.is_full or brief is None else brief
@@ -103,10 +103,9 @@ class Report:
         terms: Sequence[Term] = (),
         interval: tuple[float, float] | None = None,
     ) -> None:
-        """Report a figure; `is_void` when its control says that the machine was too restless.
+        """Report a figure; `is_void` if its control shows that the machine was too busy.
 
-        One that was computed from others names them as its `terms`. Its true value lies in the
-        `interval` with 95 %.
+        A computed figure lists its `terms`. With 95 % confidence the true value is in `interval`.
         """
         self._add(
             row(
@@ -122,15 +121,15 @@ class Report:
         )
 
     def leave_out(self, names: Iterable[str], reason: str) -> None:
-        """Say which rows cannot be measured here, and why."""
+        """Report rows that cannot be measured here, with the reason."""
         self._document.leave_out(names, reason)
 
     def repeat(self, function: Callable[[], object], rounds: int) -> None:
-        """Run rounds of a function that keeps its own samples, after one to warm up.
+        """Run rounds of a function that keeps its own samples, after a warm-up round.
 
         Args:
             function: one round.
-            rounds: how many; without --full only as many as there is time for, and at least five.
+            rounds: number of rounds; without --full as many as time permits, but at least five.
         """
 
         def all_rounds() -> None:
@@ -144,7 +143,7 @@ class Report:
         self.once(all_rounds)
 
     def once(self, function: Callable[[], object]) -> None:
-        """Run a function that keeps its own samples a single time: one that takes minutes."""
+        """Run a function that takes minutes and keeps its own samples once."""
         self._benchmark.pedantic(function, rounds=1)
 
     def pairs(self, subject: Measure, peer: Measure, *, rounds: int) -> PairedRatio:
@@ -158,7 +157,7 @@ class Report:
     ) -> None:
         """Report a paired ratio and its control."""
         control = row(CONTROL + name, paired.control, "ratio", bar=CONTROL_BAR)
-        self._add(control)  # first: a ratio without its control says nothing
+        self._add(control)  # first, because a ratio without its control is meaningless
         self._add(
             row(
                 name,
@@ -174,5 +173,5 @@ class Report:
 
 @pytest.fixture
 def report(benchmark: Any, request: pytest.FixtureRequest) -> Report:
-    """Return what a benchmark measures with."""
+    """Return the fixture with which a benchmark measures and reports."""
     return Report(benchmark, request.config)

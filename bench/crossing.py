@@ -1,7 +1,7 @@
-"""Eight receivers in four layouts behind one relay: what crosses from the trainer to them.
+"""Eight receivers in four layouts behind one relay: bytes from the trainer to them.
 
-The trainer's four ranks are behind a server of their own, and the relay comes to it over TCP; the
-receivers follow the relay. All are in this process, and what crosses is counted where it comes in.
+The trainer's four ranks share one server. The relay connects to it over TCP, and the receivers
+follow the relay. All of them are in this process. Bytes are counted where they arrive.
 """
 
 import queue
@@ -60,7 +60,7 @@ LAYOUTS: Final = {
 
 
 class CountedSource(SourceAround):
-    """A source that notes the bytes of every frame that comes through it."""
+    """A source that records the bytes of every frame it delivers."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
@@ -74,7 +74,7 @@ class CountedSource(SourceAround):
 
 @dataclass(slots=True)
 class Rank:
-    """One receiver: its memory, its tiles in it, and what brings versions there."""
+    """One receiver: its memory, its tiles, and the objects that bring versions there."""
 
     memory: Memory
     views: ShardViews
@@ -83,7 +83,7 @@ class Rank:
     receiver: Receiver | None = None
 
     def commit(self) -> int:
-        """Commit what lies ready; returns the number of the version."""
+        """Commit the staged version; return its number."""
         if self.receiver is None:
             raise InternalError("a rank commits before it follows anybody")
         staged = self.receiver.take_staged()
@@ -105,14 +105,14 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Crossed:
-    """Bytes of one update, of frames.
+    """Bytes of frames in one update.
 
     Args:
-        crossing: from the trainer to the relay.
-        bound: each changed tile that anybody has, once.
-        flat: of the same change in a flat row, which nobody had to cut.
-        relayed: from the relay to the receivers.
-        received: by all receivers together.
+        crossing: bytes from the trainer to the relay.
+        bound: bytes if each changed tile that a receiver holds is sent once.
+        flat: bytes of the same change in a flat row, which needs no division into shards.
+        relayed: bytes from the relay to the receivers.
+        received: bytes at all receivers together.
     """
 
     crossing: int
@@ -123,7 +123,7 @@ class Crossed:
 
 
 class Crossing:
-    """Everything between the trainer and its eight receivers."""
+    """The trainer, the relay and the eight receivers."""
 
     def __init__(self, parts: ExitStack) -> None:
         self._tensors = decoder()
@@ -162,7 +162,7 @@ class Crossing:
         self._follow(parts)
 
     def update(self, *, is_new: bool) -> Crossed:
-        """Publish a version, have every rank commit it, and see that all are right."""
+        """Publish a version, commit it on every rank, and check all of them."""
         row = self._new if is_new else self._old
         canonical = self._named(row)
         before, relayed, received = self._counted(), self._relayed(), self._received()
@@ -190,7 +190,7 @@ class Crossing:
         return named
 
     def _sent(self, canonical: Mapping[str, Bits]) -> list[ShardViews]:
-        """Return what each of the trainer's ranks sends, in memory of its own."""
+        """Return the tiles that each of the trainer's ranks sends, in separate memory."""
         found = []
         for rank in self._trainer.ranks:
             memory = Memory.of(self._trainer, rank, canonical)
@@ -208,7 +208,8 @@ class Crossing:
     def _follow(self, parts: ExitStack) -> None:
         server = serve(self._log)
         parts.callback(server.close)
-        # One for the relay's own thread, and one for what receivers ask for before it is there.
+        # One for the relay's own thread, and one for tiles that receivers request before they
+        # arrive.
         sources = [RemoteSource(server.address, server.token) for _ in range(2)]
         for source in sources:
             parts.callback(source.close)
@@ -251,7 +252,7 @@ class Crossing:
 
 
 class _Flat:
-    """The same versions in a flat row, published to nobody."""
+    """The same versions in a flat row, without receivers."""
 
     def __init__(self, old: Bits) -> None:
         self._tiles = Tiles.of(len(old))
@@ -267,6 +268,6 @@ class _Flat:
 
 @contextmanager
 def crossing() -> Iterator[Crossing]:
-    """Start everything, and end it with the body."""
+    """Start everything; stop it at the end of the body."""
     with ExitStack() as parts:
         yield Crossing(parts)

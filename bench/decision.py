@@ -1,4 +1,4 @@
-"""The scheduler's core, measured in C++: from Python the crossing would be most of it."""
+"""The scheduler's core, measured in C++, because the call from Python would dominate."""
 
 import os
 import shutil
@@ -14,10 +14,10 @@ _ROOM = _CORE / "scheduler"
 
 
 def build_decisions(folder: Path) -> Callable[[int, int], float]:
-    """Return a function of (workers, rounds) that returns the median nanoseconds of a choice.
+    """Return a function of (workers, rounds) that returns the median nanoseconds of a decision.
 
     Args:
-        folder: where the program goes.
+        folder: output folder of the compiled program.
     """
     parts = ("caches", "placement", "lineup", "leasts", "cost", "worker_table")
     program = _build(folder, "scheduler_decision", [_ROOM / f"{part}.cpp" for part in parts])
@@ -29,12 +29,12 @@ def build_decisions(folder: Path) -> Callable[[int, int], float]:
 
 
 def build_bursts(folder: Path) -> Callable[[int, int, int, int, bool], tuple[float, int]]:
-    """Return a function that returns the median ms of the step, and how many turns were moved.
+    """Return a function for the median ms of a step, and its number of moved turns.
 
-    It is one of (workers, revoked, turns, rounds, whether turns differ).
+    Its arguments are (workers, revoked, turns, rounds, whether turns differ).
 
     Args:
-        folder: where the program goes.
+        folder: output folder of the compiled program.
     """
     program = _build(folder, "scheduler_burst", sorted(_ROOM.glob("*.cpp")))
 
@@ -53,7 +53,7 @@ def _build(folder: Path, name: str, parts: list[Path]) -> Path:
         pytest.skip("no C++ compiler for the scheduler's core: set CXX")
     program = folder / name
     sources = [str(_HERE / f"{name}.cpp"), *map(str, parts)]
-    flags = ["-std=c++20", "-O3", "-DNDEBUG", f"-I{_CORE}"]  # those of the extension
+    flags = ["-std=c++20", "-O3", "-DNDEBUG", f"-I{_CORE}"]  # flags of the extension
     subprocess.run([compiler, *flags, *sources, "-o", str(program)], check=True)
     return program
 

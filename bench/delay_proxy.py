@@ -1,9 +1,8 @@
-"""A longer wire: a TCP proxy that holds every byte for a while, in both directions.
+"""A longer wire: a TCP proxy that delays every byte in both directions.
 
-It is a process of its own, `python -m bench.delay_proxy`, so that nothing in the product waits on
-purpose. It has room for what is on its way and does not limit the rate: bytes go from a socket into
-a pipe and from there into the other socket without being copied (`splice`), and one thread moves
-those of all connections.
+It is a separate process, `python -m bench.delay_proxy`, so that the product contains no artificial
+delays. Its buffers are large enough not to limit the rate. `splice` moves bytes from a socket into
+a pipe and from there into the other socket without a copy. One thread handles all connections.
 """
 
 import argparse
@@ -31,11 +30,11 @@ _READY_S: Final = 20.0
 _CONNECT_S: Final = 10.0
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
-# A pass over all connections begins no sooner than this share of the delay after the one before, so
-# that a pass moves many packets; what is held so much longer is still held.
+# Passes over all connections are at least this share of the delay apart, so that a pass moves many
+# packets. It is added to the delay.
 _PASSES: Final = 10
 _PASS_NS_MAX: Final = 500_000
-# Of one pipe: as large as anybody may make it. It has a place for each packet, not for each byte.
+# Size of a pipe: the largest that any user may set. A pipe has a slot per packet, not per byte.
 _PIPE_BYTES: Final = 1 << 20
 _PIPES_MAX: Final = 64
 _SPLICE: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
@@ -43,37 +42,40 @@ _SPLICE: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 @dataclass(slots=True)
 class DelayLine:
-    """How many bytes are on their way: they leave in the order they came, never before their time.
+    """The numbers of delayed bytes: they leave in order, and not before their time.
 
-    The bytes themselves are elsewhere. No thread, no clock: its users bring both.
+    The bytes themselves are stored elsewhere. It has no thread and no clock; its users pass the
+    time.
 
     Args:
-        delay_ns: from coming in to leaving.
-        room_bytes: it holds no more.
+        delay_ns: time from arrival to departure.
+        room_bytes: largest number of bytes in the line.
     """
 
     delay_ns: int
     room_bytes: int
     held_bytes: int = 0
-    _marks: deque[tuple[int, int]] = field(default_factory=deque)  # due at, and how many
+    _marks: deque[tuple[int, int]] = field(default_factory=deque)  # time of departure, and number
 
     @property
     def room(self) -> int:
-        """Return how many bytes may be put."""
+        """Return how many bytes may be added."""
         return self.room_bytes - self.held_bytes
 
     def put(self, nbytes: int, now_ns: int) -> None:
-        """Take bytes in."""
+        """Add bytes."""
         check(0 < nbytes <= self.room, "a line takes what it has room for")
         self._marks.append((now_ns + self.delay_ns, nbytes))
         self.held_bytes += nbytes
 
     def due_in_ns(self, now_ns: int) -> int | None:
-        """Return how long until the next bytes leave, 0 or below when they may; None when empty."""
+        """Return the time until the next departure, at most 0 if it is due; None if the line is
+        empty.
+        """
         return self._marks[0][0] - now_ns if self._marks else None
 
     def due_bytes(self, now_ns: int) -> int:
-        """Return how many bytes may leave."""
+        """Return the number of bytes that are due."""
         nbytes = 0
         for due_ns, count in self._marks:
             if due_ns > now_ns:
@@ -82,7 +84,7 @@ class DelayLine:
         return nbytes
 
     def take(self, nbytes: int, now_ns: int) -> None:
-        """Let bytes leave, whose time has come."""
+        """Remove bytes that are due."""
         self.held_bytes -= nbytes
         while nbytes > 0:
             check(bool(self._marks), "bytes that leave a line have come into it")
@@ -94,22 +96,22 @@ class DelayLine:
 
 
 class Pipes:
-    """Bytes of a stream that no socket holds: as many pipes, one behind the other, as they need."""
+    """Bytes of a stream between two sockets, in as many consecutive pipes as needed."""
 
     def __init__(self) -> None:
-        self._used: deque[tuple[int, int]] = deque()  # where bytes go in, and where they come out
-        self._held: deque[int] = deque()  # of each
+        self._used: deque[tuple[int, int]] = deque()  # write end and read end of each pipe
+        self._held: deque[int] = deque()  # bytes in each pipe
         self._spare: list[tuple[int, int]] = []
 
     def fill(self, source: socket.socket, most: int) -> int | None:
-        """Take bytes from a socket that does not block; None when there are none or no room."""
+        """Read bytes from a nonblocking socket; None without bytes or room."""
         if not self._used:
             self._add()
         while True:
             try:
                 got = os.splice(source.fileno(), self._used[-1][0], most, flags=_SPLICE)
             except BlockingIOError:
-                # Because of the socket, which is empty, or of the pipe, which is full?
+                # Is the socket empty, or the pipe full?
                 if len(self._used) == _PIPES_MAX or not _has_bytes(source):
                     return None
                 if self._held[-1] > 0:
@@ -119,10 +121,10 @@ class Pipes:
             return got
 
     def drain(self, target: socket.socket, most: int) -> int:
-        """Give bytes to a socket that does not block; at least one, and perhaps fewer than most.
+        """Write at least one and at most `most` bytes to a nonblocking socket.
 
         Raises:
-            BlockingIOError: it takes none.
+            BlockingIOError: the socket accepts none.
         """
         nbytes = min(most, self._held[0])
         sent = os.splice(self._used[0][1], target.fileno(), nbytes, flags=_SPLICE)
@@ -154,24 +156,24 @@ def _has_bytes(one: socket.socket) -> bool:
 
 
 class Carrier:
-    """One direction of one connection: what came of one socket and goes to the other."""
+    """One direction of a connection, from one socket to the other."""
 
     def __init__(self, here: socket.socket, there: socket.socket, line: DelayLine) -> None:
         self.here = here
         self.there = there
         self._line = line
         self._pipes = Pipes()
-        self._ends_ns: int | None = None  # the end of the stream travels like bytes do
-        self.is_stuck = False  # the other socket takes nothing now
+        self._ends_ns: int | None = None  # the end of the stream is delayed like bytes
+        self.is_stuck = False  # the other socket accepts no bytes now
         self.is_over = False
 
     @property
     def may_read(self) -> bool:
-        """Whether there is room for what comes."""
+        """Whether there is room for more bytes."""
         return self._ends_ns is None and self._line.room > 0
 
     def wake_in_ns(self, now_ns: int) -> int | None:
-        """Return how long until it has to write; None when only a socket can tell."""
+        """Return the time until its next write; None if only a socket event can tell."""
         if self.is_over or self.is_stuck:
             return None
         due_in_ns = self._line.due_in_ns(now_ns)
@@ -180,12 +182,12 @@ class Carrier:
         return due_in_ns
 
     def read(self, now_ns: int) -> None:
-        """Take in what has come."""
+        """Read the available bytes."""
         while self.may_read:
             try:
                 got = self._pipes.fill(self.here, min(_READ_BYTES, self._line.room))
             except OSError:
-                got = 0  # a connection that breaks ends here; the bytes before it arrive
+                got = 0  # the connection ends here if it breaks; earlier bytes still arrive
             if got is None:
                 return
             if got == 0:
@@ -194,7 +196,7 @@ class Carrier:
             self._line.put(got, now_ns)
 
     def write(self, now_ns: int) -> None:
-        """Let go what is due."""
+        """Write the bytes that are due."""
         self.is_stuck = False
         try:
             while (due := self._line.due_bytes(now_ns)) > 0:
@@ -212,7 +214,7 @@ class Carrier:
         self._pipes.close()
 
     def _break_off(self) -> None:
-        """Let the peer that still sends know that nobody reads."""
+        """Tell the sending peer that nobody reads."""
         self.is_over = True
         self._ends_ns = 0
         with suppress(OSError):
@@ -221,14 +223,14 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a proxy does.
+    """Configuration of a proxy.
 
     Args:
-        listen: the address it listens on.
-        to: the address it connects to, at the same port; an own address must differ from `listen`.
-        ports: of both.
-        delay_ms: of each direction.
-        room_bytes: of each direction of a connection.
+        listen: address to listen on.
+        to: address to connect to, at the same port; if it is local it must differ from `listen`.
+        ports: ports of both.
+        delay_ms: delay of each direction.
+        room_bytes: buffer of each direction of a connection.
     """
 
     listen: str
@@ -239,7 +241,7 @@ class Settings:
 
 
 def room_for(bits_per_s: float, delay_ms: float) -> int:
-    """Return the room that lets a rate pass: what is on its way, twice, and a few reads."""
+    """Return a buffer that does not limit a rate: twice the bytes in flight, and a few reads."""
     return int(2 * bits_per_s / 8 * delay_ms / 1e3) + 8 * _READ_BYTES
 
 
@@ -255,7 +257,7 @@ class Proxy:
         self._pass_ns = min(int(settings.delay_ms * NS_PER_MS) // _PASSES, _PASS_NS_MAX)
 
     def run(self) -> None:
-        """Carry connections until the process is ended."""
+        """Carry connections until the process is killed."""
         print(_READY, flush=True)
         while True:
             began_ns = time.monotonic_ns()
@@ -314,14 +316,14 @@ class Proxy:
 
 @contextmanager
 def delay_proxy(settings: Settings, *, within: Sequence[str] = ()) -> Iterator[None]:
-    """Run a proxy beside the body, and end it however the body ends.
+    """Run a proxy during the body, and end it in any case.
 
     Args:
-        settings: of the proxy.
-        within: a command line that goes before its own, such as that of a namespace.
+        settings: configuration of the proxy.
+        within: command line in front of the proxy's, such as that of a namespace.
 
     Raises:
-        Unavailable: it does not come up.
+        Unavailable: the proxy does not start.
     """
     command = [*within, sys.executable, "-m", "bench.delay_proxy", *_arguments(settings)]
     process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)

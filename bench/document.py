@@ -1,4 +1,4 @@
-"""The document of a suite while it is measured: on the disk, and sound, after every row."""
+"""The document of a suite while it is measured: valid on the disk after every row."""
 
 import json
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ NOT_REACHED = "the run ended before it"
 
 
 class Document:
-    """Keeps the file as it is so far. A run that is killed leaves the rows that were finished.
+    """Writes the file after every change, so that a killed run leaves its finished rows.
 
     Args:
-        path: of the file. It holds the head, without rows; None keeps nothing on the disk.
+        path: file with a head and no rows yet; None keeps nothing on the disk.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -29,12 +29,12 @@ class Document:
         self._write()
 
     def leave_out(self, names: Iterable[str], reason: str) -> None:
-        """Note what has no rows: benchmarks that may still come, too."""
+        """Record benchmarks without rows, including those still to come."""
         self._unmeasured |= dict.fromkeys(names, reason)
         self._write()
 
     def finished(self, benchmark: str) -> None:
-        """Note that a benchmark has said what it had to say."""
+        """Note that a benchmark has reported all of its rows."""
         self._unmeasured.pop(benchmark, None)
         self._write()
 

@@ -31,7 +31,7 @@ _LOG_WIDTH: Final = 180
 
 
 def main(arguments: list[str]) -> int:
-    """Simulate what is asked for, and print what came out, also after an interrupt."""
+    """Simulate the requested runs, and print the results, also after an interrupt."""
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
     figures: list[ArmFigures] = []
@@ -73,7 +73,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """Return what gives these figures again: what they depend on, of what was asked for."""
+    """Return the command that reproduces the figures."""
     chosen = []
     if options.seeds:
         chosen = ["--seeds", ",".join(map(str, options.seeds))]

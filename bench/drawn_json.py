@@ -1,4 +1,4 @@
-"""What a file of results says of the drawn scenarios."""
+"""The content of a result file for the drawn scenarios."""
 
 import json
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from rose.sim.study.paired import by_seed
 
 
 def drawn_json(figures: Sequence[ArmFigures], *, command: str) -> str:
-    """Return the figures of the first table, of all runs and of each scenario's first alone.
+    """Return the figures of the first table, for all runs and for each scenario's first run.
 
     Args:
-        figures: of all arms of drawn scenarios.
-        command: that gives them.
+        figures: figures of all arms of the drawn scenarios.
+        command: command that reproduces them.
     """
     mine = list(by_seed(figures, "rose").values())
     verdict = verdict_of(figures)

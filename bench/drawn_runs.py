@@ -13,16 +13,16 @@ from rose.sim.study.figures import ArmFigures
 from rose.sim.study.run import study_arm
 
 SEEDS_FILE: Final = Path(__file__).resolve().parent / "scenarios" / "drawn_seeds.txt"
-_RUNS_APART: Final = 1_000_000  # more than there are scenarios
+_RUNS_APART: Final = 1_000_000  # larger than the number of scenarios
 
 
 def run_seed(scenario: int, run: int) -> int:
-    """Return the seed of a scenario's run; that of the first, 0, is the scenario's own."""
+    """Return the seed of a scenario's run; run 0 has the scenario's own seed."""
     return scenario + run * _RUNS_APART
 
 
 def scenario_of(seed: int) -> int:
-    """Return the scenario that a run is of."""
+    """Return the scenario of a run."""
     return seed % _RUNS_APART
 
 
@@ -53,5 +53,5 @@ def simulate_run(seed: int, arms: Sequence[str] | None) -> list[ArmFigures]:
 
 
 def drawn_seeds(count: int | None) -> tuple[int, ...]:
-    """Return the first seeds of the file, all of them if it is None."""
+    """Return the first `count` seeds of the file, all of them if it is None."""
     return read_seeds(SEEDS_FILE)[:count]

@@ -1,7 +1,7 @@
-"""Scenarios drawn at random, to be judged by: each is its seed, and the seeds are listed in a file.
+"""Randomly drawn scenarios for judging. A seed defines a scenario; a file lists the seeds.
 
-The ranges, and why. They were fixed, with the seeds, before any policy was tuned on them; change
-neither to make a result look better. "Log" means that every factor is as likely as another.
+The ranges and their reasons. They and the seeds were fixed before any policy was tuned on them.
+Change neither to make a result look better. "Log" means that every factor is as likely as another.
 
 ============================  ==============================  ======================================
 what                          range                           because
@@ -25,8 +25,8 @@ group                         4, 8, 16                        GRPO as it is run
 context                       8-64 Ki tokens                  the paper and PEARL have 32 Ki
 turns                         median 2-24, sigma 0.3-1        games to coding agents
 first prompt                  median 256-4096 tokens, log     a sentence to a file
-heard in a turn               median 64-2048, log             a game's board to a tool's output
-said in a turn                median 48-768, log; sigma 0.4-1 a move to a chain of thought
+input of a turn               median 64-2048, log             a game's board to a tool's output
+output of a turn              median 48-768, log; sigma 0.4-1 a move to a chain of thought
 tool waits                    median 0.01-10 s, log; a tail   86 % within 1 s, 95 % within 10 s are
                               of 1-10 % up to 120 s           measured of coding agents
 group share, hardness         0-1, 0-0.5                      nobody has published them
@@ -60,24 +60,24 @@ import numpy as np
 from rose.errors import InvalidArgument
 from rose.sim.scenario.scenario import Scenario, scenario_from
 
-# What stays of all arms that the real scheduler can run in the same world.
+# Arms that the real scheduler can run with the same inputs.
 ARMS: Final = (
     "rose", "resource-fixed", "least-loaded-sticky", "elastic", "reserved-share", "rose-published",
     "mlfq", "share-all",
 )  # fmt: skip
 _MODELS: Final = (("Qwen3-4B", 1), ("Qwen3-8B", 1), ("Qwen3-14B", 2), ("Qwen3-32B", 4))
 _SERVING: Final = {1: "Qwen2.5-7B", 2: "Qwen2.5-14B", 4: "Qwen2.5-32B"}
-# TTFT and TPOT in ms: the paper's for 7B and 32B, between them for 14B.
+# TTFT and TPOT in ms: the paper's for 7B and 32B, interpolated for 14B.
 _SLO: Final = {1: (500.0, 150.0), 2: (700.0, 250.0), 4: (1000.0, 450.0)}
 _GPUS: Final = ("H100", "H800", "A100", "L40S")
-_SMALL_GPU: Final = "L40S"  # 48 GB: two of them hold what one of the others does
+_SMALL_GPU: Final = "L40S"  # 48 GB: two of them hold as much as one of the others
 _MODES: Final = ("synchronous", "one-step-off", "asynchronous")
 _TURNS_MAX: Final = 40_000
-_VERSIONS: Final = (3, 6)  # at least, at most
-_LOAD_PEAK_MAX: Final = 0.95  # of the busiest minute: serving alone must keep its promise
-# To guess how long a batch is rolled out: what an H800 says and hears in a second with 8 B
-# parameters, what others do of that, the seconds of a token and of a tool, and how many times
-# as long as the mean the longest trajectory is. Only the time of training and the horizon need it.
+_VERSIONS: Final = (3, 6)  # minimum and maximum
+_LOAD_PEAK_MAX: Final = 0.95  # of the busiest minute, because serving alone must meet its targets
+# For an estimate of a batch's duration: tokens that an H800 prefills and decodes per second with 8
+# B parameters, the factors of the other GPUs, the seconds per token and per tool call, and the
+# longest trajectory divided by the mean. Only the training time and the horizon depend on it.
 _TOKENS_PER_S: Final = 3000.0
 _PROMPT_TOKENS_PER_S: Final = 25_000.0
 _SPEED: Final = {"H100": 1.0, "H800": 1.0, "A100": 0.4, "L40S": 0.26}
@@ -88,15 +88,15 @@ _LONGEST: Final = 4.0
 
 
 def drawn(seed: int) -> Scenario:
-    """Return the scenario of a seed, >= 0; the same in every run and on every machine."""
+    """Return the scenario of a seed, >= 0; it is the same in every run and on every machine."""
     return scenario_from(drawn_content(seed))
 
 
 def read_seeds(path: Path) -> tuple[int, ...]:
-    """Return the seeds of a file: one in a line; a line that starts with # says something.
+    """Return the seeds of a file, one per line; a line that starts with # is a comment.
 
     Raises:
-        InvalidArgument: it cannot be read, has a line that is no seed, or a seed twice.
+        InvalidArgument: the file cannot be read, has a line that is no seed, or repeats a seed.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -113,7 +113,7 @@ def read_seeds(path: Path) -> tuple[int, ...]:
 
 
 def drawn_content(seed: int) -> dict[str, Any]:
-    """Return what the file of a drawn scenario would say."""
+    """Return the content of the scenario file of a drawn scenario."""
     random = np.random.default_rng((20_260_509, seed))
     model, tp = _one(random, _MODELS)
     kinds = _gpu_kinds(random)
@@ -134,7 +134,7 @@ def drawn_content(seed: int) -> dict[str, Any]:
             "changed_share": _log(random, 0.005, 0.05),
         },
         "stress": _stress(random),
-        # Long enough for a policy that takes eight times as long as was guessed.
+        # Long enough for a policy that is eight times slower than estimated.
         "horizon_s": math.ceil(8 * versions * (job["train_s"] + rollout_s)) + 1800,
         "versions": versions,
         "arms": list(ARMS),
@@ -142,12 +142,12 @@ def drawn_content(seed: int) -> dict[str, Any]:
 
 
 def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], int, float]:
-    """Return the job, its versions, and a guess of how many seconds a batch is rolled out."""
+    """Return the job, its versions, and an estimate of a batch's rollout time in seconds."""
     group = int(_one(random, (4, 8, 16)))
     batch = round(_log(random, 32, 1024) / group) * group
     environment, turns, heard, said = _environment(random)
     is_dapo = random.random() < 0.25
-    redundancy = 1.5 if is_dapo else 1.0  # of a log-uniform up to 3, less its upper half
+    redundancy = 1.5 if is_dapo else 1.0  # the mean for a log-uniform distribution up to 3
     per_version = batch * turns * redundancy
     versions = int(np.clip(_TURNS_MAX // per_version, *_VERSIONS))
     if per_version * versions > _TURNS_MAX:
@@ -173,7 +173,9 @@ def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], 
 
 
 def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, float, float]:
-    """Return the environment, and the means: turns, and what one of them hears and says."""
+    """Return the environment, and the mean number of turns, and of input and output tokens per
+    turn.
+    """
     turns, turns_sigma = _log(random, 2, 24), _uniform(random, 0.3, 1)
     said, said_sigma = _log(random, 48, 768), _uniform(random, 0.4, 1)
     heard, heard_sigma = _log(random, 64, 2048), _uniform(random, 0.2, 0.8)
@@ -213,7 +215,7 @@ def _borrowed(random: np.random.Generator, gpu: str, gpus: float, tp: int) -> di
             "minute_peak": minute,
             "second_peak": _rounded(minute * _log(random, 1.5, 10)),
             "wave_s": _uniform(random, 600, 3600),
-            # Azure's conversations: means of 1,155 and 211 tokens.
+            # Azure's conversations have means of 1,155 and 211 tokens.
             "prompt_tokens": {**_lognormal(928, 0.66), "most": 16_384},
             "output_tokens": {**_lognormal(174, 0.62), "most": 2048},
         },
@@ -252,7 +254,7 @@ def _log(random: np.random.Generator, least: float, most: float) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Return four digits of it: the last ones of exp differ from machine to machine."""
+    """Round to four digits, because the last digits of exp differ between machines."""
     return float(f"{value:.4g}")
 
 

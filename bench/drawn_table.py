@@ -1,4 +1,4 @@
-"""The drawn scenarios on the terminal: a row for each baseline, and a row where rose loses."""
+"""The drawn scenarios on the terminal: rows of baselines, and of scenarios where rose loses."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def print_drawn(figures: Sequence[ArmFigures], console: Console) -> None:
     runs = len(by_seed(figures, "rose")) / len(verdict.best)
     console.print(f"{len(verdict.best)} scenarios, {runs:g} runs of each. {_sums(figures)}")
     lost = sorted((ratio, scenario) for scenario, ratio in verdict.best.items() if ratio < 1.0)
-    # After an interrupt there may be a later run of a scenario alone, and a row is of the first.
+    # After an interrupt a scenario may have only a later run, and rows need the first one.
     first = first_runs(figures)
     known = verdict_of(first).best
     rows = [_loss_row(first, *one) for one in lost if one[1] in known]
@@ -67,7 +67,7 @@ def _sums(figures: Sequence[ArmFigures]) -> str:
 
 
 def _loss_row(figures: Sequence[ArmFigures], ratio: float, seed: int) -> list[str]:
-    """Return what the scenario is, and what happened in its first run."""
+    """Return the description of a scenario, and the events of its first run."""
     mine = by_seed(figures, "rose")[seed]
     best = max(
         (one for one in figures if one.seed == seed and one.arm != "rose"),

@@ -1,4 +1,4 @@
-"""How rose did on the drawn scenarios: against each baseline, and against the best of them."""
+"""Rose on the drawn scenarios, compared with each baseline and with the best one."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from bench.drawn_runs import scenario_of
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.paired import by_seed, factor_of
 
-# Shares are told without a margin, and with two. One scenario in five ends within 2 % of what no
-# schedule can go below, whoever places the turns; chance moves a run by 1 %.
+# Margins of the shares: none, and two others. One scenario in five ends within 2 % of the lower
+# bound for every schedule; chance changes a run by 1 %.
 LEAST: Final = (1.0, 0.998, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """Rose's throughput over a baseline's, each the mean over the runs of a scenario.
+    """Rose's throughput divided by a baseline's, each the mean over the runs of a scenario.
 
     Args:
         arm: the baseline.
-        ratios: by scenario.
+        ratios: ratio by scenario.
     """
 
     arm: str
@@ -30,9 +30,9 @@ class Against:
 
     @property
     def geometric_mean(self) -> float:
-        """Return that of all scenarios in which the baseline came to something.
+        """Return the geometric mean over the scenarios where the baseline's throughput is above 0.
 
-        It is 0 if rose came to nothing in one of them, and infinite if there is none.
+        It is 0 if rose's throughput is 0 in one of them, and infinite if there are none.
         """
         factor = factor_of(tuple(self.ratios.values()))
         return math.inf if factor is None else factor.factor
@@ -43,17 +43,17 @@ class Against:
         return min((ratio, scenario) for scenario, ratio in self.ratios.items())
 
     def share_at_least(self, least: float) -> float:
-        """Return the share of the scenarios with such a ratio or a larger one."""
+        """Return the share of scenarios with at least this ratio."""
         return float(np.mean([ratio >= least for ratio in self.ratios.values()]))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Over all scenarios that have rose and at least one baseline.
+    """The comparison over all scenarios that have rose and at least one baseline.
 
     Args:
-        against: each baseline.
-        best: by scenario, rose's throughput over the best baseline's.
+        against: comparison with each baseline.
+        best: rose's throughput divided by the best baseline's, by scenario.
     """
 
     against: tuple[Against, ...]
@@ -61,11 +61,11 @@ class Verdict:
 
     @property
     def rows(self) -> tuple[Against, ...]:
-        """Return each baseline, and last the best of them in each scenario."""
+        """Return each baseline, and last the best one of each scenario."""
         return (*self.against, Against("the best of them", self.best))
 
     def share_at_least(self, least: float) -> float:
-        """Return the share of the scenarios where rose has so much of the best baseline."""
+        """Return the share of scenarios with at least this ratio to the best baseline."""
         return self.rows[-1].share_at_least(least)
 
     @property
@@ -75,12 +75,12 @@ class Verdict:
 
     @property
     def geometric_mean(self) -> float:
-        """Return that of rose over the best baseline, where that came to something."""
+        """Return the geometric mean over the best baseline, where its throughput is above 0."""
         return self.rows[-1].geometric_mean
 
 
 def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
-    """Return how rose did; its ratio to a baseline that came to nothing is infinite."""
+    """Return the comparison; a ratio to a throughput of 0 is infinite."""
     mine = by_seed(figures, "rose")
     arms = dict.fromkeys(one.arm for one in figures if one.arm != "rose")
     against = []
@@ -104,12 +104,12 @@ def verdict_of(figures: Sequence[ArmFigures]) -> Verdict:
 
 
 def first_runs(figures: Sequence[ArmFigures]) -> list[ArmFigures]:
-    """Return the figures of the first run of each scenario alone."""
+    """Return the figures of each scenario's first run."""
     return [one for one in figures if one.seed == scenario_of(one.seed)]
 
 
 def median_over_bound(figures: Sequence[ArmFigures]) -> float:
-    """Return the median of how much longer rose's batches take than the lower bound."""
+    """Return the median duration of rose's batches, divided by the lower bound."""
     return float(np.median([one.gap for one in by_seed(figures, "rose").values()]))
 
 

@@ -1,8 +1,8 @@
-"""How few bytes a change could take: bounds for codecs that know this or that.
+"""Lower bounds for the bytes of a change, for codecs with different knowledge.
 
-A bound counts, for every element, whether it changed, and for those that did, the step: the
-difference of the bits modulo 2^16. Rates and step sizes are those of the arrays themselves, free
-of charge, so no codec of that knowledge can do better.
+A bound counts, for every element, whether it changed and by which step, the difference of the bits
+modulo 2^16. Rates and step sizes are taken from the arrays themselves at no cost, so no codec with
+that knowledge can use fewer bytes.
 """
 
 import numpy as np
@@ -25,10 +25,10 @@ def steps(new: Bits, old: Bits) -> Bits:
 
 
 def iid_entropy_bytes(new: Bits, old: Bits) -> float:
-    """Return the least bytes for each change, for a codec that knows nothing of the weights.
+    """Return the fewest bytes per change for a codec that does not use the weights.
 
     Args:
-        new: (n,) bits, at least one unlike `old`.
+        new: (n,) bits; at least one differs from `old`.
         old: (n,) bits.
     """
     step = steps(new, old)
@@ -36,7 +36,7 @@ def iid_entropy_bytes(new: Bits, old: Bits) -> float:
 
 
 def class_entropy_bytes(new: Bits, old: Bits) -> float:
-    """Return the least bytes for each change, for a codec that looks at the old bf16 exponents."""
+    """Return the fewest bytes per change for a codec that knows the old bf16 exponents."""
     step, old_exponents = steps(new, old), exponents(old)
     in_all = 0.0
     for exponent in np.unique(old_exponents):
@@ -45,9 +45,9 @@ def class_entropy_bytes(new: Bits, old: Bits) -> float:
 
 
 def _bits(counts: npt.NDArray[np.int64]) -> float:
-    """Return the bits that tell for all elements which step each takes; unchanged is step 0.
+    """Return the bits that encode the step of every element; unchanged is step 0.
 
-    By the chain rule that is where the changes are, and which steps those are.
+    By the chain rule they are the bits for the positions of changes plus those for their steps.
     """
     some = counts[counts > 0].astype(np.float64)
     return float((some * (np.log2(some.sum()) - np.log2(some))).sum())

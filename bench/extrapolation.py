@@ -1,7 +1,7 @@
-"""From measured parts to an update of a model that no machine here holds. Arithmetic, no clock.
+"""Computes an update of a model that no machine here holds, from measured parts. No clock.
 
-As it is built: a version is packed before any of it is sent, and frames are checked as they come.
-That the serving cluster's own network keeps up with the link between the clusters is assumed.
+As implemented, a version is packed before any of it is sent, and frames are checked when they
+arrive. The serving cluster's own network is assumed to keep up with the link between the clusters.
 """
 
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from bench.rows import Term
 
 _GB = 1e9
-_BYTES = 2  # of an element
-_SECTOR_ELEMENTS = 16  # 32 bytes are what memory reads and writes
+_BYTES = 2  # per element
+_SECTOR_ELEMENTS = 16  # memory is read and written in 32 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What was measured, on one core where nothing else is said, in one run.
+    """Measured parts of one run, on one core unless stated otherwise.
 
     Args:
-        pack_gb_s: of weights, digest included.
-        bytes_per_change: on the wire, all headers of the frames included.
-        wire_efficiency: frames over what the link's rate allows.
-        stage_gb_s: of frames: checksum, reading, and whether they can be applied.
-        commit_gb_s: of weights: apply, the digest read, and all bookkeeping.
-        commit_over_bare: the time of a commit over that of a bare one: change, and digest read.
+        pack_gb_s: weights per second, digest included.
+        bytes_per_change: bytes on the wire per change, all headers of the frames included.
+        wire_efficiency: rate of frames divided by the link's rate.
+        stage_gb_s: frames per second: checksum, reading, and the check before apply.
+        commit_gb_s: weights per second: apply, reading for the digest, and bookkeeping.
+        commit_over_bare: time of a commit divided by that of a bare one: change and digest.
     """
 
     pack_gb_s: float
@@ -36,18 +36,18 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is assumed.
+    """Assumptions.
 
     Args:
-        elements: of the model.
-        density: share of them that changes.
-        link_bits_per_s: between the clusters; each change crosses it once.
-        trainer_ranks: each packs its part.
-        trainer_cores: of each, that pack.
-        receiver_ranks: of one replica, each with its part; replicas work at the same time.
-        staging_threads: of each, that look at frames: `Receiver(threads=...)`.
-        receiver_cores: of each, that commit: a commit is one thread.
-        device_gb_s: what the memory of a receiver's device gives to a plain kernel.
+        elements: elements of the model.
+        density: share of elements that change.
+        link_bits_per_s: rate between the clusters; each change crosses it once.
+        trainer_ranks: ranks that pack their parts.
+        trainer_cores: cores per rank that pack.
+        receiver_ranks: ranks of one replica with one part each; replicas work in parallel.
+        staging_threads: threads per rank that check frames: `Receiver(threads=...)`.
+        receiver_cores: cores per rank that commit; a commit is one thread.
+        device_gb_s: bandwidth of a receiver's device memory with a plain kernel.
     """
 
     elements: float
@@ -61,7 +61,7 @@ class Deployment:
     device_gb_s: float
 
     def terms(self) -> list[Term]:
-        """Return what is assumed as terms of a row."""
+        """Return the assumptions as terms of a row."""
         return [
             Term("assumed: elements", self.elements, "elements"),
             Term("assumed: density", self.density, "share"),
@@ -84,20 +84,20 @@ LARGE = Deployment(
     receiver_ranks=8,
     staging_threads=2,
     receiver_cores=1,
-    device_gb_s=3500.0,  # three quarters of what an H200's data sheet says
+    device_gb_s=3500.0,  # three quarters of the value in an H200's data sheet
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure, and what it was worked out from."""
+    """A figure, and the terms that it was computed from."""
 
     value: float
     terms: tuple[Term, ...]
 
 
 def published_to_staged_s(parts: Parts, at: Deployment) -> Figure:
-    """Return the seconds from fresh weights to a version that lies ready at every rank."""
+    """Return the seconds from new weights until every rank has staged the version."""
     weights_gb = _BYTES * at.elements / _GB
     wire_gb = at.elements * at.density * parts.bytes_per_change / _GB
     cores = at.trainer_ranks * at.trainer_cores
@@ -122,7 +122,7 @@ def published_to_staged_s(parts: Parts, at: Deployment) -> Figure:
 
 
 def pause_on_devices_ms(parts: Parts, at: Deployment) -> Figure:
-    """Return the milliseconds of a commit where a rank's weights are in a device's memory.
+    """Return the milliseconds of a commit if a rank's weights are in device memory.
 
     A bare commit reads each byte for the digest, and reads and writes each sector that changes.
     """
@@ -145,7 +145,7 @@ def pause_on_devices_ms(parts: Parts, at: Deployment) -> Figure:
 
 
 def pause_on_cpus_ms(parts: Parts, at: Deployment) -> Figure:
-    """Return the milliseconds of a commit where a rank's weights are in its host's memory."""
+    """Return the milliseconds of a commit if a rank's weights are in host memory."""
     rank_gb = _BYTES * at.elements / at.receiver_ranks / _GB
     pause_ms = rank_gb / (at.receiver_cores * parts.commit_gb_s) * 1e3
     return Figure(

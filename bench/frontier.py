@@ -1,7 +1,7 @@
-"""The frontier in virtual time: what rollouts harvest, beside what serving pays for it.
+"""The frontier in virtual time: rollout harvest, and its cost for serving.
 
-Serving's capacity is the highest Poisson rate at which serving alone keeps its targets for 99 % of
-the requests. Loads are shares of that rate. Lengths are those of the chat profile.
+Serving's capacity is the highest Poisson rate at which serving alone meets its targets for 99 % of
+the requests. Loads are shares of that rate. Lengths follow the chat profile.
 """
 
 import math
@@ -38,22 +38,22 @@ ARMS: Final = (
     *DIALS,
     "clairvoyant",
 )
-PROMPT_MAX: Final = 4096  # of the Azure trace's prompts 99 % are shorter
+PROMPT_MAX: Final = 4096  # 99 % of the Azure trace's prompts are shorter
 ATTAINED: Final = 0.99
-CLOSE: Final = 1.05  # the search for the capacity ends at such a ratio
+CLOSE: Final = 1.05  # ratio at which the search for the capacity ends
 CAPACITY_SEED: Final = 0
 HOLD_TRIES: Final = 3
-HELD: Final = 1.01  # P99s so close to what they should be are equal
+HELD: Final = 1.01  # ratio up to which two P99s count as equal
 
-# Of the comparison with priority: kernels of 5 ms, and 16 launches in the lower stream.
+# For the comparison with priority: kernels of 5 ms, and 16 launches in the lower stream.
 KERNELS: Final = replace(DEVICE, layers=30, layers_per_segment=15)
 QUEUE: Final = 16
 
 
 def poisson(seed: int, count: int) -> Callable[[float], list[Request]]:
-    """Return what makes `count` requests of a Poisson process at a rate, in requests/s.
+    """Return a function that makes `count` requests of a Poisson process at a rate, in requests/s.
 
-    Requests of one seed differ from rate to rate in the times of their arrivals alone.
+    For one seed, requests at different rates differ only in their arrival times.
     """
     arrival_s = np.cumsum(np.random.default_rng(seed).exponential(1.0, count))
     lengths = generate("chat", duration_s=2.0 * count, rate_rps=1.0, seed=seed)
@@ -78,10 +78,10 @@ def attainment(outcome: ArmOutcome) -> float:
 
 
 def capacity_rps(count: int) -> float:
-    """Return the highest rate at which serving alone keeps its targets, within 5 %.
+    """Return the highest rate at which serving alone meets its targets, within 5 %.
 
     Args:
-        count: requests of each try.
+        count: requests per attempt.
     """
     requests_at = poisson(CAPACITY_SEED, count)
 
@@ -105,9 +105,9 @@ class Job:
     """One seed at one load.
 
     Args:
-        rate_rps: what the load is.
-        count: requests.
-        logs: folder for certificates, made if it is not there.
+        rate_rps: rate of the requests.
+        count: number of requests.
+        logs: folder for certificates, created if necessary.
     """
 
     seed: int
@@ -119,14 +119,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a job.
+    """Results of a job.
 
     Args:
-        record: all arms.
-        equal_p99: by arm of rose, what someone who knows the future harvests within its P99s.
-        p99_over_limit: the larger of the two P99s that this one has, over what it was held to.
-        equal_slowdown: the same within the slowdown that the arm promises each request, and within
-            its P99 of TTFT; for arms whose slowdown has a limit.
+        record: results of all arms.
+        equal_p99: harvest of a clairvoyant scheduler within the P99s of an arm of rose, by arm.
+        p99_over_limit: larger of the clairvoyant's two P99s, divided by its limit.
+        equal_slowdown: its harvest within the slowdown that the arm promises each request and
+            within the arm's P99 of TTFT; for arms with a limited slowdown.
     """
 
     job: Job
@@ -137,7 +137,7 @@ class Found:
 
 
 def simulate_job(job: Job) -> Found:
-    """Simulate all arms, then whoever knows the future beside each arm of rose."""
+    """Simulate all arms, then a clairvoyant scheduler for each arm of rose."""
     requests = poisson(job.seed, job.count)(job.rate_rps)
     plan = Plan(
         schemes=tuple(SCHEMES[name] for name in ARMS),
@@ -154,7 +154,7 @@ def simulate_job(job: Job) -> Found:
     times_ns = times_alone(requests, seed=job.seed)
     equal_p99, over, equal_slowdown = {}, {}, {}
     for arm in DIALS:
-        # Where rose is faster than serving alone, nobody is held to more than alone keeps.
+        # Where rose is faster than serving alone, the limit is that of serving alone.
         ttft_ms, tpot_ms = np.maximum(p99s(slices[arm]), p99s(slices["alone"])).tolist()
         equal_p99[arm], over[arm] = clairvoyant_held(
             requests, times_ns, ttft_ms=ttft_ms, tpot_ms=tpot_ms, seed=job.seed
@@ -168,7 +168,7 @@ def simulate_job(job: Job) -> Found:
 
 
 def joined(found: Sequence[Found], *, capacity: float) -> RunRecord:
-    """Return all jobs as one record, in which each seed is a round."""
+    """Return all jobs as one record in which each seed is a round."""
     first = found[0].record
     seeds = sorted({one.job.seed for one in found})
     loads = tuple(sorted({one.job.load for one in found}))
@@ -187,7 +187,7 @@ def joined(found: Sequence[Found], *, capacity: float) -> RunRecord:
 
 
 def harvest_of(record: RunRecord, one: Slice) -> float:
-    """Return rollout tokens of a slice over those of rollouts alone in the same time."""
+    """Return a slice's rollout tokens, divided by those of rollouts alone in the same time."""
     (solo,) = record.solo
     return one.rollout_tokens / one.seconds * solo.seconds / solo.rollout_tokens
 
@@ -196,7 +196,7 @@ def harvest_of(record: RunRecord, one: Slice) -> float:
 
 
 class TokenTimes(Alone):
-    """Serving alone; keeps when each request got its tokens, in ns."""
+    """Serving alone; stores the times of each request's tokens, in ns."""
 
     def __init__(self, count: int) -> None:
         self.times_ns: list[list[int]] = [[] for _ in range(count)]
@@ -207,7 +207,7 @@ class TokenTimes(Alone):
 
 
 def times_alone(requests: Sequence[Request], *, seed: int) -> list[list[int]]:
-    """Return when each request gets its tokens if serving is alone, in ns."""
+    """Return the times of each request's tokens when serving is alone, in ns."""
     alone = TokenTimes(len(requests))
     govern(requests, DEVICE, alone, slo=TARGETS, seed=seed)
     return alone.times_ns
@@ -221,10 +221,11 @@ def within(
     tpot_ms: float,
     slowdown: float,
 ) -> Deadline:
-    """Return deadlines that keep P99s of TTFT and of mean TPOT which serving alone keeps.
+    """Return deadlines that keep the given P99s of TTFT and of mean TPOT.
 
-    A request may be as late as these two allow, or as it is alone, where that is later. Its mean
-    TPOT counts from its own first token; that of serving alone is stretched by `slowdown`.
+    A request may be as late as these two allow, or as it is with serving alone, whichever is later.
+    Its mean TPOT counts from its own first token; that of serving alone is multiplied by 1 +
+    `slowdown`.
     """
     arrivals_ns = [ns_of(one.arrival_ms) for one in requests]
     firsts_ns = [
@@ -257,7 +258,7 @@ def clairvoyant_within(
     slowdown: float,
     seed: int,
 ) -> ArmOutcome:
-    """Return what someone who knows the future harvests within these deadlines."""
+    """Return the harvest of a clairvoyant scheduler within these deadlines."""
     step_noise, rollout_noise = noises(seed, DEVICE)
     knowing = Clairvoyant(
         requests,
@@ -278,14 +279,13 @@ def clairvoyant_held(
     tpot_ms: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Return the harvest of whoever knows the future and is held to two P99s, and how well it is.
+    """Return the harvest of a clairvoyant scheduler that is limited to two P99s, and its precision.
 
-    The greedy one does not see all that a delay will lead to. Where its P99s come out above what it
-    was held to, it is held to as much less and tried again. That may make it worse.
+    The greedy scheduler does not see all consequences of a delay. If its P99s exceed the limits,
+    the limits are reduced by the excess and it runs again, which may also make it worse.
 
     Returns:
-        The harvest, and the larger of both P99s over what it should be; of the try that came
-        closest.
+        The harvest, and the larger of both P99s divided by its limit, of the closest attempt.
     """
     tries: list[tuple[float, float]] = []
     held_ttft_ms, held_tpot_ms = ttft_ms, tpot_ms
@@ -321,7 +321,8 @@ def p99s(one: Slice) -> tuple[float, float]:
 class QueuedPriority(Priority):
     """The lower stream has launches in its queue; those at the device's front end run on.
 
-    Nobody calls a launch back: what is queued when a request arrives runs before serving's step.
+    A launch cannot be recalled: launches that are queued when a request arrives run before
+    serving's step.
     """
 
     grain = Grain.SEGMENT
@@ -329,7 +330,9 @@ class QueuedPriority(Priority):
 
 
 class RunningPriority(Priority):
-    """The kindest reading: the kernel that runs finishes, and serving overtakes all others."""
+    """The most favourable model of priority: the running kernel ends, then serving overtakes the
+    others.
+    """
 
     grain = Grain.SEGMENT
 
@@ -342,7 +345,7 @@ READINGS: Final[dict[str, type[Priority]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PriorityJob:
-    """One reading of priority, held against rose on one seed at one load."""
+    """One model of priority, compared with rose on one seed at one load."""
 
     seed: int
     load: float
@@ -352,9 +355,9 @@ class PriorityJob:
 
 
 def priority_over_rose(job: PriorityJob) -> tuple[float, float, float]:
-    """Return P99 of TTFT under priority over that under rose, and what each of the two harvests.
+    """Return P99 of TTFT under priority divided by that under rose, and both harvests.
 
-    Rose has the smallest slowdown at which it harvests no less.
+    Rose has the smallest slowdown with at least the same harvest.
     """
     requests = poisson(job.seed, job.count)(job.rate_rps)
     rule = READINGS[job.reading]()
@@ -365,7 +368,7 @@ def priority_over_rose(job: PriorityJob) -> tuple[float, float, float]:
 
 
 def rose_at_harvest(requests: Sequence[Request], harvest: float, *, seed: int) -> ArmOutcome:
-    """Return rose at the smallest slowdown up to 0.1 that harvests so much, or 2 % more."""
+    """Return rose at the smallest slowdown up to 0.1 with this harvest, or up to 2 % more."""
 
     def at(slowdown: float) -> ArmOutcome:
         return simulate(requests, KERNELS, "rose", slo=TARGETS, slowdown=slowdown, seed=seed)

@@ -1,7 +1,7 @@
-"""What the slices of real engines say about the frontier: paired bootstraps over rounds.
+"""Statistics of the slices of real engines for the frontier: paired bootstraps over rounds.
 
-A statistic is taken of all arms on the same rounds. Rounds are drawn again, with replacement, to
-say how much of it is chance.
+A statistic uses the same rounds for all arms. Rounds are resampled with replacement to estimate the
+effect of chance.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ Statistic = Callable[[Sequence[int]], float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A statistic of all rounds, and the interval in which it lies with 95 %."""
+    """A statistic over all rounds, and its 95 % interval."""
 
     value: float
     low: float
@@ -45,7 +45,7 @@ class Estimate:
 
 
 class Rounds:
-    """The rounds of one load in which every arm has a slice that is not void."""
+    """The rounds of one load in which every arm has a valid slice."""
 
     def __init__(self, record: RunRecord, load: float) -> None:
         self._slo = record.slo
@@ -58,20 +58,20 @@ class Rounds:
         self.numbers = [n for n in numbers if all((arm, n) in self._slices for arm in ARMS)]
 
     def estimate(self, statistic: Statistic) -> Estimate:
-        """Return a statistic of all rounds, with its paired bootstrap."""
+        """Return a statistic over all rounds, with its paired bootstrap."""
         drawn = np.random.default_rng(0).choice(self.numbers, (DRAWS, len(self.numbers)))
         low, high = np.quantile([statistic(rounds) for rounds in drawn.tolist()], (0.025, 0.975))
         return Estimate(statistic(self.numbers), float(low), float(high))
 
     def times_alone(self, arm: str, metric: str, rank: int) -> Statistic:
-        """Return a percentile of an arm's requests over that of serving alone."""
+        """Return a percentile of an arm's requests divided by that of serving alone."""
         return lambda rounds: (
             self._percentile(arm, metric, rank, rounds)
             / self._percentile("alone", metric, rank, rounds)
         )
 
     def price(self, arm: str, rounds: Sequence[int]) -> float:
-        """Return what an arm costs serving: the larger of the P50s of TTFT and TPOT, x alone."""
+        """Return an arm's cost for serving: the larger P50 of TTFT and TPOT over that alone."""
         return max(self.times_alone(arm, metric, 50)(rounds) for metric in METRICS)
 
     def harvest(self, arm: str, rounds: Sequence[int]) -> float:
@@ -80,24 +80,25 @@ class Rounds:
         return sum(one.rollout_tokens for one in slices) / sum(one.seconds for one in slices)
 
     def frontier_over(self, peer: str) -> Statistic:
-        """Return what rose's dials harvest at a peer's price, over what the peer harvests.
+        """Return rose's harvest at a peer's cost, divided by the peer's harvest.
 
-        Between two dials, and between none and the first, a device can take turns: the frontier is
-        the straight line. Beyond the dearest dial it stays where it is.
+        Between two settings, and between no rollouts and the first setting, a device can alternate,
+        so the frontier is linear. Beyond the most expensive setting it is constant.
         """
 
         def statistic(rounds: Sequence[int]) -> float:
             points = [(1.0, 0.0)]
             points += [(self.price(arm, rounds), self.harvest(arm, rounds)) for arm in DIALS]
             prices, harvests = zip(*sorted(points), strict=True)
-            most = np.maximum.accumulate(harvests)  # whoever pays more may also pay less
+            # At a higher cost, settings with a lower cost are possible too.
+            most = np.maximum.accumulate(harvests)
             mine = float(np.interp(self.price(peer, rounds), prices, most))
             return mine / self.harvest(peer, rounds)
 
         return statistic
 
     def excess_misses(self, arm: str) -> Statistic:
-        """Return the share of requests that miss a target under an arm, and not alone."""
+        """Return the share of requests that miss a target under an arm, but not alone."""
 
         def statistic(rounds: Sequence[int]) -> float:
             missed = [
@@ -131,8 +132,8 @@ def measure(loads: Sequence[float], *, rounds: int, logs: Path) -> RunRecord:
     """Run all arms in short slices, as `rose compare` does.
 
     Args:
-        loads: shares of what serving alone answers at saturation.
-        rounds: slices of each arm at each load.
+        loads: shares of serving's saturated throughput.
+        rounds: slices per arm and load.
         logs: folder for certificates.
     """
     from rose.demo.experiment import SLICE_S
@@ -159,9 +160,9 @@ def measure(loads: Sequence[float], *, rounds: int, logs: Path) -> RunRecord:
 
 
 def gate_overhead_percent(record: RunRecord) -> float | None:
-    """Return how many fewer tokens rollouts generate under rose while nobody is served, in percent.
+    """Return the loss of rollout tokens under rose while serving is idle, in percent.
 
-    Medians of the arms `rose_idle` and `share_all` with the device to themselves; None where either
+    Medians of the arms `rose_idle` and `share_all` with the device to themselves; None if either
     has no such slice.
     """
     rates: dict[str, list[float]] = {}

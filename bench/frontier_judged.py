@@ -1,4 +1,4 @@
-"""What the frontier's bars came to at each commit that was judged, on seeds of its own."""
+"""The values of the frontier's bars at each judged commit, with the commit's own seeds."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ _ODD_SEEDS: Final = 500_000
 
 
 def judging_seeds(commit: str, count: int) -> tuple[int, ...]:
-    """Return odd seeds above 1,000 that a commit's hash draws; those of tuning are even."""
+    """Return odd seeds above 1,000, drawn with a commit's hash; those of tuning are even."""
     drawn = [hashlib.sha256(f"{commit} {number}".encode()).digest() for number in range(count)]
     return tuple(1001 + 2 * (int.from_bytes(one[:8], "big") % _ODD_SEEDS) for one in drawn)
 
 
 def is_clean() -> bool:
-    """Whether the code is as the commit has it; results may differ."""
+    """Whether the code equals the commit; results may differ."""
     command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!bench/results"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.returncode == 0 and not answer.stdout.strip()
@@ -32,7 +32,7 @@ def is_clean() -> bool:
 def append_judgement(
     path: Path, commit: str, seeds: Sequence[int], bars: Mapping[str, tuple[float, Bar]]
 ) -> None:
-    """Add what a commit's bars came to; a commit that was judged before is not added again."""
+    """Append the values of a commit's bars, unless the commit was judged before."""
     if commit in [one["commit"] for one in read_judgements(path)]:
         return
     entry = {

@@ -1,8 +1,8 @@
 """How long a step of serving waits for rollouts in trouble, in virtual time.
 
 A burst: more requests than fit a batch arrive at once while rollouts run. A frozen host: serving's
-host shows no life for a while, and then sees such a burst. The third trouble, a borrower that is
-stuck in a segment, needs no simulation: serving goes on after `Policy.park_wait_ms`.
+host shows no life for a while before such a burst. The third trouble, a borrower that is stuck in a
+segment, needs no simulation: serving continues after `Policy.park_wait_ms`.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from rose.sim.simulation import govern
 from rose.units import NS_PER_MS
 
 EVERY_MS: Final = 2000.0
-FREEZE_MAX_MS: Final = 500.0  # twice of what a heartbeat may be old, so that both cases come
+FREEZE_MAX_MS: Final = 500.0  # twice the largest age of a heartbeat, so that both cases occur
 BURST: Final = 100
 PROMPT_TOKENS: Final = 16
 OUTPUT_TOKENS: Final = 4
@@ -26,11 +26,11 @@ OUTPUT_TOKENS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Bursts, and how long serving's host is frozen before each.
+    """Bursts, and the time for which serving's host is frozen before each.
 
     Args:
-        at_ms: when all requests of a burst arrive.
-        freeze_ms: until that moment; as many.
+        at_ms: arrival of all requests of a burst.
+        freeze_ms: duration of the freeze that ends with each burst; as many.
     """
 
     at_ms: tuple[float, ...]
@@ -45,7 +45,7 @@ class Trouble:
         ]
 
     def is_frozen(self, now_ms: float) -> bool:
-        """Whether the host shows no life."""
+        """Whether the host is frozen."""
         number = int(now_ms // EVERY_MS)
         if number >= len(self.at_ms):
             return False
@@ -53,7 +53,7 @@ class Trouble:
 
 
 def trouble(bursts: int, *, is_freezing: bool, seed: int) -> Trouble:
-    """Return a burst each `EVERY_MS` or so: they hit any part of a segment."""
+    """Return a burst about every `EVERY_MS`, so that they hit all parts of a segment."""
     random = np.random.default_rng(seed)
     return Trouble(
         at_ms=tuple((EVERY_MS * np.arange(1, bursts + 1) - random.uniform(0, 50, bursts)).tolist()),
@@ -62,7 +62,7 @@ def trouble(bursts: int, *, is_freezing: bool, seed: int) -> Trouble:
 
 
 class FrozenHost(CoreGovernor):
-    """Rose, whose host freezes as the trouble says."""
+    """Rose with a host that freezes as in the trouble."""
 
     def __init__(self, slowdown: float, troubled: Trouble) -> None:
         self._troubled = troubled
@@ -75,7 +75,7 @@ class FrozenHost(CoreGovernor):
 
 
 class Segments:
-    """An observer that keeps how long each segment took, in ms."""
+    """An observer that stores the duration of each segment, in ms."""
 
     def __init__(self) -> None:
         self.took_ms: list[float] = []
@@ -90,7 +90,7 @@ class Segments:
 
 
 def worst_blocking(governor: Governor, troubled: Trouble, *, seed: int) -> tuple[float, float]:
-    """Return the longest wait of a step beyond what was lent, and the P99 of segments, in ms."""
+    """Return the longest wait of a step beyond lent time, and the P99 of segments, in ms."""
     segments = Segments()
     requests = troubled.requests
     outcome = govern(requests, DEVICE, governor, slo=TARGETS, seed=seed, observer=segments)

@@ -1,4 +1,4 @@
-"""A futex round trip, measured in C++: from Python the interpreter would be most of it."""
+"""A futex round trip, measured in C++, because the interpreter would dominate."""
 
 import ctypes
 import os
@@ -15,10 +15,10 @@ _CORE = _HERE.parent / "csrc"
 
 
 def build_round_trips(folder: Path) -> Callable[[int], list[int]]:
-    """Return a function that does n round trips and returns how long each took, in nanoseconds.
+    """Return a function that does n round trips and returns their durations in nanoseconds.
 
     Args:
-        folder: where the shared object goes.
+        folder: output folder of the shared object.
     """
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:

@@ -1,4 +1,4 @@
-"""A peer of the chunk plane: the same frames in a server-streaming method of gRPC, in the clear."""
+"""A peer of the chunk plane: the same frames in a server-streaming method of gRPC, without TLS."""
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ OPTIONS = (
     ("grpc.max_receive_message_length", CHUNK_BYTES_MAX + 64),
     ("grpc.max_send_message_length", CHUNK_BYTES_MAX + 64),
 )
-# One call asks for as much as one connection of the chunk plane does in a few round trips.
+# One call requests as much as one connection of the chunk plane in a few round trips.
 CHUNKS_PER_CALL = 16
-# What an answer of the chunk plane has before its frame.
+# The header of an answer in the chunk plane.
 _ANSWER = struct.Struct("<4sIQqII")
 
 
 @contextmanager
 def serving(kept: Sequence[bytes]) -> Iterator[str]:
-    """Serve frames by tile; give the address."""
+    """Serve frames by tile; yield the address."""
 
     def answer(content: bytes, _context: Any) -> Iterator[bytes]:
         for tile in struct.unpack(f"<{len(content) // 4}I", content):
@@ -45,7 +45,7 @@ def serving(kept: Sequence[bytes]) -> Iterator[str]:
 
 
 class GrpcChunks:
-    """Gets frames over a channel with `OPTIONS`."""
+    """Receives frames over a channel with `OPTIONS`."""
 
     def __init__(self, channel: Any, *, timeout_s: float) -> None:
         self._call = channel.unary_stream(f"/{SERVICE}/{METHOD}")

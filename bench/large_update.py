@@ -1,7 +1,7 @@
 """A trainer and one engine of a large model, in two processes of one machine.
 
-The weights repeat a pattern, so both ends make them without a file, and the trainer has its fresh
-weights and its shadow and nothing else.
+The weights repeat a pattern, so both ends make them without a file. The trainer holds only its new
+weights and its shadow.
 """
 
 import threading
@@ -35,13 +35,13 @@ _BARE: Final = "bare"
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an update took.
+    """Times of an update.
 
     Args:
-        e2e_ms: from fresh weights to the engine's running on.
-        pause_ms: of the engine.
-        nbytes: of frames.
-        changed: elements.
+        e2e_ms: time from new weights until the engine runs on them.
+        pause_ms: pause of the engine.
+        nbytes: bytes of frames.
+        changed: changed elements.
     """
 
     e2e_ms: float
@@ -51,13 +51,13 @@ class Update:
 
 
 class LargeTrainer:
-    """Brings an engine to and fro between two versions."""
+    """Updates an engine to and fro between two versions."""
 
     def __init__(self, elements: int) -> None:
         versions = two_versions(PATTERN, density=_DENSITY)
         self._patch = versions.old ^ versions.new
         self._live: Bits = np.resize(versions.old, elements)
-        # The engine has what was published first, and the log need not have it whole.
+        # The engine has the first version, so the log need not keep its snapshot.
         self._log = VersionLog(versions_max=2)
         self._publisher = RowPublisher(self._live, "bench", 1, 1, self._log)
         self._server = serve(self._log)
@@ -77,7 +77,7 @@ class LargeTrainer:
         return Update(took_ns / 1e6, pause_ns / 1e6, manifest.nbytes, manifest.changed)
 
     def bare_ms(self) -> float:
-        """Return how long the engine takes for a bare read-modify-write and digest read."""
+        """Return the engine's time for a bare read-modify-write and digest read."""
         self._engine.say(_BARE)
         return float(self._engine.hear()) / 1e6
 
@@ -93,10 +93,10 @@ class LargeTrainer:
 
 @contextmanager
 def large_trainer(elements: int) -> Iterator[LargeTrainer]:
-    """Start both ends, at the same version, and end them with the body.
+    """Start both ends at the same version; stop them at the end of the body.
 
     Args:
-        elements: a multiple of `PATTERN`; each end holds them once or twice.
+        elements: number of elements, a multiple of `PATTERN`; each end holds one or two copies.
     """
     if elements % PATTERN:
         raise InvalidArgument(f"{elements} elements are not whole patterns of {PATTERN}")
@@ -107,13 +107,13 @@ def large_trainer(elements: int) -> Iterator[LargeTrainer]:
 
 
 def flip(bits: Bits, patch: Bits) -> None:
-    """Make the other version of one, in place."""
+    """Turn one version into the other, in place."""
     patterns = bits.reshape(-1, PATTERN)
     np.bitwise_xor(patterns, patch, out=patterns)
 
 
 def serve_large(line: Connection, elements: int, address: str, token: str) -> None:
-    """Be the engine, until killed: commit the next version, or do the bare work, as told."""
+    """Run the engine until killed: commit the next version or do the bare work, on request."""
     versions = two_versions(PATTERN, density=_DENSITY)
     patch = versions.old ^ versions.new
     bits: Bits = np.resize(versions.old, elements)
@@ -131,7 +131,7 @@ def serve_large(line: Connection, elements: int, address: str, token: str) -> No
         while True:
             if line.recv() == _BARE:
                 line.send(_bare_ns(row, tiles, patch))
-                flip(bits, patch)  # as it was
+                flip(bits, patch)  # back to the first version
                 continue
             is_staged.wait()
             is_staged.clear()

@@ -1,4 +1,4 @@
-"""Two ends of a link: what rose's data plane gets through it, and what a bare TCP sender gets."""
+"""Two ends of a link: throughput of rose's data plane, and of a bare TCP sender."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 
-_HERE: Final = "127.0.0.1"  # where the proxy listens at the far end
+_HERE: Final = "127.0.0.1"  # address of the proxy at the far end
 _PIECE_BYTES: Final = 1 << 20
 _DEADLINE_S: Final = 60.0
 _AGAIN_S: Final = 0.1
@@ -33,8 +33,8 @@ class Wire:
     """A link with its delay.
 
     Args:
-        bits_per_s: of each direction.
-        delay_ms: of each direction.
+        bits_per_s: rate of each direction.
+        delay_ms: delay of each direction.
     """
 
     bits_per_s: float
@@ -42,12 +42,12 @@ class Wire:
 
     @property
     def name(self) -> str:
-        """Return how rows call it."""
+        """Return its name in rows."""
         return f"{self.bits_per_s / 1e9:g}gbit_{self.delay_ms:g}ms"
 
 
 def random_log(nbytes: int) -> VersionLog:
-    """Return a log whose newest version has so many bytes of frames, which nothing compresses."""
+    """Return a log whose newest version has `nbytes` of incompressible frames."""
     rng = np.random.default_rng(41)
     old, new = (np.frombuffer(rng.bytes(nbytes), np.uint16) for _ in range(2))
     log = VersionLog()
@@ -56,9 +56,9 @@ def random_log(nbytes: int) -> VersionLog:
 
 
 class LinkEnds:
-    """Both ends, ready to move the same number of bytes in either way; seconds are the far end's.
+    """Both ends, ready to move the same bytes either way; seconds are those of the far end.
 
-    From the question to the last byte, at the end where the bytes arrive.
+    They are measured from the request to the last byte, at the end where the bytes arrive.
     """
 
     def __init__(self, far: Rank, nbytes: int) -> None:
@@ -85,11 +85,11 @@ def link_ends(wire: Wire, nbytes: int) -> Iterator[LinkEnds]:
     """Make a wire with a server and a bare sender at its near end, and a process at the far one.
 
     Args:
-        wire: what is between them.
-        nbytes: that are moved each time.
+        wire: rate and delay of the link.
+        nbytes: bytes of each transfer.
 
     Raises:
-        Unavailable: there can be no link here.
+        Unavailable: this machine can have no link.
     """
     with ExitStack() as parts:
         link = parts.enter_context(shaped_link(wire.bits_per_s))
@@ -111,7 +111,7 @@ def link_ends(wire: Wire, nbytes: int) -> Iterator[LinkEnds]:
 
 @contextmanager
 def _bare_sender(link: Link, nbytes: int) -> Iterator[int]:
-    """Send `nbytes` to whoever connects and asks; yields the port."""
+    """Send `nbytes` to each client that connects and asks; yield the port."""
     listener = socket.create_server((link.near.address, 0))
     content = memoryview(bytes(_PIECE_BYTES))
 
@@ -140,7 +140,7 @@ def _bare_sender(link: Link, nbytes: int) -> Iterator[int]:
 def _receive(
     line: Connection, address: str, token: str, sender: tuple[str, int], nbytes: int
 ) -> None:
-    """Do as told, until killed: pull the newest version, or as many bytes from the bare sender."""
+    """On request pull the newest version, or as many bytes from the bare sender, until killed."""
     source = RemoteSource(address, token)
     manifest = _newest(source)
     bare = socket.create_connection(sender, _DEADLINE_S)
@@ -160,7 +160,7 @@ def _receive(
 
 
 def _newest(source: RemoteSource) -> Manifest:
-    """Return the newest version. A connection that is slow to come up is tried again, as ever."""
+    """Return the newest version. Slow connections are tried again, as in production."""
     for _ in range(_ATTEMPTS):
         with suppress(Unavailable):
             return source.wait_manifests(-1, _DEADLINE_S)[-1]

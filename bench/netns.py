@@ -1,7 +1,7 @@
 """A link with a rate: two network namespaces of this machine, and a shaped wire between them.
 
-Its addresses are of 127/8, which both namespaces route over the wire, so that a server that may
-listen in the clear on loopback alone can be at one end of it.
+Its addresses are in 127/8, which both namespaces route over the wire. So a server that may listen
+without TLS only on loopback can be at one end.
 """
 
 import ctypes
@@ -19,17 +19,17 @@ from typing import Any, Final
 from rose.errors import Unavailable
 
 _TOOLS: Final = ("ip", "tc")
-_FOLDER: Final = Path("/var/run/netns")  # where `ip netns` keeps what names a namespace
-_NUMBERS: Final = itertools.count()  # of the links that this process has made
-_LISTEN: Final = "0A"  # the state in /proc/net/tcp
+_FOLDER: Final = Path("/var/run/netns")  # where `ip netns` stores the names of namespaces
+_NUMBERS: Final = itertools.count()  # numbers of this process's links
+_LISTEN: Final = "0A"  # a state in /proc/net/tcp
 _CLONE_NEWNET: Final = 0x40000000
 _NEAR: Final = "127.77.0.1"
 _FAR: Final = "127.77.0.2"
-# What a token bucket may give at once: a few of the kernel's largest packets, or the time between
-# two of its ticks at full rate, whichever is more. Less would keep the rate from being reached.
+# Burst of the token bucket: a few of the kernel's largest packets, or one tick at full rate,
+# whichever is larger. With less the rate would not be reached.
 _BURST_BYTES_MIN: Final = 256 << 10
 _BURST_S: Final = 0.002
-# How long a packet may queue before it is dropped.
+# Longest time of a packet in the queue before it is dropped.
 _QUEUE_MS: Final = 50
 
 
@@ -39,8 +39,8 @@ class End:
 
     Args:
         namespace: its name.
-        device: of the wire.
-        address: of this end.
+        device: its end of the wire.
+        address: its address.
     """
 
     namespace: str
@@ -48,13 +48,13 @@ class End:
     address: str
 
     def sent_bytes(self) -> int:
-        """Return what has left this end so far, headers included, as the kernel counts it."""
+        """Return the bytes that have left this end, headers included, by the kernel's counter."""
         shown = _do("ip", "-n", self.namespace, "-s", "-j", "link", "show", self.device)
         return int(json.loads(shown)[0]["stats64"]["tx"]["bytes"])
 
     def listening_ports(self) -> tuple[int, ...]:
-        """Return the ports at which something listens for TCP in this namespace, ascending."""
-        # Of both families: some servers take IPv4 at a socket of IPv6.
+        """Return the listening TCP ports in this namespace, ascending."""
+        # Of both families: some servers accept IPv4 at an IPv6 socket.
         shown = _do(*self.command("cat", "/proc/net/tcp", "/proc/net/tcp6"))
         rows = (line.split() for line in shown.splitlines())
         places = (row[1] for row in rows if row[3] == _LISTEN)
@@ -67,7 +67,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Two ends, each of which sends at the rate at most."""
+    """Two ends, each limited to the rate."""
 
     near: End
     far: End
@@ -75,15 +75,15 @@ class Link:
 
 @contextmanager
 def shaped_link(bits_per_s: float) -> Iterator[Link]:
-    """Make a link, and take it away however the body ends.
+    """Make a link, and remove it at the end of the body.
 
-    Processes in its namespaces are the caller's to end.
+    The caller ends the processes in its namespaces.
 
     Args:
-        bits_per_s: of each direction, shaped by `tc tbf`, headers included.
+        bits_per_s: rate of each direction, headers included; limited by `tc tbf`.
 
     Raises:
-        Unavailable: this user, or this machine, cannot make one; the sentence says why.
+        Unavailable: this user or this machine cannot make one; the message has the reason.
     """
     check_able()
     number = f"{os.getpid()}-{next(_NUMBERS)}"
@@ -92,7 +92,7 @@ def shaped_link(bits_per_s: float) -> Iterator[Link]:
     with ExitStack() as undo:
         for end in (near, far):
             _do("ip", "netns", "add", end.namespace)
-            # The devices go with their namespaces.
+            # The devices are removed with their namespaces.
             undo.callback(_do, "ip", "netns", "del", end.namespace)
         wire = ("type", "veth", "peer", "name", far.device, "netns", far.namespace)
         _do("ip", "link", "add", near.device, "netns", near.namespace, *wire)
@@ -104,7 +104,7 @@ def shaped_link(bits_per_s: float) -> Iterator[Link]:
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Let this thread, and those that it starts, make their sockets in a namespace."""
+    """Make this thread, and threads it starts, create their sockets in a namespace."""
     with ExitStack() as undo:
         own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         undo.callback(os.close, own)
@@ -118,7 +118,7 @@ def inside(namespace: str) -> Iterator[None]:
 
 
 def enter(namespace: str) -> None:
-    """Let this thread, and those that it starts, make their sockets there from now on."""
+    """Make this thread, and threads it starts, create their sockets there from now on."""
     other = os.open(_FOLDER / namespace, os.O_RDONLY)
     try:
         _enter(other)
@@ -127,16 +127,16 @@ def enter(namespace: str) -> None:
 
 
 def _enter(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns needs Python 3.12
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         raise Unavailable(f"a namespace cannot be entered: {os.strerror(ctypes.get_errno())}")
 
 
 def check_able() -> None:
-    """See whether links can be made here.
+    """Check whether links can be made here.
 
     Raises:
-        Unavailable: they cannot; the sentence says why.
+        Unavailable: they cannot; the message has the reason.
     """
     if os.geteuid() != 0:
         raise Unavailable("only root may make network namespaces")
@@ -145,7 +145,7 @@ def check_able() -> None:
 
 
 def _raise(end: End) -> None:
-    """Bring one end up, and let all of 127/8 but 127.0.0.1 go over the wire."""
+    """Bring one end up, and route all of 127/8 but 127.0.0.1 over the wire."""
     at = ("ip", "-n", end.namespace)
     _do(*at, "link", "set", "lo", "up")
     _do(*at, "addr", "del", "127.0.0.1/8", "dev", "lo")
@@ -164,7 +164,7 @@ def _shape(end: End, bits_per_s: float) -> None:
 
 
 def _do(*command: str) -> str:
-    """Run a command and return what it says.
+    """Run a command and return its output.
 
     Raises:
         Unavailable: it failed.
@@ -177,6 +177,6 @@ def _do(*command: str) -> str:
 
 
 def leftovers() -> Sequence[str]:
-    """Return the namespaces of this process that are still there."""
+    """Return this process's namespaces that still exist."""
     prefix = f"rose-{os.getpid()}-"
     return [line.split()[0] for line in _do("ip", "netns", "list").splitlines() if prefix in line]

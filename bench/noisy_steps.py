@@ -1,4 +1,4 @@
-"""Serving steps whose times are noisy in ways that a bound must live with."""
+"""Serving steps with different kinds of noise that a bound must handle."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 CHUNK_TOKENS: Final = 512
-_FULL_TOKENS: Final = 384  # three quarters, as the model has it
+_FULL_TOKENS: Final = 384  # three quarters, as in the model
 _PREFILL_SHARE: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps in order, one array each.
+    """Steps in order, one array per field.
 
     Args:
         features: (n, 3) decoding sequences, context tokens, prefill tokens.
-        actual_ms: (n,) what they took.
-        noise: (n,) actual over what the step would take without noise.
+        actual_ms: (n,) durations.
+        noise: (n,) duration divided by the duration without noise.
     """
 
     features: Floats
@@ -29,7 +29,7 @@ class Steps:
     noise: Floats
 
     def kinds(self) -> dict[str, NDArray[np.bool_]]:
-        """Return which steps only decode, have a part of a chunk, or a chunk near the largest."""
+        """Return the kind of each step: decode only, part of a chunk, or full chunk."""
         prefill = self.features[:, 2]
         return {
             "decode": prefill == 0,
@@ -57,7 +57,7 @@ def _linear_ms(steps: Floats) -> Floats:
 
 
 def _knee_ms(steps: Floats) -> Floats:
-    # What a GPU does: it computes and reads at once, so the longer of both counts.
+    # A GPU computes and reads in parallel, so the longer of both counts.
     sequences, context, prefill = steps.T
     return np.maximum(6.0, 0.04 * (sequences + prefill)) + 1e-4 * context
 
@@ -77,7 +77,7 @@ def _slow_down(at: Floats) -> Floats:
 Noise = Callable[[np.random.Generator, Floats], Floats]
 Curve = Callable[[Floats], Floats]
 
-# Noise, cost without noise, and how much slower the machine is as the run goes from 0 to 1.
+# Noise, cost without noise, and the machine's slowdown as the run goes from 0 to 1.
 SCENARIOS: Final[dict[str, tuple[Noise, Curve, Curve]]] = {
     "stationary": (_lognormal, _linear_ms, _steady),
     "slow_drift": (_lognormal, _linear_ms, _slow_drift),

@@ -1,4 +1,4 @@
-"""Subject and peer by turns in one run: the number is the median of the pair ratios."""
+"""Subject and peer alternate in one run; the result is the median of the pair ratios."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ Measure = Callable[[], float]
 
 
 def timed(function: Callable[[], object]) -> Measure:
-    """Return a measure of how long `function` takes, in nanoseconds."""
+    """Return a measure of `function`'s duration, in nanoseconds."""
 
     def measure() -> float:
         began_ns = time.perf_counter_ns()
@@ -23,20 +23,20 @@ def timed(function: Callable[[], object]) -> Measure:
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """Return the smallest sample that `share` of all samples do not exceed."""
+    """Return the smallest sample that at most 1 - `share` of all samples exceed."""
     ordered = sorted(samples)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """Return two samples that the true median lies between with 95 %, however they are spread.
+    """Return two samples between which the true median lies with 95 %, for any distribution.
 
-    Of fewer than six samples it is their range, which says less: 94 % of five.
+    For fewer than six samples it is their range, with less confidence: 94 % for five.
     """
     ordered = sorted(samples)
     count, below, outside = len(ordered), 0, 1
-    # So many of the 2^count ways to fall left or right of the median leave `below` samples or fewer
-    # on one side.
+    # Number of the 2^count ways to fall left or right of the median with at most `below` samples on
+    # one side.
     while 40 * outside <= 2**count:
         below += 1
         outside += math.comb(count, below)
@@ -49,11 +49,11 @@ class PairedRatio:
     """Medians over the rounds of one run.
 
     Args:
-        ratio: subject over peer, of each round.
-        control: subject over itself; it says how much of `ratio` is the machine.
+        ratio: subject divided by peer, per round.
+        control: subject divided by itself; shows the machine's share of `ratio`.
         subject: the subject's own figure.
-        peer: the peer's.
-        interval: of `ratio`, as `median_interval` gives it.
+        peer: the peer's own figure.
+        interval: interval of `ratio`, from `median_interval`.
     """
 
     ratio: float
@@ -64,12 +64,12 @@ class PairedRatio:
 
     @property
     def is_void(self) -> bool:
-        """Whether the machine was too restless for the ratio to say anything."""
+        """Whether the machine was too busy for a meaningful ratio."""
         return not CONTROL_BAR.is_met(self.control)
 
 
 class Pairs:
-    """Rounds of subject, peer, subject. Every other round goes backwards, so drift cancels."""
+    """Rounds of subject, peer, subject. Every other round is reversed, so drift cancels."""
 
     def __init__(self, subject: Measure, peer: Measure) -> None:
         self._subject = subject
@@ -95,7 +95,7 @@ class Pairs:
 def paired_ratio(
     subject: Callable[[], object], peer: Callable[[], object], rounds: int
 ) -> PairedRatio:
-    """Return how long `subject` takes over how long `peer` takes."""
+    """Return the duration of `subject` divided by that of `peer`."""
     pairs = Pairs(timed(subject), timed(peer))
     for _ in range(rounds):
         pairs.round()

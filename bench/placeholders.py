@@ -1,4 +1,4 @@
-"""Stand-ins for packages that another project imports and the measured part of it never uses."""
+"""Placeholders for packages that another project imports but its measured part never uses."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _AnyName(type):
-    """Lets a class be written wherever a class of the missing package would be."""
+    """Can be a base class wherever a class of the missing package would be."""
 
     def __getattr__(cls, name: str) -> "type[Placeholder]":
         return _unless_special(name)
@@ -27,9 +27,9 @@ class _AnyName(type):
 
 
 class Placeholder(metaclass=_AnyName):
-    """Every name of a missing package: what can be said of it at import, and no behaviour.
+    """Every name of a missing package: usable at import, without behaviour.
 
-    It can be annotated with, derived from, and used as a decorator, which hands the function back.
+    It can be an annotation, a base class, and a decorator that returns the function.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class Placeholder(metaclass=_AnyName):
 
 
 def _unless_special(name: str) -> type[Placeholder]:
-    # What Python asks for by itself (`__file__`, `__iter__`) is not there.
+    # Names that Python itself looks up (`__file__`, `__iter__`) do not exist.
     if name.startswith("__"):
         raise AttributeError(name)
     return Placeholder
@@ -81,9 +81,9 @@ class _Finder(MetaPathFinder, Loader):
 
 @contextmanager
 def placeholders(packages: Collection[str]) -> Iterator[None]:
-    """Let those of `packages` that are not installed be imported, until the end of the context.
+    """Make missing `packages` importable until the end of the context.
 
-    Afterwards they are missing again, so that nobody else takes a placeholder for the package.
+    Afterwards they are missing again, so that no other code takes a placeholder for the package.
     """
     missing = {name for name in packages if importlib.util.find_spec(name) is None}
     finder = _Finder(missing)

@@ -1,8 +1,8 @@
-"""How others bring a trainer's step to the ranks of an engine, from their published descriptions.
+"""Methods of other projects to update an engine's ranks, from their published descriptions.
 
-Each packs a tensor at a time, on as many threads as there are cores, and sends the canonical tensor
-to every rank, which takes its own part of it. What a payload must show before it is applied is a
-checksum, where the original has one.
+Each packs one tensor at a time, on one thread per core, and sends the canonical tensor to every
+rank, which takes its part. Before a payload is applied its checksum is verified, if the original
+has one.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _SUM_BYTES: Final = 16
 _HIDDEN: Final = 1024
 _FFN: Final = 2816
 _KEYS: Final = 256
-# Of a layer: q, k, v, o, gate, up, down, and two norms.
+# Tensors of a layer: q, k, v, o, gate, up, down, and two norms.
 _LAYER: Final = (
     *(_HIDDEN * _HIDDEN, _HIDDEN * _KEYS, _HIDDEN * _KEYS, _HIDDEN * _HIDDEN),
     *(3 * (_HIDDEN * _FFN,)),
@@ -34,11 +34,11 @@ _LAYER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Tensors that lie one after the other in the trainer's row, each cut evenly among ranks.
+    """Consecutive tensors in the trainer's row, each divided evenly among ranks.
 
     Args:
         counts: elements of each tensor; a multiple of `ranks`.
-        ranks: of the engine. A rank's own row has its part of each tensor, in the same order.
+        ranks: ranks of the engine. A rank's own row has its part of each tensor, in the same order.
     """
 
     counts: tuple[int, ...]
@@ -50,7 +50,7 @@ class Layout:
 
     @classmethod
     def like_a_transformer(cls, elements: int, *, ranks: int) -> "Layout":
-        """Return layers of the usual tensors, of at least so many elements together."""
+        """Return layers of the usual tensors, with at least this many elements in total."""
         layers = -(-elements // sum(_LAYER))
         return cls(_LAYER * layers, ranks)
 
@@ -59,47 +59,47 @@ class Layout:
         return sum(self.counts)
 
     def tensor(self, index: int) -> slice:
-        """Return where a tensor is in the trainer's row."""
+        """Return the position of a tensor in the trainer's row."""
         first = sum(self.counts[:index])
         return slice(first, first + self.counts[index])
 
     def part(self, index: int, rank: int) -> slice:
-        """Return which elements of a tensor a rank holds."""
+        """Return the elements of a tensor that a rank holds."""
         size = self.counts[index] // self.ranks
         return slice(rank * size, (rank + 1) * size)
 
     def held(self, index: int) -> slice:
-        """Return where any rank's part of a tensor is in its own row."""
+        """Return the position of any rank's part of a tensor in its own row."""
         where = self.tensor(index)
         return slice(where.start // self.ranks, where.stop // self.ranks)
 
     def row_of(self, rank: int, canonical: Bits) -> Bits:
-        """Return what a rank holds of a trainer's row."""
+        """Return a rank's part of a trainer's row."""
         tensors = (canonical[self.tensor(index)] for index in range(len(self.counts)))
         parts = (tensor[self.part(index, rank)] for index, tensor in enumerate(tensors))
         return np.concatenate(list(parts))
 
 
 class RefitPeer(Protocol):
-    """A way to refit one tensor. Any thread may call it; it keeps nothing between calls.
+    """A method to update one tensor. Any thread may call it; it keeps nothing between calls.
 
     Args:
-        name: as rows have it.
-        title: what it does, for the row's peer.
+        name: its name in rows.
+        title: description, for the row's peer.
     """
 
     name: str
     title: str
 
     def pack(self, new: Bits, shadow: Bits) -> Frame:
-        """Return what is sent of a tensor, and let the shadow be what receivers then hold."""
+        """Return the payload of a tensor, and update the shadow to the receivers' values."""
         ...
 
     def apply(self, frame: Frame, count: int, part: slice, held: Bits) -> None:
-        """Bring a rank's part of a tensor of `count` elements to the trainer's step.
+        """Update a rank's part of a tensor of `count` elements.
 
         Raises:
-            CorruptData: the frame, or what became of it, is not what was packed.
+            CorruptData: the frame or its result differs from the packed one.
         """
         ...
 
@@ -120,8 +120,8 @@ class DenseBroadcast:
 class NemoLike:
     """NeMo-RL's remote sparse refit: u16 gaps and XOR, zstd-1, BLAKE2b, every entry to every rank.
 
-    There is no plan of who needs what: a rank scatters the canonical entries into a tensor of the
-    checkpoint's shape, of which it takes its part.
+    There is no plan of the elements that a rank needs: a rank scatters the canonical entries into a
+    tensor of the checkpoint's shape, and takes its part.
     """
 
     name = "nemo_like"
@@ -143,10 +143,9 @@ class NemoLike:
 
 
 class VerlLike:
-    """verl's sharded delta: int32 positions and bf16 values, broadcast; NaN where nothing changes.
+    """verl's sharded delta: int32 positions and bf16 values, broadcast; NaN for unchanged elements.
 
-    Ranks make a tensor of the checkpoint's shape, NaN but where there is an entry, and copy what is
-    no NaN.
+    Ranks make a tensor of the checkpoint's shape, NaN except at entries, and copy the other values.
     """
 
     name = "verl_like"
@@ -167,7 +166,7 @@ class VerlLike:
         positions = np.frombuffer(frame, np.int32, changed)
         values = np.frombuffer(frame, np.int16, changed, 4 * changed)
         dense = torch.full((count,), torch.nan, dtype=torch.bfloat16)
-        # Copies, because torch wants memory that it may write.
+        # Copies, because torch needs writable memory.
         where, become = torch.from_numpy(positions.astype(np.int64)), torch.from_numpy(+values)
         dense[where] = become.view(torch.bfloat16)
         mine = torch.from_numpy(held.view(np.int16)).view(torch.bfloat16)
@@ -176,10 +175,10 @@ class VerlLike:
 
 
 class SlimeLike:
-    """slime's delta: the XOR of all elements, zstd-1, and a hash for every tensor.
+    """slime's delta: the XOR of all elements, zstd-1, and a hash per tensor.
 
-    The hash is rose's own digest, which is about as fast as the original's xxh3; it is taken of the
-    XOR, which is as long as the tensor and which a rank has whole.
+    The hash is rose's own digest, about as fast as the original's xxh3. It covers the XOR, which is
+    as long as the tensor and complete at every rank.
     """
 
     name = "slime_like"
@@ -215,8 +214,8 @@ def _digest(bits: Bits) -> bytes:
 
 @cache
 def _torch() -> Any:
-    """Return torch, which costs a second to import where nobody asks for it."""
+    """Return torch, whose import takes a second."""
     import torch
 
-    torch.set_num_threads(1)  # the threads are those of whoever calls
+    torch.set_num_threads(1)  # the caller's threads are used instead
     return torch

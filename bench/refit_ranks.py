@@ -1,7 +1,7 @@
 """A trainer and the ranks of an engine, each rank a process at the far end of a link.
 
-What a peer sends crosses the link once, to the first rank, and goes on from rank to rank: as a ring
-of NCCL or a tree of relays has it. Packing, sending, passing on and applying overlap.
+A peer's payload crosses the link once, to the first rank, and is passed on from rank to rank, like
+in a ring of NCCL or a tree of relays. Packing, sending, passing on and applying overlap.
 """
 
 import multiprocessing
@@ -26,13 +26,13 @@ from rose.errors import CorruptData, DeadlineExceeded, Unavailable
 from rose.transfer.codec.operations import digest
 
 _CONTEXT: Final = multiprocessing.get_context("spawn")
-_HEAD: Final = struct.Struct("<IQ")  # tensor, bytes that follow
+_HEAD: Final = struct.Struct("<IQ")  # tensor, bytes of its frame
 _DEADLINE_S: Final = 300.0  # bounds hangs
-_AHEAD: Final = 64  # frames on their way from one rank to the next
+_AHEAD: Final = 64  # frames in flight between two ranks
 
 
 class Rank:
-    """A process of its own in a namespace, and the line on which it says how it goes."""
+    """A process in a namespace, and the line for its messages."""
 
     def __init__(self, namespace: str, work: Callable[..., None], *arguments: Any) -> None:
         self._line, theirs = _CONTEXT.Pipe()
@@ -43,15 +43,15 @@ class Rank:
         theirs.close()
 
     def say(self, message: Any) -> None:
-        """Tell the process."""
+        """Send the process a message."""
         self._line.send(message)
 
     def hear(self) -> Any:
-        """Return what the process says next.
+        """Return the next message of the process.
 
         Raises:
-            DeadlineExceeded: it says nothing.
-            Unavailable: it has died.
+            DeadlineExceeded: there is none.
+            Unavailable: the process has died.
         """
         try:
             if not self._line.poll(_DEADLINE_S):
@@ -61,7 +61,7 @@ class Rank:
             raise Unavailable("a rank has died") from error
 
     def end(self) -> None:
-        """Kill it, and wait until it is gone."""
+        """Kill it, and wait for its end."""
         self._process.kill()
         self._process.join()
         self._line.close()
@@ -77,13 +77,13 @@ def _begin(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Who a rank is.
+    """Description of a rank.
 
     Args:
         rank: its number.
-        layout: of the model.
-        folder: has `old.npy`, the canonical row that all begin with.
-        address: where ranks listen.
+        layout: layout of the model.
+        folder: folder with `old.npy`, the canonical row at the start.
+        address: address on which ranks listen.
     """
 
     rank: int
@@ -92,15 +92,15 @@ class Place:
     address: str
 
     def row(self) -> Bits:
-        """Return the rank's own row as it is at first."""
+        """Return the rank's own row at the start."""
         return self.layout.row_of(self.rank, np.load(self.folder / "old.npy", mmap_mode="r"))
 
 
 def serve_peer(line: Connection, place: Place, peer: RefitPeer) -> None:
-    """Be a rank that a peer refits, until killed.
+    """Run a rank that a peer updates, until killed.
 
-    It says the port that it listens on, and hears that of the next rank, or None. After each update
-    it says how many bytes came; told to, it says the digest of its row.
+    It sends its port, and receives that of the next rank, or None. After each update it sends the
+    number of received bytes; on request it sends the digest of its row.
     """
     held = place.row()
     listener = socket.create_server((place.address, 0))
@@ -151,7 +151,7 @@ def _receive(connection: socket.socket, nbytes: int) -> memoryview:
 
 @contextmanager
 def _passing_on(following: socket.socket | None) -> Iterator[Callable[[int, Frame], None]]:
-    """Yield what sends frames to the next rank, from a thread of its own."""
+    """Yield a function that sends frames to the next rank from a separate thread."""
     if following is None:
         yield lambda _index, _frame: None
         return
@@ -194,7 +194,7 @@ class PeerTrainer:
         self._pool = _pool()
 
     def update(self, new: Bits) -> int:
-        """Bring every rank to `new`; returns how many bytes of payload crossed the link."""
+        """Update every rank to `new`; return the bytes of payload that crossed the link."""
 
         def pack(index: int) -> Frame:
             where = self._layout.tensor(index)
@@ -203,13 +203,13 @@ class PeerTrainer:
         for index, frame in enumerate(self._pool.map(pack, range(len(self._layout.counts)))):
             send_frame(self._connection, index, frame)
         came = [int(rank.hear()) for rank in self._ranks]
-        return came[0]  # only what the first rank got has crossed
+        return came[0]  # only the first rank's bytes crossed the link
 
     def check_ranks(self, new: Bits) -> None:
-        """See that every rank holds its part of `new`, bit for bit.
+        """Check that every rank holds its part of `new`, bit for bit.
 
         Raises:
-            CorruptData: one does not.
+            CorruptData: a rank does not.
         """
         for number, rank in enumerate(self._ranks):
             rank.say(None)
@@ -217,7 +217,7 @@ class PeerTrainer:
                 raise CorruptData(f"{self._peer.name} leaves rank {number} with other weights")
 
     def close(self) -> None:
-        for rank in self._ranks:  # first: they would take a closed connection for a fault
+        for rank in self._ranks:  # first, because a closed connection would be a fault for them
             rank.end()
         self._pool.shutdown()
         self._connection.close()
@@ -227,14 +227,14 @@ class PeerTrainer:
 def peer_trainer(
     peer: RefitPeer, layout: Layout, old: Bits, folder: Path, link: Link
 ) -> Iterator[PeerTrainer]:
-    """Start the ranks of a peer at the far end, connect to them, and end them with the body.
+    """Start the ranks of a peer at the far end and connect to them; stop them after the body.
 
     Args:
-        peer: how weights are brought there.
-        layout: of the model.
-        old: the canonical row that all begin with; also in `folder` as `old.npy`.
-        folder: see there.
-        link: between the trainer and the ranks.
+        peer: method of the update.
+        layout: layout of the model.
+        old: canonical row at the start; also in `folder` as `old.npy`.
+        folder: folder with `old.npy`.
+        link: link between the trainer and the ranks.
     """
     with ExitStack() as parts:
         address = link.far.address

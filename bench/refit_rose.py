@@ -1,4 +1,4 @@
-"""The same trainer, link and ranks with rose: each rank follows what it holds, and nothing else."""
+"""The same trainer, link and ranks with rose: each rank receives only the tiles that it holds."""
 
 import hashlib
 import os
@@ -32,13 +32,13 @@ _WIDTH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The tiles of a layout: the part of each tensor that each rank holds, in pieces.
+    """The tiles of a layout: each rank's part of each tensor, in pieces.
 
     Args:
-        tiles: all of them, rank by rank within each tensor.
-        canonical: where each is in the trainer's row.
-        held: where each is in the row of the rank that holds it.
-        rank: who holds each.
+        tiles: all tiles, rank by rank within each tensor.
+        canonical: position of each tile in the trainer's row.
+        held: position of each tile in the row of its rank.
+        rank: rank of each tile.
     """
 
     tiles: Tiles
@@ -48,7 +48,7 @@ class Cut:
 
     @classmethod
     def of(cls, layout: Layout) -> "Cut":
-        """Cut a layout; both ends do, and get the same."""
+        """Divide a layout; both ends get the same tiles."""
         canonical: list[slice] = []
         held: list[slice] = []
         ranks: list[int] = []
@@ -79,11 +79,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a rank says of a version.
+    """A rank's report of a version.
 
     Args:
-        digest: of its weights.
-        pause_ns: from when the engine stopped for the commit to when it could go on.
+        digest: digest of its weights.
+        pause_ns: pause of the engine for the commit.
     """
 
     digest: tuple[int, int]
@@ -91,7 +91,7 @@ class Committed:
 
 
 def serve_rose(line: Connection, place: Place, address: str, token: str) -> None:
-    """Be a rank that follows a publisher, until killed; says `Committed` after each version."""
+    """Run a rank that follows a publisher until killed, and sends `Committed` per version."""
     cut = Cut.of(place.layout)
     shard = cut.of_rank(place.rank, place.row())
     subscription = Subscription(cut.tiles, shard.tiles)
@@ -136,10 +136,10 @@ class RoseTrainer:
         self.ranks: list[Rank] = []
 
     def update(self, new: Bits) -> int:
-        """Bring every rank to its part of a version; returns the bytes of chunks."""
+        """Update every rank to its part of a version; return the bytes of chunks."""
         manifest = self._publisher.publish(self._cut.trainers(new))
         said = self.hear()
-        # Each rank has tiles of its own, so together they have what the trainer has.
+        # Each rank has different tiles, and together they have all of the trainer's.
         if digest_sum(one.digest for one in said) != manifest.digest:
             raise CorruptData("the ranks of rose hold other weights than the trainer's")
         return manifest.nbytes
@@ -154,13 +154,13 @@ class RoseTrainer:
 
 @contextmanager
 def rose_trainer(layout: Layout, old: Bits, folder: Path, link: Link) -> Iterator[RoseTrainer]:
-    """Start a trainer here and its ranks at the far end, and end them with the body.
+    """Start a trainer here and its ranks at the far end; stop them after the body.
 
     Args:
-        layout: of the model.
-        old: the canonical row that all begin with; also in `folder` as `old.npy`.
-        folder: see there.
-        link: between the trainer and the ranks.
+        layout: layout of the model.
+        old: canonical row at the start; also in `folder` as `old.npy`.
+        folder: folder with `old.npy`.
+        link: link between the trainer and the ranks.
     """
     with ExitStack() as parts:
         with inside(link.near.namespace):
@@ -171,5 +171,5 @@ def rose_trainer(layout: Layout, old: Bits, folder: Path, link: Link) -> Iterato
             rank = Rank(link.far.namespace, serve_rose, place, *trainer.address)
             parts.callback(rank.end)
             trainer.ranks.append(rank)
-        trainer.hear()  # the version that all begin with
+        trainer.hear()  # the version at the start
         yield trainer

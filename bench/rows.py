@@ -1,8 +1,8 @@
-"""What a suite says: rows, and the one document that every suite writes.
+"""The rows of a suite, and the document that every suite writes.
 
 A document is `{"machine", "commit", "suite", "rows"}`. One that is written also when not all could
 be measured has `"unmeasured"` too, a list of `{"name", "reason"}`, and may have no rows. A row
-has exactly these keys; one that was not measured but computed has `terms` besides, and one of
+has exactly these keys. One that was computed instead of measured also has `terms`, and one of
 paired rounds may have an `interval`:
 
     name    what was measured; the statistic and the unit are its last words
@@ -30,14 +30,14 @@ _UNMEASURED: Final = "unmeasured"
 _UNMEASURED_KEYS: Final = {"name", "reason"}
 _ROW_KEYS: Final = {"name", "value", "unit", "peer", "bar", "ok"}
 _PEER_KEYS: Final = {"name", "value", "unit"}
-_TERMS: Final = "terms"  # each with the keys of a peer
+_TERMS: Final = "terms"  # each has the keys of a peer
 _INTERVAL: Final = "interval"
 _DIRECTIONS: Final = ("at_least", "at_most")
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """How good is good enough."""
+    """The limits of a value."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -53,7 +53,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the subject was held against, and how it did."""
+    """The other side of a comparison, and its own figure."""
 
     name: str
     value: float
@@ -65,7 +65,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of a figure that was computed."""
+    """A term of a computed figure."""
 
     name: str
     value: float
@@ -75,12 +75,12 @@ class Term:
         return {"name": self.name, "value": rounded(self.value), "unit": self.unit}
 
 
-# What an A/A control may say before it voids the ratio beside it.
+# Limits of an A/A control; outside them the ratio is void.
 CONTROL_BAR: Final = Bar(at_least=0.9, at_most=1.1)
 
 
 def rounded(value: float) -> float:
-    """Return six digits: more are noise."""
+    """Round to six digits: more are noise."""
     return float(f"{value:.6g}")
 
 
@@ -95,7 +95,7 @@ def row(
     terms: Sequence[Term] = (),
     interval: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """Return a row as JSON has it."""
+    """Return a row in JSON's types."""
     computed: dict[str, Any] = {_TERMS: [term.as_json() for term in terms]} if terms else {}
     if interval is not None:
         computed[_INTERVAL] = [rounded(end) for end in interval]
@@ -105,14 +105,14 @@ def row(
         "unit": unit,
         "peer": None if peer is None else peer.as_json(),
         "bar": None if bar is None else bar.as_json(),
-        # What is judged is what is written.
+        # The written value is the judged one.
         "ok": None if bar is None or is_void else bar.is_met(rounded(value)),
         **computed,
     }
 
 
 def bar_of(one: Mapping[str, Any]) -> str:
-    """Return a row's bar in words; nothing without one."""
+    """Return a row's bar in words; empty without one."""
     bar = one["bar"] or {}
     return ", ".join(f"{side.replace('_', ' ')} {value:.4g}" for side, value in bar.items())
 
@@ -124,14 +124,14 @@ def figure_of(one: Mapping[str, Any]) -> str:
 
 
 def said_of(one: Mapping[str, Any]) -> str:
-    """Return a row in one line."""
+    """Return a row as one line."""
     verdict = {True: "holds", False: "does not hold", None: "void"}[one["ok"]]
     judged = f"; {bar_of(one)}: {verdict}" if one["bar"] else ""
     return f"{one['name']}: {figure_of(one)}{judged}"
 
 
 def void_reason(one: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why a row says nothing, or None when it does."""
+    """Return the reason why a row is void, or None."""
     for control in rows:
         if control["name"] == CONTROL + one["name"] and control["ok"] is False:
             return f"void: {control['name']} is {control['value']:.3g}"
@@ -139,7 +139,7 @@ def void_reason(one: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> st
 
 
 def faults(document: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a document, one sentence each; nothing for a sound one."""
+    """Return the faults of a document, one sentence each; empty for a valid one."""
     if set(document) - {_UNMEASURED} != _DOCUMENT_KEYS:
         return [f"the document has the keys {sorted(document)}, not {sorted(_DOCUMENT_KEYS)}"]
     if not (document["machine"] and isinstance(document["machine"], dict)):

@@ -1,8 +1,9 @@
-"""Run one benchmark suite: a JSON document with each row as it comes, and a table of the bars.
+"""Run one benchmark suite: a JSON document with each row as it is measured, and a table of the
+bars.
 
-Rows and progress go to stderr, the table to stdout. Status 0 also when a bar is missed (1 with
---strict), 1 when a benchmark fails, 2 for a mistake that the user can mend. The rows that were
-finished stay in the document, whatever ends the run.
+Rows and progress are printed to stderr, the table to stdout. Status 0 also if a bar is missed (1
+with --strict), 1 if a benchmark fails, 2 for a mistake of the user. The finished rows stay in the
+document, whatever ends the run.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-# In the place of this folder, whose file names mean nothing to the outside.
+# Replaces this folder, whose file names mean nothing to a user.
 sys.path[0] = str(ROOT)
 
 from rich.console import Console  # noqa: E402
@@ -50,7 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def measure(suite: str, document: Path, further: Sequence[str]) -> bool:
-    """Run the benchmarks of a suite, which write the document; return whether none failed."""
+    """Run the benchmarks of a suite, which write the document; return whether all succeeded."""
     command = [
         *(sys.executable, "-m", "pytest", *files_of(suite), "-v", "-s", "--no-header"),
         *("-p", "no:cacheprovider", "-o", "timeout=0", "--durations=5"),
@@ -63,12 +64,12 @@ def measure(suite: str, document: Path, further: Sequence[str]) -> bool:
         f"--document={document}",
         *further,
     ]
-    # The table alone goes to stdout.
+    # Only the table goes to stdout.
     return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode == 0
 
 
 def table_of(document: dict[str, Any]) -> Table:
-    """Return the bars: all others were printed as they came."""
+    """Return the bars; all other rows were printed when they were measured."""
     machine = document["machine"]
     title = f"bars of {document['suite']} at {document['commit'] or 'no commit'}"
     caption = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
@@ -94,7 +95,7 @@ def judged(ok: bool | None) -> str:
 
 
 def summary_of(document: dict[str, Any]) -> list[str]:
-    """Return what came of the bars, and what was not measured, a line for each reason."""
+    """Return the result of the bars, and a line per reason for unmeasured rows."""
     bars = [row for row in document["rows"] if row["bar"] and not row["name"].startswith(CONTROL)]
     missed = [row["name"] for row in bars if row["ok"] is False]
     void = [row["name"] for row in bars if row["ok"] is None]
@@ -111,7 +112,7 @@ def summary_of(document: dict[str, Any]) -> list[str]:
 
 
 def begin(suite: str) -> dict[str, Any]:
-    """Return the document before anything is measured."""
+    """Return the document before the first measurement."""
     missing = [{"name": file, "reason": NOT_REACHED} for file in files_of(suite)]
     return {
         "machine": machine_card(),
@@ -131,7 +132,7 @@ def main(arguments: list[str]) -> int:
     chosen = ["-k", options.only] if options.only else []
     is_whole = measure(options.suite, path, ["-m", kinds, *further, *chosen])
     document = json.loads(path.read_text(encoding="utf-8"))
-    # A log has no width of its own.
+    # A log file has no terminal width.
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH, highlight=False)
     console.print(table_of(document))
     for line in summary_of(document):

@@ -1,6 +1,6 @@
-"""A real engine that serves, and a trainer in another process that sends it versions meanwhile.
+"""A real engine that serves, and a trainer in another process that sends it versions.
 
-What requests feel is measured in windows, with updates and without, in turns.
+Latency of requests is measured in alternating windows with and without updates.
 """
 
 import itertools
@@ -28,11 +28,11 @@ from rose.transfer.wire.server import serve
 
 MODEL: Final = "tiny-qwen2"
 SEED: Final = 1
-CLIENTS: Final = 4  # each waits for its answer before it asks again
+CLIENTS: Final = 4  # each waits for its answer before the next request
 PROMPT_TOKENS: Final = 48
 NEW_TOKENS: Final = 12
 UPDATE_EVERY_S: Final = (
-    0.25  # more often than any trainer, so that more than 1 % of tokens meet one
+    0.25  # more often than any trainer, so that more than 1 % of tokens meet an update
 )
 _DENSITY: Final = 0.01
 _DEADLINE_S: Final = 60.0
@@ -41,11 +41,11 @@ _PAGES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """What the requests of a window felt.
+    """Latency of a window's requests.
 
     Args:
-        ttft_ms_p99: from asking to the first token.
-        tpot_ms_p99: from one token to the next.
+        ttft_ms_p99: time from the request to the first token.
+        tpot_ms_p99: time between two tokens.
     """
 
     ttft_ms_p99: float
@@ -54,7 +54,7 @@ class Felt:
 
 @dataclass(slots=True)
 class _Request:
-    """One request on its way; the engine's thread writes, its client reads when it is over."""
+    """A running request. The engine's thread writes it; its client reads it at the end."""
 
     asked_ns: int
     tokens_ns: list[int] = field(default_factory=list)
@@ -71,9 +71,9 @@ class _Request:
 
 
 def send_updates(line: Connection, weights: Bits) -> None:
-    """Be the trainer, until killed: publish the other of two versions at each word.
+    """Run the trainer until killed: publish the other of two versions on each request.
 
-    Says address and token at first, and that it has published after each version.
+    It sends address and token at first, and a confirmation after each version.
     """
     rng = np.random.default_rng(7)
     other = weights ^ (rng.random(len(weights)) < _DENSITY).astype(np.uint16)
@@ -88,7 +88,7 @@ def send_updates(line: Connection, weights: Bits) -> None:
 
 
 class ServedEngine:
-    """An engine with clients, and a receiver that brings versions to its step boundaries."""
+    """An engine with clients, and a receiver that commits versions between its steps."""
 
     def __init__(self, engine: Any, weights: Any, trainer: Rank) -> None:
         self._engine = engine
@@ -103,7 +103,7 @@ class ServedEngine:
         self._receiver: Receiver | None = None
 
     def follow(self) -> None:
-        """Begin to receive; returns when the engine runs the trainer's version."""
+        """Begin to receive; return when the engine runs the trainer's version."""
         receiver = Receiver(
             self._source,
             "engine",
@@ -118,13 +118,13 @@ class ServedEngine:
         self._await_commit()
 
     def update(self) -> None:
-        """Have a version published, and wait until the engine runs on it."""
+        """Request a version, and wait until the engine runs on it."""
         self._trainer.say("publish")
         self._trainer.hear()
         self._await_commit()
 
     def window(self, seconds: float, *, has_updates: bool) -> Felt:
-        """Serve for so long and return what was felt; updates begin and end within."""
+        """Serve for a while and return the latency; updates begin and end within this time."""
         requests: list[_Request] = []
         ends_ns = time.perf_counter_ns() + int(seconds * 1e9)
         clients = [
@@ -187,7 +187,7 @@ class ServedEngine:
 
 
 def felt(requests: list[_Request]) -> Felt:
-    """Return the percentiles of what was asked and answered."""
+    """Return the percentiles of the answered requests."""
     ttft_ns = [one.tokens_ns[0] - one.asked_ns for one in requests]
     tpot_ns = [
         later - sooner for one in requests for sooner, later in itertools.pairwise(one.tokens_ns)
@@ -197,14 +197,14 @@ def felt(requests: list[_Request]) -> Felt:
 
 @contextmanager
 def served_engine() -> Iterator[ServedEngine]:
-    """Start an engine on one thread, and a trainer; end both with the body."""
+    """Start an engine on one thread, and a trainer; stop both after the body."""
     import torch
 
     from rose.engines.transformers import EngineConfig, LiveWeights, load_model, stock_engine
 
     with ExitStack() as parts:
         parts.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)  # the other core is for what brings the updates
+        torch.set_num_threads(1)  # the other core transfers the updates
         model = load_model(MODEL, seed=SEED)
         weights = LiveWeights(model)
         engine = stock_engine(model, EngineConfig(), cache_blocks=_PAGES)

@@ -1,4 +1,4 @@
-"""A small decoder cut in the ways that engines and trainers cut one, in memory of this process."""
+"""A small decoder, sharded in the ways of engines and trainers, in this process's memory."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _HIDDEN: Final = 512
 _FFN: Final = 1536
 _VOCABULARY: Final = 4096
 
-# Which rank has which box of a tensor.
+# The box of a tensor that each rank holds.
 Cut = Callable[[str, tuple[int, ...]], Iterator[tuple[int, Region]]]
 
 
@@ -36,7 +36,7 @@ def decoder() -> dict[str, TensorSpec]:
 
 
 def tensor_parallel(ranks: int) -> Cut:
-    """Cut as Megatron does: columns of what comes back together, rows of all else, norms whole."""
+    """Shard as Megatron does: column-parallel and row-parallel matrices, whole norms."""
 
     def cut(name: str, shape: tuple[int, ...]) -> Iterator[tuple[int, Region]]:
         dimension = 1 if name.endswith("down") else 0
@@ -47,7 +47,7 @@ def tensor_parallel(ranks: int) -> Cut:
 
 
 def pipelined(ranks: int) -> Cut:
-    """Give each rank some layers, and what is not of a layer to the first."""
+    """Give each rank some layers, and everything else to the first rank."""
 
     def cut(name: str, shape: tuple[int, ...]) -> Iterator[tuple[int, Region]]:
         layer = int(name.split(".")[1]) if name.startswith("layers") else 0
@@ -57,7 +57,7 @@ def pipelined(ranks: int) -> Cut:
 
 
 def by_rows(ranks: int) -> Cut:
-    """Cut the first dimension of everything, as FSDP does."""
+    """Shard the first dimension of everything, as FSDP does."""
 
     def cut(_name: str, shape: tuple[int, ...]) -> Iterator[tuple[int, Region]]:
         for rank in range(ranks):
@@ -71,7 +71,7 @@ def _whole(shape: tuple[int, ...]) -> Region:
 
 
 def _share(shape: tuple[int, ...], dimension: int, rank: int, ranks: int) -> Region:
-    """Return a rank's share of one dimension; shares differ by one at most."""
+    """Return a rank's share of one dimension; shares differ by at most one."""
     first, last = (shape[dimension] * one // ranks for one in (rank, rank + 1))
     offset, size = [0] * len(shape), list(shape)
     offset[dimension], size[dimension] = first, last - first
@@ -79,7 +79,7 @@ def _share(shape: tuple[int, ...], dimension: int, rank: int, ranks: int) -> Reg
 
 
 def shard_map(tensors: Mapping[str, TensorSpec], cut: Cut) -> ShardMap:
-    """Return who holds what, each box as a parameter of its own, in row-major order."""
+    """Return the shard map, each box as a separate parameter in row-major order."""
     pieces = [
         Piece(name, region, rank, LocalView(name, 0, _strides(region.shape)))
         for name, spec in tensors.items()
@@ -100,8 +100,8 @@ class Memory:
     """The parameters of one rank.
 
     Args:
-        parameters: one row of elements each, by name.
-        regions: the box that each is.
+        parameters: one row of elements per parameter, by name.
+        regions: box of each parameter.
     """
 
     parameters: dict[str, Bits]
@@ -123,8 +123,8 @@ class Memory:
         """Return tiles as arrays that share memory with the parameters.
 
         Args:
-            views: where each tile is.
-            shapes: of each tile.
+            views: position of each tile.
+            shapes: shape of each tile.
         """
         return {
             tile: tuple(self._array(view, shapes[tile]) for view in places)
@@ -136,7 +136,7 @@ class Memory:
         return as_strided(row[view.offset :], shape, [2 * stride for stride in view.strides])
 
     def equals(self, canonical: Mapping[str, Bits]) -> bool:
-        """Whether every parameter is its box of the whole tensor, bit for bit."""
+        """Whether every parameter equals its box of the whole tensor, bit for bit."""
         return all(
             np.array_equal(self.parameters[name], canonical[name][box(region)].reshape(-1))
             for name, region in self.regions.items()

@@ -1,4 +1,4 @@
-"""How the commands of this folder refuse what their user can mend: one sentence, and status 2."""
+"""Errors of the commands in this folder that a user can fix: one sentence, and status 2."""
 
 import argparse
 from typing import Any, Final, NoReturn
@@ -7,11 +7,11 @@ EXIT_MENDABLE: Final = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence.
+    """Reports an error in one sentence.
 
     Args:
-        who: says it.
-        options: of `argparse`.
+        who: name of the command.
+        options: options of `argparse`.
     """
 
     def __init__(self, who: str, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Two versions of weights at a density of one's choice, where speed alone matters."""
+"""Two versions of weights with a chosen density, for measurements of speed only."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,27 +10,27 @@ from bench.entropy import exponents
 
 Bits = npt.NDArray[np.uint16]
 
-# Drawn once; larger versions repeat them, which no codec can see: its blocks are smaller.
+# Drawn once; larger versions repeat them. Codecs cannot notice, because their blocks are smaller.
 PATTERN: Final = 1 << 24
 _SPREAD: Final = 0.02
-_STEPS: Final = 0.89  # of the changes, so many are of one step
+_STEPS: Final = 0.89  # share of changes that are one step
 _JUMP_MAX: Final = 64
-_HALVINGS: Final = 60  # the rate is then as exact as a float can be
+_HALVINGS: Final = 60  # then the rate is as exact as a float can be
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Two versions of weights; every old element is a bf16 of a normal distribution."""
+    """Two versions of weights; every old element is a normally distributed bf16."""
 
     new: Bits
     old: Bits
 
 
 def two_versions(elements: int, *, density: float, seed: int = 23) -> Versions:
-    """Return versions of which a share of `density` differs: the smaller a weight, the likelier.
+    """Return versions that differ in a share `density`; smaller weights change more often.
 
-    An optimizer moves all weights alike, so one whose last bit is worth half as much changes twice
-    as often, up to always. That is what STRAT lives on.
+    An optimizer changes all weights by about the same amount. So a weight whose last bit is worth
+    half as much changes twice as often, up to always. STRAT exploits this.
     """
     rng = np.random.default_rng(seed)
     drawn = min(elements, PATTERN)
@@ -46,7 +46,7 @@ def two_versions(elements: int, *, density: float, seed: int = 23) -> Versions:
 
 
 def _change_rates(old: Bits, density: float) -> npt.NDArray[np.float64]:
-    """Return how likely a change is at each exponent, so that `density` of all change."""
+    """Return the probability of a change for each exponent, so that `density` of all change."""
     elements = np.bincount(exponents(old), minlength=256)
     per_step = 2.0 ** (127.0 - np.arange(256))
     low, high = 0.0, 1.0

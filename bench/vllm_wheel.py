@@ -1,7 +1,7 @@
-"""vLLM's scheduler and block pool, as they are in its wheel, on a machine without vLLM.
+"""vLLM's scheduler and block pool, taken from its wheel, on a machine without vLLM.
 
-The classes that count blocks and order requests are plain Python. The wheel's Python files are
-enough for them; packages that vLLM imports elsewhere are placeholders when they are not installed.
+The classes that count blocks and order requests are plain Python. The wheel's Python files suffice
+for them. Packages that vLLM imports elsewhere become placeholders if they are missing.
 """
 
 import importlib
@@ -25,9 +25,9 @@ VERSION: Final = "0.33.0"
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _CACHE: Final = _ROOT / "build" / "peers"
 _UNPACKED: Final = _CACHE / f"vllm-{VERSION}"
-# ROSE_VLLM_WHEEL says this when the wheel, 336 MB, may be fetched.
+# Value of ROSE_VLLM_WHEEL that permits the download of the wheel, 336 MB.
 _FETCH: Final = "download"
-# What vLLM imports beside its scheduler: front ends, transports, grammars.
+# Packages that vLLM imports besides its scheduler: front ends, transports, grammars.
 _UNUSED: Final = frozenset(
     "aiohttp cachetools cbor2 cloudpickle fastapi llguidance openai openai_harmony "
     "partial_json_parser prometheus_client pybase64 requests urllib3 uvloop xgrammar zmq".split()
@@ -35,7 +35,7 @@ _UNUSED: Final = frozenset(
 
 
 def load_block_pool() -> type[Any]:
-    """Return vLLM's `BlockPool`; its other modules can be had from `load` afterwards.
+    """Return vLLM's `BlockPool`. Afterwards `load` returns its other modules.
 
     Raises:
         Unavailable: as `load`.
@@ -47,11 +47,11 @@ def load_block_pool() -> type[Any]:
 def load(module: str) -> Any:
     """Return a module of vLLM 0.33, unmodified.
 
-    It comes from an installed vLLM, from the wheel that `ROSE_VLLM_WHEEL` names, or from the one
-    in build/peers, where `ROSE_VLLM_WHEEL=download` puts it.
+    It comes from an installed vLLM, from the wheel that `ROSE_VLLM_WHEEL` names, or from the one in
+    build/peers, where `ROSE_VLLM_WHEEL=download` puts it.
 
     Raises:
-        Unavailable: vLLM cannot be had here; the sentence says why, and what would mend it.
+        Unavailable: there is no vLLM here; the message has the reason and a remedy.
     """
     with importable():
         try:
@@ -66,8 +66,8 @@ def load(module: str) -> Any:
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """Let vLLM import more of itself, as it does when some of its classes are used."""
-    # vLLM sets variables for its own processes; this one is not its.
+    """Let vLLM import more of its modules, as some of its classes do when they are used."""
+    # vLLM sets environment variables for its own processes; this process is not one of them.
     with mock.patch.dict(os.environ, VLLM_CONFIGURE_LOGGING="0"), placeholders(_UNUSED):
         if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
             yield
@@ -118,7 +118,7 @@ def _fetch() -> Path:
 
 
 def _unpack(wheel: Path) -> Path:
-    """Unpack the Python files of a wheel once; whoever is second finds them."""
+    """Unpack the Python files of a wheel once; a second process uses them."""
     if _UNPACKED.is_dir():
         return _UNPACKED
     _CACHE.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A policy that knows the language but not the way: what RL starts from."""
+"""A policy that knows the language but not the way: the start of RL."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _MOVES = "NESW"
 
 
 def save_warm_policy(folder: Path, *, model: str, seed: int, world: GridWorld) -> None:
-    """Teach a preset to answer every observation with some move and an end, and save it."""
+    """Teach a preset to answer every observation with a move and an end token, and save it."""
     torch.set_num_threads(1)
     policy = load_model(model, seed=seed)
     random = np.random.default_rng(seed)
@@ -29,7 +29,7 @@ def save_warm_policy(folder: Path, *, model: str, seed: int, world: GridWorld) -
             move = _MOVES[int(random.integers(len(_MOVES)))]
             rows.append((*tokenizer.prompt(observation), *tokenizer.encode(move), EOS))
         length = max(map(len, rows))
-        # Padded in front: the answer, which is what counts, is then at the end of every row.
+        # Padded in front, so that the answer is at the end of every row.
         tokens = torch.tensor([(0,) * (length - len(row)) + row for row in rows])
         logits = policy(input_ids=tokens, attention_mask=(tokens != 0).long()).logits[:, -3:-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, -2:].flatten())

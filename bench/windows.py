@@ -1,4 +1,4 @@
-"""A borrower's own mapping of what it is lent, for a borrower that lives in serving's process."""
+"""A borrower's own mapping of its lent slabs, for a borrower in serving's process."""
 
 import os
 from collections.abc import Collection
@@ -25,13 +25,13 @@ def open_window(
 
 
 def take(window: MappedWindow, lent: LentSlabs) -> None:
-    """Map what was lent."""
+    """Map lent slabs."""
     for slab, fd in lent.fds.items():
         window.take(slab, fd=fd)
 
 
 def keep(window: MappedWindow, held: Collection[int]) -> None:
-    """Give up every slab that is not in `held`; a later `sweep` unmaps it."""
+    """Release every slab that is not in `held`; a later `sweep` unmaps it."""
     for slab in window.held:
         if slab not in held:
             window.give(slab)

@@ -119,7 +119,7 @@ def _ask(socket_path: str, *, timeout_s: float) -> tuple[LedgerView, Ledger]:
                 return LedgerView.open(descriptors[0]), answer
             case Rejected(sentence=sentence):
                 raise Unavailable(sentence)
-        raise CorruptData(f"what listens at {socket_path} is no device of rose")
+        raise CorruptData(f"the socket {socket_path} is not that of a device of rose")
     finally:
         close_all(descriptors)
 

@@ -141,7 +141,7 @@ class AttachedDevice(Closing):
                 close_all(descriptors)
                 raise (InvalidArgument if is_final else Unavailable)(sentence)
         close_all(descriptors)
-        raise CorruptData("a device that answers a hello with something else")
+        raise CorruptData("the device answered hello with another kind of message")
 
     @property
     def gave_back(self) -> str | None:
@@ -172,7 +172,7 @@ class AttachedDevice(Closing):
 def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
     memory = {"shared": "pool", "mapped": "header"}.get(welcome.isolation)
     if memory is None:
-        raise CorruptData(f"a device with an isolation of '{welcome.isolation}'")
+        raise CorruptData(f"the device has the unknown isolation '{welcome.isolation}'")
     named: dict[str, list[int]] = {
         name: [] for name in (memory, "ledger", "mailbox", "to_arbiter", "to_tenant", "gate")
     }
@@ -180,7 +180,7 @@ def _by_name(welcome: Welcome, descriptors: list[int]) -> dict[str, list[int]]:
         named.setdefault(name, []).append(descriptor)
     missing = [name for name, found in named.items() if not found]
     if missing:
-        raise CorruptData(f"a device that welcomes a borrower without its {missing[0]}")
+        raise CorruptData(f"the welcome of the device lacks its {missing[0]}")
     return named
 
 

@@ -68,7 +68,9 @@ class AttachedLoans:
         slabs = answer.slabs if isinstance(answer, Granted) else ()
         if len(descriptors) != len(slabs):
             close_all(descriptors)
-            raise CorruptData(f"{len(descriptors)} descriptors came for {len(slabs)} slabs")
+            raise CorruptData(
+                f"expected {len(slabs)} descriptors, one per slab, got {len(descriptors)}"
+            )
         match answer:
             case Granted():
                 if not self._admit(LentSlabs(dict(zip(slabs, descriptors, strict=True)))):
@@ -78,7 +80,7 @@ class AttachedLoans:
                 wait_ns = int(wait_ms * NS_PER_MS)
                 self._no_growth_before_ns = self._attachment.now_ns() + wait_ns
                 return Refusal(Reason[name], retry_after_ms=wait_ms)
-        raise CorruptData("a device that answers a wish for slabs with something else")
+        raise CorruptData("the device answered a slab request with another kind of message")
 
     def _admit(self, lent: LentSlabs) -> bool:
         """Map the slabs if necessary and admit them; False if a step delays the mapping."""

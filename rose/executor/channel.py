@@ -86,7 +86,7 @@ class Channel(Closing):
                 self._end, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
             )
         except TimeoutError as error:
-            raise DeadlineExceeded("the other end of the connection says nothing") from error
+            raise DeadlineExceeded("the other end of the connection does not answer") from error
         except OSError as error:
             raise Unavailable("the other end of the connection is gone") from error
         try:
@@ -104,7 +104,7 @@ class Channel(Closing):
 
 def _checked(payload: bytes, flags: int) -> Question | Answer:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise CorruptData("a message with more bytes or descriptors than any of rose has")
+        raise CorruptData("the message has more bytes or descriptors than any message of rose")
     if not payload:
         raise Unavailable("the other end closed the connection")
     return decode(payload)

@@ -108,7 +108,7 @@ class CoServing(Closing):
             raise InvalidArgument(f"a pool of {pool_bytes} bytes is empty: raise pool_bytes")
         if isolation not in ISOLATIONS:
             raise InvalidArgument(
-                f"an isolation of '{isolation}' is none: use '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}'"
+                f"isolation '{isolation}' is unknown: use '{ISOLATIONS[0]}' or '{ISOLATIONS[1]}'"
             )
         return cls(
             Opened(

@@ -185,5 +185,5 @@ def decode(payload: bytes) -> Question | Answer:
         kind, body = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
         message: Question | Answer = msgspec.msgpack.decode(body, type=_KINDS[kind])
     except (KeyError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise CorruptData(f"no message of rose: {error}") from error
+        raise CorruptData(f"the bytes are not a message of rose: {error}") from error
     return message

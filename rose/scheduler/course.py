@@ -187,7 +187,7 @@ class Course:
 
     def _wanted(self) -> Sampling:
         if self.sampling is None:
-            raise InternalError(f"trajectory {self.number}: nobody asked for a turn")
+            raise InternalError(f"trajectory {self.number}: no turn was requested")
         return self.sampling
 
 

@@ -214,7 +214,7 @@ class ElasticRolloutScheduler:
         if course is None:
             self._take(begun)
         elif (course.group, course.job, course.seed) != (begun.group, begun.job, begun.seed):
-            raise InvalidArgument(f"trajectory {number} was started as another")
+            raise InvalidArgument(f"trajectory {number} was started with other arguments")
         elif course.record().is_admitted:
             return
         await self._wait(number, ADMISSION)

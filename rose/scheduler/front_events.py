@@ -15,7 +15,7 @@ from rose.scheduler.worker import WorkerEvent, WorkerKind
 
 def _ascii(name: str, value: object) -> str:
     if not one_of(name, value, str).isascii():
-        raise InvalidArgument(f"{name} must be as the W3C has it, not {value}")
+        raise InvalidArgument(f"{name} must have the form of W3C trace context, not {value}")
     return str(value)
 
 

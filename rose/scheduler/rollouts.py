@@ -159,7 +159,7 @@ class Rollouts:
             InvalidArgument: the number is taken; nothing has changed.
         """
         if self.is_here(registered.worker):
-            raise InvalidArgument(f"worker {registered.worker} is there already")
+            raise InvalidArgument(f"worker {registered.worker} is registered already")
         self.take(registered)
         self._workers[registered.worker] = worker
 

@@ -104,7 +104,7 @@ def encode(message: Command | News) -> bytes:
     if len(frame) > MESSAGE_BYTES_MAX:
         raise InvalidArgument(
             f"a {kind.__name__} of {len(frame)} bytes cannot be sent: "
-            f"the most is {MESSAGE_BYTES_MAX}"
+            f"at most {MESSAGE_BYTES_MAX} are allowed"
         )
     return frame
 
@@ -127,7 +127,9 @@ def decode_news(frame: bytes) -> News:
 
 def _decode(words: Mapping[str, type], frame: bytes) -> Any:
     if len(frame) > MESSAGE_BYTES_MAX:
-        raise CorruptData(f"a message of {len(frame)} bytes: the most is {MESSAGE_BYTES_MAX}")
+        raise CorruptData(
+            f"a message of {len(frame)} bytes: at most {MESSAGE_BYTES_MAX} are allowed"
+        )
     try:
         envelope = msgspec.msgpack.decode(frame, type=_Envelope)
         if envelope.format != FORMAT:

@@ -159,7 +159,7 @@ def test_borrower_of_the_same_process_is_refused(tmp_path: Path) -> None:
 
 
 def test_isolation_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="'vault' is none: use 'shared' or 'mapped'"):
+    with pytest.raises(InvalidArgument, match="'vault' is unknown: use 'shared' or 'mapped'"):
         CoServing.open("cpu", pool_bytes=SLAB, isolation="vault")  # type: ignore[arg-type]
 
 

@@ -113,7 +113,7 @@ def test_what_contradicts_itself_is_refused_and_changes_nothing() -> None:
                 (scheduler.generate(0, turn=0, prompt=(), sampling=SAMPLING), "at least one"),
                 (scheduler.generate(0, turn=0, prompt=(-1,), sampling=SAMPLING), "from 0 to"),
                 (scheduler.generate(0, turn=0, prompt=(HUGE,), sampling=SAMPLING), "from 0 to"),
-                (scheduler.start(0, group=2), "as another"),
+                (scheduler.start(0, group=2), "with other arguments"),
                 (scheduler.start(-1), "must be from 0"),
                 (scheduler.start(HUGE), "must be from 0"),
                 (scheduler.finish(9), "never started"),
@@ -423,7 +423,7 @@ def test_one_number_is_one_worker_until_it_is_lost() -> None:
     async def program() -> None:
         async with opened() as scheduler:
             worker = await bring(scheduler, 3)
-            with pytest.raises(InvalidArgument, match="worker 3 is there already"):
+            with pytest.raises(InvalidArgument, match="worker 3 is registered already"):
                 await bring(scheduler, 3)
             await scheduler.lose(3, "it is taken away")
             await scheduler.register(worker, Capabilities(8, 1000.0, 5.0))

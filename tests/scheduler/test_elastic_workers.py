@@ -89,7 +89,7 @@ def test_of_two_that_register_at_once_the_first_is_taken() -> None:
         taken, refused = await told.heard()
         assert taken is None
         assert isinstance(refused, InvalidArgument)
-        assert "is there already" in str(refused)
+        assert "is registered already" in str(refused)
         await can_work(scheduler, first)
 
     together(program)

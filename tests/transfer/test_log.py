@@ -272,7 +272,7 @@ def test_error_that_is_not_of_rose_leaves_the_shadow_too() -> None:
 def test_seed_that_does_not_fit_is_said() -> None:
     log = VersionLog(bytes_max=300)
     publisher_of(log)
-    with pytest.raises(OutOfMemory, match="seed"):
+    with pytest.raises(OutOfMemory, match="snapshot"):
         log.seed(None, range(len(TILES)))
 
 

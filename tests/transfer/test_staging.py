@@ -144,7 +144,7 @@ def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() 
     part.staging._source = Behindhand(chain.log)
     part.drift(3)
     for _ in range(3):
-        with pytest.raises(Unavailable, match="none comes whole"):
+        with pytest.raises(Unavailable, match="none arrives completely"):
             part.round()
 
 

@@ -245,7 +245,7 @@ def test_a_link_cannot_be_applied_nor_packed_again() -> None:
     with pytest.raises(CorruptData, match="STRAT"):
         delta_apply(old, link)
     assert np.array_equal(old, before)
-    with pytest.raises(InvalidArgument, match="link already"):
+    with pytest.raises(InvalidArgument, match="wire encoding already"):
         strat_pack(link, old, RULE)
     delta_apply(old, strat_unpack(link, old))
     assert digest(old) == delta.digest

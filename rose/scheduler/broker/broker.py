@@ -142,7 +142,7 @@ class Broker:
             InvalidArgument: `now_ms` is before that of the last decision.
         """
         if not (math.isfinite(now_ms) and now_ms >= self._decided_ms):
-            raise InvalidArgument(f"now is {now_ms} ms, after a decision at {self._decided_ms} ms")
+            raise InvalidArgument(f"now_ms must be at least {self._decided_ms}, got {now_ms}")
         before_bytes = self.lent_bytes
         self._decided_ms = now_ms
         has_lapsed = self.lent_bytes > 0 and now_ms >= self._ends_ms  # It was not renewed in time.

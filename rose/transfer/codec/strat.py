@@ -44,7 +44,7 @@ def strat_pack(
         OutOfMemory: no memory is left for the encoding.
     """
     if delta.rule is not None:
-        raise InvalidArgument("the delta is for a link already: pack the one it was made of")
+        raise InvalidArgument("the delta has the wire encoding already: pass the original delta")
     if (fault := rule.fault(delta.width)) is not None:
         raise InvalidArgument(f"the class rule is invalid: {fault}")
     entries, payload = _core.strat_pack(

@@ -124,11 +124,11 @@ class Contributor:
     def whole(
         self, tiles: Iterable[int], undone: Sequence[dict[int, Delta]] = ()
     ) -> Iterator[tuple[Chunk, bytes]]:
-        """Yield tiles as deltas from zeros, in their current state or before some deltas.
+        """Yield tiles as deltas from zeros, in their current state or with some deltas undone.
 
         Args:
             tiles: indices of owned tiles.
-            undone: deltas to undo, by tile, the latest first.
+            undone: deltas to undo first, by tile, the latest first.
         """
         for tile in tiles:
             bits = host_row(bits_of("shadow", self._shadow.bits(tile)))

@@ -263,7 +263,9 @@ class VersionLog(Shelf):
     def _keep_seed(self, manifest: Manifest, chunks: Chunks) -> None:
         _check_chunks(manifest, chunks)
         if manifest.nbytes > self._bytes_max:
-            raise OutOfMemory(f"a seed of {manifest.nbytes} bytes: the log keeps {self._bytes_max}")
+            raise OutOfMemory(
+                f"a snapshot of {manifest.nbytes} bytes exceeds the {self._bytes_max} of the log"
+            )
         if not chunks:
             return
         with self._lock:

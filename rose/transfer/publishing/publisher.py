@@ -234,7 +234,9 @@ class Publisher:
             Unavailable: an earlier publish was interrupted.
         """
         if any(tile not in self._owner for tile in tiles):
-            raise InvalidArgument(f"a seed of tile {max(tiles)} of {len(self._tiles)}")
+            raise InvalidArgument(
+                f"tile {max(tiles)} does not exist: the layout has {len(self._tiles)} tiles"
+            )
         with self._lock:
             self._check_sound()
             version = self._version if n is None else self._named(n)

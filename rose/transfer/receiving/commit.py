@@ -279,9 +279,10 @@ class Commit:
         self._book().update(self._fresh)
 
     def _is_target(self) -> bool:
-        """Whether the weights are the version: each changed tile, and all tiles if known.
+        """Whether the weights have the digests of the version.
 
-        Without the digests of all tiles, unchanged tiles are taken to be those of the base.
+        A receiver with all tiles compares their sum. Otherwise each tile is compared if the
+        manifest has the digests of all tiles, and only the changed tiles if not.
         """
         manifest, digests = self._staged.manifest, self._book()
         if any(self._after[tile] != digest for tile, digest in self._fresh.items()):

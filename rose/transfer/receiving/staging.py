@@ -349,7 +349,7 @@ class Staging:
             return
         if not self._stage_seed(None, at_least_n=at_least_n):
             raise Unavailable(
-                f"version {at_least_n} or a newer one is offered, but none comes whole"
+                f"version {at_least_n} or a newer one is offered, but none arrives completely"
             )
 
     def _stage_seed(
@@ -382,7 +382,7 @@ class Staging:
         return version.run == held.run and version.incarnation < held.incarnation
 
     def _differing(self, survey: Manifest) -> list[int]:
-        """Return the tiles that differ from a version, or all that may differ."""
+        """Return the tiles that differ from a version; all subscribed tiles if that is unknown."""
         known, wanted = self._digests, self._subscription.wanted
         if known is None or not survey.tile_digests or any(one not in known for one in wanted):
             return list(wanted)
@@ -395,7 +395,9 @@ class Staging:
             return None
         self._offered([manifest])
         if not manifest.is_seed or [one.tile for one in manifest.chunks] != list(tiles):
-            raise CorruptData(f"{manifest.version} came as a seed of tiles that were not asked for")
+            raise CorruptData(
+                f"{manifest.version} arrived as a snapshot of tiles that were not requested"
+            )
         return manifest
 
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
@@ -418,7 +420,7 @@ class Staging:
         size = (len(tiles), tiles.count)
         for one in manifests:
             if one.layout == tiles.layout and (one.tile_count, one.count) != size:
-                raise CorruptData(f"{one.version} says other sizes than its layout has")
+                raise CorruptData(f"the sizes of {one.version} differ from its layout")
         return manifests
 
     def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:

@@ -23,7 +23,9 @@ class Subscription:
         self.tiles = tiles
         self._subset = None if subset is None else frozenset(subset)
         if self._subset and not (min(self._subset) >= 0 and max(self._subset) < len(tiles)):
-            raise InvalidArgument(f"a subscription to tile {max(self._subset)} of {len(tiles)}")
+            raise InvalidArgument(
+                f"tile {max(self._subset)} does not exist: the layout has {len(tiles)} tiles"
+            )
 
     @property
     def is_all(self) -> bool:

@@ -179,7 +179,7 @@ class RelaySet:
                 yield tile, None  # no relay keeps it any more
                 del left[tile]
         if left:
-            raise Unavailable(f"no relay gives tile {min(left)} of version {key.n} now")
+            raise Unavailable(f"no relay has tile {min(left)} of version {key.n} now")
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001
         """Send the report to one relay, which forwards it."""
@@ -232,7 +232,7 @@ class RelaySet:
         if not said:
             if refused is not None:
                 raise refused
-            raise Unavailable(f"of {len(self._relays)} relays none answers now")
+            raise Unavailable(f"none of {len(self._relays)} relays answers now")
         return said
 
     def _signed(self, relay: int, manifests: Sequence[Manifest]) -> list[Manifest]:
@@ -254,7 +254,7 @@ class RelaySet:
         self._signed(relay, [seed])
         is_asked = seed.is_seed and n in (None, seed.version.n)
         if not is_asked or [chunk.tile for chunk in seed.chunks] != list(tiles):
-            raise CorruptData(f"relay {relay} gave another seed than it was asked for")
+            raise CorruptData(f"relay {relay} sent another snapshot than requested")
 
     # ---- chunks
 
