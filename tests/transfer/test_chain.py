@@ -59,24 +59,19 @@ def test_next_link_is_found_among_duplicates_in_any_order(order: random.Random, 
     assert next_version(held(10), offered, ROW) is Choice.WAIT
 
 
-def test_gap_in_the_chain_needs_a_seed() -> None:
-    assert next_version(held(3), [link(5), link(6)], ROW) is Choice.SEED
-    assert next_version(held(3), [], ROW) is Choice.WAIT
-
-
-def test_base_of_other_bits_is_refused() -> None:
+def test_what_does_not_lead_on_needs_whole_tiles_and_what_is_dead_says_nothing() -> None:
     drifted = Held(Version("r", 1, 3), (1, 1))
-    assert next_version(drifted, [link(4)], ROW) is Choice.SEED
-
-
-def test_dead_incarnation_says_nothing() -> None:
-    assert next_version(held(20, 2), [link(21, 1), link(22, 1)], ROW) is Choice.WAIT
-    assert next_version(held(20, 2), [link(21, 1), link(21, 2)], ROW) == link(21, 2)
-    assert next_version(held(20, 2), [whole(25, 1)], ROW) is Choice.WAIT
-
-
-def test_older_incarnation_is_dead_as_soon_as_there_is_a_newer_one() -> None:
-    assert next_version(held(3), [link(4, 1), opening(10, 2, 1)], ROW) is Choice.SEED
+    for has, offered, chosen in [
+        (held(3), [link(5), link(6)], Choice.SEED),  # a gap
+        (held(3), [], Choice.WAIT),
+        (drifted, [link(4)], Choice.SEED),
+        (held(20, 2), [link(21, 1), link(22, 1)], Choice.WAIT),
+        (held(20, 2), [link(21, 1), link(21, 2)], link(21, 2)),
+        (held(20, 2), [whole(25, 1)], Choice.WAIT),
+        # An older incarnation is dead as soon as there is a newer one.
+        (held(3), [link(4, 1), opening(10, 2, 1)], Choice.SEED),
+    ]:
+        assert next_version(has, offered, ROW) == chosen
 
 
 def test_new_incarnation_is_entered_by_its_bits() -> None:

@@ -1,11 +1,7 @@
 """What the fault runs found, each as the shortest story that shows it."""
 
-from dataclasses import replace
 from random import Random
 
-import pytest
-
-from rose.errors import InvalidArgument
 from rose.transfer import Version
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.staging import ReceiverState
@@ -86,15 +82,6 @@ def test_newest_version_can_be_told_and_made_though_seeds_leave_no_room_for_it()
     seed = life.source.seed(newest.n, EVERY)
     assert seed is not None
     assert seed.version == newest
-
-
-def test_manifest_names_a_layout_that_can_be() -> None:
-    life = world_without_relays().trainer.life
-    assert life is not None
-    manifest = life.source.wait_manifests(-1, 0)[0]
-    for layout in ("", "x" * 64, "AB" * 32, "ab" * 31 + "a ", "ab" * 33):
-        with pytest.raises(InvalidArgument):
-            replace(manifest, layout=layout)
 
 
 def test_relay_asks_again_for_a_seed_whose_tiles_nobody_keeps_any_more() -> None:

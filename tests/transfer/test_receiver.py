@@ -94,23 +94,6 @@ def test_frames_are_looked_at_by_any_number_of_threads(threads: int) -> None:
     assert not [one for one in threading.enumerate() if one.name.startswith("rose-staging")]
 
 
-def test_publisher_hears_what_came_of_each_version() -> None:
-    trainer = Trainer(weights(1))
-    heard = threading.Event()
-
-    class Listening(SourceAround):
-        def report(self, receiver: str, n: int, is_match: bool, digest: tuple[int, int]) -> None:
-            super().report(receiver, n, is_match, digest)
-            if n == 3:
-                heard.set()
-
-    with Worker(Listening(trainer.log), weights(1)) as worker:
-        worker.follow(trainer.publish(2))
-        assert heard.wait(LONG_S)
-    said = trainer.log.receivers()["worker"]
-    assert (said.n, said.is_match, said.digest) == (3, True, row_digest(trainer.bits))
-
-
 def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
     trainer = Trainer(weights(1))
     tries: list[int] = []
@@ -131,26 +114,6 @@ def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
     assert trainer.log.receivers()["worker"].n == 1
 
 
-def test_staged_version_is_taken_once() -> None:
-    trainer = Trainer(weights(1))
-    with Worker(trainer.log, weights(1)) as worker:
-        assert worker._bell.wait(LONG_S)
-        assert worker.receiver.state is ReceiverState.STAGED
-        assert worker.receiver.take_staged() is not None
-        assert worker.receiver.state is ReceiverState.APPLYING
-        assert worker.receiver.take_staged() is None
-
-
-def test_newcomer_with_other_bits_takes_a_seed_and_then_deltas() -> None:
-    trainer = Trainer(weights(1))
-    trainer.publish(3)
-    with Worker(trainer.log, weights(99)) as worker:
-        worker.follow(trainer.publisher.version)
-        worker.follow(trainer.publish(2))
-        assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.seeds == 1
-
-
 def test_late_receiver_takes_a_seed_when_the_log_has_forgotten() -> None:
     trainer = Trainer(weights(1), versions_max=2)
     with Worker(trainer.log, weights(1)) as worker:
@@ -161,17 +124,6 @@ def test_late_receiver_takes_a_seed_when_the_log_has_forgotten() -> None:
         worker.follow(trainer.publisher.version)
         assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.seeds == 1
-
-
-def test_damaged_chunk_is_fetched_again() -> None:
-    trainer = Trainer(weights(1))
-    source = Bent(trainer.log)
-    source.spoiled[2, False] = 2
-    with Worker(source, weights(1)) as worker:
-        worker.follow(trainer.publish())
-        assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.chunks_retried == 2
-        assert worker.receiver.stats.seeds == 0
 
 
 def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
@@ -207,45 +159,6 @@ def test_version_whose_chunks_are_gone_is_left_out_for_a_seed() -> None:
         assert worker.receiver.stats.seeds == 1
 
 
-def test_nothing_damaged_is_ever_staged() -> None:
-    trainer = Trainer(weights(1))
-    failed = threading.Event()
-
-    class Watched(Bent):
-        def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-            failed.set()
-            return super().seed(n, tiles)
-
-    source = Watched(trainer.log)
-    source.spoiled[2, False] = source.spoiled[2, True] = 1 << 30
-    with Worker(source, weights(1)) as worker:
-        worker.follow(trainer.publisher.version)
-        trainer.publish()
-        for _ in range(3):  # it asks for a seed again and again
-            assert failed.wait(LONG_S)
-            failed.clear()
-        assert worker.receiver.take_staged() is None
-        assert worker.receiver.held.n == 1
-        source.spoiled.clear()
-        worker.follow(trainer.publisher.version)
-        assert np.array_equal(worker.bits, trainer.bits)
-
-
-def test_wrong_base_is_refused_and_mended_by_a_seed() -> None:
-    trainer = Trainer(weights(1))
-    with Worker(trainer.log, weights(1)) as worker:
-        worker.follow(trainer.publisher.version)
-        worker.digests = None  # the weights drift, and nobody knows
-        worker.bits[7] ^= 1
-        drifted = worker.bits.copy()
-        version = trainer.publish()
-        assert worker.commit() is CommitState.ROLLED_BACK
-        assert np.array_equal(worker.bits, drifted)
-        worker.follow(version)
-        assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.seeds == 1
-
-
 def test_drift_is_mended_although_nothing_new_is_published() -> None:
     trainer = Trainer(weights(1))
     lie = row_digest(weights(1))
@@ -253,20 +166,6 @@ def test_drift_is_mended_although_nothing_new_is_published() -> None:
         assert worker.commit() is CommitState.ROLLED_BACK  # it is not what it said it is
         assert worker.receiver.digest == row_digest(weights(5))
         worker.follow(trainer.publisher.version)
-        assert np.array_equal(worker.bits, trainer.bits)
-
-
-def test_version_that_a_target_cannot_apply_is_left_out() -> None:
-    trainer = Trainer(weights(1))
-    broken = []
-
-    def wrap(row: Row) -> Failing:
-        broken.append(Failing(row, method="apply", at=2))
-        return broken[0]
-
-    with Worker(trainer.log, weights(1), wrap=wrap) as worker:
-        worker.follow(trainer.publish())
-        assert [one.state for one in worker.outcomes].count(CommitState.ROLLED_BACK) == 1
         assert np.array_equal(worker.bits, trainer.bits)
 
 
@@ -337,71 +236,6 @@ def test_abandoned_version_is_staged_again() -> None:
         worker.follow(version)
         assert worker.receiver.stats.seeds == 0
         assert np.array_equal(worker.bits, trainer.bits)
-
-
-def test_manifests_that_come_twice_and_in_any_order_change_nothing() -> None:
-    trainer = Trainer(weights(1))
-    source = Bent(trainer.log)
-    source.order = lambda manifests: [*reversed(manifests), *manifests]
-    trainer.publish(6)
-    with Worker(source, weights(1)) as worker:
-        worker.follow(trainer.publisher.version)
-        assert np.array_equal(worker.bits, trainer.bits)
-        assert [one.version.n for one in worker.outcomes] == [2, 3, 4, 5, 6, 7]
-
-
-def test_manifest_of_a_dead_incarnation_is_ignored() -> None:
-    dead, alive = Trainer(weights(1)), Trainer(weights(1), incarnation=2, first=10)
-    dead.publish(30)
-    source = Bent(alive.log)
-    stale = dead.log.wait_manifests(10, 0)
-    source.order = lambda manifests: [*stale, *manifests]
-    with Worker(source, weights(1)) as worker:
-        worker.follow(alive.publish(3))
-        assert np.array_equal(worker.bits, alive.bits)
-        assert all(one.version.incarnation == 2 for one in worker.outcomes)
-
-
-def test_next_incarnation_brings_the_receiver_on() -> None:
-    first = Trainer(weights(1))
-    source = Bent(first.log)
-    with Worker(source, weights(1)) as worker:
-        saved = first.publish(2) and first.bits
-        worker.follow(first.publish(2))
-        source.is_down = True
-        source._source = (second := Trainer(saved, incarnation=2, first=50)).log
-        source.is_down = False
-        worker.follow(second.publisher.version)  # it went back, to a checkpoint
-        assert np.array_equal(worker.bits, saved)
-        worker.follow(second.publish())
-        assert np.array_equal(worker.bits, second.bits)
-
-
-def test_partial_staging_of_a_dead_incarnation_is_dropped() -> None:
-    first = Trainer(weights(1))
-    pulled = threading.Event()
-
-    class Dying(Bent):
-        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-            for tile, frame in super().chunks(key, wanted):
-                if key.n == 2 and tile >= 5:
-                    self.is_down = True
-                    pulled.set()
-                    raise Unavailable("planted")
-                yield tile, frame
-
-    source = Dying(first.log)
-    with Worker(source, weights(1)) as worker:
-        worker.follow(first.publisher.version)
-        first.publish()
-        assert pulled.wait(LONG_S)
-        assert worker.receiver.held.n == 1
-        source._source = (second := Trainer(weights(1), incarnation=2, first=10)).log
-        source.is_down = False
-        second.bits = changed(second.bits, 1234)
-        second.publisher.publish(second.bits)
-        worker.follow(second.publisher.version)
-        assert np.array_equal(worker.bits, second.bits)
 
 
 def test_staging_goes_on_where_it_broke_off() -> None:

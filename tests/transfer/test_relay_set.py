@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer.codec.delta import Delta
@@ -323,14 +321,6 @@ def test_whole_tiles_come_from_the_relay_that_gave_the_seed_or_one_that_is_told_
     assert cluster.near[1 - giver].calls.count("seed") == 1
 
 
-def test_a_late_receiver_joins_over_a_set() -> None:
-    cluster = Cluster()
-    cluster.publish(3)
-    one = Behind(cluster.set(), weights(77))
-    brought(cluster, one, 4)
-    assert np.array_equal(one.bits, cluster.chain.bits)
-
-
 def test_answers_reach_the_publisher_over_any_relay() -> None:
     cluster = Cluster()
     source = cluster.set()
@@ -379,34 +369,6 @@ def test_a_liar_is_told_of_once_and_asked_last() -> None:
     assert cluster.near[0].calls == []
 
 
-@settings(max_examples=20)
-@given(st.integers(0, 1 << 32))
-def test_in_any_mixture_of_relays_gone_and_lying_receivers_hold_true_versions(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    tricks = {at: str(rng.choice(TRICKS)) for at in range(2)}  # the third is honest
-    cluster = Cluster(3, tricks)
-    receivers = [Behind(cluster.set(), cluster.chain.bits) for _ in range(2)]
-    for _ in range(25):
-        match int(rng.integers(4)):
-            case 0:
-                cluster.publish()
-            case 1:
-                cluster.near[int(rng.integers(3))].is_gone = bool(rng.integers(2))
-            case _:
-                one = receivers[int(rng.integers(2))]
-                with suppress(RoseError):
-                    one.round()
-                n = one.staging.held.n
-                assert n == 0 or np.array_equal(one.bits, cluster.chain.by_n[n])
-        cluster.clock.sleep(float(rng.random()) * 3)
-    cluster.near[2].is_gone = False
-    cluster.clock.sleep(100)
-    cluster.publish()
-    for one in receivers:
-        brought(cluster, one, cluster.chain.publisher.version.n)
-    assert 2 not in {relay for relay, _ in cluster.liars}
-
-
 class Foreign(Near):
     """A relay of another rose: nothing that it says is understood."""
 
@@ -450,20 +412,3 @@ def test_a_set_of_no_relays_or_a_landing_nowhere_is_refused() -> None:
     for relays, landing in (([], {}), (near, {0: 1})):
         with pytest.raises(InvalidArgument):
             RelaySet(relays, landing, signing=KEY, clock=HandClock(), on_liar=lambda *_: None)
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-def test_a_receiver_of_one_relay_in_other_hands_holds_a_true_version_or_its_own(trick: str) -> None:
-    """Nobody else is there to ask: it may stand still, and never holds what nobody published."""
-    cluster = Cluster(1, {0: trick})
-    one = Behind(cluster.near[0], cluster.chain.bits)
-    for _ in range(4):
-        cluster.publish(share=0.5)
-        for _ in range(5):
-            with suppress(RoseError):
-                one.round()
-            n = one.staging.held.n
-            assert np.array_equal(one.bits, cluster.chain.by_n[max(n, 1)])
-    cluster.near[0] = Near(cluster.relays[0])  # in good hands again
-    one.source = one.staging._source = one.staging._puller._source = cluster.near[0]
-    brought(cluster, one, 5)

@@ -59,13 +59,6 @@ def test_path_is_the_cheapest_way(links: list[Link], start_n: int, end_n: int) -
         assert cost(found) == min(map(cost, every))
 
 
-def test_path_prefers_fewer_bytes_and_then_fewer_links() -> None:
-    slow = [link(0, 4, 9), link(0, 1, 2), link(1, 4, 2)]
-    assert path(slow, 0, 4) == slow[1:]
-    even = [link(0, 1, 2), link(1, 4, 2), link(0, 4, 4)]
-    assert path(even, 0, 4) == [even[2]]
-
-
 @given(some_links(), st.integers(0, 8))
 def test_connected_links_are_those_with_a_way_on(links: list[Link], newest_n: int) -> None:
     expected = [one for one in links if ways(links, one.key.n, newest_n)]
@@ -106,12 +99,6 @@ def test_the_way_from_the_opening_goes_last(history: tuple[list[Link], int], sla
     gone = to_forget(links, tight, newest_n=newest_n, opening_n=0)
     assert not {one.key for one in way} & set(gone)
     assert to_forget(way, limits, newest_n=newest_n, opening_n=0) == []
-
-
-def test_of_plain_versions_the_last_ones_stay() -> None:
-    links = [link(n - 1, n) for n in range(2, 12)]
-    gone = to_forget(links, Limits(versions_max=3), newest_n=11, opening_n=1)
-    assert [key.n for key in gone] == list(range(2, 9))
 
 
 def test_for_room_the_oldest_go_first_and_the_way_to_the_newest_version_never() -> None:

@@ -15,13 +15,8 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.retention import path
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.spans import SpanMaker, Update, merged_update
-from rose.transfer.receiving.chain import Held
-from rose.transfer.receiving.commit import Commit, CommitState
-from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.staging import Staging
-from rose.transfer.receiving.subscription import Subscription
 from tests.transfer.chain_world import KEY, Behind, Chain
-from tests.transfer.worker import LONG_S, NAMELESS, TILE, TILES, changed, row_digest, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, changed, row_digest, weights
 from tests.waiting import wait_for
 
 
@@ -83,48 +78,6 @@ def test_spans_are_signed_as_versions_are() -> None:
     unsigned = Chain(signing=Signing())
     unsigned.publish(2)
     assert not any(KEY.is_signed(one) for one in unsigned.log.wait_manifests(-1, 0))
-
-
-def test_links_over_a_slow_link_have_spans_too() -> None:
-    chain = Chain(link="strat")
-    chain.publish(1)
-    behind = Behind(chain.log, chain.bits)
-    chain.publish(20, share=0.4)
-    behind.follow(22)
-    assert np.array_equal(behind.bits, chain.bits)
-    assert any(key.n - key.base_n > 1 for key in behind.taken)
-
-
-def test_a_receiver_of_some_tiles_goes_by_spans() -> None:
-    chain = Chain()
-    subset = [0, 3, 7]
-    behind = Behind(chain.log, chain.bits)
-    some = Behind(chain.log, chain.bits)
-    some.staging = Staging(
-        some.source, "some",
-        Held(NAMELESS, Subscription(TILES, subset).digest_of(chain.log.wait_manifests(-1, 0)[0])),
-        Subscription(TILES, subset), puller=Puller(some.source, threading.Event()),
-        on_staged=lambda: None, signing=KEY,
-    )  # fmt: skip
-    chain.publish(11)
-    behind.follow(12)
-    manifest = None
-    for _ in range(20):
-        some.staging.round(0)
-        staged = some.staging.take_staged()
-        if staged is None:
-            break
-        manifest = staged.manifest
-        assert {tile for tile, _ in staged.deltas} <= set(subset)
-        commit = Commit(staged, some.row, some.staging.digest, subscribed=subset)
-        while commit.step():
-            pass
-        assert commit.state is CommitState.COMMITTED
-        some.staging.report(commit.outcome)
-    assert manifest is not None
-    assert some.staging.held.n == 12
-    for tile in subset:
-        assert np.array_equal(some.bits[TILES[tile].where], chain.bits[TILES[tile].where])
 
 
 def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:

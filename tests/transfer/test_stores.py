@@ -79,16 +79,6 @@ def test_what_is_put_is_there(store: MemoryStore) -> None:
     assert store.nbytes == len(frame(2, 0) + frame(2, 1) + frame(2, 3))
 
 
-def test_what_is_forgotten_is_gone(store: MemoryStore) -> None:
-    store.put(manifest(2), frames(2))
-    store.put(manifest(3), frames(3))
-    store.forget(UpdateKey(2, 1))
-    store.forget(UpdateKey(7, 6))
-    assert store.get(UpdateKey(2, 1), 0) is None
-    assert store.get(UpdateKey(3, 2), 0) == frame(3, 0)
-    assert store.nbytes == sum(map(len, frames(3).values()))
-
-
 def test_trimming_drops_the_lowest_first_and_not_the_one_that_stays(store: MemoryStore) -> None:
     for n in (1, 2, 3):
         store.put(manifest(n), frames(n))

@@ -1,6 +1,5 @@
 """A publisher that sends links, and receivers that make deltas of them or refuse them."""
 
-from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,10 @@ import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from rose.transfer.version import Version
 from rose.transfer.views import Row
@@ -92,15 +90,6 @@ def test_links_come_through_bit_for_bit_with_and_without_a_base(make: Any) -> No
     assert all(delta.rule is not None for delta in deltas_in(trainer.log, last))
 
 
-def test_what_lies_staged_is_no_link_any_more() -> None:
-    trainer = Trainer()
-    with Staging(trainer, trainer.bits) as worker:
-        worker.follow(trainer.publish())
-        trainer.publish()
-        staged = worker.take_staged()
-        assert [delta.rule for _, delta in staged.deltas] == [None] * len(TILES)
-
-
 @pytest.mark.parametrize("fault", [OutOfMemory, InvalidArgument, MemoryError])
 def test_what_was_pulled_stays_until_it_is_unpacked(fault: type[Exception]) -> None:
     trainer = Trainer()
@@ -161,45 +150,6 @@ def test_drift_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None
         worker.follow(version)
         assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.seeds == 1
-
-
-def test_a_version_that_the_log_refuses_leaves_the_next_one_sound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trainer = Trainer()
-    with Staging(trainer, trainer.bits) as worker:
-        with monkeypatch.context() as patch:
-
-            def refuse(*_: object) -> None:
-                raise OutOfMemory("planted")
-
-            patch.setattr(trainer.log, "append", refuse)
-            with pytest.raises(OutOfMemory, match="planted"):
-                trainer.publish()
-        worker.follow(trainer.publish())
-        assert np.array_equal(worker.bits, trainer.bits)
-
-
-def test_a_damaged_link_is_asked_for_again() -> None:
-    trainer = Trainer()
-
-    class Bent(SourceAround):
-        left = 1
-
-        def chunks(
-            self, key: UpdateKey, wanted: Sequence[Chunk]
-        ) -> Generator[tuple[int, Frame | None], None, None]:
-            for tile, frame in super().chunks(key, wanted):
-                if frame is None or not self.left:
-                    yield tile, frame
-                else:
-                    self.left -= 1
-                    yield tile, bytes([*frame[:-1], frame[-1] ^ 1])
-
-    with Worker(Bent(trainer.log), trainer.bits, tiles=TILES) as worker:
-        worker.follow(trainer.publish())
-        assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.chunks_retried == 1
 
 
 def test_another_kind_of_link_is_refused() -> None:

@@ -9,7 +9,6 @@ from rose.errors import InvalidArgument
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.staging import ReceiverState
 from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.views import Row
 from rose.units import NS_PER_MS
@@ -97,41 +96,3 @@ def test_drift_that_a_sweep_found_is_repaired_where_it_is_tile_by_tile() -> None
         publisher.publish(changed(new, 3))
         worker.follow(publisher.version)
         assert worker.receiver.stats.seeds - before.seeds == 1
-
-
-def test_drift_that_is_found_while_a_version_is_staged_comes_first() -> None:
-    log = VersionLog()
-    old, new = weights(1), changed(weights(1), 2)
-    publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
-    with Worker(log, old) as worker:
-        publisher.publish(new)
-        worker.follow(publisher.version)
-        newer = changed(new, 3)
-        publisher.publish(newer)
-        assert worker._bell.wait(60)
-        assert worker.receiver.staged_version == publisher.version
-        worker.bits[5] ^= 9
-        sweep = swept(Sweep(worker.target, worker.digests, clock=StepClock(0.1)))
-        worker._bell.clear()
-        worker.receiver.drifted(sweep.digests)
-        worker.follow(publisher.version)
-        assert np.array_equal(worker.bits, newer)
-        assert {outcome.state for outcome in worker.outcomes} == {CommitState.COMMITTED}
-
-
-def test_drift_that_is_found_during_a_commit_is_seen_by_that_commit() -> None:
-    log = VersionLog()
-    old, new = weights(1), changed(weights(1), 2)
-    publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
-    with Worker(log, old) as worker:
-        publisher.publish(new)
-        worker.follow(publisher.version)
-        publisher.publish(changed(new, 3))
-        assert worker._bell.wait(60)
-        worker.bits[5] ^= 9
-        swept(Sweep(worker.target, worker.digests, clock=StepClock(0.1)))
-        taken = worker.receiver.state
-        assert worker.commit() is CommitState.ROLLED_BACK  # another base, and nothing was touched
-        assert taken is ReceiverState.STAGED
-        worker.follow(publisher.version)
-        assert np.array_equal(worker.bits, changed(new, 3))
