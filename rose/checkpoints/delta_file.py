@@ -105,7 +105,7 @@ class DeltaFile:
             self._before = {tile: frame_digests(one)[0] for tile, one in self._frames.items()}
         except CorruptData as error:
             raise CorruptData(f"{path} cannot be used: {error}") from None
-        if self.manifest.is_seed:
+        if self.manifest.is_snapshot:
             raise InvalidArgument(f"{path} holds whole weights, not a delta")
 
     def is_for(self, tiles: Tiles) -> bool:

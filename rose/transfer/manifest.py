@@ -144,7 +144,7 @@ class Manifest:
         return UpdateKey(self.version.n, WHOLE if self.base is None else self.base.n)
 
     @property
-    def is_seed(self) -> bool:
+    def is_snapshot(self) -> bool:
         """Whether it is a snapshot: whole tiles, for any base."""
         return self.base is None
 

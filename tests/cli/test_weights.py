@@ -43,14 +43,14 @@ def test_receiver_keeps_up_with_a_folder_of_checkpoints(
         upstream = ["--upstream", address, "--to", out, "--metrics", "127.0.0.1:0"]
         with Program("receive", *upstream, *other_trace, environment=signed) as receiver:
             metrics = receiver.wait_for("metrics")["address"]
-            assert receiver.wait_for("committed", n=1)["is_seed"]
+            assert receiver.wait_for("committed", n=1)["is_snapshot"]
             assert are_alike(out, checkpoints[0])
             for n, checkpoint in enumerate(checkpoints[1:3], start=2):
                 inside = move_in(checkpoint, tmp_path)
                 published = publisher.wait_for("published", n=n)
                 committed = receiver.wait_for("committed", n=n)
                 assert committed["digest"] == published["digest"]
-                assert not committed["is_seed"]
+                assert not committed["is_snapshot"]
                 assert are_alike(out, inside)
             figures = scraped(metrics)
             assert figures['rose_transfer_committed_total{role="receiver"}'] == 3
@@ -118,7 +118,7 @@ def test_receiver_repairs_what_a_killed_one_left_and_has_its_checkpoint_alone(
         mapped(out)["layer.weight"][-1] ^= 1
         with Program("receive", *upstream, "--to", out) as receiver:
             committed = receiver.wait_for("committed", n=1)
-            assert (committed["is_seed"], committed["tiles"]) == (True, 1)
+            assert (committed["is_snapshot"], committed["tiles"]) == (True, 1)
             assert are_alike(out, checkpoints[0])
             receiver.send(signal.SIGSTOP)
             os.truncate(file, file.stat().st_size // 2)
@@ -270,6 +270,6 @@ def test_relay_serves_a_cluster_and_each_byte_crosses_once(
                     assert heir.wait_for("serving")["n"] == 2
                     options = ["--upstream", here, "--to", checkpoints[0]]
                     with Program("receive", *options, environment=key) as late:
-                        assert not late.wait_for("committed", n=2)["is_seed"]
+                        assert not late.wait_for("committed", n=2)["is_snapshot"]
                         assert are_alike(checkpoints[0], inside)
                     assert heir.stop() == (0, "")

@@ -64,7 +64,7 @@ def test_manifest_that_no_publisher_makes_is_refused() -> None:
         return replace(begun, **fields)
 
     assert manifest([0, 3]).nbytes == 20
-    assert manifest([0], base=None).is_seed  # of one tile
+    assert manifest([0], base=None).is_snapshot  # of one tile
     wrong: list[tuple[list[int], dict[str, Any]]] = [
         ([3, 0], {}),
         ([3, 3], {}),
@@ -112,12 +112,12 @@ def test_oldest_are_forgotten() -> None:
     assert log.statistics().versions == 5  # figures stay
 
 
-def test_bytes_are_bounded_seed_included() -> None:
+def test_bytes_are_bounded_snapshot_included() -> None:
     log = VersionLog(bytes_max=8000)
     publisher = publisher_of(log)
     for seed in range(6):
         publish_one(publisher, seed)
-        made = log.seed(None, range(len(TILES)))
+        made = log.snapshot(None, range(len(TILES)))
         assert made is not None
         kept = [
             log.chunk(one.key, chunk.tile)
@@ -128,7 +128,7 @@ def test_bytes_are_bounded_seed_included() -> None:
 
 
 def whole(publisher: RowPublisher) -> tuple[Manifest, Mapping[int, bytes]]:
-    made = publisher.seed(None, range(len(publisher.tiles)))
+    made = publisher.snapshot(None, range(len(publisher.tiles)))
     assert made is not None
     return made
 
@@ -137,38 +137,38 @@ def publish_one(publisher: RowPublisher, seed: int) -> None:
     publisher.publish(changed(weights(1), 100 + seed))
 
 
-def test_seed_has_the_tiles_that_were_asked_for_and_the_digests_of_all() -> None:
+def test_snapshot_has_the_tiles_that_were_asked_for_and_the_digests_of_all() -> None:
     log = VersionLog()
     publisher = publisher_of(log)
     publish_one(publisher, 0)
-    survey = log.seed(None, ())
+    survey = log.snapshot(None, ())
     assert survey is not None
-    assert (survey.version.n, survey.is_seed, survey.chunks) == (2, True, ())
+    assert (survey.version.n, survey.is_snapshot, survey.chunks) == (2, True, ())
     assert survey.tile_digests == tuple(
         Row(changed(weights(1), 100), TILES).digest(tile) for tile in range(len(TILES))
     )
-    seed = log.seed(2, [3, 5])
-    assert seed is not None
-    assert [one.tile for one in seed.chunks] == [3, 5]
-    for one in seed.chunks:
-        made = Delta.from_bytes(log.chunk(seed.key, one.tile) or b"")
+    snapshot = log.snapshot(2, [3, 5])
+    assert snapshot is not None
+    assert [one.tile for one in snapshot.chunks] == [3, 5]
+    for one in snapshot.chunks:
+        made = Delta.from_bytes(log.chunk(snapshot.key, one.tile) or b"")
         bits = np.zeros(TILE, np.uint16)
         delta_apply(bits, made)
         assert np.array_equal(bits, changed(weights(1), 100)[TILES[one.tile].where])
-    assert log.seed(99, ()) is None
-    assert log.statistics().seeds == 1
+    assert log.snapshot(99, ()) is None
+    assert log.statistics().snapshots == 1
     with pytest.raises(InvalidArgument):
-        log.seed(None, [len(TILES)])
+        log.snapshot(None, [len(TILES)])
 
 
-def test_seed_of_an_older_version_is_made_from_what_the_log_has() -> None:
+def test_snapshot_of_an_older_version_is_made_from_what_the_log_has() -> None:
     log = VersionLog(versions_max=3)
     publisher = publisher_of(log)
     bits = [weights(1)]
     for seed in range(4):
         bits.append(changed(bits[-1], seed))
         publisher.publish(bits[-1])
-    old = log.seed(3, [0, 7])
+    old = log.snapshot(3, [0, 7])
     assert old is not None
     row = Row(bits[2], TILES)
     assert old.version == Version("run", 1, 3)
@@ -178,7 +178,7 @@ def test_seed_of_an_older_version_is_made_from_what_the_log_has() -> None:
         made = np.zeros(TILE, np.uint16)
         delta_apply(made, Delta.from_bytes(log.chunk(old.key, one.tile) or b""))
         assert np.array_equal(made, row.bits(one.tile))
-    assert log.seed(1, [0]) is None  # what led on from it was forgotten
+    assert log.snapshot(1, [0]) is None  # what led on from it was forgotten
     assert publisher.publish(bits[0]).base_digest == row_digest(bits[-1])  # the shadow stayed
 
 
@@ -215,7 +215,7 @@ def test_what_exceeds_the_limit_of_the_log_is_refused() -> None:
     with pytest.raises(OutOfMemory, match="more than the 300 of the log"):
         publisher.publish(changed(weights(1), 3, share=0.5))
     with pytest.raises(OutOfMemory):
-        log.seed(None, range(len(TILES)))
+        log.snapshot(None, range(len(TILES)))
     log.close()
     with pytest.raises(Unavailable, match="closed"):
         publisher.publish(weights(1))
@@ -245,7 +245,7 @@ def test_numbers_are_not_used_twice_and_a_log_has_one_publisher() -> None:
     with pytest.raises(InvalidArgument, match="publisher"):
         publisher_of(log)
     with pytest.raises(Unavailable):
-        VersionLog().seed(None, ())
+        VersionLog().snapshot(None, ())
 
 
 def test_closed_log_lets_receivers_wait_as_before() -> None:
@@ -313,7 +313,7 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
     with pytest.raises(Unavailable, match="was interrupted"):
         publisher.publish(weights(2))
     with pytest.raises(Unavailable, match="was interrupted"):
-        publisher.seed(None, range(len(publisher.tiles)))
+        publisher.snapshot(None, range(len(publisher.tiles)))
 
 
 def test_an_interrupt_after_a_version_was_shown_ends_publishing(
@@ -330,7 +330,7 @@ def test_an_interrupt_after_a_version_was_shown_ends_publishing(
         publisher.publish(weights(2))
     monkeypatch.undo()
     assert log.newest_n == 2  # receivers have it
-    for ask in (lambda: publisher.seed(None, ()), lambda: publisher.publish(weights(3))):
+    for ask in (lambda: publisher.snapshot(None, ()), lambda: publisher.publish(weights(3))):
         with pytest.raises(Unavailable, match="was interrupted"):
             ask()
 

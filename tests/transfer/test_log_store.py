@@ -36,7 +36,7 @@ def test_versions_are_there_after_the_process_ended() -> None:
     for one in again.wait_manifests(1, 0):
         assert again.frames(one.key) == log.frames(one.key)
     with pytest.raises(Unavailable, match="published"):
-        again.seed(None, ())  # nobody can make one yet
+        again.snapshot(None, ())  # nobody can make one yet
 
 
 def test_an_update_of_which_the_disk_lost_a_part_is_left_out() -> None:

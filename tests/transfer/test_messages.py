@@ -22,7 +22,7 @@ from rose.transfer.wire.messages import (
     PartFrame,
     RelayPlace,
     ReportRequest,
-    SeedRequest,
+    SnapshotRequest,
     TensorEntry,
     WaitRequest,
     decode,
@@ -85,7 +85,7 @@ MESSAGES = {
     WaitRequest: st.builds(
         WaitRequest, st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**32 - 1)
     ),
-    SeedRequest: st.builds(SeedRequest, st.none() | N, TILES),
+    SnapshotRequest: st.builds(SnapshotRequest, st.none() | N, TILES),
     ManifestsReply: st.builds(ManifestsReply, st.lists(manifests(), max_size=3).map(tuple), PORTS),
     ReportRequest: st.builds(ReportRequest, NAMES, N, st.booleans(), DIGESTS),
     KeptHello: st.builds(KeptHello, st.binary(max_size=99), st.binary(max_size=32)),
@@ -213,12 +213,12 @@ def test_message_of_another_version_or_of_none_is_refused() -> None:
 
 def test_numbers_and_names_are_bounded() -> None:
     for wrong in [
-        pb.SeedRequest(format=messages.FORMAT, tiles=[2, 1]),
-        pb.SeedRequest(format=messages.FORMAT, tiles=[1, 1]),
-        pb.SeedRequest(format=messages.FORMAT, n=2**63),
+        pb.SnapshotRequest(format=messages.FORMAT, tiles=[2, 1]),
+        pb.SnapshotRequest(format=messages.FORMAT, tiles=[1, 1]),
+        pb.SnapshotRequest(format=messages.FORMAT, n=2**63),
     ]:
         with pytest.raises(CorruptData):
-            decode(SeedRequest, wrong.SerializeToString())
+            decode(SnapshotRequest, wrong.SerializeToString())
     for wrong in [
         pb.HelloReply(format=messages.FORMAT, role="stranger"),
         pb.HelloReply(format=messages.FORMAT, role="relay", name="x" * 257),
@@ -256,5 +256,5 @@ def test_manifest_of_very_many_tiles_is_a_few_large_fields() -> None:
     content = encode(ManifestsReply((large,), 5))
     assert len(content) < 80 * tiles < messages.REPLY_BYTES_MAX
     assert decode(ManifestsReply, content).manifests == (large,)
-    seed = SeedRequest(None, tuple(range(2 * tiles)))
-    assert len(encode(seed)) < messages.REQUEST_BYTES_MAX
+    snapshot = SnapshotRequest(None, tuple(range(2 * tiles)))
+    assert len(encode(snapshot)) < messages.REQUEST_BYTES_MAX

@@ -80,13 +80,13 @@ class Trainer:
         return self.publisher.publish(Row(BITS[step], TILES), WeightsElsewhere(str(step)))
 
     def whole_row(self, n: int | None = None) -> Bits:
-        """Return what a seed of all tiles makes of zeros."""
+        """Return what a snapshot of all tiles makes of zeros."""
         source = self.log
-        seed = source.seed(n, range(len(TILES)))
-        assert seed is not None
+        snapshot = source.snapshot(n, range(len(TILES)))
+        assert snapshot is not None
         held = np.zeros_like(BITS[0])
         row = Row(held, TILES)
-        for tile, frame in source.chunks(seed.key, seed.chunks):
+        for tile, frame in source.chunks(snapshot.key, snapshot.chunks):
             row.apply(tile, Delta.from_bytes(frame), undo=False)
         return held
 
@@ -103,7 +103,7 @@ def test_a_receiver_follows_tiles_of_ranks_in_other_processes(trainer: Trainer) 
             manifest = trainer.publish(step)
             worker.follow(manifest.version)
             assert np.array_equal(worker.bits, BITS[step])
-        assert worker.receiver.stats.seeds == 0
+        assert worker.receiver.stats.snapshots == 0
         assert {chunk.tile % 2 for chunk in manifest.chunks} == {0, 1}
 
 

@@ -76,7 +76,7 @@ def test_versions_come_through_bit_for_bit() -> None:
             assert np.array_equal(worker.bits, trainer.bits)
             assert worker.receiver.digest == row_digest(trainer.bits)
         assert {one.state for one in worker.outcomes} == {CommitState.COMMITTED}
-        assert worker.receiver.stats.seeds == 0
+        assert worker.receiver.stats.snapshots == 0
     assert trainer.log.statistics().sent_bytes == worker.receiver.stats.received_bytes
 
 
@@ -90,7 +90,7 @@ def test_frames_are_looked_at_by_any_number_of_threads(threads: int) -> None:
             worker.follow(trainer.publish())
             assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.chunks_retried == 2
-        assert worker.receiver.stats.seeds == 0
+        assert worker.receiver.stats.snapshots == 0
     assert not [one for one in threading.enumerate() if one.name.startswith("rose-staging")]
 
 
@@ -114,7 +114,7 @@ def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
     assert trainer.log.receivers()["worker"].n == 1
 
 
-def test_late_receiver_takes_a_seed_when_the_log_has_forgotten() -> None:
+def test_late_receiver_takes_a_snapshot_when_the_log_has_forgotten() -> None:
     trainer = Trainer(weights(1), versions_max=2)
     with Worker(trainer.log, weights(1)) as worker:
         worker.follow(trainer.publisher.version)
@@ -123,10 +123,10 @@ def test_late_receiver_takes_a_seed_when_the_log_has_forgotten() -> None:
     with Worker(trainer.log, worker.bits, held=Version("run", 1, 1)) as worker:
         worker.follow(trainer.publisher.version)
         assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.seeds == 1
+        assert worker.receiver.stats.snapshots == 1
 
 
-def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
+def test_version_that_stays_damaged_is_given_up_for_a_snapshot() -> None:
     trainer = Trainer(weights(1))
     source = Bent(trainer.log)
     source.spoiled[2, False] = 1 << 30
@@ -134,12 +134,12 @@ def test_version_that_stays_damaged_is_given_up_for_a_seed() -> None:
         worker.follow(trainer.publish())
         assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.given_up == 1
-        assert worker.receiver.stats.seeds == 1
+        assert worker.receiver.stats.snapshots == 1
         worker.follow(trainer.publish())  # and deltas go on
-        assert worker.receiver.stats.seeds == 1
+        assert worker.receiver.stats.snapshots == 1
 
 
-def test_version_whose_chunks_are_gone_is_left_out_for_a_seed() -> None:
+def test_version_whose_chunks_are_gone_is_left_out_for_a_snapshot() -> None:
     trainer = Trainer(weights(1), bytes_max=4000)
     trainer.publish()
     [opening, first] = trainer.log.wait_manifests(-1, 0)
@@ -156,7 +156,7 @@ def test_version_whose_chunks_are_gone_is_left_out_for_a_seed() -> None:
     with Worker(Late(trainer.log), weights(1)) as worker:
         worker.follow(trainer.publisher.version)
         assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.seeds == 1
+        assert worker.receiver.stats.snapshots == 1
 
 
 def test_drift_is_mended_although_nothing_new_is_published() -> None:
@@ -174,11 +174,11 @@ def test_whole_version_that_cannot_be_applied_waits_for_a_newer_one() -> None:
     never = Failing(Row(weights(99), Tiles.of(1000, TILE)), method="bits", at=1)
     with Worker(trainer.log, weights(99), wrap=lambda _: never) as worker:
         assert worker.commit() is CommitState.ROLLED_BACK
-        assert worker.receiver.stats.seeds == 1
+        assert worker.receiver.stats.snapshots == 1
         version = trainer.publish()
         assert worker.commit() is CommitState.COMMITTED
         assert worker.receiver.held == version
-        assert worker.receiver.stats.seeds == 2
+        assert worker.receiver.stats.snapshots == 2
 
 
 @pytest.mark.parametrize("held", [Version("run", 1, 1), Version("run", 7, 1)])
@@ -234,7 +234,7 @@ def test_abandoned_version_is_staged_again() -> None:
             Outcome(version, CommitState.ROLLED_BACK, worker.receiver.digest, is_abandoned=True)
         )
         worker.follow(version)
-        assert worker.receiver.stats.seeds == 0
+        assert worker.receiver.stats.snapshots == 0
         assert np.array_equal(worker.bits, trainer.bits)
 
 
@@ -253,22 +253,6 @@ def test_staging_goes_on_where_it_broke_off() -> None:
     with Worker(Breaking(trainer.log), weights(99)) as worker:
         worker.follow(trainer.publisher.version)
     assert asked == [0, 1, 2, 3, 4, *range(4, 16)]
-
-
-def test_row_of_another_length_is_said_and_nothing_staged() -> None:
-    trainer = Trainer(weights(1))
-    asked = threading.Semaphore(0)
-
-    class Counting(SourceAround):
-        def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-            asked.release()
-            return super().wait_manifests(after_n, timeout_s)
-
-    with Worker(Counting(trainer.log), weights(1, 999), tiles=Tiles.of(999, TILE)) as worker:
-        for _ in range(3):
-            assert asked.acquire(timeout=LONG_S)
-        assert "999" in (worker.receiver.failure or "")
-        assert worker.receiver.take_staged() is None
 
 
 def test_outcome_of_a_version_that_was_not_taken_is_a_bug() -> None:

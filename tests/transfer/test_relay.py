@@ -21,7 +21,7 @@ from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
-from rose.transfer.relaying.seed_book import SEEDS_MAX, SURVEYS_MAX, SeedBook
+from rose.transfer.relaying.snapshot_book import SNAPSHOTS_MAX, SURVEYS_MAX, SnapshotBook
 from rose.transfer.source import Frame, SourceAround
 from rose.transfer.tiles import Tiles
 from tests.transfer.chain_world import KEY, Behind, Chain
@@ -53,9 +53,9 @@ class Far(SourceAround):
         self.has_moved = False
         return super().wait_manifests(after_n, timeout_s)
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         self._look()
-        return super().seed(n, tiles)
+        return super().snapshot(n, tiles)
 
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
         self._look()
@@ -248,22 +248,22 @@ def test_what_is_here_is_served_while_upstream_is_away() -> None:
     world.round()
     late, later = world.behind(), world.behind()
     world.publish(5)
-    seeded = world.relay.seed(None, (0, 1))
-    assert seeded is not None
-    frame = world.relay.chunk(seeded.key, 1)
+    snapshot = world.relay.snapshot(None, (0, 1))
+    assert snapshot is not None
+    frame = world.relay.chunk(snapshot.key, 1)
     world.far.is_away = True
     with pytest.raises(Unavailable):
         world.round()
     for receiver in (late, later):
         receiver.follow(6)
         assert np.array_equal(receiver.bits, world.chain.bits)
-    assert world.relay.seed(None, (0, 1)) == seeded
-    assert world.relay.seed(6, (0, 1)) == seeded
-    assert world.relay.chunk(seeded.key, 1) == frame
+    assert world.relay.snapshot(None, (0, 1)) == snapshot
+    assert world.relay.snapshot(6, (0, 1)) == snapshot
+    assert world.relay.chunk(snapshot.key, 1) == frame
     with pytest.raises(Unavailable):
-        world.relay.seed(None, (2,))
+        world.relay.snapshot(None, (2,))
     with pytest.raises(Unavailable):
-        world.relay.chunk(seeded.key, 0)  # known, and never fetched
+        world.relay.chunk(snapshot.key, 0)  # known, and never fetched
 
 
 def test_answers_are_passed_on_once_upstream_is_there() -> None:
@@ -358,28 +358,30 @@ def test_chunk_can_be_asked_for_again_after_a_host_had_no_memory(at: int) -> Non
     assert None not in relay.read(single(3), (0, 1, 2)).values()
 
 
-def test_seeds_that_a_relay_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_that_a_relay_notes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = Chain()
-    seeds = SeedBook()
+    book = SnapshotBook()
 
     def noted(tiles: Sequence[int]) -> None:
-        seed = chain.log.seed(None, tiles)
-        assert seed is not None
-        seeds.note(seed)
+        snapshot = chain.log.snapshot(None, tiles)
+        assert snapshot is not None
+        book.note(snapshot)
 
     noted(())
     for first in range(len(TILES)):
         for last in range(first + 1, len(TILES)):
             noted((first, last))
-    assert len(seeds._seeds) == SEEDS_MAX + 1
-    assert seeds.find(None, (len(TILES) - 2, len(TILES) - 1)) is not None
+    assert len(book._snapshots) == SNAPSHOTS_MAX + 1
+    assert book.find(None, (len(TILES) - 2, len(TILES) - 1)) is not None
     for _ in range(2 * SURVEYS_MAX):
         chain.publish()
         noted(())
-    assert len(seeds._seeds) == SEEDS_MAX + SURVEYS_MAX
-    monkeypatch.setattr("rose.transfer.relaying.seed_book.FIELDS_MAX", 1)
+    assert len(book._snapshots) == SNAPSHOTS_MAX + SURVEYS_MAX
+    monkeypatch.setattr("rose.transfer.relaying.snapshot_book.FIELDS_MAX", 1)
     noted((0,))
-    assert [tiles for _, tiles in seeds._seeds if tiles] == [(0,)]  # the one that is asked for now
+    assert [tiles for _, tiles in book._snapshots if tiles] == [
+        (0,)
+    ]  # the one that is asked for now
 
 
 def other_run(log: VersionLog, versions: int) -> RowPublisher:
@@ -398,9 +400,9 @@ def test_relay_follows_upstream_to_another_run_whatever_its_numbers(
     world.round()
     world.publish(5)
     world.round(3)
-    seed = world.relay.seed(3, (0,))
-    assert seed is not None
-    assert world.relay.chunk(seed.key, 0) is not None
+    snapshot = world.relay.snapshot(3, (0,))
+    assert snapshot is not None
+    assert world.relay.chunk(snapshot.key, 0) is not None
     log = VersionLog()
     publisher = other_run(log, versions)
     world.far._source = log
@@ -413,10 +415,10 @@ def test_relay_follows_upstream_to_another_run_whatever_its_numbers(
         for chunk in manifest.chunks:
             frame = world.relay.chunk(manifest.key, chunk.tile)
             assert frame == log.chunk(manifest.key, chunk.tile)
-    seed = world.relay.seed(3, (0,))
-    assert seed is not None
-    assert (seed.version.run, seed.version.n) == ("other", 3)
-    assert world.relay.chunk(seed.key, 0) == log.chunk(seed.key, 0)
+    snapshot = world.relay.snapshot(3, (0,))
+    assert snapshot is not None
+    assert (snapshot.version.run, snapshot.version.n) == ("other", 3)
+    assert world.relay.chunk(snapshot.key, 0) == log.chunk(snapshot.key, 0)
     publisher.publish(weights(99))
     world.round()
     assert world.relay.newest_n == publisher.version.n
@@ -454,7 +456,7 @@ def test_what_a_disk_lost_is_known_again_after_a_restart() -> None:
     late.source._source = world.relay
     late.follow(4)
     assert np.array_equal(late.bits, world.chain.bits)
-    assert late.staging.stats.seeds == 0
+    assert late.staging.stats.snapshots == 0
     assert len(world.far.crossed) == len(set(world.far.crossed)) + len(
         world.chain.log.frames(single(3)) or {}
     )
@@ -537,20 +539,20 @@ def test_whole_tiles_are_forwarded_and_cross_once() -> None:
     for one in strangers:
         one.follow(3)
         assert np.array_equal(one.bits, world.chain.bits)
-        assert one.staging.stats.seeds == 1
+        assert one.staging.stats.snapshots == 1
     assert len(world.far.crossed) == len(set(world.far.crossed))
     assert len([key for key, _ in world.far.crossed if key.is_whole]) == len(TILES)
 
 
 def test_whole_tiles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rose.transfer.relaying.seed_book.WHOLE_BYTES_MAX", 1000)
+    monkeypatch.setattr("rose.transfer.relaying.snapshot_book.WHOLE_BYTES_MAX", 1000)
     world = World()
     world.round()
-    seed = world.relay.seed(None, range(len(TILES)))
-    assert seed is not None
-    for chunk in seed.chunks:
-        assert world.relay.chunk(seed.key, chunk.tile) is not None
-        assert world.relay._seeds.store.nbytes <= 1000
+    snapshot = world.relay.snapshot(None, range(len(TILES)))
+    assert snapshot is not None
+    for chunk in snapshot.chunks:
+        assert world.relay.chunk(snapshot.key, chunk.tile) is not None
+        assert world.relay._snapshots.store.nbytes <= 1000
 
 
 def test_a_version_that_has_not_come_yet_is_not_taken_for_forgotten() -> None:
@@ -593,9 +595,9 @@ def test_another_incarnation_replaces_what_was_and_a_dead_one_does_not() -> None
     assert [one.version.n for one in world.relay.wait_manifests(-1, 0)] == [5]
 
 
-@pytest.mark.parametrize(("misses", "seeds"), [(3, 0), (1 << 30, 1)])
-def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetched(
-    misses: int, seeds: int
+@pytest.mark.parametrize(("misses", "snapshots"), [(3, 0), (1 << 30, 1)])
+def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_snapshot_is_fetched(
+    misses: int, snapshots: int
 ) -> None:
     """Over TCP a relay can only say that it has no such chunk; that it tells of it says more."""
     world = World()
@@ -618,7 +620,7 @@ def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_seed_is_fetche
             one.round()
     one.follow(2)
     assert np.array_equal(one.bits, world.chain.bits)
-    assert one.staging.stats.seeds == seeds
+    assert one.staging.stats.snapshots == snapshots
 
 
 # ---- any order of events

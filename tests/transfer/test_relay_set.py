@@ -18,20 +18,9 @@ from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.relay_set import RelaySet
 from rose.transfer.source import Frame, SourceAround
 from tests.transfer.chain_world import KEY, Behind, Chain
-from tests.transfer.worker import TILES, weights
+from tests.transfer.worker import TILES, HandClock, weights
 
 Frames = Generator[tuple[int, Frame | None], None, None]
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now_ns(self) -> int:
-        return int(self.seconds * 1e9)
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
 
 
 class Near(SourceAround):
@@ -53,9 +42,9 @@ class Near(SourceAround):
         self._look("wait")
         return super().wait_manifests(after_n, timeout_s)
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        self._look("seed")
-        return super().seed(n, tiles)
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        self._look("snapshot")
+        return super().snapshot(n, tiles)
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         self._look("chunks")
@@ -113,16 +102,18 @@ class Malicious(Near):
         )
         return Signing(b"another key").signed(other) if self.trick == "signs" else other
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        seed = super().seed(n, tiles)
-        if seed is None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        snapshot = super().snapshot(n, tiles)
+        if snapshot is None:
             return None
         match self.trick:
-            case "seeds":
-                return replace(seed, digest=(1, 2), version=replace(seed.version, n=1 << 40))
-            case "other seeds":
-                return super().seed(None, tiles[1:])
-        return seed
+            case "snapshots":
+                return replace(
+                    snapshot, digest=(1, 2), version=replace(snapshot.version, n=1 << 40)
+                )
+            case "other snapshots":
+                return super().snapshot(None, tiles[1:])
+        return snapshot
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         for tile, frame in super().chunks(key, wanted):
@@ -149,7 +140,7 @@ class Malicious(Near):
 
 LIES = ("invents", "signs", "mixes", "breaks", "alters", "recodes", "swaps", "cuts")
 TRICKS = (
-    *LIES, "seeds", "other seeds", "replays", "reorders", "withholds", "repeats", "nothing",
+    *LIES, "snapshots", "other snapshots", "replays", "reorders", "withholds", "repeats", "nothing",
     "denies",
 )  # fmt: skip
 
@@ -282,7 +273,7 @@ def test_with_no_relay_left_it_is_unavailable_and_with_one_it_goes_on() -> None:
         near.is_gone = True
     for call in (
         lambda: source.wait_manifests(1, 0),
-        lambda: source.seed(None, ()),
+        lambda: source.snapshot(None, ()),
         lambda: source.report("one", 2, True, (0, 0)),
         lambda: list(source.chunks(manifest.key, manifest.chunks)),
     ):
@@ -307,18 +298,18 @@ def test_what_every_relay_forgot_is_told_as_forgotten() -> None:
     assert cluster.liars == []
 
 
-def test_whole_tiles_come_from_the_relay_that_gave_the_seed_or_one_that_is_told_of_it() -> None:
+def test_whole_tiles_come_from_the_relay_that_gave_the_snapshot_or_one_that_is_told_of_it() -> None:
     cluster = Cluster(2)
     cluster.publish()
     source = cluster.set()
-    seed = source.seed(None, (0, 1, 2))
-    assert seed is not None
+    snapshot = source.snapshot(None, (0, 1, 2))
+    assert snapshot is not None
     giver = next(at for at, near in enumerate(cluster.near) if near.calls)
     cluster.near[giver].left = 1
-    frames = dict(source.chunks(seed.key, seed.chunks))
+    frames = dict(source.chunks(snapshot.key, snapshot.chunks))
     assert sorted(frames) == [0, 1, 2]
     assert None not in frames.values()
-    assert cluster.near[1 - giver].calls.count("seed") == 1
+    assert cluster.near[1 - giver].calls.count("snapshot") == 1
 
 
 def test_answers_reach_the_publisher_over_any_relay() -> None:
@@ -396,15 +387,15 @@ def test_of_a_relay_of_another_format_or_without_room_another_one_is_asked(
         cluster.clock.sleep(100)
         assert len(dict(source.chunks(manifest.key, manifest.chunks))) == len(TILES)
         cluster.clock.sleep(100)
-        assert source.seed(None, (0,)) is not None
+        assert source.snapshot(None, (0,)) is not None
         source.report("behind", first + 2, is_match=True, digest=(0, 0))
-    assert {"wait", "chunks", "seed"} <= set(cluster.near[1].calls)
+    assert {"wait", "chunks", "snapshot"} <= set(cluster.near[1].calls)
     assert cluster.liars == []
     for near in (cluster.near[0], cluster.near[2]):
         near.is_gone = True
     cluster.clock.sleep(100)
     with pytest.raises(type(error), match="planted"):
-        source.seed(None, ())
+        source.snapshot(None, ())
 
 
 def test_a_set_of_no_relays_or_a_landing_nowhere_is_refused() -> None:

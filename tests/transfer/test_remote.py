@@ -65,12 +65,12 @@ def source_of(server: WeightServer, **knobs: float) -> Iterator[RemoteSource]:
         source.close()
 
 
-def test_seed_comes_over_the_wire(publisher: RowPublisher, server: WeightServer) -> None:
+def test_snapshot_comes_over_the_wire(publisher: RowPublisher, server: WeightServer) -> None:
     publisher.publish(bits := changed(weights(1), 1))
     with source_of(server) as source, Worker(source, weights(9)) as worker:
         worker.follow(publisher.version)
         assert np.array_equal(worker.bits, bits)
-        assert worker.receiver.stats.seeds == 1
+        assert worker.receiver.stats.snapshots == 1
 
 
 def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> None:
@@ -127,14 +127,14 @@ def test_report_that_is_refused_stops_neither_a_relay_nor_a_receiver(
     assert relay.newest_n == publisher.version.n
 
 
-def test_seed_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> None:
+def test_snapshot_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> None:
     with (
         serve(publisher_of(VersionLog(bytes_max=300))._log) as server,
         source_of(server) as source,
     ):
         with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
-            source.seed(None, range(len(TILES)))
-        assert source.seed(77, ()) is None
+            source.snapshot(None, range(len(TILES)))
+        assert source.snapshot(77, ()) is None
         assert len(source.wait_manifests(-1, 0)) == 1
         assert frame_of(source, UpdateKey(77, 76)) is None
         assert frame_of(source, UpdateKey(77, WHOLE)) is None
@@ -240,7 +240,7 @@ def test_garbage_by_grpc_is_an_error_of_who_sent_it(
 ) -> None:
     metadata = ((messages.TOKEN_KEY, server.token),)
     with grpc.insecure_channel(server.address) as channel:
-        for method in ["Hello", "Wait", "Seed", "Report"]:
+        for method in ["Hello", "Wait", "Snapshot", "Report"]:
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(f"/{messages.SERVICE}/{method}")(
                     request_bytes, timeout=LONG_S, metadata=metadata

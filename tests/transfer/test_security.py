@@ -243,7 +243,7 @@ def test_token_is_not_shown() -> None:
 def test_stranger_learns_nothing_whatever_it_sends(caplog: pytest.LogCaptureFixture) -> None:
     with published(None) as (_, server), grpc.insecure_channel(server.address) as channel:
         seen = set()
-        for method in ["Hello", "Wait", "Seed", "Report", "Nothing"]:
+        for method in ["Hello", "Wait", "Snapshot", "Report", "Nothing"]:
             for content in [b"", b"\xff", bytes(messages.REQUEST_BYTES_MAX + 1)]:
                 call = channel.unary_unary(f"/{messages.SERVICE}/{method}")
                 with pytest.raises(grpc.RpcError) as error:

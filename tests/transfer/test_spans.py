@@ -29,7 +29,7 @@ def test_a_receiver_that_is_behind_needs_few_updates(newest: int, lag: int) -> N
     chain.publish(newest - start)
     behind.follow(newest)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.stats.seeds == 0
+    assert behind.staging.stats.snapshots == 0
     updates = [key for key in behind.taken if key.base_n > 0]  # but for learning its name
     assert len(updates) <= 2 * max(newest - start, 1).bit_length()
     assert sum(key.n - key.base_n for key in updates) == newest - start
@@ -90,7 +90,7 @@ def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
     behind = Behind(chain.log, chain.by_n[1])
     behind.follow(30)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.stats.seeds == 0
+    assert behind.staging.stats.snapshots == 0
 
 
 def singles(log: VersionLog) -> list[UpdateKey]:

@@ -132,10 +132,10 @@ def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> No
 def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() -> None:
     chain = Chain()
     chain.publish(3)
-    old = chain.log.seed(2, ())
+    old = chain.log.snapshot(2, ())
 
     class Behindhand(SourceAround):
-        def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
             return old if n is None else None
 
     part = Part(chain.log, chain.bits)

@@ -5,17 +5,7 @@ from hypothesis import strategies as st
 
 from rose.transfer.receiving.staleness import Lag, Staleness
 from rose.transfer.version import Version
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now_ns(self) -> int:
-        return int(self.seconds * 1e9)
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
+from tests.transfer.worker import HandClock
 
 
 def v(n: int, incarnation: int = 1) -> Version:

@@ -85,7 +85,7 @@ def test_links_come_through_bit_for_bit_with_and_without_a_base(make: Any) -> No
             worker.follow(version)
             assert np.array_equal(worker.bits, trainer.bits)
         assert {one.state for one in worker.outcomes} == {CommitState.COMMITTED}
-        assert worker.receiver.stats.seeds == worker.receiver.stats.given_up == 0
+        assert worker.receiver.stats.snapshots == worker.receiver.stats.given_up == 0
     (last,) = trainer.log.wait_manifests(version.n - 1, 0)
     assert all(delta.rule is not None for delta in deltas_in(trainer.log, last))
 
@@ -125,7 +125,7 @@ def test_links_are_a_fifth_smaller_and_make_the_same_versions() -> None:
     assert sent["strat"] < 0.8 * sent["gap"]
 
 
-def test_drift_is_found_while_staging_and_a_seed_mends_it() -> None:
+def test_drift_is_found_while_staging_and_a_snapshot_mends_it() -> None:
     trainer = Trainer()
     with Staging(trainer, trainer.bits) as worker:
         worker.follow(trainer.publish())
@@ -133,7 +133,7 @@ def test_drift_is_found_while_staging_and_a_seed_mends_it() -> None:
         worker.follow(trainer.publish())
         assert np.array_equal(worker.bits, trainer.bits)
         stats = worker.receiver.stats
-        assert (stats.given_up, stats.seeds, stats.rolled_back) == (1, 1, 0)
+        assert (stats.given_up, stats.snapshots, stats.rolled_back) == (1, 1, 0)
 
 
 def test_drift_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None:
@@ -149,7 +149,7 @@ def test_drift_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None
         assert worker.outcomes[-1].digest == Row(drifted, TILES).digests().total
         worker.follow(version)
         assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.seeds == 1
+        assert worker.receiver.stats.snapshots == 1
 
 
 def test_another_kind_of_link_is_refused() -> None:

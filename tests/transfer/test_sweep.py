@@ -95,4 +95,4 @@ def test_drift_that_a_sweep_found_is_repaired_where_it_is_tile_by_tile() -> None
         # And it goes on by links.
         publisher.publish(changed(new, 3))
         worker.follow(publisher.version)
-        assert worker.receiver.stats.seeds - before.seeds == 1
+        assert worker.receiver.stats.snapshots - before.snapshots == 1

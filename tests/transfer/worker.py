@@ -24,6 +24,19 @@ TILES = Tiles.of(COUNT, TILE)
 LONG_S = 200.0
 
 
+class HandClock:
+    """A clock that goes on when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
 def eventually(is_so: Callable[[], bool]) -> None:
     """Wait for what another thread is about to do."""
     pause = threading.Event()

@@ -367,7 +367,7 @@ def _figures(log: TimedLog, made: CheckpointPublisher) -> Mapping[str, float]:
     return {
         "versions": sums.versions,
         "sent_bytes": sums.sent_bytes,
-        "seeds": sums.seeds,
+        "snapshots": sums.snapshots,
         "version": made.version.n,
         "receivers": len(log.receivers()),
     }

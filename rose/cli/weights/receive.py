@@ -143,7 +143,7 @@ class _CheckpointReceiver:
             version=str(outcome.version),
             n=outcome.version.n,
             digest=hexadecimal(outcome.digest),
-            is_seed=staged.manifest.is_seed,
+            is_snapshot=staged.manifest.is_snapshot,
             tiles=len(staged.deltas),
             reason=outcome.reason,
         )
@@ -162,7 +162,7 @@ class _CheckpointReceiver:
             "versions": self.counts["committed"],
             "received_bytes": stats.received_bytes,
             "chunks_retried": stats.chunks_retried,
-            "seeds": stats.seeds,
+            "snapshots": stats.snapshots,
             "version": held_n,
             "lag_versions": lag.versions,
             "lag_seconds": lag.seconds,

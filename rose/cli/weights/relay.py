@@ -220,7 +220,7 @@ def _figures(made: Relay) -> Mapping[str, float]:
         "crossing_bytes": stats.crossing_bytes,
         "received_bytes": stats.crossing_bytes,
         "chunks_retried": stats.rejected,
-        "seeds": stats.seeds,
+        "snapshots": stats.snapshots,
         "version": made.newest_n,
         "receivers": stats.receivers,
     }

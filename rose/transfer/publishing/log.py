@@ -22,7 +22,7 @@ ELEMENT_BYTES: Final = 2
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
 # Makes a snapshot with these tiles whole, of version n or for None the newest; returns None if it
 # cannot make that version any more.
-SeedMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
+SnapshotMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class TransferStatistics:
 
     Args:
         versions: published versions, without the opening.
-        seeds: snapshots made.
+        snapshots: snapshots made.
         sent_bytes: bytes of all chunks sent.
         dense_bytes: bytes of whole weights, once per receiver and reported version.
     """
 
     versions: int = 0
-    seeds: int = 0
+    snapshots: int = 0
     sent_bytes: int = 0
     dense_bytes: int = 0
 
@@ -103,7 +103,7 @@ class VersionLog(Shelf):
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
         self._whole = MemoryStore()  # snapshots of some versions
-        self._make_seed: SeedMaker | None = None
+        self._make_snapshot: SnapshotMaker | None = None
         self._opened: Version | None = None  # by the current publisher
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
@@ -111,7 +111,7 @@ class VersionLog(Shelf):
 
     # ---- the publisher's side
 
-    def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
+    def open(self, manifest: Manifest, make_snapshot: SnapshotMaker) -> None:
         """Start with an announcement of the publisher's weights, and a way to make snapshots.
 
         Updates of other runs and incarnations are forgotten, since no receiver may follow them. An
@@ -136,7 +136,7 @@ class VersionLog(Shelf):
             self._check_newer(manifest)
             self._put(manifest, {})
             self._forget_others(manifest.version.run, manifest.version.incarnation)
-            self._make_seed, self._opened = make_seed, manifest.version
+            self._make_snapshot, self._opened = make_snapshot, manifest.version
             with self._lock:
                 self._whole.clear()  # of the incarnation before
             self._count(manifest.version.n, dense_bytes=0)
@@ -236,7 +236,7 @@ class VersionLog(Shelf):
 
     # ---- the receivers' side
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Make a snapshot with these tiles; its frames are kept while there is room.
 
         The calling thread makes it, so no publisher waits for a receiver's request.
@@ -252,22 +252,24 @@ class VersionLog(Shelf):
             OutOfMemory: the snapshot exceeds the log's limit.
             Unavailable: the log has no publisher yet.
         """
-        if (make := self._make_seed) is None:
+        if (make := self._make_snapshot) is None:
             raise Unavailable("no version was published yet")
         made = make(n, tiles)
         if made is None:
             return None
-        self._keep_seed(*made)
+        self._keep_snapshot(*made)
         return made[0]
 
-    def _keep_seed(self, manifest: Manifest, chunks: Chunks) -> None:
+    def _keep_snapshot(self, manifest: Manifest, chunks: Chunks) -> None:
         _check_chunks(manifest, chunks)
         if manifest.nbytes > self._bytes_max:
-            raise OutOfMemory(f"a seed of {manifest.nbytes} bytes: the log keeps {self._bytes_max}")
+            raise OutOfMemory(
+                f"a snapshot of {manifest.nbytes} bytes: the log keeps {self._bytes_max}"
+            )
         if not chunks:
             return
         with self._lock:
-            self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
+            self._totals = replace(self._totals, snapshots=self._totals.snapshots + 1)
             self._whole.put(manifest, chunks)
             room = self._bytes_max - self._store.nbytes
             self._whole.trim(room, staying=manifest.key)

@@ -57,8 +57,8 @@ class Past:
 
 
 # Tiles of a snapshot made per lock, and the longest wait for a publish in progress.
-SEED_TILES: Final = 16
-SEED_WAIT_S: Final = 60.0
+SNAPSHOT_TILES: Final = 16
+SNAPSHOT_WAIT_S: Final = 60.0
 
 # A contributor: in this process, or in the process of its rank.
 PartOwner: TypeAlias = "Contributor | RemotePart"
@@ -119,7 +119,7 @@ class Publisher:
         self._drift = Drift()
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
-        log.open(self._manifest(opening, opening, self._digests, ()), self.seed)
+        log.open(self._manifest(opening, opening, self._digests, ()), self.snapshot)
 
     @property
     def version(self) -> Version:
@@ -218,7 +218,9 @@ class Publisher:
         self._drift = total_drift(part.drift for part in parts)
         return manifest
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]] | None:
+    def snapshot(
+        self, n: int | None, tiles: Sequence[int]
+    ) -> tuple[Manifest, dict[int, bytes]] | None:
         """Return a snapshot with some tiles, as deltas from zeros, and the digests of all tiles.
 
         Args:
@@ -234,7 +236,7 @@ class Publisher:
             Unavailable: an earlier publish was interrupted.
         """
         if any(tile not in self._owner for tile in tiles):
-            raise InvalidArgument(f"a seed of tile {max(tiles)} of {len(self._tiles)}")
+            raise InvalidArgument(f"a snapshot of tile {max(tiles)} of {len(self._tiles)}")
         with self._lock:
             self._check_sound()
             version = self._version if n is None else self._named(n)
@@ -244,17 +246,17 @@ class Publisher:
             digests = self._digests.copy()
             digests.update(past.digests)
         made: list[tuple[Chunk, bytes]] = []
-        for at in range(0, len(tiles), SEED_TILES):
+        for at in range(0, len(tiles), SNAPSHOT_TILES):
             self._let_publish()
             with self._lock:
-                some = self._whole(tiles[at : at + SEED_TILES], past)
+                some = self._whole(tiles[at : at + SNAPSHOT_TILES], past)
             if some is None:
-                return self._seed_at_once(tiles) if n is None else None
+                return self._snapshot_at_once(tiles) if n is None else None
             made += some
         manifest = self._manifest(version, None, digests, [chunk for chunk, _ in made])
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
-    def _seed_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
+    def _snapshot_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
         """Return a snapshot made under one lock, for wire encodings that cannot be undone."""
         with self._lock:
             self._check_sound()
@@ -279,7 +281,7 @@ class Publisher:
     def _let_publish(self) -> None:
         """Wait for a publish in progress: it has priority over snapshots."""
         with self._wanted:
-            self._wanted.wait_for(lambda: self._publishing == 0, SEED_WAIT_S)
+            self._wanted.wait_for(lambda: self._publishing == 0, SNAPSHOT_WAIT_S)
 
     @contextmanager
     def _first(self) -> Iterator[None]:

@@ -148,8 +148,8 @@ class Shelf(ABC):
         """Return the frame of a tile, counted as sent; None if it is not kept."""
 
     @abstractmethod
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        """Make a snapshot; see `Source.seed`."""
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        """Make a snapshot; see `Source.snapshot`."""
 
     @abstractmethod
     def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:  # noqa: FBT001

@@ -28,7 +28,7 @@ class Choice(Enum):
     """The next action when no version can be staged."""
 
     WAIT = "nothing is newer"
-    SEED = "deltas reach none of the offered versions"
+    SNAPSHOT = "deltas reach none of the offered versions"
 
 
 NextVersion: TypeAlias = Manifest | Choice
@@ -92,16 +92,16 @@ def _next_link(held: Held, known: Sequence[Manifest], subscription: Subscription
         is_here = subscription.base_digest_of(one) in (None, held.digest)
         if one.base == held.version and is_here:
             return one
-    return Choice.SEED
+    return Choice.SNAPSHOT
 
 
 def _entrance(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
     for one in reversed(known):
         if subscription.digest_of(one) == held.digest:
             return as_held(one, held)
-        if not one.is_seed and subscription.base_digest_of(one) == held.digest:
+        if not one.is_snapshot and subscription.base_digest_of(one) == held.digest:
             return one
-    return Choice.SEED
+    return Choice.SNAPSHOT
 
 
 def as_held(manifest: Manifest, held: Held) -> Manifest:

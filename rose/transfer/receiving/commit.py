@@ -114,7 +114,7 @@ class Commit:
         self._staged = staged
         self._target = target
         self._base_digest = base_digest
-        self._is_seed = manifest.is_seed
+        self._is_seed = manifest.is_snapshot
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
         self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
         # A snapshot may be the answer to digests that proved wrong.

@@ -66,7 +66,7 @@ class ReceiverStatistics:
         versions: versions committed.
         rolled_back: commits rolled back, abandoned ones included.
         chunks_retried: retries after damaged chunks.
-        seeds: snapshots staged, of all tiles or of those that differed.
+        snapshots: snapshots staged, of all tiles or of those that differed.
         repaired: whole tiles received.
         given_up: versions given up because chunks stayed damaged.
     """
@@ -75,7 +75,7 @@ class ReceiverStatistics:
     versions: int
     rolled_back: int
     chunks_retried: int
-    seeds: int
+    snapshots: int
     repaired: int
     given_up: int
 
@@ -128,11 +128,11 @@ class Staging:
         self._state = ReceiverState.SYNCED
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
-        self._versions = self._rolled_back = self._seeds = self._repaired = self._given_up = 0
+        self._versions = self._rolled_back = self._snapshots = self._repaired = self._given_up = 0
         self._missing: tuple[UpdateKey | None, int] = (None, 0)  # last incomplete update, times
         # Lowest version whose snapshot would help; None while deltas do. Set by the thread of
         # `round`, and by a report while that thread is idle.
-        self._seed_from: int | None = None
+        self._snapshot_from: int | None = None
         # Version that the weights should be when a delta did not fit them: they may be repaired to
         # it.
         self._repair_at: Version | None = None
@@ -195,7 +195,7 @@ class Staging:
             self._digests = digests.copy()
             self._held = Held(Version("", 0, held.n), digests.total)
             self._repair_at = held if self._versions > 0 and held.run != "" else self._repair_at
-            self._seed_from = held.n
+            self._snapshot_from = held.n
 
     @property
     def stats(self) -> ReceiverStatistics:
@@ -206,7 +206,7 @@ class Staging:
                 versions=self._versions,
                 rolled_back=self._rolled_back,
                 chunks_retried=self._puller.retried,
-                seeds=self._seeds,
+                snapshots=self._snapshots,
                 repaired=self._repaired,
                 given_up=self._given_up,
             )
@@ -226,7 +226,7 @@ class Staging:
                 self._staged is not None and self._staged.manifest.version == outcome.version,
                 f"{outcome.version} was not handed out",
             )
-            is_whole = self._staged is not None and self._staged.manifest.is_seed
+            is_whole = self._staged is not None and self._staged.manifest.is_snapshot
             self._staged = None
             self._digests = outcome.digests
             if outcome.state is CommitState.COMMITTED:
@@ -244,7 +244,7 @@ class Staging:
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
         self._run = outcome.version.run
-        self._seed_from = self._repair_at = None
+        self._snapshot_from = self._repair_at = None
 
     def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
         held = self._held
@@ -259,7 +259,7 @@ class Staging:
             self._repair_at = held.version if was_in_chain else None
             # A snapshot that could not be committed is not tried again; a newer one is. But one
             # that lacked tiles, because the weights had an unexpected digest, is.
-            self._seed_from = outcome.version.n + (is_whole and was_as_held)
+            self._snapshot_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
     # ---- the network's side
@@ -282,17 +282,17 @@ class Staging:
             return
         if (at := self._repair_at) is not None:
             self._repair_at = None  # one attempt
-            if self._stage_seed(at.n, named=at, is_repair=True):
+            if self._stage_snapshot(at.n, named=at, is_repair=True):
                 return
-        if self._seed_from is not None:
-            self._join(self._seed_from, timeout_s)
+        if self._snapshot_from is not None:
+            self._join(self._snapshot_from, timeout_s)
             return
         held = self._holding()
         chosen = self._choose(held, timeout_s)
         if isinstance(chosen, Manifest):
             self._stage(chosen, held)
-        elif chosen is Choice.SEED:
-            self._seed_from = self.held.n if self._versions else NOTHING_KNOWN
+        elif chosen is Choice.SNAPSHOT:
+            self._snapshot_from = self.held.n if self._versions else NOTHING_KNOWN
 
     def _send_reports(self) -> None:
         while True:
@@ -316,7 +316,7 @@ class Staging:
     def _next(self, held: Held, offered: Sequence[Manifest]) -> Manifest | Choice:
         chosen = next_version(held, offered, self._subscription)
         if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
-            return Choice.SEED
+            return Choice.SNAPSHOT
         return chosen
 
     def _is_base_of(self, link: Manifest, held: Held) -> bool:
@@ -329,7 +329,7 @@ class Staging:
         subscription = self._subscription
         if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
             return True
-        survey = self._seed(held.version.n, ())
+        survey = self._snapshot(held.version.n, ())
         if survey is None or survey.version != held.version:
             return False
         return subscription.digest_of(survey) == held.digest
@@ -347,12 +347,12 @@ class Staging:
         """
         if not self._source.wait_manifests(at_least_n - 1, timeout_s):
             return
-        if not self._stage_seed(None, at_least_n=at_least_n):
+        if not self._stage_snapshot(None, at_least_n=at_least_n):
             raise Unavailable(
                 f"version {at_least_n} or a newer one is offered, but none comes whole"
             )
 
-    def _stage_seed(
+    def _stage_snapshot(
         self,
         n: int | None,
         *,
@@ -361,7 +361,7 @@ class Staging:
         is_repair: bool = False,
     ) -> bool:
         """Ask for a version's digests, and stage the tiles that differ; return whether it did."""
-        survey = self._seed(n, ())
+        survey = self._snapshot(n, ())
         if survey is None or (named is not None and survey.version != named):
             return False
         if survey.version.n < at_least_n or self._is_dead(survey.version):
@@ -371,10 +371,10 @@ class Staging:
             if not is_repair:
                 self._stage(as_held(survey, held), held)
             return not is_repair
-        seed = self._seed(survey.version.n, self._differing(survey))
-        if seed is None or seed.version != survey.version:
+        snapshot = self._snapshot(survey.version.n, self._differing(survey))
+        if snapshot is None or snapshot.version != survey.version:
             return False  # a newer version appeared meanwhile
-        self._stage(seed, held)
+        self._stage(snapshot, held)
         return True
 
     def _is_dead(self, version: Version) -> bool:
@@ -389,13 +389,15 @@ class Staging:
         differing = [one for one in wanted if known[one] != survey.tile_digests[one]]
         return differing or list(wanted)  # the known digests were wrong: trust none
 
-    def _seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        manifest = self._source.seed(n, tiles)
+    def _snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        manifest = self._source.snapshot(n, tiles)
         if manifest is None:
             return None
         self._offered([manifest])
-        if not manifest.is_seed or [one.tile for one in manifest.chunks] != list(tiles):
-            raise CorruptData(f"{manifest.version} came as a seed of tiles that were not asked for")
+        if not manifest.is_snapshot or [one.tile for one in manifest.chunks] != list(tiles):
+            raise CorruptData(
+                f"{manifest.version} came as a snapshot of tiles that were not asked for"
+            )
         return manifest
 
     def _offered(self, manifests: list[Manifest]) -> list[Manifest]:
@@ -450,9 +452,9 @@ class Staging:
                 self._puller.forget()
         except CorruptData:
             self._given_up += 1
-            if manifest.is_seed:
+            if manifest.is_snapshot:
                 raise
-            self._seed_from = manifest.version.n
+            self._snapshot_from = manifest.version.n
         finally:
             with self._lock:
                 if self._held is not held:
@@ -460,8 +462,8 @@ class Staging:
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:
-            if manifest.is_seed:
-                self._seeds += 1
+            if manifest.is_snapshot:
+                self._snapshots += 1
                 self._repaired += len(staged.deltas)
             self._on_staged()
 
@@ -476,13 +478,13 @@ class Staging:
         """
         key, times = self._missing
         self._missing = (manifest.key, times + 1 if key == manifest.key else 1)
-        if not manifest.is_seed and self._missing[1] < MISSES_MAX:
+        if not manifest.is_snapshot and self._missing[1] < MISSES_MAX:
             told = self._source.wait_manifests(manifest.version.n - 1, 0)
             if any(one.key == manifest.key for one in told):
                 raise Unavailable(
                     f"{manifest.version} is offered, but a chunk of it does not arrive"
                 )
-        self._seed_from = manifest.version.n
+        self._snapshot_from = manifest.version.n
 
     def _unlinked(self, staged: StagedVersion) -> StagedVersion:
         """Decode STRAT deltas, so that they can be applied.

@@ -25,7 +25,7 @@ from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay_frames import Flight, RelayFrames
 from rose.transfer.relaying.relay_spans import rebuilt
-from rose.transfer.relaying.seed_book import SeedBook
+from rose.transfer.relaying.snapshot_book import SnapshotBook
 from rose.transfer.source import Source
 from rose.units import GIB
 
@@ -49,7 +49,7 @@ class RelayStatistics:
         shared: requests for a chunk that was already on its way.
         rebuilt: chunks of merged deltas that were merged here, instead of fetched.
         rejected: chunks that did not match their manifest.
-        seeds: snapshots forwarded.
+        snapshots: snapshots forwarded.
         receivers: receivers that reported.
     """
 
@@ -60,7 +60,7 @@ class RelayStatistics:
     shared: int
     rebuilt: int
     rejected: int
-    seeds: int
+    snapshots: int
     receivers: int
 
 
@@ -104,8 +104,8 @@ class Relay(Shelf):
         self._landing = landing
         self._limits = Limits() if limits is None else limits
         self._frames = RelayFrames(store, memory_bytes_max=memory_bytes_max, retries=retries)
-        self._seeds = SeedBook()
-        self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
+        self._snapshots = SnapshotBook()
+        self._whole = RelayFrames(self._snapshots.store, memory_bytes_max=0, retries=retries)
         self._patience_s = patience_s
         self._reading = threading.Lock()  # held while calling `reader`
         self._future = threading.Lock()  # held while waiting for a future version
@@ -203,7 +203,7 @@ class Relay(Shelf):
         self._to_land, self._to_merge, self._awaiting = [], [], {}
         self._frames.forget_below()
         self._whole.forget_below()
-        self._seeds.clear()
+        self._snapshots.clear()
 
     def _alive(self, offered: Sequence[Manifest]) -> list[Manifest]:
         """Return manifests of the latest chain, unless the local chain is newer."""
@@ -215,7 +215,7 @@ class Relay(Shelf):
         return [
             one
             for one in offered
-            if (one.version.run, one.version.incarnation) == (run, latest) and not one.is_seed
+            if (one.version.run, one.version.incarnation) == (run, latest) and not one.is_snapshot
         ]
 
     def _way(self, start_n: int) -> list[UpdateKey]:
@@ -304,7 +304,7 @@ class Relay(Shelf):
             if len(self._receivers) > RECEIVERS_MAX:
                 del self._receivers[next(iter(self._receivers))]
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask upstream; while it is away, return an earlier answer, if there is one.
 
         Raises:
@@ -312,17 +312,17 @@ class Relay(Shelf):
             DeadlineExceeded: other requests took too long.
             OutOfMemory: upstream has no room for a snapshot.
         """
-        if n is not None and (known := self._seeds.find(n, tiles)) is not None:
+        if n is not None and (known := self._snapshots.find(n, tiles)) is not None:
             return known
         try:
             with self._turn():
-                manifest = self._reader.seed(n, tiles)
+                manifest = self._reader.snapshot(n, tiles)
         except Unavailable:
-            if (known := self._seeds.find(n, tiles)) is not None:
+            if (known := self._snapshots.find(n, tiles)) is not None:
                 return known
             raise
         if manifest is not None:
-            self._seeds.note(manifest)
+            self._snapshots.note(manifest)
             with self._lock:
                 self._forwarded += 1
         return manifest
@@ -375,8 +375,10 @@ class Relay(Shelf):
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
             if None in found.values():
-                self._seeds.forget(key)  # upstream has to make it again, or report that it cannot
-            self._seeds.trim()
+                self._snapshots.forget(
+                    key
+                )  # upstream has to make it again, or report that it cannot
+            self._snapshots.trim()
         elif None in found.values() and not self._store.tiles(key):
             self._forget([key])  # upstream no longer has it, so it is useless
         with self._lock:
@@ -406,7 +408,7 @@ class Relay(Shelf):
             Unavailable: upstream has not offered that version yet.
         """
         if key.is_whole:
-            return self._seeds.chunks(key)
+            return self._snapshots.chunks(key)
         if key.n > self.newest_n and not self._comes(key.n):
             raise Unavailable(f"version {key.n} has not come here yet")
         return self.manifest(key)
@@ -437,7 +439,7 @@ class Relay(Shelf):
                 shared=self._frames.shared + self._whole.shared,
                 rebuilt=self._rebuilt,
                 rejected=self._frames.rejected + self._whole.rejected,
-                seeds=self._forwarded,
+                snapshots=self._forwarded,
                 receivers=len(self._receivers),
             )
 

@@ -126,7 +126,7 @@ class RelaySet:
         self._signing = signing
         self._standing = Standing(len(relays), clock, on_liar)
         self._first = 0  # index of the relay to ask first
-        self._seeds: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, with its relay
+        self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, with its relay
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait on one relay, and on the next one the next time, if that had nothing.
@@ -148,21 +148,23 @@ class RelaySet:
             self._first = (self._first + 1) % len(self._relays)
         return manifests
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask one relay after the other; an answer must be signed and match the request."""
         gave: dict[int, Manifest] = {}
 
         def ask(relay: int) -> Manifest | None:
-            seed = self._relays[relay].seed(n, tiles)
-            if seed is not None:
-                self._check_seed(relay, seed, n, tiles)
-                gave[relay] = seed
-            return seed
+            snapshot = self._relays[relay].snapshot(n, tiles)
+            if snapshot is not None:
+                self._check_snapshot(relay, snapshot, n, tiles)
+                gave[relay] = snapshot
+            return snapshot
 
-        seed = self._first_of(ask, is_enough=lambda one: one is not None)
-        if seed is not None:
-            self._seeds = {seed.key: (next(at for at, one in gave.items() if one is seed), seed)}
-        return seed
+        snapshot = self._first_of(ask, is_enough=lambda one: one is not None)
+        if snapshot is not None:
+            self._snapshots = {
+                snapshot.key: (next(at for at, one in gave.items() if one is snapshot), snapshot)
+            }
+        return snapshot
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Yield frames that match the manifest, from several relays in turns."""
@@ -250,11 +252,13 @@ class RelaySet:
             self._standing.lied(relay, what)
         return signed
 
-    def _check_seed(self, relay: int, seed: Manifest, n: int | None, tiles: Sequence[int]) -> None:
-        self._signed(relay, [seed])
-        is_asked = seed.is_seed and n in (None, seed.version.n)
-        if not is_asked or [chunk.tile for chunk in seed.chunks] != list(tiles):
-            raise CorruptData(f"relay {relay} gave another seed than it was asked for")
+    def _check_snapshot(
+        self, relay: int, snapshot: Manifest, n: int | None, tiles: Sequence[int]
+    ) -> None:
+        self._signed(relay, [snapshot])
+        is_asked = snapshot.is_snapshot and n in (None, snapshot.version.n)
+        if not is_asked or [chunk.tile for chunk in snapshot.chunks] != list(tiles):
+            raise CorruptData(f"relay {relay} gave another snapshot than it was asked for")
 
     # ---- chunks
 
@@ -268,7 +272,7 @@ class RelaySet:
             left_over = [at for at in there if at not in tried[tile]]
             if not left_over:
                 continue
-            wish = self._seeds[key][0] if key in self._seeds else self._landing.get(tile)
+            wish = self._snapshots[key][0] if key in self._snapshots else self._landing.get(tile)
             honest = [at for at in left_over if not self._standing.is_liar(at)] or left_over
             relay = wish if wish in left_over else honest[tile % len(honest)]
             groups.setdefault(relay, []).append(chunk)
@@ -329,9 +333,12 @@ class RelaySet:
 
     def _is_introduced(self, relay: int, key: UpdateKey) -> bool:
         """Whether a relay knows the chunks of a snapshot; if it did not make it, ask it for it."""
-        if key not in self._seeds or self._seeds[key][0] == relay:
+        if key not in self._snapshots or self._snapshots[key][0] == relay:
             return True
-        seed = self._seeds[key][1]
+        snapshot = self._snapshots[key][1]
         with suppress(*_AWAY, *_REFUSED, CorruptData):
-            return self._relays[relay].seed(key.n, [one.tile for one in seed.chunks]) == seed
+            return (
+                self._relays[relay].snapshot(key.n, [one.tile for one in snapshot.chunks])
+                == snapshot
+            )
         return False

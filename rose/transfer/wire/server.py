@@ -68,7 +68,7 @@ class WeightServer(Closing):
             methods={
                 "Hello": unary(messages.Empty, self._hello),
                 "Wait": unary(messages.WaitRequest, self._wait),
-                "Seed": unary(messages.SeedRequest, self._seed),
+                "Snapshot": unary(messages.SnapshotRequest, self._snapshot),
                 "Report": unary(messages.ReportRequest, self._report),
             },
             calls_max=RECEIVERS_MAX,
@@ -114,9 +114,9 @@ class WeightServer(Closing):
         some, is_more = page(manifests)
         return messages.ManifestsReply(some, self._chunks.port, is_more)
 
-    def _seed(self, request: messages.SeedRequest) -> messages.ManifestsReply:
-        seed = self._log.seed(request.n, request.tiles)
-        return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
+    def _snapshot(self, request: messages.SnapshotRequest) -> messages.ManifestsReply:
+        snapshot = self._log.snapshot(request.n, request.tiles)
+        return messages.ManifestsReply(() if snapshot is None else (snapshot,), self._chunks.port)
 
     def _report(self, request: messages.ReportRequest) -> messages.Empty:
         self._log.report(request.receiver, request.n, request.is_match, request.digest)

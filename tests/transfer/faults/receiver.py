@@ -154,7 +154,7 @@ class Receiver:
         return staged
 
     def commit_of(self, staged: StagedVersion) -> Commit:
-        self._reads_all = self.digests is None or staged.manifest.is_seed
+        self._reads_all = self.digests is None or staged.manifest.is_snapshot
         self._touched = {tile for tile, _ in staged.deltas}
         return Commit(
             staged,

@@ -107,8 +107,8 @@ class RelayEnd:
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         return _alive(lambda: self._source().wait_manifests(after_n, timeout_s))
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        return _alive(lambda: self._source().seed(n, tiles))
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        return _alive(lambda: self._source().snapshot(n, tiles))
 
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]

@@ -36,7 +36,7 @@ _FAULTS: Final = {
     "lose report": 1,
     "forge frame": 3,
     "forge update": 4,
-    "forge seed": 4,
+    "forge snapshot": 4,
     "replay": 3,
     "hide": 1,
     "fail": 6,  # a memory, at its n-th call
