@@ -21,7 +21,7 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timed import TimedLog
 from rose.transfer.observing.timeline import Timeline
-from rose.transfer.publishing.spans import SpanMaker
+from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.wire.messages import HelloReply, TensorEntry, encode
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security
@@ -214,7 +214,7 @@ def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, Ti
     timeline, log = Timeline("x"), TimedLog()
     log.timeline = timeline
     options = WeightOptions(Security(bytes(32)), Signing(), None, None, Events(is_json=True))
-    with SpanMaker(log, options.signing) as spans:
+    with MergerThread(log, options.signing) as merger:
         made = CheckpointPublisher(
             checkpoint,
             state,
@@ -225,6 +225,6 @@ def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, Ti
             options=options,
             link="gap",
             threads=1,
-            spans=spans,
+            merger=merger,
         )
     return made, log

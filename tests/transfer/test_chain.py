@@ -96,19 +96,24 @@ def test_newcomer_with_the_bits_of_a_version_needs_nothing() -> None:
     assert next_version(Held(NOBODY, (9, 9)), [link(1)], ROW) is Choice.SNAPSHOT
 
 
-def span(n: int, base_n: int) -> Manifest:
+def merged(n: int, base_n: int) -> Manifest:
     """Return an update over several versions."""
     return replace(link(n), base=Version("r", 1, base_n), base_digest=digest_of(base_n))
 
 
 @given(order=st.randoms(use_true_random=False))
 def test_longest_update_from_what_is_held_is_taken(order: random.Random) -> None:
-    offered = [link(n) for n in range(1, 9)] + [span(4, 0), span(8, 4), span(8, 0), span(6, 4)]
+    offered = [link(n) for n in range(1, 9)] + [
+        merged(4, 0),
+        merged(8, 4),
+        merged(8, 0),
+        merged(6, 4),
+    ]
     order.shuffle(offered)
-    assert next_version(held(0), offered, ROW) == span(8, 0)
-    assert next_version(held(4), offered, ROW) == span(8, 4)
+    assert next_version(held(0), offered, ROW) == merged(8, 0)
+    assert next_version(held(4), offered, ROW) == merged(8, 4)
     assert next_version(held(5), offered, ROW) == link(6)
-    assert next_version(held(3), [span(8, 0), link(8)], ROW) is Choice.SNAPSHOT
+    assert next_version(held(3), [merged(8, 0), link(8)], ROW) is Choice.SNAPSHOT
 
 
 def test_part_of_the_weights_follows_by_name_and_enters_by_its_tiles() -> None:

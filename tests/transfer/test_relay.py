@@ -143,7 +143,7 @@ def test_what_was_left_to_fetch_comes_from_where_upstream_is_now() -> None:
     assert world.relay.statistics().landed == 1
 
 
-def test_spans_are_made_of_what_is_here_and_do_not_cross() -> None:
+def test_merged_deltas_are_made_of_what_is_here_and_do_not_cross() -> None:
     world = World()
     world.round()
     late = world.behind()
@@ -156,7 +156,7 @@ def test_spans_are_made_of_what_is_here_and_do_not_cross() -> None:
     assert world.relay.statistics().rebuilt > 0
 
 
-def test_spans_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for() -> None:
+def test_merged_deltas_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for() -> None:
     world = World()
     world.chain = Chain(link="strat")
     world.far._source = world.chain.log
@@ -170,12 +170,12 @@ def test_spans_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for(
     assert len(world.far.crossed) == len(set(world.far.crossed))
 
 
-def test_a_span_that_a_merge_does_not_give_is_not_believed() -> None:
-    """A publisher may pack a span in other bytes than the merge of its parts: the bytes decide."""
+def test_a_merged_delta_that_a_merge_does_not_give_is_not_believed() -> None:
+    """A publisher may pack a merged delta in other bytes than a merge gives: the bytes decide."""
     world = World()
     world.round()
     late = world.behind()
-    real = world.chain.log.append_span
+    real = world.chain.log.append_merged
 
     def otherwise(manifest: Manifest, chunks: dict[int, bytes]) -> bool:
         chunk = manifest.chunks[0]
@@ -184,15 +184,15 @@ def test_a_span_that_a_merge_does_not_give_is_not_believed() -> None:
         )
         return real(other, chunks)
 
-    world.chain.log.append_span = otherwise  # type: ignore[method-assign]
+    world.chain.log.append_merged = otherwise  # type: ignore[method-assign]
     world.publish(2)
     world.round(3)
-    span = UpdateKey(3, 1)
-    [manifest] = [one for one in world.relay.wait_manifests(-1, 0) if one.key == span]
-    assert world.relay.held(span, manifest.chunks[0].tile) is None
-    assert world.relay.held(span, manifest.chunks[1].tile) is not None
+    merged = UpdateKey(3, 1)
+    [manifest] = [one for one in world.relay.wait_manifests(-1, 0) if one.key == merged]
+    assert world.relay.held(merged, manifest.chunks[0].tile) is None
+    assert world.relay.held(merged, manifest.chunks[1].tile) is not None
     with pytest.raises(CorruptData):
-        world.relay.chunk(span, manifest.chunks[0].tile)
+        world.relay.chunk(merged, manifest.chunks[0].tile)
     assert late.staging.held.n == 0
 
 
@@ -317,7 +317,7 @@ def test_update_that_is_trimmed_while_it_crosses_does_not_stay_in_the_store(
     reader = Slow(chain.log)
     relay = Relay(
         chain.log, reader=reader, store=store,
-        landing=Subscription(TILES, [15]), limits=Limits(versions_max=2, spans_max=0),
+        landing=Subscription(TILES, [15]), limits=Limits(versions_max=2, merged_max=0),
     )  # fmt: skip
     relay.round(0)
     assert relay.held(single(2), 0) is None

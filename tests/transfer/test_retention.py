@@ -33,16 +33,18 @@ def some_links(draw: st.DrawFn) -> list[Link]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[Link], int]:
-    """Draw what a log had after any number of versions: links, spans that were made, and gaps."""
+    """Draw what a log had after any number of versions: links, merges that were made, and gaps."""
     newest = draw(st.integers(1, 40))
     singles = [link(n - 1, n, draw(st.integers(1, 50))) for n in range(1, newest + 1)]
-    spans = [
+    merges = [
         link(n - (1 << level), n, draw(st.integers(1, 90)))
         for level in range(1, 6)
         for n in range(1 << level, newest + 1, 1 << level)
     ]
-    lost = draw(st.sets(st.sampled_from(singles[:-1] + spans), max_size=8)) if newest > 1 else set()
-    return [one for one in singles + spans if one not in lost], newest
+    lost = (
+        draw(st.sets(st.sampled_from(singles[:-1] + merges), max_size=8)) if newest > 1 else set()
+    )
+    return [one for one in singles + merges if one not in lost], newest
 
 
 @given(some_links(), st.integers(0, 8), st.integers(0, 8))
@@ -71,10 +73,14 @@ def test_connected_links_are_those_with_a_way_on(links: list[Link], newest_n: in
     histories(), st.integers(1, 20), st.integers(0, 4), st.integers(1, 600), st.sampled_from([0, 3])
 )
 def test_what_is_kept_leads_to_the_newest_and_is_within_the_limits(
-    history: tuple[list[Link], int], versions_max: int, spans_max: int, bytes_max: int, opening: int
+    history: tuple[list[Link], int],
+    versions_max: int,
+    merged_max: int,
+    bytes_max: int,
+    opening: int,
 ) -> None:
     links, newest_n = history
-    limits = Limits(versions_max, spans_max, bytes_max)
+    limits = Limits(versions_max, merged_max, bytes_max)
     gone = to_forget(links, limits, newest_n=newest_n, opening_n=opening)
     kept = [one for one in links if one.key not in gone]
     assert len(kept) + len(gone) == len(links)
@@ -109,12 +115,12 @@ def test_for_room_the_oldest_go_first_and_the_way_to_the_newest_version_never() 
     assert [key.n for key in gone] == [2, 3, 4, 5]
 
 
-def test_spans_outlive_the_versions_that_they_lead_over() -> None:
+def test_merged_deltas_outlive_the_versions_that_they_lead_over() -> None:
     links = [link(n - 1, n) for n in range(1, 33)]
     links += [link(n - 8, n) for n in range(8, 33, 8)] + [link(n - 2, n) for n in range(2, 33, 2)]
     gone = set(to_forget(links, Limits(4, 2, 1 << 30), newest_n=32, opening_n=0))
     kept = sorted((one.key.base_n, one.key.n) for one in links if one.key not in gone)
-    # Inside the window all; before it the last two spans of each length.
+    # Inside the window all; before it the last two merges of each length.
     assert kept == sorted(
         [(n - 1, n) for n in range(29, 33)]
         + [(28, 30), (30, 32), (24, 26), (26, 28)]

@@ -29,9 +29,9 @@ from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.publishing.contributor import LINKS, Link
+from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX
-from rose.transfer.publishing.spans import SpanMaker
 from rose.transfer.version import Version
 from rose.transfer.views import TileViews
 from rose.transfer.wire.messages import TensorEntry
@@ -61,7 +61,7 @@ class CheckpointPublisher:
         options: program options.
         link: wire encoding, as in `Contributor`.
         threads: number of packing threads.
-        spans: notified of each version, to make merged deltas.
+        merger: notified of each version, to make merged deltas.
         parts: addresses of the other ranks' parts; () if this process publishes all tiles.
     """
 
@@ -77,12 +77,12 @@ class CheckpointPublisher:
         options: WeightOptions,
         link: Link,
         threads: int,
-        spans: SpanMaker,
+        merger: MergerThread,
         parts: Sequence[str] = (),
     ) -> None:
         self._path, self._plan, self._timeline = state_path, plan, timeline
         self._options, self._events = options, options.events
-        self._log, self._spans = log, spans
+        self._log, self._merger = log, merger
         self._packing = partial(TimedContributor, link=link, threads=threads)
         self._addresses = parts
         self._parts: list[RemotePart] = []
@@ -112,7 +112,7 @@ class CheckpointPublisher:
             Version(self._state.run, self._state.incarnation, self._state.n),
             self._log,
             signing=self._options.signing,
-            on_published=self._spans.note,
+            on_published=self._merger.note,
         )
 
     def _mine(self, opened: Checkpoint, tiling: Tiling) -> TimedContributor:
@@ -299,7 +299,7 @@ def publish(
     timeline = Timeline("publisher")
     log = TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB))
     log.timeline = timeline
-    with until_told(), SpanMaker(log, options.signing) as spans:
+    with until_told(), MergerThread(log, options.signing) as merger:
         made = CheckpointPublisher(
             checkpoint,
             state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
@@ -310,7 +310,7 @@ def publish(
             options=options,
             link=link,
             threads=threads,
-            spans=spans,
+            merger=merger,
             parts=parts,
         )
         with (

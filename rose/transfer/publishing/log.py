@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Manifest, UpdateKey
-from rose.transfer.publishing.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
+from rose.transfer.publishing.retention import BYTES_MAX, MERGED_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.version import Version
@@ -74,7 +74,7 @@ class VersionLog(Shelf):
     """Stores manifests and chunks, forgets the oldest, and counts what it sends.
 
     It keeps the single versions of the last `versions_max`, the merged deltas in that range, and
-    the last `spans_max` merged deltas of each length before. The opening always stays.
+    the last `merged_max` merged deltas of each length before. The opening always stays.
 
     Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
     at a time appends.
@@ -82,7 +82,7 @@ class VersionLog(Shelf):
     Args:
         versions_max: number of versions to keep, at least 1.
         bytes_max: bytes of all chunks to keep, snapshots included.
-        spans_max: merged deltas of each length to keep before those versions.
+        merged_max: merged deltas of each length to keep before those versions.
         store: store of the chunks, by default in memory. Updates of an earlier process in it are
             served until a publisher opens the log.
     """
@@ -92,10 +92,10 @@ class VersionLog(Shelf):
         *,
         versions_max: int = VERSIONS_MAX,
         bytes_max: int = BYTES_MAX,
-        spans_max: int = SPANS_MAX,
+        merged_max: int = MERGED_MAX,
         store: MemoryStore | None = None,
     ) -> None:
-        self._limits = Limits(versions_max, spans_max, bytes_max)
+        self._limits = Limits(versions_max, merged_max, bytes_max)
         self._bytes_max = bytes_max
         super().__init__(MemoryStore() if store is None else store)
         self._forget(self._cut_short())
@@ -166,7 +166,7 @@ class VersionLog(Shelf):
                     self._totals = replace(self._totals, versions=self._totals.versions + is_kept)
             self._trim()
 
-    def append_span(self, manifest: Manifest, chunks: Chunks) -> bool:
+    def append_merged(self, manifest: Manifest, chunks: Chunks) -> bool:
         """Store a merged delta over versions of this log; it adds no version.
 
         Returns:

@@ -81,7 +81,7 @@ class Publisher:
         log: log to append to; it has one publisher.
         signing: key shared with the receivers.
         on_published: called with each version in the log and the deltas of the tiles that change,
-            before wire encoding; must not wait, like `SpanMaker.note`.
+            before wire encoding; must not wait, like `MergerThread.note`.
 
     Raises:
         InvalidArgument: a tile has no contributor or two, or the opening is invalid.

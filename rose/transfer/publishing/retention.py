@@ -13,7 +13,7 @@ from rose.transfer.manifest import UpdateKey
 from rose.units import GIB
 
 VERSIONS_MAX = 64
-SPANS_MAX = 8
+MERGED_MAX = 8
 BYTES_MAX = 4 * GIB
 
 
@@ -41,12 +41,12 @@ class Limits:
 
     Args:
         versions_max: last versions whose links, single or merged, are kept; at least 1.
-        spans_max: merged links of each length to keep that begin before those versions.
+        merged_max: merged links of each length to keep that begin before those versions.
         bytes_max: bytes of all chunks.
     """
 
     versions_max: int = VERSIONS_MAX
-    spans_max: int = SPANS_MAX
+    merged_max: int = MERGED_MAX
     bytes_max: int = BYTES_MAX
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Limits:
         Raises:
             InvalidArgument: a limit is too small.
         """
-        if self.versions_max < 1 or self.bytes_max < 1 or self.spans_max < 0:
+        if self.versions_max < 1 or self.bytes_max < 1 or self.merged_max < 0:
             raise InvalidArgument(
                 f"a log of {self.versions_max} versions and {self.bytes_max} bytes keeps nothing"
             )
@@ -103,7 +103,7 @@ def to_forget(
     """Choose updates to forget so that a log keeps its limits, in order.
 
     Too old are single links before the last `versions_max` versions, and merged links that begin
-    before those and are not among the last `spans_max` of their length. To make room, the links
+    before those and are not among the last `merged_max` of their length. To make room, the links
     with the lowest base go first, for no path from a later version uses them. Links of the cheapest
     path from the opening go last: a worker that was away for long may hold that version.
     """
@@ -121,8 +121,8 @@ def _young(links: Sequence[Link], limits: Limits, newest_n: int) -> list[Link]:
     for link in sorted(links, key=lambda one: one.key, reverse=True):
         if link.length > 1 and link.key.base_n < first_n:
             before[link.length].append(link)
-    for spans in before.values():
-        young += spans[: limits.spans_max]
+    for merged in before.values():
+        young += merged[: limits.merged_max]
     return young
 
 

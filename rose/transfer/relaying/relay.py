@@ -19,12 +19,12 @@ from rose.errors import (
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import NAME_MAX, RECEIVERS_MAX
+from rose.transfer.publishing.merger import rebuilt
 from rose.transfer.publishing.retention import Limits, Link, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay_frames import Flight, RelayFrames
-from rose.transfer.relaying.relay_spans import rebuilt
 from rose.transfer.relaying.snapshot_book import SnapshotBook
 from rose.transfer.source import Source
 from rose.units import GIB
@@ -34,7 +34,7 @@ REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
 # A merged delta is published after its version: a relay checks for it in this many rounds.
-SPAN_ROUNDS: Final = 8
+MERGE_ROUNDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Relay(Shelf):
         self._to_land: list[UpdateKey] = []
         self._to_merge: list[Manifest] = []
         self._awaiting: dict[int, int] = {}
-        self._has_spans = False
+        self._has_merged = False
         self._has_surveyed = False
 
     # ---- upstream's side
@@ -190,9 +190,9 @@ class Relay(Shelf):
             if one.key not in way:
                 self._keep(one, {})
                 self._to_merge += [one] if length > 1 else []
-            self._has_spans |= length > 1
+            self._has_merged |= length > 1
             if length == 1:
-                self._awaiting[one.key.n] = SPAN_ROUNDS if self._has_spans else 2
+                self._awaiting[one.key.n] = MERGE_ROUNDS if self._has_merged else 2
 
     def _is_shown(self, manifest: Manifest) -> bool:
         known = self.manifest(manifest.key)
@@ -276,11 +276,11 @@ class Relay(Shelf):
 
     def _merge(self) -> None:
         """Merge deltas from local updates, shorter ones first."""
-        spans, self._to_merge = self._to_merge, []
-        for span in sorted(spans, key=lambda one: one.key.n - one.key.base_n):
-            chunks = self._landing_of(span)
-            frames = rebuilt(chunks, self._parts(span.key), self._frames.held)
-            self._keep(span, frames)
+        pending, self._to_merge = self._to_merge, []
+        for merged in sorted(pending, key=lambda one: one.key.n - one.key.base_n):
+            chunks = self._landing_of(merged)
+            frames = rebuilt(chunks, self._parts(merged.key), self._frames.held)
+            self._keep(merged, frames)
             with self._lock:
                 self._rebuilt += len(frames)
 

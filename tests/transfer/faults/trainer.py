@@ -11,7 +11,7 @@ from rose.transfer.manifest import Manifest, Signing
 from rose.transfer.publishing.contributor import Link
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import Chunks
-from rose.transfer.publishing.spans import Spans
+from rose.transfer.publishing.merger import Merger
 from rose.transfer.publishing.store import MemoryStore
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.history import History, demand
@@ -75,7 +75,7 @@ class Life:
     publisher: Publisher
     shadows: Sequence[Bits]
     source: VersionLog
-    spans: Spans
+    merger: Merger
 
 
 class Trainer:
@@ -123,11 +123,11 @@ class Trainer:
             Contributor(views(shadow), TILES, owned, link=self._link)
             for shadow, owned in zip(shadows, OWNED, strict=True)
         ]
-        spans = Spans(log, SIGNING)
+        merger = Merger(log, SIGNING)
         publisher = Publisher(
-            contributors, TILES, opening, log, signing=SIGNING, on_published=spans.note
+            contributors, TILES, opening, log, signing=SIGNING, on_published=merger.note
         )
-        return Life(log, publisher, shadows, log, spans)
+        return Life(log, publisher, shadows, log, merger)
 
     @property
     def version(self) -> Version | None:
@@ -140,12 +140,12 @@ class Trainer:
         raise Killed
 
     def merge(self, rng: Random) -> None:
-        """Make some spans, beside the publisher."""
+        """Make some merger, beside the publisher."""
         if (life := self.life) is None:
             return
         try:
             for _ in range(rng.randint(1, 6)):
-                life.spans.step()
+                life.merger.step()
         except Killed:
             self.kill()
 
