@@ -223,7 +223,7 @@ def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, Ti
             log=log,
             timeline=timeline,
             options=options,
-            link="gap",
+            encoding="gap",
             threads=1,
             merger=merger,
         )

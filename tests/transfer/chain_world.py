@@ -3,7 +3,7 @@
 import threading
 
 from rose.transfer.manifest import Signing, UpdateKey
-from rose.transfer.publishing.contributor import Link
+from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import Merger
 from rose.transfer.publishing.row_publisher import RowPublisher
@@ -22,13 +22,15 @@ KEY = Signing(b"k" * 32)
 class Chain:
     """A publisher that merges in this thread, and the bits of every version."""
 
-    def __init__(self, *, link: Link = "gap", signing: Signing = KEY, **limits: int) -> None:
+    def __init__(
+        self, *, encoding: Encoding = "gap", signing: Signing = KEY, **limits: int
+    ) -> None:
         self.log = VersionLog(**limits)
         self.merger = Merger(self.log, signing)
         self.bits = weights(1)
         self.publisher = RowPublisher(
             self.bits, "run", 1, 1, self.log,
-            tile_elements=TILE, link=link, signing=signing, on_published=self.merger.note,
+            tile_elements=TILE, encoding=encoding, signing=signing, on_published=self.merger.note,
         )  # fmt: skip
         self.by_n = {1: self.bits}
 

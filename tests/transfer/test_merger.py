@@ -84,9 +84,9 @@ def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
     chain = Chain(versions_max=4, merged_max=2)
     chain.publish(29)
     assert sorted(key.n for key in singles(chain.log)) == [27, 28, 29, 30]
-    links = chain.log.links()
-    for link in links:
-        assert path(links, link.key.base_n, 30) is not None
+    edges = chain.log.edges()
+    for edge in edges:
+        assert path(edges, edge.key.base_n, 30) is not None
     behind = Behind(chain.log, chain.by_n[1])
     behind.follow(30)
     assert np.array_equal(behind.bits, chain.bits)
@@ -104,8 +104,8 @@ def test_merged_deltas_that_are_late_make_no_gap() -> None:
     while chain.merger.step():
         pass
     assert {base_n for base_n, _ in chain.merged_there()} <= set(range(17, 21))
-    links = chain.log.links()
-    assert all(path(links, one.key.base_n, 21) is not None for one in links)
+    edges = chain.log.edges()
+    assert all(path(edges, one.key.base_n, 21) is not None for one in edges)
 
 
 def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:

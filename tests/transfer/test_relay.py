@@ -158,7 +158,7 @@ def test_merged_deltas_are_made_of_what_is_here_and_do_not_cross() -> None:
 
 def test_merged_deltas_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for() -> None:
     world = World()
-    world.chain = Chain(link="strat")
+    world.chain = Chain(encoding="strat")
     world.far._source = world.chain.log
     world.round()
     late = world.behind()

@@ -9,7 +9,7 @@ import pytest
 from rose.transfer.codec.delta import Delta
 from rose.transfer.manifest import Chunk, Manifest
 from rose.transfer.publishing import publisher as publishing
-from rose.transfer.publishing.contributor import Contributor, Link
+from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.version import Version
@@ -24,8 +24,8 @@ for step in range(4):
 class Slow(Contributor):
     """Stops in the first whole tile that is asked for, until it is let go."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(Row(BITS[0].copy(), TILES), TILES, link=link)
+    def __init__(self, encoding: Encoding) -> None:
+        super().__init__(Row(BITS[0].copy(), TILES), TILES, encoding=encoding)
         self.is_asked, self.is_let_go = threading.Event(), threading.Event()
 
     def whole(
@@ -36,9 +36,9 @@ class Slow(Contributor):
         yield from super().whole(tiles, undone)
 
 
-def made_while_publishing(n: int | None, link: Link) -> tuple[Publisher, Manifest, Bits]:
+def made_while_publishing(n: int | None, encoding: Encoding) -> tuple[Publisher, Manifest, Bits]:
     """Publish twice while a snapshot is made; returns what came of it, and its bits."""
-    slow = Slow(link)
+    slow = Slow(encoding)
     publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
     publisher.publish(Row(BITS[1], TILES))
     made: list[tuple[Manifest, dict[int, bytes]]] = []

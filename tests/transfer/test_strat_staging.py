@@ -1,4 +1,4 @@
-"""A publisher that sends links, and receivers that make deltas of them or refuse them."""
+"""A publisher that sends wire encodings, and receivers that make deltas of them or refuse them."""
 
 from typing import Any
 
@@ -26,12 +26,12 @@ LEARNING_RATE = 1e-5
 class Trainer:
     """fp32 masters, and a publisher of their bf16 bits."""
 
-    def __init__(self, link: Any = "strat") -> None:
+    def __init__(self, encoding: Any = "strat") -> None:
         self._rng = np.random.default_rng(7)
         self._masters = self._rng.normal(0, 0.02, COUNT)
         self.log = VersionLog()
         self.publisher = RowPublisher(
-            self.bits, "run", 1, 1, self.log, tile_elements=TILE, link=link
+            self.bits, "run", 1, 1, self.log, tile_elements=TILE, encoding=encoding
         )
 
     @property
@@ -115,13 +115,13 @@ def test_what_was_pulled_stays_until_it_is_unpacked(fault: type[Exception]) -> N
 
 def test_links_are_a_fifth_smaller_and_make_the_same_versions() -> None:
     sent = {}
-    for link in ("gap", "strat"):
-        trainer = Trainer(link)
+    for encoding in ("gap", "strat"):
+        trainer = Trainer(encoding)
         with Staging(trainer, trainer.bits) as worker:
             for _ in range(3):
                 worker.follow(trainer.publish())
             assert np.array_equal(worker.bits, trainer.bits)
-        sent[link] = trainer.log.statistics().sent_bytes
+        sent[encoding] = trainer.log.statistics().sent_bytes
     assert sent["strat"] < 0.8 * sent["gap"]
 
 

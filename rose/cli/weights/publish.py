@@ -28,7 +28,7 @@ from rose.transfer.digests import hexadecimal
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.publishing.contributor import LINKS, Link
+from rose.transfer.publishing.contributor import ENCODINGS, Encoding
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX
@@ -59,7 +59,7 @@ class CheckpointPublisher:
         log: log of versions.
         timeline: gets the durations.
         options: program options.
-        link: wire encoding, as in `Contributor`.
+        encoding: wire encoding, as in `Contributor`.
         threads: number of packing threads.
         merger: notified of each version, to make merged deltas.
         parts: addresses of the other ranks' parts; () if this process publishes all tiles.
@@ -75,7 +75,7 @@ class CheckpointPublisher:
         log: TimedLog,
         timeline: Timeline,
         options: WeightOptions,
-        link: Link,
+        encoding: Encoding,
         threads: int,
         merger: MergerThread,
         parts: Sequence[str] = (),
@@ -83,7 +83,7 @@ class CheckpointPublisher:
         self._path, self._plan, self._timeline = state_path, plan, timeline
         self._options, self._events = options, options.events
         self._log, self._merger = log, merger
-        self._packing = partial(TimedContributor, link=link, threads=threads)
+        self._packing = partial(TimedContributor, encoding=encoding, threads=threads)
         self._addresses = parts
         self._parts: list[RemotePart] = []
         self._unsound: dict[Path, str] = {}
@@ -257,7 +257,7 @@ def read_plan(path: Path) -> Plan:
     metavar="ADDRESS",
     help="At rank 0: where another rank serves its part; once for each of them.",
 )
-@click.option("--link", type=click.Choice(LINKS), default="gap", show_default=True)
+@click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap", show_default=True)
 @click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
@@ -274,7 +274,7 @@ def publish(
     plan_path: Path | None,
     rank: int | None,
     parts: tuple[str, ...],
-    link: Link,
+    encoding: Encoding,
     threads: int,
     keep: int,
     keep_gib: float,
@@ -308,7 +308,7 @@ def publish(
             log=log,
             timeline=timeline,
             options=options,
-            link=link,
+            encoding=encoding,
             threads=threads,
             merger=merger,
             parts=parts,

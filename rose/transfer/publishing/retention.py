@@ -1,6 +1,6 @@
 """Which updates a log keeps: a pure choice; every kept update leads to the newest version.
 
-Updates are links from version to later version. A *path* is a chain of links. A link whose end has
+Updates are edges from version to later version. A *path* is a chain of edges. An edge whose end has
 no path to the newest version is useless and not kept.
 """
 
@@ -18,11 +18,11 @@ BYTES_MAX = 4 * GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Edge:
     """An update, for retention.
 
     Args:
-        key: start and end of the link.
+        key: start and end of the edge.
         nbytes: bytes of its kept chunks.
     """
 
@@ -40,8 +40,8 @@ class Limits:
     """Limits of the history that a log keeps.
 
     Args:
-        versions_max: last versions whose links, single or merged, are kept; at least 1.
-        merged_max: merged links of each length to keep that begin before those versions.
+        versions_max: last versions whose edges, single or merged, are kept; at least 1.
+        merged_max: merged edges of each length to keep that begin before those versions.
         bytes_max: bytes of all chunks.
     """
 
@@ -61,23 +61,23 @@ class Limits:
             )
 
 
-def path(links: Iterable[Link], start_n: int, end_n: int) -> list[Link] | None:
-    """Return the path of fewest bytes from a version to a later one; of equals, the fewest links.
+def path(edges: Iterable[Edge], start_n: int, end_n: int) -> list[Edge] | None:
+    """Return the path of fewest bytes from a version to a later one; of equals, the fewest edges.
 
     None if there is no path; [] from a version to itself.
     """
-    best: dict[int, tuple[tuple[int, int], Link | None]] = {start_n: ((0, 0), None)}
-    # Links only go forward: in this order all links to a base come before links from it.
-    for link in sorted(links, key=lambda one: one.key.base_n):
-        came = best.get(link.key.base_n)
-        if came is None or link.key.n > end_n:
+    best: dict[int, tuple[tuple[int, int], Edge | None]] = {start_n: ((0, 0), None)}
+    # Edges only go forward: in this order all edges to a base come before edges from it.
+    for edge in sorted(edges, key=lambda one: one.key.base_n):
+        came = best.get(edge.key.base_n)
+        if came is None or edge.key.n > end_n:
             continue
-        cost = (came[0][0] + link.nbytes, came[0][1] + 1)
-        if link.key.n not in best or cost < best[link.key.n][0]:
-            best[link.key.n] = (cost, link)
+        cost = (came[0][0] + edge.nbytes, came[0][1] + 1)
+        if edge.key.n not in best or cost < best[edge.key.n][0]:
+            best[edge.key.n] = (cost, edge)
     if end_n not in best:
         return None
-    way: list[Link] = []
+    way: list[Edge] = []
     at = end_n
     while (step := best[at][1]) is not None:
         way.append(step)
@@ -85,55 +85,55 @@ def path(links: Iterable[Link], start_n: int, end_n: int) -> list[Link] | None:
     return way[::-1]
 
 
-def connected(links: Iterable[Link], newest_n: int) -> list[Link]:
-    """Return the links with a path from their end to the newest version, ascending by base."""
-    kept: list[Link] = []
+def connected(edges: Iterable[Edge], newest_n: int) -> list[Edge]:
+    """Return the edges with a path from their end to the newest version, ascending by base."""
+    kept: list[Edge] = []
     reaching = {newest_n}
-    # From the highest base down: all possible continuations of a link come before it.
-    for link in sorted(links, key=lambda one: one.key.base_n, reverse=True):
-        if link.key.n in reaching:
-            reaching.add(link.key.base_n)
-            kept.append(link)
+    # From the highest base down: all possible continuations of an edge come before it.
+    for edge in sorted(edges, key=lambda one: one.key.base_n, reverse=True):
+        if edge.key.n in reaching:
+            reaching.add(edge.key.base_n)
+            kept.append(edge)
     return kept[::-1]
 
 
 def to_forget(
-    links: Sequence[Link], limits: Limits, *, newest_n: int, opening_n: int | None
+    edges: Sequence[Edge], limits: Limits, *, newest_n: int, opening_n: int | None
 ) -> list[UpdateKey]:
     """Choose updates to forget so that a log keeps its limits, in order.
 
-    Too old are single links before the last `versions_max` versions, and merged links that begin
-    before those and are not among the last `merged_max` of their length. To make room, the links
-    with the lowest base go first, for no path from a later version uses them. Links of the cheapest
+    Too old are single edges before the last `versions_max` versions, and merged edges that begin
+    before those and are not among the last `merged_max` of their length. To make room, the edges
+    with the lowest base go first, for no path from a later version uses them. Edges of the cheapest
     path from the opening go last: a worker that was away for long may hold that version.
     """
-    kept = connected(_young(links, limits, newest_n), newest_n)
-    if sum(link.nbytes for link in kept) > limits.bytes_max:
+    kept = connected(_young(edges, limits, newest_n), newest_n)
+    if sum(edge.nbytes for edge in kept) > limits.bytes_max:
         kept = _within(kept, limits.bytes_max, newest_n, opening_n)
-    staying = {link.key for link in kept}
-    return sorted(link.key for link in links if link.key not in staying)
+    staying = {edge.key for edge in kept}
+    return sorted(edge.key for edge in edges if edge.key not in staying)
 
 
-def _young(links: Sequence[Link], limits: Limits, newest_n: int) -> list[Link]:
+def _young(edges: Sequence[Edge], limits: Limits, newest_n: int) -> list[Edge]:
     first_n = newest_n - limits.versions_max
-    young = [link for link in links if link.key.base_n >= first_n]
-    before: defaultdict[int, list[Link]] = defaultdict(list)
-    for link in sorted(links, key=lambda one: one.key, reverse=True):
-        if link.length > 1 and link.key.base_n < first_n:
-            before[link.length].append(link)
+    young = [edge for edge in edges if edge.key.base_n >= first_n]
+    before: defaultdict[int, list[Edge]] = defaultdict(list)
+    for edge in sorted(edges, key=lambda one: one.key, reverse=True):
+        if edge.length > 1 and edge.key.base_n < first_n:
+            before[edge.length].append(edge)
     for merged in before.values():
         young += merged[: limits.merged_max]
     return young
 
 
 def _within(
-    links: Sequence[Link], bytes_max: int, newest_n: int, opening_n: int | None
-) -> list[Link]:
-    way = None if opening_n is None else path(links, opening_n, newest_n)
-    anchored = {link.key for link in way or ()}
+    edges: Sequence[Edge], bytes_max: int, newest_n: int, opening_n: int | None
+) -> list[Edge]:
+    way = None if opening_n is None else path(edges, opening_n, newest_n)
+    anchored = {edge.key for edge in way or ()}
     # First to go first; of one base the shortest, since longer ones serve its holders better.
-    order = sorted(links, key=lambda one: (one.key in anchored, one.key.base_n, one.key.n))
-    left = sum(link.nbytes for link in links)
+    order = sorted(edges, key=lambda one: (one.key in anchored, one.key.base_n, one.key.n))
+    left = sum(edge.nbytes for edge in edges)
     going = 0
     # The last in this order leads to the newest version, which everybody must learn of: it stays
     # even if snapshots, which are no versions, fill the log.

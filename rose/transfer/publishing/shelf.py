@@ -7,7 +7,7 @@ from typing import Final
 
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.publishing.retention import Limits, Link, to_forget
+from rose.transfer.publishing.retention import Edge, Limits, to_forget
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import Frames
 
@@ -52,11 +52,11 @@ class Shelf(ABC):
         with self._changed:
             return self._opening
 
-    def links(self) -> list[Link]:
+    def edges(self) -> list[Edge]:
         """Return the kept updates, for retention."""
         with self._changed:
             keys = [one.key for one in self._manifests.values() if not one.is_announcement]
-        return [Link(key, self._store.nbytes_of(key)) for key in keys]
+        return [Edge(key, self._store.nbytes_of(key)) for key in keys]
 
     def manifest(self, key: UpdateKey) -> Manifest | None:
         """Return the manifest of an update, if kept."""
@@ -106,7 +106,7 @@ class Shelf(ABC):
         """Enforce limits; the opening stays, since it has no frames."""
         opening = self.opening
         opening_n = None if opening is None else opening.version.n
-        self._forget(to_forget(self.links(), limits, newest_n=self.newest_n, opening_n=opening_n))
+        self._forget(to_forget(self.edges(), limits, newest_n=self.newest_n, opening_n=opening_n))
 
     def manifests_after(self, n: int) -> list[Manifest]:
         """Return the kept updates to versions above `n`, ascending."""

@@ -39,7 +39,7 @@ def next_version(
 ) -> NextVersion:
     """Choose what to stage next.
 
-    In the chain of its own incarnation a receiver follows the longest link that starts at its
+    In the chain of its own incarnation a receiver follows the longest update that starts at its
     version. It enters the chain of another incarnation by digest: its bits may equal a version
     already, or the base of one.
 
@@ -54,7 +54,7 @@ def next_version(
         return Choice.WAIT
     newest = known[-1].version
     if _is_same_chain(held.version, newest):
-        return _next_link(held, known, subscription)
+        return _next_update(held, known, subscription)
     return _entrance(held, known, subscription)
 
 
@@ -84,7 +84,7 @@ def _is_same_chain(one: Version, other: Version) -> bool:
     return (one.run, one.incarnation) == (other.run, other.incarnation)
 
 
-def _next_link(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
+def _next_update(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
     newer = [one for one in known if one.version.n > held.version.n]
     if not newer:
         return Choice.WAIT

@@ -319,15 +319,15 @@ class Staging:
             return Choice.SNAPSHOT
         return chosen
 
-    def _is_base_of(self, link: Manifest, held: Held) -> bool:
-        """Whether the weights really are the base of a link, not only by name.
+    def _is_base_of(self, update: Manifest, held: Held) -> bool:
+        """Whether the weights really are the base of an update, not only by name.
 
-        A link has the digest of all tiles of its base. A receiver with some tiles trusts the name
-        of its version; before the first commit it asks for that version's tile digests to verify
-        it.
+        An update has the digest of all tiles of its base. A receiver with some tiles trusts the
+        name of its version; before the first commit it asks for that version's tile digests to
+        verify it.
         """
         subscription = self._subscription
-        if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
+        if self._versions > 0 or subscription.is_all or update.base_digest == held.digest:
             return True
         survey = self._snapshot(held.version.n, ())
         if survey is None or survey.version != held.version:
@@ -436,7 +436,7 @@ class Staging:
     def _stage(self, manifest: Manifest, held: Held) -> None:
         """Fetch a version that was chosen for `held`; do nothing if the weights changed meanwhile.
 
-        A receiver with some tiles cannot detect from a link itself that it has another base.
+        A receiver with some tiles cannot detect from an update itself that it has another base.
         """
         with self._lock:
             if self._held is not held:
@@ -448,7 +448,7 @@ class Staging:
             if pulled is None:
                 self._missed(manifest)
             else:
-                staged = self._unlinked(pulled)
+                staged = self._decoded(pulled)
                 self._puller.forget()
         except CorruptData:
             self._given_up += 1
@@ -486,7 +486,7 @@ class Staging:
                 )
         self._snapshot_from = manifest.version.n
 
-    def _unlinked(self, staged: StagedVersion) -> StagedVersion:
+    def _decoded(self, staged: StagedVersion) -> StagedVersion:
         """Decode STRAT deltas, so that they can be applied.
 
         Raises:

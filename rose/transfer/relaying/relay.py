@@ -20,7 +20,7 @@ from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.log import NAME_MAX, RECEIVERS_MAX
 from rose.transfer.publishing.merger import rebuilt
-from rose.transfer.publishing.retention import Limits, Link, path
+from rose.transfer.publishing.retention import Edge, Limits, path
 from rose.transfer.publishing.shelf import NO_VERSION, Shelf
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.subscription import Subscription
@@ -142,7 +142,7 @@ class Relay(Shelf):
         self._land()
         self._merge()
         self._trim_to(self._limits)
-        self._frames.forget_below(min((one.key.n for one in self.links()), default=0))
+        self._frames.forget_below(min((one.key.n for one in self.edges()), default=0))
 
     def _offered(self, timeout_s: float) -> Sequence[Manifest]:
         """Return upstream's new manifests, or all if it began another run."""
@@ -221,9 +221,9 @@ class Relay(Shelf):
     def _way(self, start_n: int) -> list[UpdateKey]:
         """Return the updates with the fewest bytes from a version to the newest."""
         manifests = [one for one in self.manifests_after(start_n) if not one.is_announcement]
-        links = [Link(one.key, sum(c.nbytes for c in self._landing_of(one))) for one in manifests]
-        way = path(links, start_n, self.newest_n)
-        return [link.key for link in way or ()]
+        edges = [Edge(one.key, sum(c.nbytes for c in self._landing_of(one))) for one in manifests]
+        way = path(edges, start_n, self.newest_n)
+        return [edge.key for edge in way or ()]
 
     def _landing_of(self, manifest: Manifest) -> Sequence[Chunk]:
         if self._landing is None:
@@ -286,9 +286,9 @@ class Relay(Shelf):
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
         """Return shorter updates with the same start and end, in order; [] if there are none."""
-        links = [link for link in self.links() if link.key != key and link.nbytes]
-        way = path(links, key.base_n, key.n)
-        found = [self.manifest(link.key) for link in way or ()]
+        edges = [edge for edge in self.edges() if edge.key != key and edge.nbytes]
+        way = path(edges, key.base_n, key.n)
+        found = [self.manifest(edge.key) for edge in way or ()]
         return [] if None in found else [one for one in found if one is not None]
 
     # ---- the receivers' side

@@ -8,7 +8,7 @@ from typing import Final
 from rose.errors import OutOfMemory, Unavailable
 from rose.transfer import Contributor, Publisher, Version, VersionLog
 from rose.transfer.manifest import Manifest, Signing
-from rose.transfer.publishing.contributor import Link
+from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import Chunks
 from rose.transfer.publishing.merger import Merger
@@ -89,7 +89,7 @@ class Trainer:
     def __init__(self, history: History, rng: Random) -> None:
         self._history = history
         self._incarnation = self._reserved = 0
-        self._link: Link = rng.choice(("gap", "gap", "strat"))
+        self._encoding: Encoding = rng.choice(("gap", "gap", "strat"))
         self.opening = random_bits(rng)
         # On disk: weights, and every number that may have been used.
         self._checkpoints = [self.opening]
@@ -120,7 +120,7 @@ class Trainer:
             store = DiskStore(self.disk, bytes_max=1 << 20, memory_bytes_max=1000)
         log = FullLog(rng.choice(VERSIONS_MAX), rng.choice(BYTES_MAX), self._history, store)
         contributors = [
-            Contributor(views(shadow), TILES, owned, link=self._link)
+            Contributor(views(shadow), TILES, owned, encoding=self._encoding)
             for shadow, owned in zip(shadows, OWNED, strict=True)
         ]
         merger = Merger(log, SIGNING)
