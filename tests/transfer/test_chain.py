@@ -60,11 +60,11 @@ def test_next_link_is_found_among_duplicates_in_any_order(order: random.Random, 
 
 
 def test_what_does_not_lead_on_needs_whole_tiles_and_what_is_dead_says_nothing() -> None:
-    drifted = Held(Version("r", 1, 3), (1, 1))
+    corrupted = Held(Version("r", 1, 3), (1, 1))
     for has, offered, chosen in [
         (held(3), [link(5), link(6)], Choice.SNAPSHOT),  # a gap
         (held(3), [], Choice.WAIT),
-        (drifted, [link(4)], Choice.SNAPSHOT),
+        (corrupted, [link(4)], Choice.SNAPSHOT),
         (held(20, 2), [link(21, 1), link(22, 1)], Choice.WAIT),
         (held(20, 2), [link(21, 1), link(21, 2)], link(21, 2)),
         (held(20, 2), [whole(25, 1)], Choice.WAIT),

@@ -191,17 +191,19 @@ def test_wrong_base_is_refused_before_anything_changes() -> None:
 
 
 @pytest.mark.parametrize("where", [0, 5 * TILE + 1, COUNT - 1])
-def test_tile_that_drifted_behind_known_digests_goes_back_under_its_own_digest(where: int) -> None:
+def test_tile_that_was_corrupted_behind_known_digests_goes_back_under_its_own_digest(
+    where: int,
+) -> None:
     bits = OLD.copy()
     digests = Row(bits, TILES).digests()
     bits[where] ^= 1
-    drifted = bits.copy()
+    corrupted = bits.copy()
     commit = Commit(DELTA, Row(bits, TILES), row_digest(OLD), digests=digests)
     assert run(commit) is CommitState.ROLLED_BACK
-    assert np.array_equal(bits, drifted)
-    assert commit.outcome.digest == row_digest(drifted)
+    assert np.array_equal(bits, corrupted)
+    assert commit.outcome.digest == row_digest(corrupted)
     assert commit.digests is not None
-    assert commit.digests[where // TILE] == Row(drifted, TILES).digest(where // TILE)
+    assert commit.digests[where // TILE] == Row(corrupted, TILES).digest(where // TILE)
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])

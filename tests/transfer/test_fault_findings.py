@@ -61,7 +61,7 @@ def test_receiver_that_found_a_tile_to_be_another_takes_the_version_that_it_coul
     follow(world, "both")
     # Known digests say that tile 2 is as it was, so a snapshot leaves it out.
     both.digests = None
-    both.drift(Random(0))
+    both.corrupt(Random(0))
     world.trainer.kill()
     world.trainer.start(Random(3))
     follow(world, "both")

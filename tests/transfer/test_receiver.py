@@ -1,4 +1,4 @@
-"""A receiver follows its publisher through damage, drift and death, and never guesses."""
+"""A receiver follows its publisher through damage, corruption and death, and never guesses."""
 
 import threading
 from collections.abc import Generator, Sequence
@@ -159,7 +159,7 @@ def test_version_whose_chunks_are_gone_is_left_out_for_a_snapshot() -> None:
         assert worker.receiver.stats.snapshots == 1
 
 
-def test_drift_is_mended_although_nothing_new_is_published() -> None:
+def test_corruption_is_repaired_although_nothing_new_is_published() -> None:
     trainer = Trainer(weights(1))
     lie = row_digest(weights(1))
     with Worker(trainer.log, weights(5), claimed=lie) as worker:

@@ -125,7 +125,7 @@ def test_links_are_a_fifth_smaller_and_make_the_same_versions() -> None:
     assert sent["strat"] < 0.8 * sent["gap"]
 
 
-def test_drift_is_found_while_staging_and_a_snapshot_mends_it() -> None:
+def test_corruption_is_found_while_staging_and_a_snapshot_repairs_it() -> None:
     trainer = Trainer()
     with Staging(trainer, trainer.bits) as worker:
         worker.follow(trainer.publish())
@@ -136,17 +136,17 @@ def test_drift_is_found_while_staging_and_a_snapshot_mends_it() -> None:
         assert (stats.given_up, stats.snapshots, stats.rolled_back) == (1, 1, 0)
 
 
-def test_drift_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None:
+def test_corruption_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None:
     trainer = Trainer()
     with late(trainer, trainer.bits) as worker:
         worker.follow(trainer.publish())
         worker.bits[TILE + 3] ^= 1
-        drifted = worker.bits.copy()
+        corrupted = worker.bits.copy()
         version = trainer.publish()
         assert worker.commit() is CommitState.ROLLED_BACK
         assert "base" in str(worker.outcomes[-1].reason)
-        assert np.array_equal(worker.bits, drifted)
-        assert worker.outcomes[-1].digest == Row(drifted, TILES).digests().total
+        assert np.array_equal(worker.bits, corrupted)
+        assert worker.outcomes[-1].digest == Row(corrupted, TILES).digests().total
         worker.follow(version)
         assert np.array_equal(worker.bits, trainer.bits)
         assert worker.receiver.stats.snapshots == 1

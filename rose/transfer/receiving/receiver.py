@@ -98,9 +98,9 @@ class Receiver(Staging, Closing):
         super().report(outcome)
         self._bell.set()
 
-    def drifted(self, digests: TileDigests) -> None:
+    def repair(self, digests: TileDigests) -> None:
         """Repair weights that were found corrupted; `digests` are the actual ones."""
-        super().drifted(digests)
+        super().repair(digests)
         self._bell.set()
 
     def close(self) -> None:

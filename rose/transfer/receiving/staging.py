@@ -178,7 +178,7 @@ class Staging:
             self._staged = None
             self._move(ReceiverState.SYNCED)
 
-    def drifted(self, digests: TileDigests) -> None:
+    def repair(self, digests: TileDigests) -> None:
         """Repair weights that were found corrupted, tile by tile.
 
         A staged version is dropped, since it was made for other weights. During a commit this does

@@ -27,7 +27,7 @@ class VirtualDisk(PlantedDisk):
         """Let the next change go wrong."""
         self._next, self._rng = fault, Random(number)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._next = None
 
     def rot(self, rng: Random) -> None:

@@ -20,7 +20,7 @@ _WORK: Final = {
     "round": 45,
     "commit": 30,
     "run": 12,
-    "sweep": 3,
+    "scrub": 3,
 }
 _FAULTS: Final = {
     "refuse": 2,  # the log has no room
@@ -40,7 +40,7 @@ _FAULTS: Final = {
     "replay": 3,
     "hide": 1,
     "fail": 6,  # a memory, at its n-th call
-    "drift": 3,
+    "corrupt": 3,
     "abandon": 2,
     "kill receiver": 4,
     "kill relay": 3,

@@ -74,7 +74,7 @@ class Wire:
         if fault == "replay":
             self._replays_left = 1 + number % 6
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._armed.clear()
         self._forged.clear()
         self._replays_left = 0

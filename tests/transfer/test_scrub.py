@@ -1,4 +1,4 @@
-"""A sweep finds every tile that is not what it was committed as, within the time it is given."""
+"""A scrub finds every tile that is not what it was committed as, within the time it is given."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from rose.errors import InvalidArgument
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.views import Row
 from rose.units import NS_PER_MS
 from tests.transfer.worker import COUNT, TILE, TILES, Worker, changed, weights
@@ -26,26 +26,26 @@ class StepClock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        raise AssertionError("a sweep does not sleep")
+        raise AssertionError("a scrub does not sleep")
 
 
-def swept(sweep: Sweep) -> Sweep:
-    while sweep.step(1.0):
+def scrubbed(scrub: Scrub) -> Scrub:
+    while scrub.step(1.0):
         pass
-    return sweep
+    return scrub
 
 
 @given(where=st.sets(st.integers(0, COUNT - 1), max_size=5))
-def test_sweep_finds_just_the_tiles_that_drifted(where: set[int]) -> None:
+def test_scrub_finds_just_the_tiles_that_was_corrupted(where: set[int]) -> None:
     bits = weights(1)
     row = Row(bits, TILES)
     digests = row.digests()
     bits[list(where)] ^= 1
-    sweep = swept(Sweep(row, digests, clock=StepClock(0.1)))
-    assert sorted(sweep.drifted) == sorted({at // TILE for at in where})
+    scrub = scrubbed(Scrub(row, digests, clock=StepClock(0.1)))
+    assert sorted(scrub.corrupted) == sorted({at // TILE for at in where})
     # What is there has its own digests now, for the next commit to see.
     assert digests.total == row.digests().total
-    assert not swept(Sweep(row, digests, clock=StepClock(0.1))).drifted
+    assert not scrubbed(Scrub(row, digests, clock=StepClock(0.1))).corrupted
 
 
 @pytest.mark.parametrize(("step_ms", "slices"), [(10.0, len(TILES)), (1.0, len(TILES) // 4)])
@@ -53,30 +53,30 @@ def test_slice_ends_with_its_budget_and_reads_one_tile_at_least(
     step_ms: float, slices: int
 ) -> None:
     row = Row(weights(1), TILES)
-    sweep = Sweep(row, row.digests(), clock=StepClock(step_ms))
-    assert not sweep.is_over
+    scrub = Scrub(row, row.digests(), clock=StepClock(step_ms))
+    assert not scrub.is_over
     count = 1
-    while sweep.step(4.0):
+    while scrub.step(4.0):
         count += 1
     assert count == slices
-    assert sweep.is_over
-    assert not sweep.step(4.0)
+    assert scrub.is_over
+    assert not scrub.step(4.0)
 
 
 def test_budget_is_not_negative() -> None:
     row = Row(weights(1), TILES)
     with pytest.raises(InvalidArgument):
-        Sweep(row, row.digests(), clock=StepClock(1)).step(-1)
+        Scrub(row, row.digests(), clock=StepClock(1)).step(-1)
 
 
-def test_copies_that_were_others_are_mended_and_named() -> None:
+def test_copies_that_were_others_are_repaired_and_named() -> None:
     row = Row(weights(1), TILES)
-    sweep = Sweep(row, row.digests(), clock=StepClock(0.1), mend=lambda tile: tile == 3)
-    assert swept(sweep).mended == (3,)
-    assert not sweep.drifted
+    scrub = Scrub(row, row.digests(), clock=StepClock(0.1), repair=lambda tile: tile == 3)
+    assert scrubbed(scrub).repaired == (3,)
+    assert not scrub.corrupted
 
 
-def test_drift_that_a_sweep_found_is_repaired_where_it_is_tile_by_tile() -> None:
+def test_corruption_that_a_scrub_found_is_repaired_where_it_is_tile_by_tile() -> None:
     log = VersionLog()
     old, new = weights(1), changed(weights(1), 2)
     publisher = RowPublisher(old, "run", 1, 0, log, tile_elements=TILE)
@@ -85,9 +85,9 @@ def test_drift_that_a_sweep_found_is_repaired_where_it_is_tile_by_tile() -> None
         worker.follow(publisher.version)
         before = worker.receiver.stats
         worker.bits[[5, 6, 3 * TILE + 1]] ^= 9
-        sweep = swept(Sweep(worker.target, worker.digests, clock=StepClock(0.1)))
-        assert sorted(sweep.drifted) == [0, 3]
-        worker.receiver.drifted(sweep.digests)
+        scrub = scrubbed(Scrub(worker.target, worker.digests, clock=StepClock(0.1)))
+        assert sorted(scrub.corrupted) == [0, 3]
+        worker.receiver.repair(scrub.digests)
         assert worker.commit() is CommitState.COMMITTED
         assert np.array_equal(worker.bits, new)
         assert worker.receiver.held == publisher.version
