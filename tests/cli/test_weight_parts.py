@@ -99,7 +99,7 @@ def test_folder_offers_checkpoints_in_the_order_of_their_numbers(tmp_path: Path)
 def test_events_are_lines_of_json_or_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     for is_json in (True, False):
         events = Events(is_json=is_json)
-        events.say("committed", n=3, reason=None)
+        events.report("committed", n=3, reason=None)
         for sentence in ("away", "away", None, "away", "late"):
             events.trouble(sentence)
             events.trouble("other\nlines", about="else")

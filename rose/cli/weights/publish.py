@@ -17,7 +17,7 @@ from rose.cli.weights.options import (
     Events,
     WeightOptions,
     observed,
-    until_told,
+    until_signal,
     weight_options,
 )
 from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, units_of
@@ -174,7 +174,7 @@ class CheckpointPublisher:
         done = (*self._state.published, str(path.absolute()))
         self._state = replace(self._state, newest=str(path.absolute()), published=done)
         write_state(self._path, self._state)
-        self._events.say(
+        self._events.report(
             "published",
             version=str(manifest.version),
             n=manifest.version.n,
@@ -194,7 +194,7 @@ class CheckpointPublisher:
         """Start another incarnation with the newest checkpoint, after a rank was restarted."""
         opened = open_checkpoint(Path(self._state.newest))
         self._publisher = self._begun(opened, tiling_of(opened, self._plan))
-        self._events.say("begun", version=str(self.version), n=self.version.n)
+        self._events.report("begun", version=str(self.version), n=self.version.n)
 
     def publish_new(self, folder: Path) -> None:
         """Publish a folder's new checkpoints; skip damaged ones."""
@@ -210,7 +210,7 @@ class CheckpointPublisher:
         except _WORLD as error:
             if self._unsound.get(path) != str(error):
                 self._unsound[path] = str(error)
-                self._events.say("trouble", reason=f"{path.name} is not published: {error}")
+                self._events.report("trouble", reason=f"{path.name} is not published: {error}")
 
 
 def _first_of(newest: Path, otherwise: Path) -> Path:
@@ -299,7 +299,7 @@ def publish(
     timeline = Timeline("publisher")
     log = TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB))
     log.timeline = timeline
-    with until_told(), MergerThread(log, options.signing) as merger:
+    with until_signal(), MergerThread(log, options.signing) as merger:
         made = CheckpointPublisher(
             checkpoint,
             state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
@@ -326,7 +326,7 @@ def publish(
                     break
                 clock.sleep(_POLL_S)
     log.close()
-    options.events.say("ended")
+    options.events.report("ended")
 
 
 @contextmanager
@@ -343,7 +343,7 @@ def _served(
     ]
     peers = Peers(made.version.run, layout=made.layout, tensors=tensors)
     with options.serve(log, listen, peers) as server:
-        options.events.say(
+        options.events.report(
             "serving",
             address=server.address,
             version=str(made.version),

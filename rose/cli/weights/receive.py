@@ -18,7 +18,7 @@ from rose.cli.weights.options import (
     Events,
     WeightOptions,
     observed,
-    until_told,
+    until_signal,
     weight_options,
 )
 from rose.cli.weights.publish import read_plan
@@ -138,7 +138,7 @@ class _CheckpointReceiver:
         self.counts[what] += 1
         if outcome.state is CommitState.COMMITTED:
             self.source.staleness.committed(outcome.version)
-        self._events.say(
+        self._events.report(
             what,
             version=str(outcome.version),
             n=outcome.version.n,
@@ -226,13 +226,13 @@ def _open(
     if not is_there:
         if not hello.tensors:
             raise InvalidArgument(
-                f"{folder} has no checkpoint, and the upstream does not say what to make"
+                f"{folder} has no checkpoint, and the upstream does not describe one"
             )
         stored = stored_tensors(hello.tensors)
         layout = plain_layout(stored) if plan is None else planned_tiling(plan, stored).tiles.layout
         _check_layout(layout, hello, "the upstream names other tensors")
         create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
-        events.say("created", path=str(folder))
+        events.report("created", path=str(folder))
     checkpoint = open_checkpoint(folder)
     tiling = tiling_of(checkpoint, plan)
     _check_layout(tiling.tiles.layout, hello, f"{folder} has other tensors")
@@ -277,7 +277,7 @@ def receive(
     timeline = Timeline("receiver")
     who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
     with (
-        until_told(),
+        until_signal(),
         _locked(folder),
         open_addresses(upstreams, options.security, options.signing, options.events) as there,
     ):
@@ -294,7 +294,7 @@ def receive(
                     _keep(made, target_n, paused)
             finally:
                 made.close()
-    options.events.say("ended")
+    options.events.report("ended")
 
 
 def _keep(made: _CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:

@@ -30,7 +30,7 @@ class ReceiverState(Enum):
     STAGING = "chunks come in"
     STAGED = "a version lies ready"
     APPLYING = "the engine commits it"
-    ROLLED_BACK = "the commit went back; what to do next is not yet said"
+    ROLLED_BACK = "the commit went back; what to do next is not decided yet"
     QUARANTINED = "its weights are no known version; final"
 
 
@@ -420,7 +420,7 @@ class Staging:
         size = (len(tiles), tiles.count)
         for one in manifests:
             if one.layout == tiles.layout and (one.tile_count, one.count) != size:
-                raise CorruptData(f"{one.version} says other sizes than its layout has")
+                raise CorruptData(f"{one.version} has other sizes than its layout")
         return manifests
 
     def _of_run(self, manifests: list[Manifest]) -> list[Manifest]:
@@ -479,8 +479,8 @@ class Staging:
         key, times = self._missing
         self._missing = (manifest.key, times + 1 if key == manifest.key else 1)
         if not manifest.is_snapshot and self._missing[1] < MISSES_MAX:
-            told = self._source.wait_manifests(manifest.version.n - 1, 0)
-            if any(one.key == manifest.key for one in told):
+            offered = self._source.wait_manifests(manifest.version.n - 1, 0)
+            if any(one.key == manifest.key for one in offered):
                 raise Unavailable(
                     f"{manifest.version} is offered, but a chunk of it does not arrive"
                 )

@@ -153,8 +153,8 @@ class Relay(Shelf):
         offered = self._upstream.wait_manifests(n, timeout_s)
         # Another run has its own numbers: if nothing is above, check that upstream has the same
         # run.
-        told = offered or self._upstream.wait_manifests(n - 1, 0)
-        if told and told[-1].version.run == run:
+        known = offered or self._upstream.wait_manifests(n - 1, 0)
+        if known and known[-1].version.run == run:
             return offered
         return self._upstream.wait_manifests(NO_VERSION, 0)
 
@@ -271,8 +271,8 @@ class Relay(Shelf):
         self._awaiting = {n: left - 1 for n, left in self._awaiting.items() if left > 1}
         newest = self.newest
         run = "" if newest is None else newest.version.run
-        told = self._upstream.wait_manifests(oldest - 1, 0)
-        self._learn([one for one in told if one.version.run == run])
+        known = self._upstream.wait_manifests(oldest - 1, 0)
+        self._learn([one for one in known if one.version.run == run])
 
     def _merge(self) -> None:
         """Merge deltas from local updates, shorter ones first."""

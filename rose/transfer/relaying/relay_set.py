@@ -23,7 +23,7 @@ from rose.units import NS_PER_S
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
 
-Told: TypeAlias = Callable[[int, str], None]
+ReportLiar: TypeAlias = Callable[[int, str], None]
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Standing:
         on_liar: called with a relay and its offence, the first time it sends forged data.
     """
 
-    def __init__(self, count: int, clock: Clock, on_liar: Told) -> None:
+    def __init__(self, count: int, clock: Clock, on_liar: ReportLiar) -> None:
         self._clock = clock
         self._on_liar = on_liar
         self._relays = [_One() for _ in range(count)]
@@ -115,7 +115,7 @@ class RelaySet:
         *,
         signing: Signing,
         clock: Clock,
-        on_liar: Told,
+        on_liar: ReportLiar,
     ) -> None:
         if not relays or not all(0 <= relay < len(relays) for relay in landing.values()):
             raise InvalidArgument(
@@ -140,8 +140,10 @@ class RelaySet:
             return [one for one in signed if one.version.n > after_n]
 
         if timeout_s == 0:
-            told = [one for some in self._said(ask, is_enough=lambda _: False) for one in some]
-            known = {(one.key, one.version): one for one in told}
+            offered = [
+                one for some in self._answers(ask, is_enough=lambda _: False) for one in some
+            ]
+            known = {(one.key, one.version): one for one in offered}
             return sorted(known.values(), key=lambda one: one.key)
         manifests = self._first_of(ask)
         if not manifests:
@@ -200,11 +202,11 @@ class RelaySet:
         """Return the first sufficient answer, else the last one.
 
         Raises:
-            As `_said`.
+            As `_answers`.
         """
-        return self._said(ask, is_enough=is_enough)[-1]
+        return self._answers(ask, is_enough=is_enough)[-1]
 
-    def _said(self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool]) -> list[T]:
+    def _answers(self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool]) -> list[T]:
         """Return the answers of relays, one after the other until one is enough.
 
         Raises:
@@ -216,11 +218,11 @@ class RelaySet:
             there,
             key=lambda at: (self._standing.is_liar(at), (at - self._first) % len(self._relays)),
         )
-        said: list[T] = []
+        answers: list[T] = []
         refused: RoseError | None = None
         for relay in order:
             try:
-                said.append(ask(relay))
+                answers.append(ask(relay))
             except (*_AWAY, *_REFUSED) as error:
                 self._standing.failed(relay)
                 refused = error if isinstance(error, _REFUSED) else refused
@@ -229,13 +231,13 @@ class RelaySet:
                 self._standing.lied(relay, str(error))
                 continue
             self._standing.answered(relay)
-            if is_enough(said[-1]):
+            if is_enough(answers[-1]):
                 break
-        if not said:
+        if not answers:
             if refused is not None:
                 raise refused
             raise Unavailable(f"of {len(self._relays)} relays none answers now")
-        return said
+        return answers
 
     def _signed(self, relay: int, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Return the manifests signed by the publisher.

@@ -138,7 +138,7 @@ class PartServer(Closing):
             yield messages.PartFrame(tile, frame)
 
     def _settled(self, ask: messages.PartAsk) -> Contributor:
-        """Keep or undo the last pack, as the publisher says.
+        """Keep or undo the last pack, as the publisher requests.
 
         Raises:
             Unavailable: the call is not of the current session, or was given up; or the shadow

@@ -191,10 +191,10 @@ class RemoteSource:
             if self._is_closed:
                 raise Unavailable("this source is closed")
             channel, token, address = self._channel, self._token.hex(), self._address
-        said = messages.encode(request)
+        message = messages.encode(request)
         try:
             content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
-                said,
+                message,
                 timeout=timeout_s,
                 metadata=((messages.TOKEN_KEY, token),),
             )

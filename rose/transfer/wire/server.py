@@ -109,8 +109,8 @@ class WeightServer(Closing):
             manifests = self._log.wait_manifests(request.after_n, timeout_s, is_over=is_over)
         else:
             last = UpdateKey(request.after_n, request.after_base_n)
-            told = self._log.wait_manifests(request.after_n - 1, 0)
-            manifests = [one for one in told if one.key > last]
+            known = self._log.wait_manifests(request.after_n - 1, 0)
+            manifests = [one for one in known if one.key > last]
         some, is_more = page(manifests)
         return messages.ManifestsReply(some, self._chunks.port, is_more)
 
