@@ -25,7 +25,7 @@ from rose.transfer import VersionLog
 from rose.transfer.manifest import Signing
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.rounds import Rounds
-from rose.transfer.wire.chunk_server import ANSWERERS, ChunkServer
+from rose.transfer.wire.chunk_plane import ANSWERERS, ChunkServer
 from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig
 from tests.waiting import wait_for
 

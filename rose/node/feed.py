@@ -7,13 +7,11 @@ from typing import Any, Protocol
 from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.scheduler.worker import Worker
-from rose.transfer.manifest import StagedVersion
+from rose.transfer.manifest import StagedVersion, Subscription, Version
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.scrub import Scrub
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source
-from rose.transfer.version import Version
 
 
 class CommittingWorker(Worker, Protocol):

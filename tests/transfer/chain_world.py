@@ -2,7 +2,7 @@
 
 import threading
 
-from rose.transfer.manifest import Signing, UpdateKey
+from rose.transfer.manifest import Signing, Subscription, UpdateKey
 from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.merger import Merger
@@ -11,9 +11,8 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source, SourceAround
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights
 
 KEY = Signing(b"k" * 32)

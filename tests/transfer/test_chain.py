@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.transfer.digests import Digest, TileDigests, digest_sum, keyed
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk, Manifest, Subscription, Version
 from rose.transfer.receiving.chain import Choice, Held, next_version
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
 
 ROW = Subscription(Tiles.of(64, 64))
 HALF = Subscription(Tiles.of(64, 32), [1])

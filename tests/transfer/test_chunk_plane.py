@@ -22,7 +22,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.wire import chunk_plane
 from rose.transfer.wire.chunk_plane import ChunkClient, core_files
-from rose.transfer.wire.chunk_server import ChunkServer as LogServer
+from rose.transfer.wire.chunk_plane import ChunkServer as LogServer
 from rose.transfer.wire.security import TlsFiles
 from tests.transfer import chunk_wire
 from tests.transfer.certificates import make_authority, make_certificate, needs_openssl

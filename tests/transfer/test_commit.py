@@ -12,7 +12,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import sound_delta
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.worker import COUNT, TILE, TILES, Bits, changed, row_digest, weights
 
 OLD = weights(1)

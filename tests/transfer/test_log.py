@@ -10,12 +10,10 @@ import pytest
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey, Version
 from rose.transfer.publishing.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row, Tiles
 from tests.transfer.worker import COUNT, TILE, TILES, changed, row_digest, weights
 
 DENSE_BYTES = 2 * COUNT

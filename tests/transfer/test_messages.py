@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, Manifest
-from rose.transfer.version import Version
+from rose.transfer.manifest import CHUNK_BYTES_MAX, Chunk, Manifest, Version
 from rose.transfer.wire import manifest_message, messages
 from rose.transfer.wire.messages import (
     Empty,

@@ -11,13 +11,11 @@ import pytest
 
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Manifest, Version
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row, ShardViews
+from rose.transfer.tiles import Row, ShardViews, Tiles
 from rose.transfer.wire import messages, token_server
 from rose.transfer.wire.part_server import PartServer
 from rose.transfer.wire.remote_part import RemotePart, WeightsElsewhere

@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 
 from rose.errors import InternalError, Unavailable
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey, Version
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReceiverState, Staging
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Frame, SourceAround
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row, Tiles
 from tests.transfer.test_commit import Failing
 from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
 

@@ -12,13 +12,12 @@ import pytest
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.retention import Limits
 from rose.transfer.publishing.row_publisher import RowPublisher
+from rose.transfer.publishing.shelf import Limits
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.snapshot_book import SNAPSHOTS_MAX, SURVEYS_MAX, SnapshotBook

@@ -11,9 +11,8 @@ import pytest
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Signing, Subscription, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.relay_set import RelaySet
 from rose.transfer.source import Frame, SourceAround

@@ -19,7 +19,7 @@ from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frame
 from rose.transfer.wire import messages
 from rose.transfer.wire import server as server_module
-from rose.transfer.wire.chunk_server import ANSWERERS
+from rose.transfer.wire.chunk_plane import ANSWERERS
 from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.proto import weights_pb2 as pb

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rose.errors import InvalidArgument
 from rose.transfer.manifest import UpdateKey
-from rose.transfer.publishing.retention import Edge, Limits, connected, path, to_forget
+from rose.transfer.publishing.shelf import Edge, Limits, connected, path, to_forget
 
 
 def edge(base_n: int, n: int, nbytes: int = 1) -> Edge:

@@ -10,7 +10,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.scrub import Scrub
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from rose.units import NS_PER_MS
 from tests.transfer.worker import COUNT, TILE, TILES, Worker, changed, weights
 

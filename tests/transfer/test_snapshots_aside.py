@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk, Manifest, Version
 from rose.transfer.publishing import publisher as publishing
 from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.worker import LONG_S, TILES, Bits, changed, eventually, weights
 
 BITS = [weights(1)]

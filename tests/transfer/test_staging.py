@@ -9,7 +9,7 @@ import pytest
 from rose.clock import BootClock
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Manifest, Subscription
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
@@ -17,9 +17,8 @@ from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import Staging
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source, SourceAround
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.chain_world import KEY, Chain
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, weights
 

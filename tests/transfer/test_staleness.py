@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rose.transfer.manifest import Version
 from rose.transfer.receiving.staleness import Lag, Staleness
-from rose.transfer.version import Version
 from tests.transfer.worker import HandClock
 
 

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.version import Version
 from tests.transfer.planted_disk import PlantedDisk
 
 LAYOUT = hashlib.sha256(b"any").hexdigest()

@@ -7,13 +7,11 @@ import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Manifest, Version
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row, Tiles
 from tests.transfer.lr_law import bits_of_floats
 from tests.transfer.worker import Bits, Worker
 

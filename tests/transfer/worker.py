@@ -9,14 +9,11 @@ import numpy.typing as npt
 from typing_extensions import Self
 
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import StagedVersion
+from rose.transfer.manifest import NAMELESS, StagedVersion, Subscription, Version
 from rose.transfer.receiving.commit import Commit, CommitState, Target
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import NAMELESS, Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row, Tiles
 
 Bits = npt.NDArray[np.uint16]
 COUNT, TILE = 1000, 64

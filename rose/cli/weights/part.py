@@ -12,7 +12,7 @@ from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.views import ShardViews
+from rose.transfer.tiles import ShardViews
 
 _LOOK_S: Final = 1.0
 

@@ -25,15 +25,15 @@ from rose.cli.weights.state import PublishState, entries, read_state, write_stat
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import hexadecimal
+from rose.transfer.manifest import Version
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.publishing.contributor import ENCODINGS, Encoding
 from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX
-from rose.transfer.version import Version
-from rose.transfer.views import TileViews
+from rose.transfer.publishing.shelf import BYTES_MAX, VERSIONS_MAX
+from rose.transfer.tiles import TileViews
 from rose.transfer.wire.messages import TensorEntry
 from rose.transfer.wire.peers import Peers
 from rose.units import GIB

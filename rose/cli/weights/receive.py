@@ -25,15 +25,13 @@ from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import open_addresses
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import TileDigests, hexadecimal
-from rose.transfer.manifest import StagedVersion
+from rose.transfer.manifest import NAMELESS, StagedVersion, Subscription
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source
-from rose.transfer.version import NAMELESS
 from rose.transfer.wire.messages import HelloReply, TensorEntry
 from rose.units import NS_PER_S
 from rose.whole_file import lock

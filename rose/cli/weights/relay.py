@@ -21,15 +21,15 @@ from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import Addresses, open_addresses
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, RoseError
+from rose.transfer.manifest import Subscription
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.planned import Landing
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
-from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX, Limits
+from rose.transfer.publishing.shelf import BYTES_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.tiles import Tiles

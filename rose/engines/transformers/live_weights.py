@@ -11,8 +11,7 @@ from rose.errors import InvalidArgument
 from rose.transfer import Delta, delta_apply
 from rose.transfer.codec.operations import topk_unpack
 from rose.transfer.digests import TileDigests
-from rose.transfer.tiles import TILE_ELEMENTS, Tiles
-from rose.transfer.views import Row
+from rose.transfer.tiles import TILE_ELEMENTS, Row, Tiles
 
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 

@@ -17,8 +17,7 @@ from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.selection import Drift, Selection, drift_of
-from rose.transfer.tiles import Tiles
-from rose.transfer.views import TileViews
+from rose.transfer.tiles import Tiles, TileViews
 from rose.units import ceil_div
 
 Encoding: TypeAlias = Literal["gap", "strat"]

@@ -7,11 +7,16 @@ from typing import Final, TypeAlias
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest, UpdateKey
-from rose.transfer.publishing.retention import BYTES_MAX, MERGED_MAX, VERSIONS_MAX, Limits
-from rose.transfer.publishing.shelf import NO_VERSION, Shelf
+from rose.transfer.manifest import Manifest, UpdateKey, Version
+from rose.transfer.publishing.shelf import (
+    BYTES_MAX,
+    MERGED_MAX,
+    NO_VERSION,
+    VERSIONS_MAX,
+    Limits,
+    Shelf,
+)
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.version import Version
 
 # Counts are small and outlive the chunks, within a limit.
 COUNTS_MAX: Final = 4096

@@ -15,10 +15,9 @@ from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable, 
 from rose.thread import Thread
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_merge
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey, Version
 from rose.transfer.publishing.contributor import chunk_of
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.version import Version
 from rose.units import GIB
 
 LEVELS_MAX: Final = 20

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey, Version
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.selection import Drift, total_drift
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import TileViews
+from rose.transfer.publishing.selection import Drift
+from rose.transfer.tiles import Tiles, TileViews
 
 if TYPE_CHECKING:  # It needs the extra `wire`.
     from rose.transfer.wire.remote_part import RemotePart
@@ -116,7 +114,7 @@ class Publisher:
         self._wanted = threading.Condition()  # guards the next; never held over a wait
         self._publishing = 0  # publishes in progress or waiting
         self._version = opening
-        self._drift = Drift()
+        self._drifts: list[Drift] = []  # of the parts of the newest version
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
         log.open(self._manifest(opening, opening, self._digests, ()), self.snapshot)
@@ -145,7 +143,7 @@ class Publisher:
         It covers tiles with a selection; the others are sent exactly.
         """
         with self._lock:
-            return self._drift
+            return sum(self._drifts, Drift())
 
     def publish(self, *new: TileViews) -> Manifest:
         """Make `new` the next version.
@@ -215,7 +213,7 @@ class Publisher:
             one.keep(part)
         self._digests.update(after)
         self._version = version
-        self._drift = total_drift(part.drift for part in parts)
+        self._drifts = [part.drift for part in parts]
         return manifest
 
     def snapshot(

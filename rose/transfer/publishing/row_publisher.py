@@ -4,14 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.errors import InvalidArgument
-from rose.transfer.manifest import UNSIGNED, Manifest, Signing
+from rose.transfer.manifest import UNSIGNED, Manifest, Signing, Version
 from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Published, Publisher
 from rose.transfer.publishing.selection import Selection
-from rose.transfer.tiles import TILE_ELEMENTS, Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import TILE_ELEMENTS, Row, Tiles
 
 Bits = npt.NDArray[np.uint16]
 

@@ -6,9 +6,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.version import Version
+from rose.transfer.manifest import Manifest, Subscription, Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from rose.transfer.codec.operations import delta_apply, delta_pack
 from rose.transfer.codec.strat import host_row, strat_unpack
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import StagedVersion
-from rose.transfer.version import Version
+from rose.transfer.manifest import StagedVersion, Version
 
 
 class Target(Protocol):

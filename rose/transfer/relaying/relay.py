@@ -17,13 +17,11 @@ from rose.errors import (
     Unavailable,
 )
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.log import NAME_MAX, RECEIVERS_MAX
 from rose.transfer.publishing.merger import rebuilt
-from rose.transfer.publishing.retention import Edge, Limits, path
-from rose.transfer.publishing.shelf import NO_VERSION, Shelf
+from rose.transfer.publishing.shelf import NO_VERSION, Edge, Limits, Shelf, path
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay_frames import Flight, RelayFrames
 from rose.transfer.relaying.snapshot_book import SnapshotBook
 from rose.transfer.source import Source

@@ -9,7 +9,7 @@ from rose.closing import Closing
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
-from rose.transfer.wire.chunk_server import ChunkServer
+from rose.transfer.wire.chunk_plane import ChunkServer
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
