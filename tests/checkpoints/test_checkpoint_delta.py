@@ -254,15 +254,6 @@ def test_files_keep_their_headers(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "out").files[0].header == open_checkpoint(old).files[0].header
 
 
-def test_in_place_is_the_other_version_and_back(folders: tuple[Path, Path, Path]) -> None:
-    old, new, file = folders
-    before = content_of(old)
-    applied_in_place(old, file)
-    assert content_of(old) == content_of(new)
-    applied_in_place(old, file, undo=True)
-    assert content_of(old) == before
-
-
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_in_place_leaves_links_alone(
     tmp_path: Path, folders: tuple[Path, Path, Path], link: Callable[[Path, Path], None]

@@ -1,7 +1,7 @@
 """A receiver follows its publisher through damage, corruption and death, and never guesses."""
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +15,10 @@ from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReceiverState, Staging
-from rose.transfer.source import Frame, SourceAround
+from rose.transfer.source import Frames, SourceAround
 from rose.transfer.tiles import Row, Tiles
 from tests.transfer.test_commit import Failing
 from tests.transfer.worker import LONG_S, TILE, TILES, Bits, Worker, changed, row_digest, weights
-
-Frames = Generator[tuple[int, Frame | None], None, None]
 
 
 class Trainer:

@@ -1,7 +1,7 @@
 """A relay: each chunk crosses once, damage stops there, and what is here outlives its upstream."""
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
-from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import VersionLog
@@ -21,61 +20,29 @@ from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.snapshot_book import SNAPSHOTS_MAX, SURVEYS_MAX, SnapshotBook
-from rose.transfer.source import Frame, SourceAround
+from rose.transfer.source import Frames, SourceAround
 from rose.transfer.tiles import Tiles
 from tests.transfer.chain_world import KEY, Behind, Chain
 from tests.transfer.planted_disk import PlantedDisk
-from tests.transfer.worker import LONG_S, TILE, TILES, Worker, eventually, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, Planted, Worker, eventually, weights
 
-Frames = Generator[tuple[int, Frame | None], None, None]
 ROOMY = 1 << 20
 
 
-class Far(SourceAround):
-    """The other end of the slow link: counts what crosses, breaks off, and spoils."""
+class Far(Planted):
+    """The other end of the slow link."""
 
-    def __init__(self, log: Any) -> None:
-        super().__init__(log)
-        self.crossed: list[tuple[UpdateKey, int]] = []
-        self.is_away = False
-        self.has_moved = False  # chunks are elsewhere, which it says when it tells of versions
-        self.left: int | None = None  # chunks until it goes away
-        self.spoiled = 0
-        self.asked = 0
-
-    def _look(self) -> None:
-        if self.is_away:
-            raise Unavailable("planted: upstream is away")
+    has_moved = False  # chunks are elsewhere, which it says when it tells of versions
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        self._look()
+        found = super().wait_manifests(after_n, timeout_s)
         self.has_moved = False
-        return super().wait_manifests(after_n, timeout_s)
-
-    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        self._look()
-        return super().snapshot(n, tiles)
-
-    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
-        self._look()
-        super().report(receiver, n, is_match, digest)
+        return found
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        self._look()
         if self.has_moved:
             raise Unavailable("planted: nobody is at that port any more")
-        self.asked += 1
-        for tile, frame in super().chunks(key, wanted):
-            if self.left is not None:
-                self.is_away = self.left == 0
-                self.left -= 1
-                self._look()
-            self.crossed.append((key, tile))
-            if self.spoiled and frame is not None:
-                self.spoiled -= 1
-                yield tile, bytes(frame)[:-1] + b"\xa5"
-            else:
-                yield tile, frame
+        yield from super().chunks(key, wanted)
 
 
 class World:

@@ -1,6 +1,6 @@
 """Several relays as one source: one that is gone or lies costs nobody a version, or a true bit."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -10,57 +10,16 @@ import pytest
 
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, RoseError, Unavailable
 from rose.transfer.codec.delta import Delta
-from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, Signing, Subscription, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.relaying.relay_set import RelaySet
-from rose.transfer.source import Frame, SourceAround
+from rose.transfer.source import Frames
 from tests.transfer.chain_world import KEY, Behind, Chain
-from tests.transfer.worker import TILES, HandClock, weights
-
-Frames = Generator[tuple[int, Frame | None], None, None]
+from tests.transfer.worker import TILES, HandClock, Planted, weights
 
 
-class Near(SourceAround):
-    """A relay as a receiver reaches it: it may be gone, and counts who was asked what."""
-
-    def __init__(self, relay: Any) -> None:
-        super().__init__(relay)
-        self.is_gone = False
-        self.left: int | None = None
-        self.calls: list[str] = []
-        self.tiles: list[tuple[UpdateKey, int]] = []
-
-    def _look(self, call: str) -> None:
-        self.calls.append(call)
-        if self.is_gone:
-            raise Unavailable("planted: the relay is gone")
-
-    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        self._look("wait")
-        return super().wait_manifests(after_n, timeout_s)
-
-    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        self._look("snapshot")
-        return super().snapshot(n, tiles)
-
-    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
-        self._look("chunks")
-        for tile, frame in super().chunks(key, wanted):
-            if self.left is not None:
-                self.is_gone = self.left == 0
-                self.left -= 1
-                self._look("chunk")
-            self.tiles.append((key, tile))
-            yield tile, frame
-
-    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
-        self._look("report")
-        super().report(receiver, n, is_match, digest)
-
-
-class Malicious(Near):
+class Malicious(Planted):
     """A relay in other hands: it knows everything but the key."""
 
     def __init__(self, relay: Any, trick: str) -> None:
@@ -160,7 +119,7 @@ class Cluster:
             for mine in range(count)
         ]
         self.near = [
-            Malicious(relay, tricks[at]) if tricks and at in tricks else Near(relay)
+            Malicious(relay, tricks[at]) if tricks and at in tricks else Planted(relay)
             for at, relay in enumerate(self.relays)
         ]
         self.clock = HandClock()
@@ -206,8 +165,8 @@ def test_each_chunk_is_asked_of_the_relay_where_it_lands() -> None:
     one.follow(5)
     assert np.array_equal(one.bits, cluster.chain.bits)
     for at, near in enumerate(cluster.near):
-        assert near.tiles
-        assert {tile % 3 for _, tile in near.tiles} == {at}
+        assert near.crossed
+        assert {tile % 3 for _, tile in near.crossed} == {at}
     every = {one.key: one.nbytes for one in cluster.chain.log.wait_manifests(-1, 0)}
     assert cluster.crossing_bytes() == sum(every[UpdateKey(n, n - 1)] for n in range(2, 6))
     assert cluster.liars == []
@@ -222,7 +181,7 @@ def test_relays_of_a_set_work_in_turns() -> None:
     assert order[:6] == [0, 1, 2, 0, 1, 2]
 
 
-def test_of_a_relay_that_is_gone_another_one_reads_through() -> None:
+def test_of_a_relay_that_is_away_another_one_reads_through() -> None:
     cluster = Cluster()
     cluster.publish(share=1.0)
     one = Behind(cluster.set(), cluster.chain.by_n[1])
@@ -239,7 +198,7 @@ def test_a_relay_that_failed_is_left_out_for_longer_each_time_and_then_asked_aga
     cluster = Cluster(2)
     source = cluster.set()
     first = cluster.near[0]
-    first.is_gone = True
+    first.is_away = True
 
     def asked() -> bool:
         first.calls.clear()
@@ -258,7 +217,7 @@ def test_a_relay_that_failed_is_left_out_for_longer_each_time_and_then_asked_aga
         cluster.clock.sleep(40)
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (1.0, 30.0) or pauses[-1] == 30.0
-    first.is_gone = False
+    first.is_away = False
     assert asked()
     assert asked()
 
@@ -269,7 +228,7 @@ def test_with_no_relay_left_it_is_unavailable_and_with_one_it_goes_on() -> None:
     cluster.publish()
     [manifest] = source.wait_manifests(1, 0)
     for near in cluster.near:
-        near.is_gone = True
+        near.is_away = True
     for call in (
         lambda: source.wait_manifests(1, 0),
         lambda: source.snapshot(None, ()),
@@ -279,7 +238,7 @@ def test_with_no_relay_left_it_is_unavailable_and_with_one_it_goes_on() -> None:
         with pytest.raises(Unavailable):
             call()
         cluster.clock.sleep(60)
-    cluster.near[1].is_gone = False
+    cluster.near[1].is_away = False
     assert source.wait_manifests(1, 0) == [manifest]
     assert len(list(source.chunks(manifest.key, manifest.chunks))) == len(manifest.chunks)
 
@@ -315,7 +274,7 @@ def test_answers_reach_the_publisher_over_any_relay() -> None:
     cluster = Cluster()
     source = cluster.set()
     cluster.publish()
-    cluster.near[0].is_gone = True
+    cluster.near[0].is_away = True
     source.report("one", 2, True, (0, 0))
     cluster.round()
     assert cluster.chain.log.receivers()["one"].n == 2
@@ -359,7 +318,7 @@ def test_a_liar_is_told_of_once_and_asked_last() -> None:
     assert cluster.near[0].calls == []
 
 
-class Foreign(Near):
+class Foreign(Planted):
     """A relay of another rose: nothing that it says is understood."""
 
     def __init__(self, relay: Any, error: RoseError) -> None:
@@ -391,7 +350,7 @@ def test_of_a_relay_of_another_format_or_without_room_another_one_is_asked(
     assert {"wait", "chunks", "snapshot"} <= set(cluster.near[1].calls)
     assert cluster.liars == []
     for near in (cluster.near[0], cluster.near[2]):
-        near.is_gone = True
+        near.is_away = True
     cluster.clock.sleep(100)
     with pytest.raises(type(error), match="planted"):
         source.snapshot(None, ())

@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import grpc
@@ -16,7 +16,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay import Relay
-from rose.transfer.source import Frame
+from rose.transfer.source import Frames
 from rose.transfer.wire import messages
 from rose.transfer.wire import server as server_module
 from rose.transfer.wire.chunk_plane import ANSWERERS
@@ -271,9 +271,7 @@ def test_publisher_that_ends_while_chunks_are_pulled() -> None:
     half_pulled, is_dead = threading.Event(), threading.Event()
 
     class Slow(RemoteSource):
-        def chunks(
-            self, key: UpdateKey, wanted: Sequence[Chunk]
-        ) -> Generator[tuple[int, Frame | None], None, None]:
+        def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
             for one in wanted:  # each alone: otherwise all of them are on their way at once
                 yield from super().chunks(key, [one])
                 if key.n == 3 and not half_pulled.is_set():

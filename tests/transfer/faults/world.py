@@ -228,7 +228,7 @@ class World:
         for receiver in self.receivers.values():
             newest = self.trainer.version
             demand(receiver.version == newest, f"{receiver.name} stays at {receiver.version}")
-            demand(not receiver.corrupted, f"{receiver.name} keeps what corrupted")
+            demand(not receiver.corrupted, f"{receiver.name} is still corrupted")
             receiver.check()
 
     def _is_quiet(self) -> bool:
