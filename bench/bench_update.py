@@ -38,12 +38,11 @@ from bench.serving_updates import UPDATE_EVERY_S, Felt, ServedEngine, served_eng
 from bench.versions import PATTERN, Versions, two_versions
 from rose.errors import InternalError, Unavailable, check
 from rose.transfer import Commit, VersionLog
-from rose.transfer.manifest import Manifest, StagedVersion
+from rose.transfer.manifest import Manifest, StagedVersion, Subscription
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
 from rose.transfer.receiving.puller import Puller, sound_delta
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from rose.units import MIB
 
 GBIT: Final = 1e9

@@ -32,19 +32,17 @@ from rose.transfer import (
     VersionLog,
 )
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Chunk, UpdateKey
+from rose.transfer.manifest import NAMELESS, Chunk, Subscription, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
 from rose.transfer.plan import Relay as Landing
 from rose.transfer.plan import Source as Trainer
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frames, Source, SourceAround
-from rose.transfer.version import NAMELESS
-from rose.transfer.views import Row, ShardViews
+from rose.transfer.tiles import Row, ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

@@ -20,11 +20,10 @@ from bench.versions import PATTERN, two_versions
 from rose.errors import CorruptData, InvalidArgument, check
 from rose.transfer import Commit, Receiver, Tiles, VersionLog
 from rose.transfer.digests import TileDigests
+from rose.transfer.manifest import NAMELESS, Subscription
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.version import NAMELESS
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

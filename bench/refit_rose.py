@@ -18,12 +18,10 @@ from bench.refit_ranks import Place, Rank
 from rose.errors import CorruptData, check
 from rose.transfer import Commit, Publisher, Receiver, Tiles, Version, VersionLog
 from rose.transfer.digests import TileDigests, digest_sum
+from rose.transfer.manifest import NAMELESS, Subscription
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.tiles import TILE_ELEMENTS
-from rose.transfer.version import NAMELESS
-from rose.transfer.views import ShardViews
+from rose.transfer.tiles import TILE_ELEMENTS, ShardViews
 from rose.transfer.wire.remote import RemoteSource
 from rose.transfer.wire.server import serve
 

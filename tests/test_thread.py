@@ -23,9 +23,9 @@ from rose.scheduler.worker import WorkerKind, WorkerLost
 from rose.thread import Thread
 from rose.transfer import VersionLog
 from rose.transfer.manifest import Signing
-from rose.transfer.publishing.spans import SpanMaker
+from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.rounds import Rounds
-from rose.transfer.wire.chunk_server import ANSWERERS, ChunkServer
+from rose.transfer.wire.chunk_plane import ANSWERERS, ChunkServer
 from tests.executor.conftest import ROLLOUT_KV, SLAB, Rig
 from tests.waiting import wait_for
 
@@ -190,8 +190,8 @@ def test_rounds() -> None:
 
 
 def test_span_maker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SpanMaker, "_run", broken)
-    with SpanMaker(VersionLog(), Signing(b"key")) as maker:
+    monkeypatch.setattr(MergerThread, "_run", broken)
+    with MergerThread(VersionLog(), Signing(b"key")) as maker:
         wait_for(lambda: maker.failure)
         assert maker.failure == "no more deltas are merged: a bug of rose"
 

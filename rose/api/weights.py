@@ -16,15 +16,13 @@ from rose.config import quiet_grpc
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavailable
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Signing
+from rose.transfer.manifest import NAMELESS, Signing, Subscription, Version
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.publishing.selection import Selection
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.version import NAMELESS, Version
 from rose.units import NS_PER_S
 
 Tensors = Mapping[str, Any]

@@ -11,12 +11,11 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk, Manifest, Version
 from rose.transfer.publishing.contributor import chunk_of
 from rose.transfer.publishing.update_file import begin_update, read_update
 from rose.transfer.receiving.puller import sound_delta
 from rose.transfer.tiles import Tile, Tiles
-from rose.transfer.version import Version
 
 _RUN: Final = "delta"
 
@@ -105,7 +104,7 @@ class DeltaFile:
             self._before = {tile: frame_digests(one)[0] for tile, one in self._frames.items()}
         except CorruptData as error:
             raise CorruptData(f"{path} cannot be used: {error}") from None
-        if self.manifest.is_seed:
+        if self.manifest.is_snapshot:
             raise InvalidArgument(f"{path} holds whole weights, not a delta")
 
     def is_for(self, tiles: Tiles) -> bool:

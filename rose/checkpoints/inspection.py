@@ -40,7 +40,6 @@ _KINDS: Final = {
         ("mlp", r"mlp|ffn|feed_forward|expert|gate|up_proj|down_proj|\bfc\d|\bw[123]\b"),
     )
 }
-_LAYER: Final = re.compile(r"(?:layers?|blocks?|\bh)\.(\d+)\.")
 KINDS: Final = ("embed", "attn", "mlp", "norm", "head", "other")
 
 
@@ -50,7 +49,6 @@ class TensorChange:
 
     Args:
         kind: use of the tensor, one of `KINDS`.
-        layer: index of its layer; None if it is in none.
         dtype: a key of `STORED_DTYPES`.
         elements: number of units compared. A unit has 8, 16 or 32 bits: wider elements are several
             units, narrower ones share one.
@@ -60,7 +58,6 @@ class TensorChange:
 
     name: str
     kind: str
-    layer: int | None
     dtype: str
     elements: int
     changed: int
@@ -158,15 +155,8 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _KINDS.items() if pattern.search(name)), "other")
 
 
-def layer_of(name: str) -> int | None:
-    """Return the index of the layer of a tensor; None if it is in none."""
-    found = _LAYER.search(name)
-    return None if found is None else int(found[1])
-
-
 def _change(one: StoredTensor, changed: int, nbytes: Mapping[str, int]) -> TensorChange:
-    kind, layer = kind_of(one.name), layer_of(one.name)
-    return TensorChange(one.name, kind, layer, one.dtype, one.count, changed, nbytes)
+    return TensorChange(one.name, kind_of(one.name), one.dtype, one.count, changed, nbytes)
 
 
 def _is_in(checkpoint: Checkpoint, one: StoredTensor) -> bool:

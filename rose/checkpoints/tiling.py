@@ -13,8 +13,7 @@ from rose.checkpoints.tensors import StoredTensor
 from rose.errors import InvalidArgument
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.spec import Region
-from rose.transfer.tiles import TILE_BYTES, Tiles
-from rose.transfer.views import ShardViews
+from rose.transfer.tiles import TILE_BYTES, ShardViews, Tiles
 
 _LAYOUT: Final = b"rose checkpoint 1\n"
 

@@ -79,7 +79,7 @@ def plan(
     tile_elements: int,
     plan_out: Path | None,
 ) -> None:
-    """Say how updates get from SOURCE to every DEST: tiles, bytes on links, load of NICs, coverage.
+    """Say how updates get from SOURCE to every DEST: tiles, bytes on links, coverage.
 
     SOURCE and each DEST are shard maps as JSON: of a trainer, and of replicas of engines. The exit
     status is 2 when one cannot be read, when something of the source or of a parameter is silently

@@ -60,23 +60,6 @@ class Planned:
         )
         return list(dict.fromkeys(missing))
 
-    def nics(self) -> dict[str, dict[str, int]]:
-        """Return bytes per NIC, for each kind of NIC and direction; idle NICs have 0."""
-        plan, moved = self.plan, self.traffic
-        relays = [relay.name for relay in plan.relays]
-        ranks = plan.sources.shards.ranks
-        kinds = {
-            "source, out": {f"rank {rank}": moved.sent.get(rank, 0) for rank in ranks},
-            "relay, in": {name: moved.landed.get(name, 0) for name in relays},
-            "relay, out": {name: moved.relayed.get(name, 0) for name in relays},
-        }
-        for replica in plan.replicas:
-            loads = {f"rank {rank}": 0 for rank in replica.shards.ranks}
-            kinds[f"replica {replica.name}, in"] = loads
-        for holder, nbytes in moved.received.items():
-            kinds[f"replica {holder.replica}, in"][f"rank {holder.rank}"] = nbytes
-        return {kind: loads for kind, loads in kinds.items() if loads}
-
 
 _NAMED: Final = 3  # names listed before "and n more"
 
@@ -84,7 +67,6 @@ _NAMED: Final = 3  # names listed before "and n more"
 def print_planned(console: Console, planned: Planned) -> None:
     """Print the tables and the remarks."""
     _print(console, ("what", "how much", "why"), list(_rows(planned)))
-    _print(console, ("NICs", "how many", "least", "mean", "most"), list(_nics(planned)))
     headers = ("who", "ranks", "of the source", "of its memory", "computed")
     _print(console, headers, list(_coverages(planned)))
     for sentence in _sentences(planned):
@@ -124,13 +106,6 @@ def _rows(planned: Planned) -> Iterator[Sequence[str]]:
         yield f"inside {cluster}", size_text(nbytes), "Each tile once for each of its receivers."
     yield "layout", plan.layout_id[:16], "Digests of tiles compare where it is the same."
     yield "plan", plan.plan_id[:16], "The layout and the ways of its tiles."
-
-
-def _nics(planned: Planned) -> Iterator[Sequence[str]]:
-    for kind, loads in planned.nics().items():
-        least, most, mean = min(loads.values()), max(loads.values()), sum(loads.values())
-        shown = (size_text(nbytes) for nbytes in (least, mean / len(loads), most))
-        yield kind, f"{len(loads):,}", *shown
 
 
 def _coverages(planned: Planned) -> Iterator[Sequence[str]]:

@@ -7,13 +7,11 @@ from typing import Any, Protocol
 from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, LiveWeights
 from rose.scheduler.worker import Worker
-from rose.transfer.manifest import StagedVersion
+from rose.transfer.manifest import StagedVersion, Subscription, Version
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.source import Source
-from rose.transfer.version import Version
 
 
 class CommittingWorker(Worker, Protocol):
@@ -110,12 +108,12 @@ def receive(
 
     def sweep(commit: Commit) -> None:
         if commit.digests is not None:
-            fresh = Sweep(weights, commit.digests, clock=BootClock(), mend=weights.mend)
+            fresh = Scrub(weights, commit.digests, clock=BootClock(), repair=weights.mend)
             worker.sweep(fresh, swept)
 
-    def swept(sweep: Sweep) -> None:
-        if sweep.drifted:
-            receiver.drifted(sweep.digests)
+    def swept(sweep: Scrub) -> None:
+        if sweep.corrupted:
+            receiver.repair(sweep.digests)
 
     feed = WeightFeed(worker, make_commit, sweep)
     receiver = Receiver(

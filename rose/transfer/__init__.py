@@ -6,17 +6,14 @@ of its own. `rose.transfer.wire` talks to other processes and needs the extra `w
 
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
-from rose.transfer.manifest import Signing
+from rose.transfer.manifest import Signing, Subscription, Version
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import ShardViews
+from rose.transfer.tiles import ShardViews, Tiles
 
 __all__ = [
     "Commit",

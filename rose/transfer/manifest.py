@@ -1,7 +1,8 @@
-"""A version on the wire: its manifest, and its chunks once they are received and checked."""
+"""A version on the wire: its name, manifest and chunks, and the tiles that a receiver needs."""
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -10,15 +11,37 @@ from typing_extensions import Buffer
 
 from rose.errors import InvalidArgument
 from rose.transfer.codec.delta import Delta
-from rose.transfer.digests import Digest
-from rose.transfer.tiles import is_layout
-from rose.transfer.version import Version
+from rose.transfer.digests import Digest, digest_sum, keyed
+from rose.transfer.tiles import Tiles, is_layout
 from rose.units import MIB
 
 MANIFEST_FORMAT: Final = 3
 CHUNK_BYTES_MAX: Final = 4 * MIB
 SHA256_BYTES: Final = 32
 WHOLE: Final = -1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """Name of one state of the weights.
+
+    Args:
+        run: name of the training run.
+        incarnation: number of the trainer process; a restarted trainer has a higher one.
+        n: version number, which grows within the run and is never reused by any incarnation; tokens
+            are stamped with it.
+    """
+
+    run: str
+    incarnation: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.incarnation}.{self.n}"
+
+
+NAMELESS: Final = Version("", 0, 0)
+"""Name of weights that are no published version yet."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -144,7 +167,7 @@ class Manifest:
         return UpdateKey(self.version.n, WHOLE if self.base is None else self.base.n)
 
     @property
-    def is_seed(self) -> bool:
+    def is_snapshot(self) -> bool:
         """Whether it is a snapshot: whole tiles, for any base."""
         return self.base is None
 
@@ -207,6 +230,57 @@ class StagedVersion:
 
     manifest: Manifest
     deltas: tuple[tuple[int, Delta], ...]
+
+
+class Subscription:
+    """Some tiles of the weights, or all.
+
+    Args:
+        tiles: all tiles of the weights.
+        subset: indices of the needed tiles; None for all.
+
+    Raises:
+        InvalidArgument: an index out of range.
+    """
+
+    def __init__(self, tiles: Tiles, subset: Iterable[int] | None = None) -> None:
+        self.tiles = tiles
+        self._subset = None if subset is None else frozenset(subset)
+        if self._subset and not (min(self._subset) >= 0 and max(self._subset) < len(tiles)):
+            raise InvalidArgument(
+                f"tile {max(self._subset)} does not exist: the layout has {len(tiles)} tiles"
+            )
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every tile is needed."""
+        return self._subset is None or len(self._subset) == len(self.tiles)
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """Return the indices of the needed tiles, ascending."""
+        return tuple(range(len(self.tiles)) if self._subset is None else sorted(self._subset))
+
+    def __contains__(self, tile: int) -> bool:
+        return self._subset is None or tile in self._subset
+
+    def chunks_of(self, manifest: Manifest) -> list[Chunk]:
+        """Return the chunks of needed tiles."""
+        return [chunk for chunk in manifest.chunks if chunk.tile in self]
+
+    def digest_of(self, manifest: Manifest) -> Digest | None:
+        """Return the digest of the needed tiles after a version; None if the manifest lacks it."""
+        if self.is_all:
+            return manifest.digest
+        if not manifest.tile_digests:
+            return None
+        return digest_sum(keyed(tile, manifest.tile_digests[tile]) for tile in self.wanted)
+
+    def base_digest_of(self, manifest: Manifest) -> Digest | None:
+        """Return the digest of the needed tiles before a version; None if the manifest lacks it."""
+        if manifest.is_announcement:
+            return self.digest_of(manifest)
+        return manifest.base_digest if self.is_all else None
 
 
 def _is_digest(digest: Digest) -> bool:

@@ -28,7 +28,7 @@ class Source(Protocol):
         """
         ...
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Return a snapshot with these tiles, possibly none, and the digests of all tiles.
 
         Args:
@@ -82,9 +82,9 @@ class SourceAround:
         """Wait for versions."""
         return self._source.wait_manifests(after_n, timeout_s)
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask for a snapshot."""
-        return self._source.seed(n, tiles)
+        return self._source.snapshot(n, tiles)
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Pull chunks."""

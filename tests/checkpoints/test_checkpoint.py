@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.checkpoints.checkpoint import open_checkpoint
-from rose.checkpoints.inspection import kind_of, layer_of
+from rose.checkpoints.inspection import kind_of
 from rose.errors import CorruptData, InvalidArgument, RoseError
 from tests.checkpoints.made import write_folder, write_safetensors
 
@@ -79,23 +79,23 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "layer"),
+    ("name", "kind"),
     [
-        ("model.embed_tokens.weight", "embed", None),
-        ("transformer.wte.weight", "embed", None),
-        ("lm_head.weight", "head", None),
-        ("output.weight", "head", None),
-        ("model.layers.11.self_attn.q_proj.weight", "attn", 11),
-        ("model.layers.3.self_attn.q_norm.weight", "norm", 3),
-        ("model.layers.3.post_attention_layernorm.weight", "norm", 3),
-        ("transformer.h.7.attn.c_attn.weight", "attn", 7),
-        ("transformer.h.7.ln_1.bias", "norm", 7),
-        ("transformer.h.7.mlp.c_fc.weight", "mlp", 7),
-        ("model.layers.0.mlp.experts.12.down_proj.weight", "mlp", 0),
-        ("layers.2.feed_forward.w1.weight", "mlp", 2),
-        ("model.norm.weight", "norm", None),
-        ("model.layers.5.mixer.A_log", "other", 5),
+        ("model.embed_tokens.weight", "embed"),
+        ("transformer.wte.weight", "embed"),
+        ("lm_head.weight", "head"),
+        ("output.weight", "head"),
+        ("model.layers.11.self_attn.q_proj.weight", "attn"),
+        ("model.layers.3.self_attn.q_norm.weight", "norm"),
+        ("model.layers.3.post_attention_layernorm.weight", "norm"),
+        ("transformer.h.7.attn.c_attn.weight", "attn"),
+        ("transformer.h.7.ln_1.bias", "norm"),
+        ("transformer.h.7.mlp.c_fc.weight", "mlp"),
+        ("model.layers.0.mlp.experts.12.down_proj.weight", "mlp"),
+        ("layers.2.feed_forward.w1.weight", "mlp"),
+        ("model.norm.weight", "norm"),
+        ("model.layers.5.mixer.A_log", "other"),
     ],
 )
-def test_names_say_what_a_tensor_is_for(name: str, kind: str, layer: int | None) -> None:
-    assert (kind_of(name), layer_of(name)) == (kind, layer)
+def test_names_say_what_a_tensor_is_for(name: str, kind: str) -> None:
+    assert kind_of(name) == kind

@@ -1,6 +1,5 @@
 """A delta file makes one checkpoint's tensors another's, and back; or it changes nothing."""
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -19,15 +18,14 @@ from rose.checkpoints.apply import Identity, apply_delta, identify
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.delta_file import DeltaFile, make_delta_file
 from rose.errors import CorruptData, InvalidArgument, RoseError, Unavailable
-from rose.transfer import Delta, Version, delta_pack
+from rose.transfer import Delta, delta_pack
 from rose.transfer.codec.class_rule import class_rule
 from rose.transfer.codec.strat import strat_pack
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Manifest
 from rose.transfer.publishing.contributor import chunk_of
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.update_file import begin_update, read_update
-from rose.transfer.tiles import Tile
 from tests.checkpoints.made import (
     Content,
     bits,
@@ -163,21 +161,6 @@ def test_folders_come_out_with_their_index_and_their_configuration(
     assert not [one for one in old.parent.iterdir() if one.name.startswith(".")]
 
 
-def test_real_checkpoint_of_the_package_keeps_its_digests(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    save_file = pytest.importorskip("safetensors.torch").save_file
-
-    torch.manual_seed(0)
-    old = {f"layers.{i}.weight": torch.randn(33, 17).to(torch.bfloat16) for i in range(3)}
-    new = {name: (row + 1e-3).to(torch.bfloat16) for name, row in old.items()}
-    for side, content in (("old", old), ("new", new)):
-        save_file(content, tmp_path / side, metadata={"format": "pt"})
-    made(tmp_path / "old", tmp_path / "new", tmp_path / "x.delta")
-    applied(tmp_path / "old", tmp_path / "x.delta", tmp_path / "out")
-    sums = [hashlib.sha256((tmp_path / one).read_bytes()).digest() for one in ("new", "out")]
-    assert sums[0] == sums[1]
-
-
 @given(data=st.data())
 def test_tensors_become_each_other_in_whatever_files(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -269,21 +252,6 @@ def test_files_keep_their_headers(tmp_path: Path) -> None:
     applied(old, tmp_path / "x", tmp_path / "out")
     assert tensors_of(tmp_path / "out") == tensors_of(new)
     assert open_checkpoint(tmp_path / "out").files[0].header == open_checkpoint(old).files[0].header
-
-
-def test_in_place_is_the_other_version_and_back(folders: tuple[Path, Path, Path]) -> None:
-    old, new, file = folders
-    before = content_of(old)
-    applied_in_place(old, file)
-    assert content_of(old) == content_of(new)
-    applied_in_place(old, file, undo=True)
-    assert content_of(old) == before
-
-
-def test_in_place_does_not_mind_the_name_of_one_file(pair: tuple[Path, Path, Path]) -> None:
-    old, new, file = pair
-    applied_in_place(old, file)
-    assert content_of(old) == content_of(new)
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
@@ -604,44 +572,6 @@ def test_file_of_an_earlier_rose_is_named(pair: tuple[Path, Path, Path]) -> None
         DeltaFile(file)
 
 
-@given(data=st.data())
-def test_any_lie_of_a_manifest_is_a_sentence_or_harmless(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.mktemp("lie")
-    generator = np.random.default_rng(0)
-    row = bits(generator, 16, 200)
-    old, new = (
-        write_safetensors(folder / name, {"a": ("BF16", one), "b": ("U8", row.view(np.uint8)[:3])})
-        for name, one in (("old", row), ("new", stepped(generator, row, 0.3)))
-    )
-    made(old, new, folder / "x")
-    before, after = content_of(old), tensors_of(new)
-    manifest, frames = parts_of(folder / "x")
-    digests = st.tuples(st.integers(0, 3), st.integers(0, 3))
-    name, lie = data.draw(
-        st.sampled_from(
-            [
-                ("version", st.just(Version("x", 0, 0))),
-                ("base", st.just(manifest.version)),
-                ("count", st.integers(0, 999)),
-                ("digest", digests),
-                ("base_digest", digests),
-                ("tile_digests", st.lists(digests, min_size=5, max_size=5).map(tuple)),
-                ("chunks", st.permutations(manifest.chunks).map(lambda one: tuple(one[:2]))),
-            ]
-        )
-    )
-    try:
-        forged(folder / "x", replace(manifest, **{name: data.draw(lie)}), frames)
-        identified(old, folder / "x")
-        applied(old, folder / "x", folder / "out")
-        assert tensors_of(folder / "out") == after
-    except RoseError:
-        assert not (folder / "out").exists()
-    assert content_of(old) == before
-
-
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -666,7 +596,7 @@ print(peak() - before)
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("old", "new", "x.delta", "out")]
     for path in paths[:2]:
-        sparse_safetensors(path, 128 << 20)
+        sparse_safetensors(path, 64 << 20)
     with paths[1].open("r+b") as file:
         file.seek(-1000, 2)
         file.write(bytes(range(200)))
@@ -676,20 +606,8 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     )  # fmt: skip
     not_target, grown = done.stdout.split()
     assert not_target == "None"
-    # Each checkpoint is 256 MiB.
+    # Each checkpoint is 128 MiB.
     assert int(grown) >> 10 < 100
-
-
-def test_tensors_in_a_file_of_any_name_are_those_of_the_other_version(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder, seed in ((old, 1), (new, 2)):
-        row = bits(np.random.default_rng(seed), 16, 100)
-        write_folder(folder, {"weights.st": {"w": ("BF16", row)}})
-    (old / "config.json").write_text("{}")
-    made(old, new, tmp_path / "x.delta")
-    copied = ["config.json", "model.safetensors.index.json"]
-    assert applied(old, tmp_path / "x.delta", tmp_path / "out") == (copied, [])
-    assert content_of(tmp_path / "out") == {**content_of(new), "config.json": b"{}"}
 
 
 def test_a_delta_file_is_never_written_over_anything(pair: tuple[Path, Path, Path]) -> None:
@@ -699,34 +617,6 @@ def test_a_delta_file_is_never_written_over_anything(pair: tuple[Path, Path, Pat
         with pytest.raises(InvalidArgument, match="exists; name a path"):
             made(old, new, taken)
     assert content_of(old) == before
-
-
-def test_in_place_restores_the_other_tiles_when_one_cannot_be_restored(
-    pair: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, _, file = pair
-    real_delta, real_pwritev, writes, asked = DeltaFile.delta, os.pwritev, [0], [0]
-
-    def pwritev(*arguments: Any) -> int:
-        writes[0] += 1
-        if writes[0] == 6:
-            raise OSError(28, "No space left on device")
-        return real_pwritev(*arguments)
-
-    def delta(file: DeltaFile, chunk: Chunk, tile: Tile) -> Delta:
-        if writes[0] >= 6:
-            asked[0] += 1
-            if asked[0] == 1:
-                raise CorruptData("it changed meanwhile")
-        return real_delta(file, chunk, tile)
-
-    monkeypatch.setattr(os, "pwritev", pwritev)
-    monkeypatch.setattr(DeltaFile, "delta", delta)
-    with pytest.raises(Unavailable, match="is neither version now"):
-        applied_in_place(old, file)
-    monkeypatch.undo()
-    identity = identified(old, file)
-    assert (identity.target_tiles, identity.other_tiles) == (1, 0)
 
 
 def test_permissions_are_those_that_the_user_asks_for(

@@ -18,8 +18,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.plan import Source, make_plan
 from rose.transfer.plan.spec import LocalView, Piece, Region, Replica, ShardMap, TensorSpec
-from rose.transfer.tiles import TILE_BYTES
-from rose.transfer.views import ShardViews
+from rose.transfer.tiles import TILE_BYTES, ShardViews
 from tests.checkpoints.mapped import mapped
 
 SHAPES = {

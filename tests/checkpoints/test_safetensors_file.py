@@ -111,15 +111,6 @@ def test_file_that_is_cut_off_in_its_header_is_refused(tmp_path: Path, content: 
         SafetensorsFile(tmp_path / "x")
 
 
-def test_element_type_that_rose_does_not_know_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(STORED_DTYPES, "BF16")  # As if the package were newer than rose.
-    (tmp_path / "x").write_bytes(file_bytes(said(GOOD), bytes(12)))
-    with pytest.raises(CorruptData, match=r"'a' of .*x has the dtype BF16, unknown to rose"):
-        SafetensorsFile(tmp_path / "x")
-
-
 def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for path in (tmp_path, tmp_path / "none", tmp_path / "empty"):
@@ -168,3 +159,12 @@ def _agree(content: bytes) -> None:
         assert one.dtype == theirs[one.name]["dtype"]
         assert list(one.shape) == theirs[one.name]["shape"]
         assert whole(file, one.name) == bytes(theirs[one.name]["data"])
+
+
+def test_element_type_that_rose_does_not_know_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(STORED_DTYPES, "BF16")  # As if the package were newer than rose.
+    (tmp_path / "x").write_bytes(file_bytes(said(GOOD), bytes(12)))
+    with pytest.raises(CorruptData, match=r"'a' of .*x has the dtype BF16, unknown to rose"):
+        SafetensorsFile(tmp_path / "x")

@@ -7,7 +7,6 @@ import pytest
 
 from rose.checkpoints.checkpoint import open_checkpoint
 from rose.checkpoints.inspection import inspect
-from rose.cli.delta_page import draw_density
 from rose.cli.delta_report import density, seconds, seconds_text, size_text
 from rose.cli.main import main
 from rose.cli.runs import progress
@@ -88,9 +87,9 @@ def test_a_page_is_written_whole(capsys, tmp_path, sides):
     assert run(capsys, "inspect", *sides, "--html", file)[0] == 0
     assert file.read_text() == page
     # Self-contained: figures inline, and nothing is fetched.
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 1
     assert not re.search(r"<(script|link|img|iframe)|url\(\s*['\"]?http|@import", page)
-    for text in ("Bytes per change", "By layer", "BF16, step in ULP"):
+    for text in ("Bytes per change", "BF16, step in ULP"):
         assert text in page
     assert out.splitlines()[0] in page
 
@@ -115,7 +114,7 @@ def test_unchanged_checkpoints_have_a_table_and_a_page(capsys, tmp_path, sides):
     status, out, _ = run(capsys, "inspect", old, old, "--html", page)
     assert status == 0
     assert out.startswith("0 of 14,840 elements change (0 %) in 5 tensors")
-    assert page.read_text().count("<svg") == 1
+    assert "<svg" not in page.read_text()
 
 
 def test_steps_of_whole_numbers_are_units(capsys, tmp_path):
@@ -126,13 +125,6 @@ def test_steps_of_whole_numbers_are_units(capsys, tmp_path):
     assert status == 0
     assert "I8, step in units" in out
     assert "I8, step in units" in page.read_text()
-
-
-def test_density_without_layers_has_one_figure(tmp_path):
-    path = write_safetensors(tmp_path / "x", {"a": ("BF16", np.arange(9, dtype=np.uint16))})
-    one = open_checkpoint(path)
-    inspection = inspect(one, one, advance=lambda _: None)
-    assert "By layer" not in draw_density(inspection)
 
 
 def test_what_cannot_be_compared_is_named(capsys, tmp_path):

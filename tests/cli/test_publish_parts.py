@@ -86,7 +86,7 @@ def test_ranks_publish_what_they_own_and_one_that_was_killed_is_begun_with_again
                 assert_alike(out, made[0])
                 inside = made[1].rename(watched / "v1")
                 publisher.wait_for("published", n=2)
-                assert not receiver.wait_for("committed", n=2)["is_seed"]
+                assert not receiver.wait_for("committed", n=2)["is_snapshot"]
                 assert_alike(out, inside)
                 part.stop(signal.SIGKILL)
                 inside = made[2].rename(watched / "v2")

@@ -44,7 +44,7 @@ def rows(out):
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def test_it_says_tiles_links_nics_and_coverage(capsys, write, wide):
+def test_it_says_tiles_links_and_coverage(capsys, write, wide):
     source = write("trainer", sharded(MODEL, tp=4, pp=2), cluster="home")
     east = write("east", sharded(MODEL, tp=2), cluster="east")
     west = write("west", flattened(MODEL, world=3), name="flat", cluster="west")
@@ -58,8 +58,6 @@ def test_it_says_tiles_links_nics_and_coverage(capsys, write, wide):
     for link in ("link home to east", "link home to west"):
         assert said[link][0] == size
         assert said[link][1] == "At a density of 1 and 1 bytes per change, each tile once."
-    assert said["relay, in"][0] == "4"
-    assert said["source, out"][0] == "8"
     assert said["source"] == ["8", "100 %", "100 %", "0"]
     assert said["replica east"] == ["2", "100 %", "100 %", "0"]
     assert said["replica flat"] == ["3", "100 %", "100 %", "0"]
@@ -77,7 +75,6 @@ def test_its_plan_is_written_and_is_what_it_says(capsys, tmp_path, write, wide):
     assert said["tiles"][0] == f"{len(made.tiles):,}"
     assert sum(made.counts) == MODEL.elements
     assert said["link training to serving"][0] == size_text(MODEL.elements)
-    assert said["source, out"][2] == size_text(MODEL.elements / 2)  # the mean of two NICs
 
 
 def test_a_dense_update_takes_no_more_than_the_elements(capsys, write, wide):
@@ -91,7 +88,6 @@ def test_without_relays_it_says_that_tiles_cross_again_and_again(capsys, write, 
     source = write("trainer", sharded(MODEL, tp=2))
     out = run(capsys, source, write("a", sharded(MODEL, tp=2)), "--relays", 0)[1]
     assert "each tile once for each of its receivers." in out
-    assert "relay, in" not in out
 
 
 def test_it_names_ties_computed_tensors_buffers_and_what_is_not_received(capsys, write, wide):

@@ -21,7 +21,7 @@ from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.manifest import Signing
 from rose.transfer.observing.timed import TimedLog
 from rose.transfer.observing.timeline import Timeline
-from rose.transfer.publishing.spans import SpanMaker
+from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.wire.messages import HelloReply, TensorEntry, encode
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security
@@ -99,7 +99,7 @@ def test_folder_offers_checkpoints_in_the_order_of_their_numbers(tmp_path: Path)
 def test_events_are_lines_of_json_or_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     for is_json in (True, False):
         events = Events(is_json=is_json)
-        events.say("committed", n=3, reason=None)
+        events.report("committed", n=3, reason=None)
         for sentence in ("away", "away", None, "away", "late"):
             events.trouble(sentence)
             events.trouble("other\nlines", about="else")
@@ -214,7 +214,7 @@ def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, Ti
     timeline, log = Timeline("x"), TimedLog()
     log.timeline = timeline
     options = WeightOptions(Security(bytes(32)), Signing(), None, None, Events(is_json=True))
-    with SpanMaker(log, options.signing) as spans:
+    with MergerThread(log, options.signing) as merger:
         made = CheckpointPublisher(
             checkpoint,
             state,
@@ -223,8 +223,8 @@ def publisher_of(checkpoint: Path, state: Path) -> tuple[CheckpointPublisher, Ti
             log=log,
             timeline=timeline,
             options=options,
-            link="gap",
+            encoding="gap",
             threads=1,
-            spans=spans,
+            merger=merger,
         )
     return made, log

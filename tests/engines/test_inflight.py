@@ -17,7 +17,7 @@ from rose.errors import InvalidArgument
 from rose.scheduler.worker import TurnEnd, WorkerKind
 from rose.transfer.digests import TileDigests
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.receiving.scrub import Scrub
 from tests.engines.borrowed import Borrowed
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
@@ -197,7 +197,7 @@ def test_sweep_runs_between_steps_and_finds_and_mends_what_drifted() -> None:
     engine.start()
     try:
         heard.wait_lease(lambda _: True)
-        sweep = Sweep(weights, digests, clock=BootClock(), mend=weights.mend)
+        sweep = Scrub(weights, digests, clock=BootClock(), repair=weights.mend)
         worker.sweep(sweep, swept.append)
         worker.start_turn(turn(1, PROMPTS[0], 4 * weights.tiles))
         heard.wait_ended(1)
@@ -205,8 +205,8 @@ def test_sweep_runs_between_steps_and_finds_and_mends_what_drifted() -> None:
     finally:
         engine.stop()
     assert swept == [sweep]
-    assert list(sweep.drifted) == [1]
-    assert sweep.mended == (1, 2)  # What steps read follows the row, so that a repair reaches it.
+    assert list(sweep.corrupted) == [1]
+    assert sweep.repaired == (1, 2)  # What steps read follows the row, so that a repair reaches it.
     assert weights.sweep()
 
 

@@ -37,7 +37,7 @@ class Told:
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         return self._manifests
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         return self._manifests[0] if self._manifests else None
 
     def chunks(

@@ -39,13 +39,13 @@ def written() -> dict[int, bytes]:
         "HelloReply": messages.HelloReply("a", "relay", layout=manifest.layout),
         "Empty": messages.Empty(),
         "ManifestsReply": messages.ManifestsReply(
-            (*log.wait_manifests(-1, 0), log.seed(None, (0, 3))), 7
+            (*log.wait_manifests(-1, 0), log.snapshot(None, (0, 3))), 7
         ),
         "PartAsk": messages.PartAsk(1, 2, 1, "ab" * 32, "step 2", (0, 2)),
         "PartDigests": messages.PartDigests((0,), ((1, 2),)),
         "PartFrame": messages.PartFrame(0, b"frame"),
         "ReportRequest": messages.ReportRequest("a", 5, True, (1, 2)),
-        "SeedRequest": messages.SeedRequest(5, (0, 3)),
+        "SnapshotRequest": messages.SnapshotRequest(5, (0, 3)),
         "WaitRequest": messages.WaitRequest(5, 100),
     }
     files = [manifest_message.to_bytes(manifest), disk.read(disk.names()[0])]

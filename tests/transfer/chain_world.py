@@ -1,34 +1,35 @@
-"""A publisher with spans, and receivers behind it, all in one thread."""
+"""A publisher that merges, and receivers behind it, all in one thread."""
 
 import threading
 
-from rose.transfer.manifest import Signing, UpdateKey
-from rose.transfer.publishing.contributor import Link
+from rose.transfer.manifest import Signing, Subscription, UpdateKey
+from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.log import VersionLog
+from rose.transfer.publishing.merger import Merger
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.publishing.spans import Spans
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import Staging
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source, SourceAround
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, row_digest, weights
 
 KEY = Signing(b"k" * 32)
 
 
 class Chain:
-    """A publisher with spans, made in this thread, and the bits of every version."""
+    """A publisher that merges in this thread, and the bits of every version."""
 
-    def __init__(self, *, link: Link = "gap", signing: Signing = KEY, **limits: int) -> None:
+    def __init__(
+        self, *, encoding: Encoding = "gap", signing: Signing = KEY, **limits: int
+    ) -> None:
         self.log = VersionLog(**limits)
-        self.spans = Spans(self.log, signing)
+        self.merger = Merger(self.log, signing)
         self.bits = weights(1)
         self.publisher = RowPublisher(
             self.bits, "run", 1, 1, self.log,
-            tile_elements=TILE, link=link, signing=signing, on_published=self.spans.note,
+            tile_elements=TILE, encoding=encoding, signing=signing, on_published=self.merger.note,
         )  # fmt: skip
         self.by_n = {1: self.bits}
 
@@ -38,10 +39,10 @@ class Chain:
             self.bits = changed(self.bits, n, share)
             self.publisher.publish(self.bits)
             self.by_n[n] = self.bits
-            while is_merged and self.spans.step():
+            while is_merged and self.merger.step():
                 pass
 
-    def spans_there(self) -> list[tuple[int, int]]:
+    def merged_there(self) -> list[tuple[int, int]]:
         keys = [one.key for one in self.log.wait_manifests(-1, 0)]
         return sorted((key.base_n, key.n) for key in keys if key.n - key.base_n > 1)
 

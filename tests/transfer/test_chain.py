@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.transfer.digests import Digest, TileDigests, digest_sum, keyed
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk, Manifest, Subscription, Version
 from rose.transfer.receiving.chain import Choice, Held, next_version
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
 
 ROW = Subscription(Tiles.of(64, 64))
 HALF = Subscription(Tiles.of(64, 32), [1])
@@ -59,24 +57,19 @@ def test_next_link_is_found_among_duplicates_in_any_order(order: random.Random, 
     assert next_version(held(10), offered, ROW) is Choice.WAIT
 
 
-def test_gap_in_the_chain_needs_a_seed() -> None:
-    assert next_version(held(3), [link(5), link(6)], ROW) is Choice.SEED
-    assert next_version(held(3), [], ROW) is Choice.WAIT
-
-
-def test_base_of_other_bits_is_refused() -> None:
-    drifted = Held(Version("r", 1, 3), (1, 1))
-    assert next_version(drifted, [link(4)], ROW) is Choice.SEED
-
-
-def test_dead_incarnation_says_nothing() -> None:
-    assert next_version(held(20, 2), [link(21, 1), link(22, 1)], ROW) is Choice.WAIT
-    assert next_version(held(20, 2), [link(21, 1), link(21, 2)], ROW) == link(21, 2)
-    assert next_version(held(20, 2), [whole(25, 1)], ROW) is Choice.WAIT
-
-
-def test_older_incarnation_is_dead_as_soon_as_there_is_a_newer_one() -> None:
-    assert next_version(held(3), [link(4, 1), opening(10, 2, 1)], ROW) is Choice.SEED
+def test_what_does_not_lead_on_needs_whole_tiles_and_what_is_dead_says_nothing() -> None:
+    corrupted = Held(Version("r", 1, 3), (1, 1))
+    for has, offered, chosen in [
+        (held(3), [link(5), link(6)], Choice.SNAPSHOT),  # a gap
+        (held(3), [], Choice.WAIT),
+        (corrupted, [link(4)], Choice.SNAPSHOT),
+        (held(20, 2), [link(21, 1), link(22, 1)], Choice.WAIT),
+        (held(20, 2), [link(21, 1), link(21, 2)], link(21, 2)),
+        (held(20, 2), [whole(25, 1)], Choice.WAIT),
+        # An older incarnation is dead as soon as there is a newer one.
+        (held(3), [link(4, 1), opening(10, 2, 1)], Choice.SNAPSHOT),
+    ]:
+        assert next_version(has, offered, ROW) == chosen
 
 
 def test_new_incarnation_is_entered_by_its_bits() -> None:
@@ -87,7 +80,7 @@ def test_new_incarnation_is_entered_by_its_bits() -> None:
     assert same_bits.chunks == ()
     by_its_base = replace(link(10, 2), base_digest=digest_of(5))
     assert next_version(held(5), [opening(9, 2, 5), by_its_base], ROW) == by_its_base
-    assert next_version(held(5), [opening(9, 2, 4), link(10, 2)], ROW) is Choice.SEED
+    assert next_version(held(5), [opening(9, 2, 4), link(10, 2)], ROW) is Choice.SNAPSHOT
 
 
 def test_newcomer_with_the_bits_of_a_version_needs_nothing() -> None:
@@ -98,22 +91,27 @@ def test_newcomer_with_the_bits_of_a_version_needs_nothing() -> None:
     behind = next_version(newcomer, [link(n) for n in range(1, 8)], ROW)
     assert isinstance(behind, Manifest)
     assert behind == link(5)
-    assert next_version(Held(NOBODY, (9, 9)), [link(1)], ROW) is Choice.SEED
+    assert next_version(Held(NOBODY, (9, 9)), [link(1)], ROW) is Choice.SNAPSHOT
 
 
-def span(n: int, base_n: int) -> Manifest:
+def merged(n: int, base_n: int) -> Manifest:
     """Return an update over several versions."""
     return replace(link(n), base=Version("r", 1, base_n), base_digest=digest_of(base_n))
 
 
 @given(order=st.randoms(use_true_random=False))
 def test_longest_update_from_what_is_held_is_taken(order: random.Random) -> None:
-    offered = [link(n) for n in range(1, 9)] + [span(4, 0), span(8, 4), span(8, 0), span(6, 4)]
+    offered = [link(n) for n in range(1, 9)] + [
+        merged(4, 0),
+        merged(8, 4),
+        merged(8, 0),
+        merged(6, 4),
+    ]
     order.shuffle(offered)
-    assert next_version(held(0), offered, ROW) == span(8, 0)
-    assert next_version(held(4), offered, ROW) == span(8, 4)
+    assert next_version(held(0), offered, ROW) == merged(8, 0)
+    assert next_version(held(4), offered, ROW) == merged(8, 4)
     assert next_version(held(5), offered, ROW) == link(6)
-    assert next_version(held(3), [span(8, 0), link(8)], ROW) is Choice.SEED
+    assert next_version(held(3), [merged(8, 0), link(8)], ROW) is Choice.SNAPSHOT
 
 
 def test_part_of_the_weights_follows_by_name_and_enters_by_its_tiles() -> None:
@@ -130,8 +128,8 @@ def test_part_of_the_weights_follows_by_name_and_enters_by_its_tiles() -> None:
     assert isinstance(chosen, Manifest)
     assert (chosen.version, chosen.chunks, chosen.digest) == (first, (), own)
     assert next_version(Held(first, own), [begun, step], HALF) == step
-    assert next_version(Held(NOBODY, total), [begun, step], HALF) is Choice.SEED
-    assert next_version(Held(NOBODY, total), [step], HALF) is Choice.SEED
+    assert next_version(Held(NOBODY, total), [begun, step], HALF) is Choice.SNAPSHOT
+    assert next_version(Held(NOBODY, total), [step], HALF) is Choice.SNAPSHOT
 
 
 def test_row_cut_otherwise_is_not_taken() -> None:

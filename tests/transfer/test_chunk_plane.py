@@ -3,7 +3,6 @@
 import gc
 import hashlib
 import secrets
-import shutil
 import socket
 import ssl
 import subprocess
@@ -11,25 +10,54 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import Self
 
 from rose import _core
-from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.manifest import CHUNK_BYTES_MAX, WHOLE, Chunk, UpdateKey
 from rose.transfer.wire import chunk_plane
-from rose.transfer.wire.chunk_plane import ChunkClient
-from rose.transfer.wire.chunk_server import ChunkServer as LogServer
+from rose.transfer.wire.chunk_plane import ChunkClient, core_files
+from rose.transfer.wire.chunk_plane import ChunkServer as LogServer
+from rose.transfer.wire.security import TlsFiles
 from tests.transfer import chunk_wire
-from tests.transfer.chunk_frames import KEY, chunk_of
-from tests.transfer.plain_chunk_server import PlainServer
+from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 from tests.transfer.worker import LONG_S, eventually
 
 TOKEN = secrets.token_bytes(32)
+KEY = UpdateKey(7, 6)
+
+
+class PlainServer:
+    """The chunk server of the core by itself, with update keys and seconds."""
+
+    def __init__(self, token: bytes, port: int = 0, *, tls: Any = None, park_s: float = 0) -> None:
+        self._core = _core.ChunkServer(
+            "127.0.0.1", port, token, tls=core_files(tls), park_ms=park_s * 1000
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._core.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def put(self, key: UpdateKey, tile: int, frame: Any) -> None:
+        self._core.put(key.n, key.base_n, tile, frame)
+
+    def forget(self, key: UpdateKey) -> int:
+        return self._core.forget(key.n, key.base_n)
+
+
+def chunk_of(tile: int, frame: bytes) -> Chunk:
+    return Chunk(tile, len(frame), 1, hashlib.sha256(frame).digest(), (0, 0))
 
 
 def frames(count: int, nbytes: int, seed: int = 1) -> dict[int, bytes]:
@@ -69,7 +97,7 @@ def test_frames_come_bit_for_bit(server: PlainServer, count: int, nbytes: int) -
     # The last frame may be here before the server has counted it.
     eventually(lambda: server.sent_bytes_total == count * nbytes)
     assert server.forget(KEY) == count * nbytes
-    assert server.sent_bytes(KEY) == 0
+    assert server.sent_bytes(KEY.n, KEY.base_n) == 0
 
 
 def test_what_is_not_kept_is_none_and_whole_tiles_are_another_update(
@@ -85,15 +113,6 @@ def test_what_is_not_kept_is_none_and_whole_tiles_are_another_update(
         assert set(dict(client.chunks(KEY, chunks)).values()) == {None}
         whole = dict(client.chunks(UpdateKey(7, WHOLE), wanted(kept)))
     assert whole == frames(5, 100, seed=2)
-
-
-def test_frames_are_bytes_that_hash_and_read_like_others(server: PlainServer) -> None:
-    kept = frames(2, 50_000)
-    put_all(server, {0: bytearray(kept[0]), 1: memoryview(kept[1])})  # type: ignore[dict-item]
-    with client_of(server) as client:
-        for tile, frame in client.chunks(KEY, wanted(kept)):
-            assert type(frame) is bytes
-            assert hashlib.sha256(frame).digest() == chunk_of(tile, kept[tile]).sha256
 
 
 def test_frames_are_kept_not_copied_and_let_go_of(server: PlainServer) -> None:
@@ -122,44 +141,6 @@ def test_what_is_on_its_way_is_bounded(
         assert len(dict(coming)) == 39
 
 
-def test_enough_is_asked_for_before_the_first_answer_to_fill_a_long_fast_line() -> None:
-    # 10 Gb/s at 20 ms each way: so many bytes are due before the first of them can be here.
-    line_bytes = int(10e9 / 8 * 2 * 0.020)
-    chunks = [chunk_of(tile, b"x" * CHUNK_BYTES_MAX) for tile in range(64)]
-    asked: list[int] = []
-    is_enough = threading.Event()
-
-    def be_silent(connection: socket.socket) -> None:
-        # The client hangs up with what it has not heard: that is its way to close.
-        with suppress(ConnectionError), connection, connection.makefile("rb") as said:
-            said.read(chunk_wire.GREETING.size)
-            connection.sendall(chunk_wire.hello())
-            while len(content := said.read(chunk_wire.ASK.size)) == chunk_wire.ASK.size:
-                asked.append(chunk_wire.read_ask(content)[1])
-                if len(asked) * CHUNK_BYTES_MAX >= line_bytes:
-                    is_enough.set()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = ChunkClient("127.0.0.1", listener.getsockname()[1], TOKEN, timeout_s=LONG_S)
-
-        def wait_for_one() -> None:
-            with pytest.raises(Unavailable):
-                next(client.chunks(KEY, chunks))
-
-        pull = threading.Thread(target=wait_for_one)
-        pull.start()
-        threads = []
-        for _ in range(chunk_plane.STREAMS):
-            threads.append(threading.Thread(target=be_silent, args=(listener.accept()[0],)))
-            threads[-1].start()
-        came_to_it = is_enough.wait(LONG_S)
-        client.close()
-        for thread in (pull, *threads):
-            thread.join()
-    assert came_to_it
-    assert len(asked) * CHUNK_BYTES_MAX <= chunk_plane.AHEAD_BYTES
-
-
 def test_a_line_is_kept_full_while_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = frames(100, 1000)
     monkeypatch.setattr(chunk_plane, "AHEAD_BYTES", 16_000)
@@ -169,6 +150,13 @@ def test_a_line_is_kept_full_while_there_is_more(monkeypatch: pytest.MonkeyPatch
         left -= len(ahead.portion())
         assert left == 0 or len(ahead.sizes) > 12 - 1, "three quarters are always on their way"
         ahead.came(next(iter(ahead.sizes)))
+
+
+def test_enough_is_asked_for_at_once_to_fill_a_long_fast_line() -> None:
+    """Of 10 Gb/s at 20 ms each way: so many bytes are due before the first of them can be here."""
+    ahead = chunk_plane._Ahead([chunk_of(tile, bytes(CHUNK_BYTES_MAX)) for tile in range(32)])
+    ahead.portion()
+    assert 10e9 / 8 * 2 * 0.020 <= sum(ahead.sizes.values()) <= chunk_plane.AHEAD_BYTES
 
 
 def test_generator_that_is_closed_early_leaves_the_client_usable(server: PlainServer) -> None:
@@ -199,38 +187,12 @@ def test_cancel_and_close_from_another_thread_end_a_wait() -> None:
 
             thread = threading.Thread(target=wait)
             thread.start()
-            assert server.take_misses(LONG_S) == [(KEY, 0)]
+            assert server.take_misses(LONG_S * 1000) == [(KEY.n, KEY.base_n, 0)]
             end()
             thread.join(LONG_S)
             assert len(caught) == 1
         with pytest.raises(Unavailable, match="closed"):
             list(client.chunks(KEY, [chunk_of(0, b"never")]))
-
-
-def test_silence_and_absence_are_errors_of_their_own() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with (
-            ChunkClient("127.0.0.1", port, TOKEN, timeout_s=0.05) as client,
-            pytest.raises(DeadlineExceeded, match="50 ms"),
-        ):
-            list(client.chunks(KEY, [chunk_of(0, b"never")]))
-    with (
-        ChunkClient("127.0.0.1", port, TOKEN, timeout_s=LONG_S) as client,
-        pytest.raises(Unavailable, match="cannot be reached"),
-    ):
-        list(client.chunks(KEY, [chunk_of(0, b"never")]))
-
-
-def test_wrong_token_is_said_and_counted(server: PlainServer) -> None:
-    put_all(server, kept := frames(3, 10))
-    with (
-        ChunkClient("127.0.0.1", server.port, bytes(32), timeout_s=LONG_S) as client,
-        pytest.raises(Unavailable, match="another token"),
-    ):
-        list(client.chunks(KEY, wanted(kept)))
-    assert server.turned_away > 0
-    assert server.sent_bytes_total == 0
 
 
 def test_bad_input_is_refused_in_a_sentence(server: PlainServer) -> None:
@@ -254,53 +216,7 @@ def test_bad_input_is_refused_in_a_sentence(server: PlainServer) -> None:
         list(client.chunks(KEY, [chunk_of(0, b"a"), chunk_of(0, b"a")]))
 
 
-def test_wire_is_what_the_protocol_says(server: PlainServer) -> None:
-    put_all(server, kept := frames(1, 77))
-    with socket.create_connection(("127.0.0.1", server.port), LONG_S) as wire:
-        wire.sendall(chunk_wire.greeting(TOKEN, stream=63) + chunk_wire.ask(KEY, 0) * 2)
-        with wire.makefile("rb") as reader:
-            assert reader.read(chunk_wire.HELLO.size) == chunk_wire.hello()
-            for _ in range(2):
-                assert reader.read(chunk_wire.ANSWER.size) == chunk_wire.answer(KEY, 0, 77)
-                assert reader.read(77) == kept[0]
-            wire.sendall(chunk_wire.ask(UpdateKey(9, WHOLE), 3))
-            absent = chunk_wire.answer(UpdateKey(9, WHOLE), 3, 0)
-            assert reader.read(chunk_wire.ANSWER.size) == absent
-
-
 # ---- what is not there yet
-
-
-def test_relay_answers_what_receivers_wait_for() -> None:
-    kept = frames(6, 1000)
-    caught: list[dict[int, object]] = []
-    handed: list[int] = []
-    with PlainServer(TOKEN, park_s=LONG_S) as server:
-
-        def receive() -> None:
-            with client_of(server) as client:
-                caught.append(dict(client.chunks(KEY, wanted(kept))))
-
-        def relay() -> None:
-            while misses := server.take_misses(LONG_S):
-                for key, tile in misses:
-                    handed.append(tile)
-                    if tile == 5:
-                        server.refuse(key, tile)
-                    else:
-                        server.put(key, tile, kept[tile])
-
-        relaying = threading.Thread(target=relay)
-        relaying.start()
-        receivers = [threading.Thread(target=receive) for _ in range(3)]
-        for thread in receivers:
-            thread.start()
-        for thread in receivers:
-            thread.join(LONG_S)
-        server.close()
-        relaying.join(LONG_S)
-    assert caught == [{**kept, 5: None}] * 3
-    assert sorted(tile for tile in handed if tile != 5) == list(range(5)), "each miss is told once"
 
 
 def test_server_of_a_log_looks_up_what_it_is_asked_and_survives_its_errors() -> None:
@@ -329,68 +245,24 @@ def test_server_of_a_log_looks_up_what_it_is_asked_and_survives_its_errors() -> 
 # ---- TLS
 
 
-@dataclass(frozen=True)
-class Files:
-    certificate: Path
-    key: Path
-    authority: Path
-
-
-NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-needs_openssl = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="certificates are made with the program openssl"
-)
-
-
-def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-
-def authority(folder: Path, name: str) -> Path:
-    where, key = folder / f"{name}.pem", folder / f"{name}.key"
-    openssl("req", "-x509", *NEW_KEY, "-keyout", key, "-out", where, "-subj", f"/CN={name}")
-    return where
-
-
-def certificate(signer: Path, name: str, reach: str, *, days: int = 2) -> Files:
-    folder = signer.parent
-    key, ask, out, more = (folder / f"{name}.{end}" for end in ("key", "csr", "pem", "ext"))
-    more.write_text(f"subjectAltName={reach}\n")
-    openssl("req", *NEW_KEY, "-keyout", key, "-out", ask, "-subj", f"/CN={name}")
-    sign = ["-CA", signer, "-CAkey", signer.with_suffix(".key"), "-CAcreateserial"]
-    openssl("x509", "-req", "-in", ask, *sign, "-days", str(days), "-extfile", more, "-out", out)
-    return Files(out, key, signer)
-
-
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles]:
     folder = tmp_path_factory.mktemp("certificates")
-    ours, theirs = authority(folder, "ours"), authority(folder, "theirs")
+    ours, theirs = make_authority(folder, "ours"), make_authority(folder, "theirs")
     return {
-        "server": certificate(ours, "server", "IP:127.0.0.1,DNS:localhost"),
-        "client": certificate(ours, "client", "DNS:client"),
-        "elsewhere": certificate(ours, "elsewhere", "IP:127.0.0.9,DNS:elsewhere"),
-        "expired": certificate(ours, "expired", "IP:127.0.0.1", days=-1),
-        "stranger": certificate(theirs, "stranger", "IP:127.0.0.1"),
+        "server": make_certificate(ours, "server"),
+        "client": make_certificate(ours, "client", reach="DNS:client"),
+        "elsewhere": make_certificate(ours, "elsewhere", reach="IP:127.0.0.9"),
+        "expired": make_certificate(ours, "expired", days=-1),
+        "stranger": make_certificate(theirs, "stranger"),
     }
 
 
 def fetch_in_tls(
-    host: str, port: int, tls: Files, kept: dict[int, bytes]
+    host: str, port: int, tls: TlsFiles, kept: dict[int, bytes]
 ) -> dict[int, bytes | bytearray | memoryview | None]:
     with ChunkClient(host, port, TOKEN, tls=tls, timeout_s=LONG_S) as client:
         return dict(client.chunks(KEY, wanted(kept)))
-
-
-@needs_openssl
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_chunks_come_in_tls_between_those_whose_certificates_are_good(
-    files: dict[str, Files], host: str
-) -> None:
-    kept = {**frames(200, 3000), 777: secrets.token_bytes(CHUNK_BYTES_MAX)}
-    with PlainServer(TOKEN, tls=files["server"], bytes_per_s=1 << 30) as server:
-        put_all(server, kept)
-        assert fetch_in_tls(host, server.port, files["client"], kept) == kept
 
 
 @needs_openssl
@@ -403,7 +275,7 @@ def test_chunks_come_in_tls_between_those_whose_certificates_are_good(
     ],
 )
 def test_certificate_of_another_authority_or_host_is_refused(
-    files: dict[str, Files], of_server: str, of_client: str, says: str
+    files: dict[str, TlsFiles], of_server: str, of_client: str, says: str
 ) -> None:
     with PlainServer(TOKEN, tls=files[of_server]) as server:
         put_all(server, kept := frames(3, 10))
@@ -412,7 +284,7 @@ def test_certificate_of_another_authority_or_host_is_refused(
         assert server.sent_bytes_total == 0
 
 
-def python_tls(files: Files, *, is_server: bool) -> ssl.SSLContext:
+def python_tls(files: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
     side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(side)
     context.load_verify_locations(files.authority)
@@ -420,7 +292,7 @@ def python_tls(files: Files, *, is_server: bool) -> ssl.SSLContext:
 
 
 @needs_openssl
-def test_client_without_a_certificate_hears_nothing(files: dict[str, Files]) -> None:
+def test_client_without_a_certificate_hears_nothing(files: dict[str, TlsFiles]) -> None:
     with PlainServer(TOKEN, tls=files["server"]) as server:
         put_all(server, frames(1, 10))
         context = python_tls(files["server"], is_server=False)
@@ -440,7 +312,7 @@ def test_client_without_a_certificate_hears_nothing(files: dict[str, Files]) -> 
 
 
 @needs_openssl
-def test_server_whose_certificate_has_expired_is_refused(files: dict[str, Files]) -> None:
+def test_server_whose_certificate_has_expired_is_refused(files: dict[str, TlsFiles]) -> None:
     context = python_tls(files["expired"], is_server=True)
     context.load_cert_chain(files["expired"].certificate, files["expired"].key)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -462,26 +334,17 @@ def test_server_whose_certificate_has_expired_is_refused(files: dict[str, Files]
 
 
 @needs_openssl
-def test_client_in_the_clear_hears_nothing_of_a_server_in_tls(files: dict[str, Files]) -> None:
-    with PlainServer(TOKEN, tls=files["server"]) as server, client_of(server) as client:
-        put_all(server, kept := frames(3, 10))
-        with pytest.raises(Unavailable):
-            list(client.chunks(KEY, wanted(kept)))
-        assert server.sent_bytes_total == 0
-
-
-@needs_openssl
-def test_files_that_are_no_use_are_said(files: dict[str, Files], tmp_path: Path) -> None:
+def test_files_that_are_no_use_are_said(files: dict[str, TlsFiles], tmp_path: Path) -> None:
     good, other = files["server"], files["client"]
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
     for bad, says in [
         (files["expired"], "has expired"),
-        (Files(tmp_path / "no.pem", good.key, good.authority), "no.pem' cannot be read"),
-        (Files(nonsense, good.key, good.authority), "nonsense.pem' cannot be read"),
-        (Files(good.certificate, tmp_path / "no.key", good.authority), "no.key"),
-        (Files(good.certificate, other.key, good.authority), "key"),
-        (Files(good.certificate, good.key, tmp_path / "no.ca"), "no.ca' cannot be read"),
+        (TlsFiles(tmp_path / "no.pem", good.key, good.authority), "no.pem' cannot be read"),
+        (TlsFiles(nonsense, good.key, good.authority), "nonsense.pem' cannot be read"),
+        (TlsFiles(good.certificate, tmp_path / "no.key", good.authority), "no.key"),
+        (TlsFiles(good.certificate, other.key, good.authority), "key"),
+        (TlsFiles(good.certificate, good.key, tmp_path / "no.ca"), "no.ca' cannot be read"),
     ]:
         with pytest.raises(InvalidArgument, match=says):
             PlainServer(TOKEN, tls=bad)

@@ -25,7 +25,6 @@ from tests.transfer.twins import (
     WIDTHS,
     Bits,
     around,
-    as_delta,
     as_model,
     elements,
     pack_both,
@@ -91,18 +90,13 @@ def test_twins_send_what_the_reference_sends(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("density", [0.01, 0.3])
 @pytest.mark.parametrize(
     ("count", "block_elements"),
     [
-        (4095, DENSE),
-        (4097, DENSE),
         (DENSE - 1, DENSE),
         (DENSE, DENSE),
         (DENSE + 1, DENSE),
-        (2 * DENSE + 3, DENSE),
-        (WIDE - 1, WIDE),
-        (WIDE, WIDE),
         (WIDE + 1, WIDE),
     ],
 )
@@ -117,18 +111,6 @@ def test_borders_of_blocks(count: int, block_elements: int, density: float, isa:
     assert np.array_equal(held, shadow)
     delta_apply(held, delta, undo=True)
     assert np.array_equal(held, old)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(
-    "where", [[0], [4095], [4096], [DENSE - 1], [0, 31, 32, 63, 64, DENSE - 1]]
-)
-def test_single_changes_are_found_wherever_they_are(where: list[int], isa: str) -> None:
-    old = np.zeros(DENSE, np.uint16)
-    new = old.copy()
-    new[where] = 7
-    delta, _ = pack_both(new, old, isa=isa, block_elements=DENSE)
-    assert topk_unpack(delta, old)[0].tolist() == where
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -148,14 +130,6 @@ def test_the_kind_with_the_fewest_words_is_taken(steps: float, width: int) -> No
     ranks = [order[kind] for kind in kinds]
     assert ranks[:-1] == sorted(ranks[:-1])
     assert reference.BITMAP in kinds
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_dense_change_costs_one_percent_over_its_bits_at_most(width: int) -> None:
-    rng = np.random.default_rng(9)
-    new, old = (rng.integers(0, 1 << width, WIDE + 99).astype(f"u{width // 8}") for _ in range(2))
-    delta, _ = pack_both(new, old, isa=ISAS[-1])
-    assert len(delta.to_bytes()) <= 1.01 * new.nbytes
 
 
 @pytest.mark.parametrize("threads", [2, 3, 64])
@@ -197,44 +171,6 @@ def test_a_base_is_taken_on_trust() -> None:
     assert delta.base_digest == (first, second ^ 1)
     with pytest.raises(InvalidArgument, match=r"base_digest .* two numbers of 64 bits"):
         delta_pack(new, old.copy(), base_digest=(-1, 0))
-
-
-@given(versions(), versions())
-def test_two_deltas_are_undone_in_reverse(
-    first: tuple[Bits, Bits], second: tuple[Bits, Bits]
-) -> None:
-    base, middle = first[1], first[0]
-    last = np.resize(second[0], len(base)).astype(np.uint16)
-    shadow = base.copy()
-    one, two = delta_pack(middle, shadow), delta_pack(last, shadow)
-    held = base.copy()
-    for delta in (one, two):
-        delta_apply(held, delta)
-        assert digest(held) == delta.digest
-    assert held.tolist() == last.tolist()
-    delta_apply(held, two, undo=True)
-    assert held.tolist() == middle.tolist()
-    delta_apply(held, one, undo=True)
-    assert held.tolist() == base.tolist()
-
-
-@given(versions())
-def test_a_delta_applied_twice_is_undone_twice(pair: tuple[Bits, Bits]) -> None:
-    # The payload is its own undo on whatever bits it is applied to.
-    new, old = pair
-    delta = delta_pack(new, old.copy())
-    held = old.copy()
-    for undo in (False, False, True, True):
-        delta_apply(held, delta, undo=undo)
-    assert held.tolist() == old.tolist()
-
-
-def test_a_second_pack_of_the_same_weights_is_empty() -> None:
-    new, shadow = changed(np.random.default_rng(5), 70_000, density=0.02, steps=0.9)
-    delta_pack(new, shadow)
-    again = delta_pack(new, shadow)
-    assert (again.changed, len(again.payload)) == (0, 0)
-    assert again.digest == digest(new)
 
 
 # ---- top-k
@@ -288,17 +224,6 @@ def test_every_change_counts_whatever_the_number_of_threads(threads: int) -> Non
         assert found == key + 1
 
 
-def test_what_was_not_sent_is_sent_later() -> None:
-    new, base = weights(np.random.default_rng(11), 5000)
-    shadow, held = base.copy(), base.copy()
-    for _ in range(100):
-        delta = topk_pack(new, shadow, budget=50)
-        delta_apply(held, delta)
-        assert digest(held) == delta.digest
-    delta_apply(held, delta_pack(new, shadow))
-    assert held.tolist() == new.tolist()
-
-
 def test_flushing_subnormals_changes_nothing() -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(17)
@@ -342,25 +267,7 @@ def test_digest_is_the_sum_of_its_parts(words: list[int], rest: int, seed: int, 
     assert whole == tuple(sum(part[i] for part in parts) % (1 << 64) for i in range(2))
 
 
-def test_digest_tells_places_and_seeds_apart() -> None:
-    bits = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint16)
-    swapped = np.concatenate([bits[4:], bits[:4]])
-    backend = HostBackend(isa=None)
-    others = [(0, 1), (4, 0)]
-    seen = [digest(bits), digest(swapped)]
-    seen += [backend.digest(bits, first_index=at, seed=seed) for at, seed in others]
-    assert len(set(seen)) == 4
-
-
 # ---- payloads of others
-
-
-@given(versions())
-def test_deltas_of_the_reference_are_taken(pair: tuple[Bits, Bits]) -> None:
-    new, old = pair
-    held = old.copy()
-    delta_apply(held, as_delta(reference.pack(new, old.copy(), block_elements=WIDE)))
-    assert held.tolist() == new.tolist()
 
 
 STARVED = """

@@ -101,13 +101,10 @@ SMALL = delta_pack(
 ).to_bytes()
 
 
-@pytest.mark.parametrize("size", range(len(SMALL)))
-def test_every_truncation_is_found(size: int) -> None:
-    with pytest.raises(CorruptData):
-        Delta.from_bytes(SMALL[:size])
-
-
-def test_every_flipped_bit_is_found() -> None:
+def test_every_truncation_and_every_flipped_bit_is_found() -> None:
+    for size in range(len(SMALL)):
+        with pytest.raises(CorruptData):
+            Delta.from_bytes(SMALL[:size])
     for bit in range(8 * len(SMALL)):
         frame = bytearray(SMALL)
         frame[bit // 8] ^= 1 << bit % 8

@@ -159,16 +159,3 @@ def test_the_page_and_the_core_refuse_the_same(seed: int) -> None:
 @pytest.mark.slow
 def test_the_page_and_the_core_refuse_the_same_for_a_while() -> None:
     assert agree(1_000, 1_000) > 0
-
-
-def test_where_all_changes_are_listed_their_magnitudes_are_size_less_one() -> None:
-    """No size is 1, so all are listed for either reason: the entry alone tells how to read them."""
-    for sizes in ([2, 3], [2, 2]):
-        old = np.zeros(200, np.uint16)
-        new = old.copy()
-        new[[7, 150]] = sizes
-        frame = delta_pack(new, old.copy(), block_elements=BLOCK).to_bytes()
-        taken = delta_reader.read_frame(frame)
-        _, changed_count, listed, _ = delta_reader.read_entry(taken.entries[0], 200, 16)
-        assert listed == changed_count == 2
-        assert delta_reader.changes_of(taken) == [(7, sizes[0]), (150, sizes[1])]

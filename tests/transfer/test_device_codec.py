@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rose._core import CudaDevice, CudaStream, DeviceCodec, embedded_kernels
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import Unavailable
 from tests.fake_driver import Fake, in_child
 
 
@@ -57,36 +57,15 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "digest": 0x9008,
             "first_index": 12,
             "seed": 0x99,
-        },
-        "delta_pack_kernel grid 2 1 1 block 512 1 1",
-        [
-            *box(0x1002, 0x10001),
-            *box(0x2002, 0x10001),
-            *(16, 0x10001, 65_536, 0x8004, 0xA001, 0x77, 0x3004, 0x44, 0x5008, 0x6008, 0x7008),
-            *(0x9008, 12, 0x99),
-        ],
-    ),
-    "delta_pack_of_boxes": (
-        "delta_pack",
-        {
-            "bits": 0x1001,
-            "shadow": 0x2001,
-            "width": 8,
-            "count": 0x4001,
-            "block_elements": 16_384,
-            "arena": 0x3004,
-            "arena_words": 0x44,
-            "cursor": 0x5008,
-            "entries": 0x6008,
-            "offsets": 0x7008,
             "bits_box": BOX,
             "shadow_box": (1, 1, 9, 0, 0, 0, 2),
         },
-        "delta_pack_kernel grid 2 1 1 block 128 1 1",
+        "delta_pack_kernel grid 2 1 1 block 512 1 1",
         [
-            *box_of_arguments(0x1001),
-            *box(0x2001, 9, strides=(0, 0, 0, 2)),
-            *(8, 0x4001, 16_384, 0, 0, 255, 0x3004, 0x44, 0x5008, 0x6008, 0x7008, 0, 0, 0),
+            *box_of_arguments(0x1002),
+            *box(0x2002, 9, strides=(0, 0, 0, 2)),
+            *(16, 0x10001, 65_536, 0x8004, 0xA001, 0x77, 0x3004, 0x44, 0x5008, 0x6008, 0x7008),
+            *(0x9008, 12, 0x99),
         ],
     ),
     "delta_apply": (
@@ -102,33 +81,13 @@ CALLS: dict[str, tuple[str, dict[str, Any], str, list[int]]] = {
             "block_elements": 16_384,
             "bad_block": 0x6008,
             "undo": True,
-        },
-        "delta_apply_kernel grid 2 1 1 block 128 1 1",
-        [
-            *(0x1008, 0x2008, 0x3004, 0x44),
-            *box(0x5004, 0x4001),
-            *(32, 0x4001, 16_384, 0x6008, 1),
-        ],
-    ),
-    "delta_apply_to_a_box": (
-        "delta_apply",
-        {
-            "entries": 0x1008,
-            "offsets": 0x2008,
-            "payload": 0x3004,
-            "payload_words": 0x44,
-            "weights": 0x5002,
-            "width": 16,
-            "count": 0x4001,
-            "block_elements": 16_384,
-            "bad_block": 0x6008,
             "weights_box": BOX,
         },
         "delta_apply_kernel grid 2 1 1 block 128 1 1",
         [
             *(0x1008, 0x2008, 0x3004, 0x44),
-            *box_of_arguments(0x5002),
-            *(16, 0x4001, 16_384, 0x6008, 0),
+            *box_of_arguments(0x5004),
+            *(32, 0x4001, 16_384, 0x6008, 1),
         ],
     ),
     "topk_unpack": (
@@ -217,13 +176,3 @@ def test_arguments_arrive_where_they_belong(fake: Fake, name: str) -> None:
     (line,) = fake.kernels()
     words = " ".join(f"{value:#x}" for value in values)
     assert line == f"{launched} shared 0 stream {stream.handle:#x} arguments {words}"
-
-
-@in_child()
-def test_refusal_is_an_invalid_argument(fake: Fake) -> None:
-    codec = create_codec(CudaDevice.open(0))
-    if codec is None:
-        return
-    with pytest.raises(InvalidArgument, match="bits is null"):
-        codec.digest(bits=0, width=16, count=1, sums=8, stream=0)
-    assert fake.kernels() == []

@@ -7,10 +7,9 @@ import pytest
 
 from rose.errors import InternalError
 from rose.thread import Thread
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Manifest, Subscription
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import SourceAround

@@ -69,16 +69,6 @@ def test_apply_and_undo_send_what_was_packed(gpu: Backend, width: int) -> None:
     assert held.tolist() == old.tolist()
 
 
-def test_boxes_are_changed_where_they_lie(gpu: Backend) -> None:
-    new, old = (one[:400].reshape(20, 20) for one in versions(16))
-    whole = tensor_of(old.copy())
-    part, fresh = whole[3:17, 2::3], tensor_of(new)[3:17, 2::3]
-    gpu.delta_pack(fresh, part, block_elements=DENSE, threshold=0)
-    expected = old.copy()
-    expected[3:17, 2::3] = new[3:17, 2::3]
-    assert whole.numpy().view(np.uint16).tolist() == expected.tolist()
-
-
 def test_a_shadow_that_shares_memory_with_new_is_refused(gpu: Backend, codec: Any) -> None:
     whole = torch.zeros(8, 8, dtype=torch.int16)
     gpu.delta_pack(whole[:, :4], whole[:, 4:], block_elements=DENSE, threshold=0)
@@ -156,15 +146,6 @@ def test_topk_is_that_of_the_host(gpu: Backend, age_limit: int | None) -> None:
     positions, values = gpu.topk_unpack(tensor_of(old), delta)
     assert values.tolist() == new[positions].tolist()
     assert positions.tolist() == np.flatnonzero(held != old).tolist()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_values_are_as_wide_as_the_elements(gpu: Backend, width: int) -> None:
-    new, old = versions(width, count=300)
-    delta = HOST.delta_pack(new, old.copy(), block_elements=WIDE, threshold=0)
-    positions, values = gpu.topk_unpack(tensor_of(old), delta)
-    assert values.dtype == new.dtype
-    assert values.tolist() == new[positions].tolist()
 
 
 def test_a_digest_of_a_part_is_that_of_the_host(gpu: Backend) -> None:

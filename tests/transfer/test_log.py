@@ -1,6 +1,5 @@
 """The log keeps to its limits, and the publisher's shadow moves with it or not at all."""
 
-import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,12 +10,10 @@ import pytest
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_pack
-from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey, Version
 from rose.transfer.publishing.log import RECEIVERS_MAX, VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row, Tiles
 from tests.transfer.worker import COUNT, TILE, TILES, changed, row_digest, weights
 
 DENSE_BYTES = 2 * COUNT
@@ -65,7 +62,7 @@ def test_manifest_that_no_publisher_makes_is_refused() -> None:
         return replace(begun, **fields)
 
     assert manifest([0, 3]).nbytes == 20
-    assert manifest([0], base=None).is_seed  # of one tile
+    assert manifest([0], base=None).is_snapshot  # of one tile
     wrong: list[tuple[list[int], dict[str, Any]]] = [
         ([3, 0], {}),
         ([3, 3], {}),
@@ -79,6 +76,7 @@ def test_manifest_that_no_publisher_makes_is_refused() -> None:
         ([0], {"tile_digests": ((1, 1),)}),
         ([], {"tile_count": 1 << 32}),
         ([], {"count": -1}),
+        *(([], {"layout": layout}) for layout in ("", "x" * 64, "AB" * 32, "ab" * 33)),
     ]
     for tiles, fields in wrong:
         with pytest.raises(InvalidArgument):
@@ -86,48 +84,6 @@ def test_manifest_that_no_publisher_makes_is_refused() -> None:
     for arguments in [(-1,), (0, 0), (1 << 32,), (0, 10, 1, 31), (0, 5 << 20), (0, 10, -1)]:
         with pytest.raises(InvalidArgument):
             chunk(*arguments)
-
-
-def test_fingerprint_and_mac_are_of_every_field() -> None:
-    log = VersionLog()
-    manifest = publisher_of(log).publish(changed(weights(1), 1))
-    chunk = manifest.chunks[0]
-    others = [
-        {"version": Version("run", 1, 3)},
-        {"version": Version("ran", 1, 2)},
-        {"base": Version("run", 0, 1)},
-        {"base": None},
-        {"digest": (0, 0)},
-        {"base_digest": (0, 0)},
-        {"layout": "0" * 64},
-        {"tile_count": 99},
-        {"count": 7},
-        {"chunks": manifest.chunks[1:]},
-        {"chunks": (replace(chunk, nbytes=1), *manifest.chunks[1:])},
-        {"chunks": (replace(chunk, changed=0), *manifest.chunks[1:])},
-        {"chunks": (replace(chunk, sha256=bytes(32)), *manifest.chunks[1:])},
-        {"chunks": (replace(chunk, digest=(0, 0)), *manifest.chunks[1:])},
-        {"tile_digests": ((0, 0),) * manifest.tile_count},
-    ]
-    signing = Signing(b"key")
-    signed = signing.signed(manifest)
-    assert signing.is_signed(signed)
-    for fields in others:
-        other = replace(signed, **fields)
-        assert other.fingerprint() != manifest.fingerprint(), fields
-        assert not signing.is_signed(other)
-    assert not signing.is_signed(manifest)
-    assert not Signing(b"another").is_signed(signed)
-    assert Signing().is_signed(manifest)
-
-
-def test_versions_count_up_from_the_opening() -> None:
-    log = VersionLog()
-    publisher = publisher_of(log, first_version=7)
-    publish(publisher, 2)
-    assert [one.version.n for one in log.wait_manifests(-1, 0)] == [7, 8, 9]
-    assert [one.base.n for one in log.wait_manifests(-1, 0) if one.base] == [7, 7, 8]
-    assert publisher.version == Version("run", 1, 9)
 
 
 def test_unchanged_tiles_are_absent() -> None:
@@ -154,12 +110,12 @@ def test_oldest_are_forgotten() -> None:
     assert log.statistics().versions == 5  # figures stay
 
 
-def test_bytes_are_bounded_seed_included() -> None:
+def test_bytes_are_bounded_snapshot_included() -> None:
     log = VersionLog(bytes_max=8000)
     publisher = publisher_of(log)
     for seed in range(6):
         publish_one(publisher, seed)
-        made = log.seed(None, range(len(TILES)))
+        made = log.snapshot(None, range(len(TILES)))
         assert made is not None
         kept = [
             log.chunk(one.key, chunk.tile)
@@ -170,7 +126,7 @@ def test_bytes_are_bounded_seed_included() -> None:
 
 
 def whole(publisher: RowPublisher) -> tuple[Manifest, Mapping[int, bytes]]:
-    made = publisher.seed(None, range(len(publisher.tiles)))
+    made = publisher.snapshot(None, range(len(publisher.tiles)))
     assert made is not None
     return made
 
@@ -179,38 +135,38 @@ def publish_one(publisher: RowPublisher, seed: int) -> None:
     publisher.publish(changed(weights(1), 100 + seed))
 
 
-def test_seed_has_the_tiles_that_were_asked_for_and_the_digests_of_all() -> None:
+def test_snapshot_has_the_tiles_that_were_asked_for_and_the_digests_of_all() -> None:
     log = VersionLog()
     publisher = publisher_of(log)
     publish_one(publisher, 0)
-    survey = log.seed(None, ())
+    survey = log.snapshot(None, ())
     assert survey is not None
-    assert (survey.version.n, survey.is_seed, survey.chunks) == (2, True, ())
+    assert (survey.version.n, survey.is_snapshot, survey.chunks) == (2, True, ())
     assert survey.tile_digests == tuple(
         Row(changed(weights(1), 100), TILES).digest(tile) for tile in range(len(TILES))
     )
-    seed = log.seed(2, [3, 5])
-    assert seed is not None
-    assert [one.tile for one in seed.chunks] == [3, 5]
-    for one in seed.chunks:
-        made = Delta.from_bytes(log.chunk(seed.key, one.tile) or b"")
+    snapshot = log.snapshot(2, [3, 5])
+    assert snapshot is not None
+    assert [one.tile for one in snapshot.chunks] == [3, 5]
+    for one in snapshot.chunks:
+        made = Delta.from_bytes(log.chunk(snapshot.key, one.tile) or b"")
         bits = np.zeros(TILE, np.uint16)
         delta_apply(bits, made)
         assert np.array_equal(bits, changed(weights(1), 100)[TILES[one.tile].where])
-    assert log.seed(99, ()) is None
-    assert log.statistics().seeds == 1
+    assert log.snapshot(99, ()) is None
+    assert log.statistics().snapshots == 1
     with pytest.raises(InvalidArgument):
-        log.seed(None, [len(TILES)])
+        log.snapshot(None, [len(TILES)])
 
 
-def test_seed_of_an_older_version_is_made_from_what_the_log_has() -> None:
+def test_snapshot_of_an_older_version_is_made_from_what_the_log_has() -> None:
     log = VersionLog(versions_max=3)
     publisher = publisher_of(log)
     bits = [weights(1)]
     for seed in range(4):
         bits.append(changed(bits[-1], seed))
         publisher.publish(bits[-1])
-    old = log.seed(3, [0, 7])
+    old = log.snapshot(3, [0, 7])
     assert old is not None
     row = Row(bits[2], TILES)
     assert old.version == Version("run", 1, 3)
@@ -220,60 +176,59 @@ def test_seed_of_an_older_version_is_made_from_what_the_log_has() -> None:
         made = np.zeros(TILE, np.uint16)
         delta_apply(made, Delta.from_bytes(log.chunk(old.key, one.tile) or b""))
         assert np.array_equal(made, row.bits(one.tile))
-    assert log.seed(1, [0]) is None  # what led on from it was forgotten
+    assert log.snapshot(1, [0]) is None  # what led on from it was forgotten
     assert publisher.publish(bits[0]).base_digest == row_digest(bits[-1])  # the shadow stayed
 
 
-@pytest.mark.parametrize(
-    ("log", "is_closed", "error"),
-    [(VersionLog(bytes_max=300), False, OutOfMemory), (VersionLog(), True, Unavailable)],
-)
-def test_version_that_the_log_refuses_leaves_the_shadow(
-    log: VersionLog, is_closed: bool, error: type[Exception]
+@pytest.mark.parametrize("error", [OutOfMemory, Unavailable, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", ["to_bytes", "append"])
+def test_version_that_fails_leaves_the_shadow(
+    at: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether the log refuses it, or the second of its frames has no room."""
+    log = VersionLog()
     publisher = publisher_of(log)
-    small = weights(1)
-    small[0] ^= 1
-    if is_closed:
-        log.close()
+    before, calls = whole(publisher), [0]
+    real = Delta.to_bytes
+
+    def fail(*arguments: Any) -> bytes:
+        calls[0] += 1
+        if at == "append" or calls[0] == 2:
+            raise error
+        return real(*arguments)
+
+    monkeypatch.setattr(Delta if at == "to_bytes" else log, at, fail)
     with pytest.raises(error):
-        publisher.publish(changed(weights(1), 3, share=0.5))
-    assert publisher.version.n == 1
-    seed, _ = whole(publisher)
-    assert seed.digest == row_digest(weights(1))
-    assert len(log.wait_manifests(-1, 0)) == 1
-    if not is_closed:  # the next delta is against what receivers have
-        manifest = publisher.publish(small)
-        assert manifest.changed == 1
-        assert manifest.base_digest == row_digest(weights(1))
+        publisher.publish(weights(2))
+    monkeypatch.undo()
+    assert (publisher.version.n, log.newest_n) == (1, 1)
+    assert whole(publisher) == before
+    manifest = publisher.publish(changed(weights(1), 3))
+    assert manifest.base_digest == row_digest(weights(1))
 
 
-def test_seed_frames_are_the_shadow_after_a_refused_version() -> None:
+def test_what_exceeds_the_limit_of_the_log_is_refused() -> None:
     log = VersionLog(bytes_max=300)
     publisher = publisher_of(log)
-    _, before = whole(publisher)
+    with pytest.raises(OutOfMemory, match="more than the 300 of the log"):
+        publisher.publish(changed(weights(1), 3, share=0.5))
     with pytest.raises(OutOfMemory):
-        publisher.publish(changed(weights(1), 3, share=0.5))
-    assert whole(publisher)[1] == before
+        log.snapshot(None, range(len(TILES)))
+    log.close()
+    with pytest.raises(Unavailable, match="closed"):
+        publisher.publish(weights(1))
+    assert [one.version for one in log.wait_manifests(-1, 0)] == [publisher.version]
 
 
-def test_error_that_is_not_of_rose_leaves_the_shadow_too() -> None:
-    class Full(VersionLog):
-        def append(self, manifest: Manifest, chunks: Mapping[int, bytes]) -> None:
-            raise MemoryError
-
-    publisher = publisher_of(Full())
-    _, before = whole(publisher)
-    with pytest.raises(MemoryError):
-        publisher.publish(changed(weights(1), 3, share=0.5))
-    assert whole(publisher)[1] == before
-
-
-def test_seed_that_does_not_fit_is_said() -> None:
-    log = VersionLog(bytes_max=300)
-    publisher_of(log)
-    with pytest.raises(OutOfMemory, match="snapshot"):
-        log.seed(None, range(len(TILES)))
+def test_manifest_is_signed_with_the_key() -> None:
+    manifest = publisher_of(VersionLog()).publish(changed(weights(1), 1))
+    signing = Signing(b"key")
+    signed = signing.signed(manifest)
+    assert signing.is_signed(signed)
+    assert not signing.is_signed(replace(signed, count=7))
+    assert not signing.is_signed(manifest)
+    assert not Signing(b"another").is_signed(signed)
+    assert Signing().is_signed(manifest)
 
 
 def test_numbers_are_not_used_twice_and_a_log_has_one_publisher() -> None:
@@ -288,14 +243,7 @@ def test_numbers_are_not_used_twice_and_a_log_has_one_publisher() -> None:
     with pytest.raises(InvalidArgument, match="publisher"):
         publisher_of(log)
     with pytest.raises(Unavailable):
-        VersionLog().seed(None, ())
-
-
-def test_weights_of_another_shape_are_refused() -> None:
-    publisher = publisher_of(VersionLog())
-    for wrong in [weights(1, 999), weights(1).astype(np.int64), weights(1).reshape(10, 100)]:
-        with pytest.raises(InvalidArgument):
-            publisher.publish(wrong)  # type: ignore[arg-type]
+        VersionLog().snapshot(None, ())
 
 
 def test_closed_log_lets_receivers_wait_as_before() -> None:
@@ -349,56 +297,6 @@ def test_statistics_add_up() -> None:
     assert log.receivers()["b"].is_match is False
 
 
-def test_statistics_hold_no_manifest_of_a_version_that_is_kept_no_more() -> None:
-    log = VersionLog(versions_max=1, spans_max=0)
-    publish(RowPublisher(weights(1), "counted", 1, 1, log, tile_elements=TILE), 3)
-    gc.collect()
-    alive = {
-        one.key.n
-        for one in gc.get_objects()
-        if isinstance(one, Manifest) and one.version.run == "counted"
-    }
-    kept = {one.key.n for one in log.wait_manifests(-1, 0)}
-    assert 2 not in kept
-    assert log.statistics().versions == 3
-    assert 2 not in alive
-
-
-def test_a_frame_that_has_no_room_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = VersionLog()
-    publisher = publisher_of(log)
-    real, calls = Delta.to_bytes, [0]
-
-    def to_bytes(delta: Delta) -> bytes:
-        calls[0] += 1
-        if calls[0] == 2:
-            raise MemoryError
-        return real(delta)
-
-    bits = weights(2)
-    monkeypatch.setattr(Delta, "to_bytes", to_bytes)
-    with pytest.raises(MemoryError):
-        publisher.publish(bits)
-    monkeypatch.undo()
-    assert len(publisher.publish(bits).chunks) == len(TILES)
-
-
-def test_an_interrupt_leaves_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = VersionLog()
-    publisher = publisher_of(log)
-    before = publisher.seed(None, range(len(publisher.tiles)))
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(log, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        publisher.publish(weights(2))
-    monkeypatch.undo()
-    assert publisher.seed(None, range(len(publisher.tiles))) == before
-    assert len(publisher.publish(weights(2)).chunks) == len(TILES)
-
-
 def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = publisher_of(VersionLog())
 
@@ -413,7 +311,7 @@ def test_an_interrupt_that_loses_a_delta_ends_publishing(monkeypatch: pytest.Mon
     with pytest.raises(Unavailable, match="was interrupted"):
         publisher.publish(weights(2))
     with pytest.raises(Unavailable, match="was interrupted"):
-        publisher.seed(None, range(len(publisher.tiles)))
+        publisher.snapshot(None, range(len(publisher.tiles)))
 
 
 def test_an_interrupt_after_a_version_was_shown_ends_publishing(
@@ -430,7 +328,7 @@ def test_an_interrupt_after_a_version_was_shown_ends_publishing(
         publisher.publish(weights(2))
     monkeypatch.undo()
     assert log.newest_n == 2  # receivers have it
-    for ask in (lambda: publisher.seed(None, ()), lambda: publisher.publish(weights(3))):
+    for ask in (lambda: publisher.snapshot(None, ()), lambda: publisher.publish(weights(3))):
         with pytest.raises(Unavailable, match="was interrupted"):
             ask()
 
@@ -444,3 +342,10 @@ def test_a_publisher_whose_incarnation_is_over_publishes_nothing_any_more() -> N
         before.publish(weights(3))
     assert heir.publish(weights(3)).version == Version("run", 2, 3)
     assert [one.version.incarnation for one in log.wait_manifests(-1, 0)] == [2, 2]
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    publisher = publisher_of(VersionLog())
+    for wrong in [weights(1, 999), weights(1).astype(np.int64), weights(1).reshape(10, 100)]:
+        with pytest.raises(InvalidArgument):
+            publisher.publish(wrong)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.manifest import UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
@@ -37,7 +36,7 @@ def test_versions_are_there_after_the_process_ended() -> None:
     for one in again.wait_manifests(1, 0):
         assert again.frames(one.key) == log.frames(one.key)
     with pytest.raises(Unavailable, match="published"):
-        again.seed(None, ())  # nobody can make one yet
+        again.snapshot(None, ())  # nobody can make one yet
 
 
 def test_an_update_of_which_the_disk_lost_a_part_is_left_out() -> None:
@@ -79,11 +78,3 @@ def test_a_version_that_the_disk_does_not_take_leaves_log_and_shadow(
     manifest = publisher.publish(changed(first, 3))
     assert manifest.base_digest == row_digest(first)
     assert np.array_equal(sorted(disk.files), ["1.1.update", "2.1.update", "3.2.update"])
-
-
-def test_forgotten_versions_leave_the_disk() -> None:
-    disk = PlantedDisk()
-    log = log_of(disk, versions_max=2)
-    published(log, 6)
-    assert sorted(disk.files) == ["1.1.update", "6.5.update", "7.6.update"]
-    assert log.chunk(UpdateKey(3, 2), 0) is None

@@ -54,21 +54,6 @@ def test_a_merge_does_what_both_do(chain: list[Bits]) -> None:
     assert merged.payload.tolist() == model.payload
 
 
-@given(chains())
-def test_merging_is_associative(chain: list[Bits]) -> None:
-    one, two, three = deltas_of(chain)
-    left = delta_merge(delta_merge(one, two), three)
-    assert same(left, delta_merge(one, delta_merge(two, three)))
-
-
-def test_a_delta_and_its_way_back_are_nothing() -> None:
-    new, old = changed(np.random.default_rng(2), 70_000, density=0.1, steps=0.8)
-    there, back = delta_pack(new, old.copy()), delta_pack(old, new.copy())
-    nothing = delta_merge(there, back)
-    assert (nothing.changed, nothing.nbytes) == (0, there.entries.nbytes)
-    assert nothing.base_digest == nothing.digest == digest(old)
-
-
 def test_what_does_not_follow_is_refused() -> None:
     rng = np.random.default_rng(3)
     new, old = changed(rng, 100, density=0.1, steps=0.8)

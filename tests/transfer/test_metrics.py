@@ -58,13 +58,6 @@ def test_every_figure_has_a_name_and_a_name_has_one_kind() -> None:
         list(Metrics("receiver", lambda: {"invented": 1.0}).collect())
 
 
-def test_metrics_of_two_programs_in_one_process_are_apart() -> None:
-    ours, others = (Metrics("receiver", lambda n=n: {"version": n}) for n in (1, 2))
-    for metrics, n in ((ours, 1), (others, 2)):
-        with MetricsServer(metrics, "127.0.0.1:0", OPEN) as server:
-            assert scraped(f"http://{server.address}/")["rose_transfer_version"] == n
-
-
 def test_metrics_stay_on_this_machine_without_certificates() -> None:
     metrics = Metrics("receiver", dict)
     for address in ("0.0.0.0:0", "10.0.0.1:1", "localhost:0"):

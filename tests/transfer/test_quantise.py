@@ -96,17 +96,6 @@ def test_twins_say_what_the_reference_says(weights: Bits, to: str, block: Block)
     np.testing.assert_array_equal(weights, before)
 
 
-@each_isa
-@pytest.mark.parametrize("cols", [0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 1021])
-def test_borders_of_vectors(cols: int, isa: str) -> None:
-    rng = np.random.default_rng(cols)
-    for to in KINDS:
-        for where in range(max(1, min(cols, 40))):
-            weights = bits_of(rng.standard_normal((2, cols)) * 0.02)
-            weights[0, where : where + 1] = 0xC2C8  # the largest of its block: -100
-            check_all(weights, to=to, block=(1, max(1, cols)), isas=[isa])
-
-
 def test_fp8_rounds_as_torch_does() -> None:
     rng = np.random.default_rng(3)
     weights = bits_of(rng.standard_normal((256, 512)) * np.exp2(rng.uniform(-9, 9, (256, 512))))

@@ -52,15 +52,6 @@ def test_a_receiver_that_applies_both_deltas_holds_the_new_weights(
     assert held(receiver) == before
 
 
-def test_a_delta_of_codes_is_a_tenth_of_one_of_bf16() -> None:
-    old, new = two_versions(3)
-    codes, scales = quantise_pack(new, quantise(old, to="fp8"))
-    of_bits = delta_pack(new, old.copy())
-    assert scales.changed == 0
-    assert 5 < of_bits.changed / codes.changed < 30
-    assert codes.nbytes < of_bits.nbytes / 3
-
-
 def test_tensors_of_torch_move_too() -> None:
     old, new = two_versions(4, lr=1e-3)
     tensors = [torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16) for bits in (old, new)]
@@ -89,15 +80,6 @@ def test_a_shadow_that_is_read_only_moves_by_nothing(name: str) -> None:
     with pytest.raises(InvalidArgument, match="read-only"):
         quantise_pack(new, shadow)
     assert held(shadow) == before, "also the scales, which were packed first"
-
-
-def test_a_block_size_that_no_delta_has_moves_nothing() -> None:
-    old, new = two_versions(7, lr=1.0)
-    shadow = quantise(old, to="int8")
-    before = held(shadow)
-    with pytest.raises(InvalidArgument, match="block_elements 5"):
-        quantise_pack(new, shadow, block_elements=5)
-    assert held(shadow) == before
 
 
 def test_an_interrupt_leaves_codes_and_scales_of_one_version(

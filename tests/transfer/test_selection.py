@@ -121,13 +121,6 @@ def test_refused_version_leaves_shadow_and_ages() -> None:
     assert [publisher.publish(new).changed > 0 for _ in range(3)] == [False, False, True]
 
 
-def test_everything_is_sent_unless_asked_otherwise() -> None:
-    old, new = before_and_after()
-    publisher = publisher_of(old, VersionLog(), None)
-    assert publisher.publish(new).changed == np.count_nonzero(old != new)
-    assert publisher.drift.elements == 0
-
-
 def test_selection_that_cannot_be_is_refused() -> None:
     for fields in [{}, {"share": 0.1, "least": 1.0}, {"share": 0}, {"share": 1.5}, {"least": 0}]:
         with pytest.raises(InvalidArgument):

@@ -9,17 +9,16 @@ import pytest
 from rose.clock import BootClock
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Manifest
+from rose.transfer.manifest import Manifest, Subscription
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import Staging
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.source import Source, SourceAround
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.chain_world import KEY, Chain
 from tests.transfer.worker import NAMELESS, TILE, TILES, Bits, changed, weights
 
@@ -58,13 +57,13 @@ class Part:
             self.staging.round(0)
             self.commit()
 
-    def drift(self, tile: int) -> None:
-        """Flip a bit, and let a sweep find it."""
+    def corrupt(self, tile: int) -> None:
+        """Flip a bit, and let a scrub find it."""
         self.bits[tile * TILE + 3] ^= 0x4000
-        sweep = Sweep(self.row, self.digests, clock=BootClock())
-        while sweep.step(0):
+        scrub = Scrub(self.row, self.digests, clock=BootClock())
+        while scrub.step(0):
             pass
-        self.staging.drifted(sweep.digests)
+        self.staging.repair(scrub.digests)
 
     def is_like(self, bits: Bits) -> bool:
         end = len(self.tiles) * TILE
@@ -90,7 +89,7 @@ class Interrupted(SourceAround):
         return super().wait_manifests(after_n, timeout_s)
 
 
-def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> None:
+def test_corruption_that_is_found_while_manifests_are_waited_for_is_repaired() -> None:
     chain = Chain()
     source = Interrupted(chain.log)
     part = Part(source, chain.bits)
@@ -100,8 +99,8 @@ def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> Non
     assert part.staging.held == chain.publisher.version
 
     def meanwhile() -> None:
-        part.drift(5)
-        step_in(chain, 1)  # which says nothing of the tile that drifted
+        part.corrupt(5)
+        step_in(chain, 1)  # which says nothing of the tile that corrupted
 
     source.meanwhile = meanwhile
     part.round(4)
@@ -110,14 +109,14 @@ def test_drift_that_is_found_while_manifests_are_waited_for_is_repaired() -> Non
     assert part.staging.stats.repaired == 1
 
 
-def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> None:
+def test_tile_that_was_corrupted_before_a_version_changes_it_is_repaired_alone() -> None:
     chain = Chain()
     part = Part(chain.log, chain.bits, range(len(TILES)))
     part.round()
     step_in(chain, 1)
     part.round()
     step_in(chain, 5)
-    part.bits[5 * TILE + 1] ^= 0x4000  # and no sweep came by
+    part.bits[5 * TILE + 1] ^= 0x4000  # and no scrub came by
     part.staging.round(0)
     outcome = part.commit()
     assert outcome is not None
@@ -132,17 +131,17 @@ def test_tile_that_drifted_before_a_version_changes_it_is_repaired_alone() -> No
 def test_receiver_that_is_told_of_a_version_and_gets_an_older_one_whole_waits() -> None:
     chain = Chain()
     chain.publish(3)
-    old = chain.log.seed(2, ())
+    old = chain.log.snapshot(2, ())
 
     class Behindhand(SourceAround):
-        def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
             return old if n is None else None
 
     part = Part(chain.log, chain.bits)
     part.round(2)
     assert part.staging.held == chain.publisher.version
     part.staging._source = Behindhand(chain.log)
-    part.drift(3)
+    part.corrupt(3)
     for _ in range(3):
         with pytest.raises(Unavailable, match="none arrives completely"):
             part.round()
@@ -168,9 +167,9 @@ def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog)
     held = part.staging.held
     assert held == chain.publisher.version
     part.staging._source = older_run
-    for drift in (False, True):
-        if drift:
-            part.drift(2)
+    for corrupt in (False, True):
+        if corrupt:
+            part.corrupt(2)
         with pytest.raises(InvalidArgument, match="another run"):
             part.round()
         assert part.staging.staged_version is None

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.version import Version
 from tests.transfer.planted_disk import PlantedDisk
 
 LAYOUT = hashlib.sha256(b"any").hexdigest()
@@ -77,16 +76,6 @@ def test_what_is_put_is_there(store: MemoryStore) -> None:
     assert store.get(UpdateKey(2, 1), 1) == frame(2, 1)
     assert store.tiles(UpdateKey(2, 1)) == {0, 1, 3}
     assert store.nbytes == len(frame(2, 0) + frame(2, 1) + frame(2, 3))
-
-
-def test_what_is_forgotten_is_gone(store: MemoryStore) -> None:
-    store.put(manifest(2), frames(2))
-    store.put(manifest(3), frames(3))
-    store.forget(UpdateKey(2, 1))
-    store.forget(UpdateKey(7, 6))
-    assert store.get(UpdateKey(2, 1), 0) is None
-    assert store.get(UpdateKey(3, 2), 0) == frame(3, 0)
-    assert store.nbytes == sum(map(len, frames(3).values()))
 
 
 def test_trimming_drops_the_lowest_first_and_not_the_one_that_stays(store: MemoryStore) -> None:

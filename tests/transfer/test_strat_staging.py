@@ -1,6 +1,5 @@
-"""A publisher that sends links, and receivers that make deltas of them or refuse them."""
+"""A publisher that sends wire encodings, and receivers that make deltas of them or refuse them."""
 
-from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +7,11 @@ import pytest
 
 from rose.errors import InvalidArgument, OutOfMemory
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Manifest, Version
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.source import Frame, SourceAround
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row, Tiles
 from tests.transfer.lr_law import bits_of_floats
 from tests.transfer.worker import Bits, Worker
 
@@ -28,12 +24,12 @@ LEARNING_RATE = 1e-5
 class Trainer:
     """fp32 masters, and a publisher of their bf16 bits."""
 
-    def __init__(self, link: Any = "strat") -> None:
+    def __init__(self, encoding: Any = "strat") -> None:
         self._rng = np.random.default_rng(7)
         self._masters = self._rng.normal(0, 0.02, COUNT)
         self.log = VersionLog()
         self.publisher = RowPublisher(
-            self.bits, "run", 1, 1, self.log, tile_elements=TILE, link=link
+            self.bits, "run", 1, 1, self.log, tile_elements=TILE, encoding=encoding
         )
 
     @property
@@ -87,18 +83,9 @@ def test_links_come_through_bit_for_bit_with_and_without_a_base(make: Any) -> No
             worker.follow(version)
             assert np.array_equal(worker.bits, trainer.bits)
         assert {one.state for one in worker.outcomes} == {CommitState.COMMITTED}
-        assert worker.receiver.stats.seeds == worker.receiver.stats.given_up == 0
+        assert worker.receiver.stats.snapshots == worker.receiver.stats.given_up == 0
     (last,) = trainer.log.wait_manifests(version.n - 1, 0)
     assert all(delta.rule is not None for delta in deltas_in(trainer.log, last))
-
-
-def test_what_lies_staged_is_no_link_any_more() -> None:
-    trainer = Trainer()
-    with Staging(trainer, trainer.bits) as worker:
-        worker.follow(trainer.publish())
-        trainer.publish()
-        staged = worker.take_staged()
-        assert [delta.rule for _, delta in staged.deltas] == [None] * len(TILES)
 
 
 @pytest.mark.parametrize("fault", [OutOfMemory, InvalidArgument, MemoryError])
@@ -126,17 +113,17 @@ def test_what_was_pulled_stays_until_it_is_unpacked(fault: type[Exception]) -> N
 
 def test_links_are_a_fifth_smaller_and_make_the_same_versions() -> None:
     sent = {}
-    for link in ("gap", "strat"):
-        trainer = Trainer(link)
+    for encoding in ("gap", "strat"):
+        trainer = Trainer(encoding)
         with Staging(trainer, trainer.bits) as worker:
             for _ in range(3):
                 worker.follow(trainer.publish())
             assert np.array_equal(worker.bits, trainer.bits)
-        sent[link] = trainer.log.statistics().sent_bytes
+        sent[encoding] = trainer.log.statistics().sent_bytes
     assert sent["strat"] < 0.8 * sent["gap"]
 
 
-def test_drift_is_found_while_staging_and_a_seed_mends_it() -> None:
+def test_corruption_is_found_while_staging_and_a_snapshot_repairs_it() -> None:
     trainer = Trainer()
     with Staging(trainer, trainer.bits) as worker:
         worker.follow(trainer.publish())
@@ -144,62 +131,23 @@ def test_drift_is_found_while_staging_and_a_seed_mends_it() -> None:
         worker.follow(trainer.publish())
         assert np.array_equal(worker.bits, trainer.bits)
         stats = worker.receiver.stats
-        assert (stats.given_up, stats.seeds, stats.rolled_back) == (1, 1, 0)
+        assert (stats.given_up, stats.snapshots, stats.rolled_back) == (1, 1, 0)
 
 
-def test_drift_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None:
+def test_corruption_that_only_the_commit_can_find_goes_back_and_is_repaired() -> None:
     trainer = Trainer()
     with late(trainer, trainer.bits) as worker:
         worker.follow(trainer.publish())
         worker.bits[TILE + 3] ^= 1
-        drifted = worker.bits.copy()
+        corrupted = worker.bits.copy()
         version = trainer.publish()
         assert worker.commit() is CommitState.ROLLED_BACK
         assert "base" in str(worker.outcomes[-1].reason)
-        assert np.array_equal(worker.bits, drifted)
-        assert worker.outcomes[-1].digest == Row(drifted, TILES).digests().total
+        assert np.array_equal(worker.bits, corrupted)
+        assert worker.outcomes[-1].digest == Row(corrupted, TILES).digests().total
         worker.follow(version)
         assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.seeds == 1
-
-
-def test_a_version_that_the_log_refuses_leaves_the_next_one_sound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    trainer = Trainer()
-    with Staging(trainer, trainer.bits) as worker:
-        with monkeypatch.context() as patch:
-
-            def refuse(*_: object) -> None:
-                raise OutOfMemory("planted")
-
-            patch.setattr(trainer.log, "append", refuse)
-            with pytest.raises(OutOfMemory, match="planted"):
-                trainer.publish()
-        worker.follow(trainer.publish())
-        assert np.array_equal(worker.bits, trainer.bits)
-
-
-def test_a_damaged_link_is_asked_for_again() -> None:
-    trainer = Trainer()
-
-    class Bent(SourceAround):
-        left = 1
-
-        def chunks(
-            self, key: UpdateKey, wanted: Sequence[Chunk]
-        ) -> Generator[tuple[int, Frame | None], None, None]:
-            for tile, frame in super().chunks(key, wanted):
-                if frame is None or not self.left:
-                    yield tile, frame
-                else:
-                    self.left -= 1
-                    yield tile, bytes([*frame[:-1], frame[-1] ^ 1])
-
-    with Worker(Bent(trainer.log), trainer.bits, tiles=TILES) as worker:
-        worker.follow(trainer.publish())
-        assert np.array_equal(worker.bits, trainer.bits)
-        assert worker.receiver.stats.chunks_retried == 1
+        assert worker.receiver.stats.snapshots == 1
 
 
 def test_another_kind_of_link_is_refused() -> None:

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from rose.cli.main import main
 from rose.errors import InvalidArgument
+from rose.transfer.manifest import Subscription, Version
 from rose.transfer.observing.timed import TimedContributor, TimedLog, TimedSource
 from rose.transfer.observing.timeline import Timeline, merged
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.worker import LONG_S, NAMELESS, TILES, changed, weights
 
 

@@ -1,7 +1,5 @@
 """Wrong weights are found before a byte is written; what is applied by parts is undone exactly."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,37 +37,9 @@ def test_a_base_that_differs_where_it_is_touched_is_refused(
             st.integers(0, width - 1)
         )
         held = LAYOUTS[layout](wrong)
-        with pytest.raises(
-            CorruptData, match=r"are not the (base|result) of the delta"
-        ):
+        with pytest.raises(CorruptData, match=r"are not the (base|result) of the delta"):
             delta_apply(held, delta, undo=undo, verify=True)
         assert elements(held) == wrong.tolist()
-
-
-def test_a_replay_is_refused() -> None:
-    delta, new, old = packed(16)
-    held = old.copy()
-    delta_apply(held, delta, verify=True)
-    with pytest.raises(CorruptData, match="not the base of the delta"):
-        delta_apply(held, delta, verify=True)
-    assert held.tolist() == new.tolist()
-    delta_apply(held, delta, undo=True, verify=True)
-    with pytest.raises(CorruptData, match="not the result of the delta"):
-        delta_apply(held, delta, undo=True, verify=True)
-    assert held.tolist() == old.tolist()
-
-
-def test_a_foreign_delta_is_refused() -> None:
-    delta, _, _ = packed(16)
-    _, _, other = packed(16, seed=2)
-    held = other.copy()
-    with pytest.raises(CorruptData):
-        delta_apply(held, delta, verify=True)
-    assert held.tolist() == other.tolist()
-    lying = replace(delta, digest=(delta.digest[0], delta.digest[1] ^ 1))
-    _, _, old = packed(16)
-    with pytest.raises(CorruptData):
-        delta_apply(old, lying, verify=True)
 
 
 # ---- what is never sent twice, and what is due

@@ -1,27 +1,46 @@
 """A receiver with weights of its own, as an engine would drive it, and weights that change."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
+from rose.errors import Unavailable
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import StagedVersion
+from rose.transfer.manifest import (
+    NAMELESS,
+    Chunk,
+    Manifest,
+    StagedVersion,
+    Subscription,
+    UpdateKey,
+    Version,
+)
 from rose.transfer.receiving.commit import Commit, CommitState, Target
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.source import Source
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import NAMELESS, Version
-from rose.transfer.views import Row
+from rose.transfer.source import Frames, Source, SourceAround
+from rose.transfer.tiles import Row, Tiles
 
 Bits = npt.NDArray[np.uint16]
 COUNT, TILE = 1000, 64
 TILES = Tiles.of(COUNT, TILE)
 LONG_S = 200.0
+
+
+class HandClock:
+    """A clock that goes on when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 def eventually(is_so: Callable[[], bool]) -> None:
@@ -50,6 +69,49 @@ def changed(bits: Bits, seed: int, share: float = 0.05) -> Bits:
 def row_digest(bits: Bits, tile_elements: int = TILE) -> Digest:
     """Return the digest of weights that are this row."""
     return Row(bits, Tiles.of(len(bits), tile_elements)).digests().total
+
+
+class Planted(SourceAround):
+    """A source that goes away and spoils when it is told to, and notes what it is asked for."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self.is_away = False
+        self.left: int | None = None  # chunks until it goes away
+        self.spoiled = 0  # chunks that it still spoils
+        self.calls: list[str] = []
+        self.crossed: list[tuple[UpdateKey, int]] = []
+
+    def _look(self, call: str) -> None:
+        self.calls.append(call)
+        if self.is_away:
+            raise Unavailable("planted: it is away")
+
+    def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+        self._look("wait")
+        return super().wait_manifests(after_n, timeout_s)
+
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        self._look("snapshot")
+        return super().snapshot(n, tiles)
+
+    def report(self, receiver: str, n: int, is_match: bool, digest: Digest) -> None:
+        self._look("report")
+        super().report(receiver, n, is_match, digest)
+
+    def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
+        self._look("chunks")
+        for tile, frame in super().chunks(key, wanted):
+            if self.left is not None:
+                self.is_away = self.left == 0
+                self.left -= 1
+                self._look("chunk")
+            self.crossed.append((key, tile))
+            if self.spoiled and frame is not None:
+                self.spoiled -= 1
+                yield tile, bytes(frame)[:-1] + b"\xa5"
+            else:
+                yield tile, frame
 
 
 class Worker:

@@ -42,7 +42,7 @@ class Events:
         self._lock = threading.Lock()
         self._troubles: dict[str, str | None] = {}  # latest problem of each subject
 
-    def say(self, event: str, **fields: Any) -> None:
+    def report(self, event: str, **fields: Any) -> None:
         """Print an event without the fields that are None."""
         shown = {name: value for name, value in fields.items() if value is not None}
         if self._is_json:
@@ -62,7 +62,7 @@ class Events:
         with self._lock:
             is_news, self._troubles[about] = sentence != self._troubles.get(about), sentence
         if is_news and sentence is not None:
-            self.say("trouble", reason=" ".join(sentence.split()))
+            self.report("trouble", reason=" ".join(sentence.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +147,12 @@ _OPTIONS: Final = (
     click.option(
         "--timeline", type=PATH, metavar="FILE", help="Write a trace for Perfetto at the end."
     ),
-    click.option("--json", "as_json", is_flag=True, help="Say each event as a line of JSON."),
+    click.option("--json", "as_json", is_flag=True, help="Report each event as a line of JSON."),
 )
 
 
 @contextmanager
-def until_told() -> Iterator[None]:
+def until_signal() -> Iterator[None]:
     """End the block without an error on SIGTERM or Ctrl-C."""
     with suppress(KeyboardInterrupt), ends_interrupt():
         yield
@@ -176,7 +176,7 @@ def observed(
 
         metrics = Metrics(role, read)
         with MetricsServer(metrics, options.metrics, options.security) as server:
-            options.events.say("metrics", address=server.address)
+            options.events.report("metrics", address=server.address)
             yield metrics.paused
     finally:
         if options.timeline is not None:

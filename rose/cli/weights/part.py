@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from rose.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from rose.checkpoints.tiling import Tiling, tiling_of
-from rose.cli.weights.options import WeightOptions, observed, until_told
+from rose.cli.weights.options import WeightOptions, observed, until_signal
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.views import ShardViews
+from rose.transfer.tiles import ShardViews
 
 _LOOK_S: Final = 1.0
 
@@ -114,15 +114,17 @@ def serve_part(part: CheckpointPart, listen: str, threads: int, options: WeightO
     tls, token = options.security.tls, options.security.token.hex()
     timeline = Timeline(f"rank {part.rank}")
     with (
-        until_told(),
+        until_signal(),
         PartServer(
             part.owned, tiles, part.fresh, listen, token=token, tls=tls, threads=threads
         ) as server,
         observed(options, "publisher", dict, timeline),
     ):
-        options.events.say("serving", address=server.address, rank=part.rank, tiles=len(part.owned))
+        options.events.report(
+            "serving", address=server.address, rank=part.rank, tiles=len(part.owned)
+        )
         _wait_for_ever()
-    options.events.say("ended")
+    options.events.report("ended")
 
 
 def _wait_for_ever() -> None:

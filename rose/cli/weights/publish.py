@@ -17,7 +17,7 @@ from rose.cli.weights.options import (
     Events,
     WeightOptions,
     observed,
-    until_told,
+    until_signal,
     weight_options,
 )
 from rose.cli.weights.part import CheckpointPart, check_plan, serve_part, units_of
@@ -25,15 +25,15 @@ from rose.cli.weights.state import PublishState, entries, read_state, write_stat
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import hexadecimal
+from rose.transfer.manifest import Version
 from rose.transfer.observing.timed import TimedContributor, TimedLog
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
-from rose.transfer.publishing.contributor import LINKS, Link
+from rose.transfer.publishing.contributor import ENCODINGS, Encoding
+from rose.transfer.publishing.merger import MergerThread
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX
-from rose.transfer.publishing.spans import SpanMaker
-from rose.transfer.version import Version
-from rose.transfer.views import TileViews
+from rose.transfer.publishing.shelf import BYTES_MAX, VERSIONS_MAX
+from rose.transfer.tiles import TileViews
 from rose.transfer.wire.messages import TensorEntry
 from rose.transfer.wire.peers import Peers
 from rose.units import GIB
@@ -59,9 +59,9 @@ class CheckpointPublisher:
         log: log of versions.
         timeline: gets the durations.
         options: program options.
-        link: wire encoding, as in `Contributor`.
+        encoding: wire encoding, as in `Contributor`.
         threads: number of packing threads.
-        spans: notified of each version, to make merged deltas.
+        merger: notified of each version, to make merged deltas.
         parts: addresses of the other ranks' parts; () if this process publishes all tiles.
     """
 
@@ -75,15 +75,15 @@ class CheckpointPublisher:
         log: TimedLog,
         timeline: Timeline,
         options: WeightOptions,
-        link: Link,
+        encoding: Encoding,
         threads: int,
-        spans: SpanMaker,
+        merger: MergerThread,
         parts: Sequence[str] = (),
     ) -> None:
         self._path, self._plan, self._timeline = state_path, plan, timeline
         self._options, self._events = options, options.events
-        self._log, self._spans = log, spans
-        self._packing = partial(TimedContributor, link=link, threads=threads)
+        self._log, self._merger = log, merger
+        self._packing = partial(TimedContributor, encoding=encoding, threads=threads)
         self._addresses = parts
         self._parts: list[RemotePart] = []
         self._unsound: dict[Path, str] = {}
@@ -112,7 +112,7 @@ class CheckpointPublisher:
             Version(self._state.run, self._state.incarnation, self._state.n),
             self._log,
             signing=self._options.signing,
-            on_published=self._spans.note,
+            on_published=self._merger.note,
         )
 
     def _mine(self, opened: Checkpoint, tiling: Tiling) -> TimedContributor:
@@ -174,7 +174,7 @@ class CheckpointPublisher:
         done = (*self._state.published, str(path.absolute()))
         self._state = replace(self._state, newest=str(path.absolute()), published=done)
         write_state(self._path, self._state)
-        self._events.say(
+        self._events.report(
             "published",
             version=str(manifest.version),
             n=manifest.version.n,
@@ -194,7 +194,7 @@ class CheckpointPublisher:
         """Start another incarnation with the newest checkpoint, after a rank was restarted."""
         opened = open_checkpoint(Path(self._state.newest))
         self._publisher = self._begun(opened, tiling_of(opened, self._plan))
-        self._events.say("begun", version=str(self.version), n=self.version.n)
+        self._events.report("begun", version=str(self.version), n=self.version.n)
 
     def publish_new(self, folder: Path) -> None:
         """Publish a folder's new checkpoints; skip damaged ones."""
@@ -210,7 +210,7 @@ class CheckpointPublisher:
         except _WORLD as error:
             if self._unsound.get(path) != str(error):
                 self._unsound[path] = str(error)
-                self._events.say("trouble", reason=f"{path.name} is not published: {error}")
+                self._events.report("trouble", reason=f"{path.name} is not published: {error}")
 
 
 def _first_of(newest: Path, otherwise: Path) -> Path:
@@ -257,7 +257,7 @@ def read_plan(path: Path) -> Plan:
     metavar="ADDRESS",
     help="At rank 0: where another rank serves its part; once for each of them.",
 )
-@click.option("--link", type=click.Choice(LINKS), default="gap", show_default=True)
+@click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap", show_default=True)
 @click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
@@ -274,7 +274,7 @@ def publish(
     plan_path: Path | None,
     rank: int | None,
     parts: tuple[str, ...],
-    link: Link,
+    encoding: Encoding,
     threads: int,
     keep: int,
     keep_gib: float,
@@ -299,7 +299,7 @@ def publish(
     timeline = Timeline("publisher")
     log = TimedLog(versions_max=keep, bytes_max=int(keep_gib * GIB))
     log.timeline = timeline
-    with until_told(), SpanMaker(log, options.signing) as spans:
+    with until_signal(), MergerThread(log, options.signing) as merger:
         made = CheckpointPublisher(
             checkpoint,
             state or checkpoint.absolute().parent / f".{checkpoint.name}.published.json",
@@ -308,9 +308,9 @@ def publish(
             log=log,
             timeline=timeline,
             options=options,
-            link=link,
+            encoding=encoding,
             threads=threads,
-            spans=spans,
+            merger=merger,
             parts=parts,
         )
         with (
@@ -326,7 +326,7 @@ def publish(
                     break
                 clock.sleep(_POLL_S)
     log.close()
-    options.events.say("ended")
+    options.events.report("ended")
 
 
 @contextmanager
@@ -343,7 +343,7 @@ def _served(
     ]
     peers = Peers(made.version.run, layout=made.layout, tensors=tensors)
     with options.serve(log, listen, peers) as server:
-        options.events.say(
+        options.events.report(
             "serving",
             address=server.address,
             version=str(made.version),
@@ -367,7 +367,7 @@ def _figures(log: TimedLog, made: CheckpointPublisher) -> Mapping[str, float]:
     return {
         "versions": sums.versions,
         "sent_bytes": sums.sent_bytes,
-        "seeds": sums.seeds,
+        "snapshots": sums.snapshots,
         "version": made.version.n,
         "receivers": len(log.receivers()),
     }

@@ -18,22 +18,20 @@ from rose.cli.weights.options import (
     Events,
     WeightOptions,
     observed,
-    until_told,
+    until_signal,
     weight_options,
 )
 from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import open_addresses
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.digests import TileDigests, hexadecimal
-from rose.transfer.manifest import StagedVersion
+from rose.transfer.manifest import NAMELESS, StagedVersion, Subscription
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.receiving.commit import Commit, CommitState, Outcome
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import Source
-from rose.transfer.version import NAMELESS
 from rose.transfer.wire.messages import HelloReply, TensorEntry
 from rose.units import NS_PER_S
 from rose.whole_file import lock
@@ -138,12 +136,12 @@ class _CheckpointReceiver:
         self.counts[what] += 1
         if outcome.state is CommitState.COMMITTED:
             self.source.staleness.committed(outcome.version)
-        self._events.say(
+        self._events.report(
             what,
             version=str(outcome.version),
             n=outcome.version.n,
             digest=hexadecimal(outcome.digest),
-            is_seed=staged.manifest.is_seed,
+            is_snapshot=staged.manifest.is_snapshot,
             tiles=len(staged.deltas),
             reason=outcome.reason,
         )
@@ -162,7 +160,7 @@ class _CheckpointReceiver:
             "versions": self.counts["committed"],
             "received_bytes": stats.received_bytes,
             "chunks_retried": stats.chunks_retried,
-            "seeds": stats.seeds,
+            "snapshots": stats.snapshots,
             "version": held_n,
             "lag_versions": lag.versions,
             "lag_seconds": lag.seconds,
@@ -226,13 +224,13 @@ def _open(
     if not is_there:
         if not hello.tensors:
             raise InvalidArgument(
-                f"{folder} has no checkpoint, and the upstream does not say what to make"
+                f"{folder} has no checkpoint, and the upstream does not describe one"
             )
         stored = stored_tensors(hello.tensors)
         layout = plain_layout(stored) if plan is None else planned_tiling(plan, stored).tiles.layout
         _check_layout(layout, hello, "the upstream names other tensors")
         create_checkpoint(folder, {one.name: (one.dtype, one.shape) for one in hello.tensors})
-        events.say("created", path=str(folder))
+        events.report("created", path=str(folder))
     checkpoint = open_checkpoint(folder)
     tiling = tiling_of(checkpoint, plan)
     _check_layout(tiling.tiles.layout, hello, f"{folder} has other tensors")
@@ -277,7 +275,7 @@ def receive(
     timeline = Timeline("receiver")
     who = name or f"{socket.gethostname()}:{folder.absolute()}"[-200:]
     with (
-        until_told(),
+        until_signal(),
         _locked(folder),
         open_addresses(upstreams, options.security, options.signing, options.events) as there,
     ):
@@ -294,7 +292,7 @@ def receive(
                     _keep(made, target_n, paused)
             finally:
                 made.close()
-    options.events.say("ended")
+    options.events.report("ended")
 
 
 def _keep(made: _CheckpointReceiver, until_n: int | None, paused: Callable[[float], None]) -> None:

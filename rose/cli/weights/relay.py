@@ -14,22 +14,22 @@ from rose.cli.weights.options import (
     Events,
     WeightOptions,
     observed,
-    until_told,
+    until_signal,
     weight_options,
 )
 from rose.cli.weights.publish import read_plan
 from rose.cli.weights.sources import Addresses, open_addresses
 from rose.clock import BootClock
 from rose.errors import CorruptData, InvalidArgument, RoseError
+from rose.transfer.manifest import Subscription
 from rose.transfer.observing.timed import TimedSource
 from rose.transfer.observing.timeline import Timeline
 from rose.transfer.plan.plan import Plan
 from rose.transfer.plan.planned import Landing
 from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
-from rose.transfer.publishing.retention import BYTES_MAX, VERSIONS_MAX, Limits
+from rose.transfer.publishing.shelf import BYTES_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.follower import Follower
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.tiles import Tiles
@@ -76,7 +76,7 @@ class Introduction:
         self._landing, self._address, self._peers = landing, address, peers
         self._known: HelloReply | None = None
         if (kept := _kept_hello(directory, events)) is not None:
-            self._tell(kept)
+            self._announce(kept)
 
     @property
     def known(self) -> HelloReply | None:
@@ -91,11 +91,11 @@ class Introduction:
         known = self._known
         reply = replies[0]
         if known is None or (known.layout, known.tensors) != (reply.layout, reply.tensors):
-            self._tell(reply)
+            self._announce(reply)
             if self._path is not None:
                 write_hello(self._path, reply)
 
-    def _tell(self, reply: HelloReply) -> None:
+    def _announce(self, reply: HelloReply) -> None:
         self._known = reply
         here = RelayPlace(self._address, tuple(self._landing))
         self._peers.announce(reply.layout, tensors=reply.tensors, relays=[here])
@@ -190,7 +190,7 @@ def relay(
     limits = Limits(versions_max=keep, bytes_max=int(keep_gib * GIB))
     open_there = (upstreams, options.security, options.signing, options.events)
     with (
-        until_told(),
+        until_signal(),
         open_addresses(*open_there) as there,
         open_addresses(*open_there) as reading,
         closing(_store(directory, limits.bytes_max)) as store,
@@ -205,12 +205,12 @@ def relay(
         )
         known_n = made.newest_n
         with options.serve(made, listen, peers) as server, Follower(made) as follower:
-            options.events.say("serving", address=server.address, n=known_n)
+            options.events.report("serving", address=server.address, n=known_n)
             landing = () if planned is None else planned.wanted
             introduction = Introduction(directory, landing, server.address, peers, options.events)
             with observed(options, "relay", partial(_figures, made), timeline):
                 _follow(made, follower, introduction, reading, options, newest_n=known_n)
-    options.events.say("ended")
+    options.events.report("ended")
 
 
 def _figures(made: Relay) -> Mapping[str, float]:
@@ -220,7 +220,7 @@ def _figures(made: Relay) -> Mapping[str, float]:
         "crossing_bytes": stats.crossing_bytes,
         "received_bytes": stats.crossing_bytes,
         "chunks_retried": stats.rejected,
-        "seeds": stats.seeds,
+        "snapshots": stats.snapshots,
         "version": made.newest_n,
         "receivers": stats.receivers,
     }
@@ -253,9 +253,9 @@ def _follow(
         stats = made.statistics()
         if made.newest_n != newest_n:
             newest_n = made.newest_n
-            options.events.say("following", n=newest_n)
+            options.events.report("following", n=newest_n)
         if moved != (moved := (stats.landed, stats.sent_bytes)):
-            options.events.say(
+            options.events.report(
                 "landed",
                 updates=stats.landed,
                 crossing_bytes=stats.crossing_bytes,

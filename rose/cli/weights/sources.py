@@ -105,7 +105,7 @@ class Addresses:
         raise Unavailable("none of the upstreams answers any more")
 
     def _liar(self, relay: int, what: str) -> None:
-        self._events.say("liar", address=self._addresses[relay], reason=what)
+        self._events.report("liar", address=self._addresses[relay], reason=what)
 
 
 @contextmanager

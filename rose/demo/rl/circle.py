@@ -56,9 +56,9 @@ class NotedSource(SourceAround):
             self._note(manifest)
         return manifests
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Request a snapshot, and report its manifest if it contains chunks."""
-        manifest = self._source.seed(n, tiles)
+        manifest = self._source.snapshot(n, tiles)
         if manifest is not None and manifest.chunks:
             self._note(manifest)
         return manifest

@@ -27,7 +27,7 @@ from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers.models import load_model
 from rose.errors import RoseError
 from rose.thread import Thread
-from rose.transfer.version import Version
+from rose.transfer.manifest import Version
 
 
 def main(argument: str) -> int:

@@ -13,9 +13,9 @@ from rose.demo.rl.messages import Submitted, TrainerStatus
 from rose.demo.rl.settings import TrainerSettings
 from rose.demo.rl.trainer import Bits, PolicyTrainer
 from rose.demo.rl.trajectory import Trajectory
+from rose.transfer.manifest import Version
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.version import Version
 from rose.transfer.wire.server import serve
 from rose.units import NS_PER_S
 

@@ -11,8 +11,7 @@ from rose.errors import InvalidArgument
 from rose.transfer import Delta, delta_apply
 from rose.transfer.codec.operations import topk_unpack
 from rose.transfer.digests import TileDigests
-from rose.transfer.tiles import TILE_ELEMENTS, Tiles
-from rose.transfer.views import Row
+from rose.transfer.tiles import TILE_ELEMENTS, Row, Tiles
 
 _BF16_SHIFT: Final = 16  # a bf16 is the upper half of a float32
 
@@ -138,7 +137,7 @@ class LiveWeights:
     def mend(self, tile: int) -> bool:
         """Repair the copy of a tile that steps read from the row; return whether it differed.
 
-        A digest covers the row, so a `Sweep` detects corruption of the row, and this one of the
+        A digest covers the row, so a `Scrub` detects corruption of the row, and this one of the
         buffer. Whether a mirror equals the buffer, in the right place, is checked by `sweep`.
         """
         if self._equals(tile):
@@ -152,7 +151,7 @@ class LiveWeights:
     def sweep(self) -> bool:
         """Return whether every live parameter equals the row bit by bit, in the right place.
 
-        It reads all of the weights at once, including a mirror: for tests and diagnosis. `Sweep`
+        It reads all of the weights at once, including a mirror: for tests and diagnosis. `Scrub`
         with `mend` is for use between steps.
         """
         is_read = self._is_attached() if self.mirror is None else self.mirror.equals_host()

@@ -24,13 +24,13 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.receiving.scrub import Scrub
 from rose.units import NS_PER_MS
 
 SWEEP_MS: Final = 0.5
 
 
-def _nothing(_sweep: Sweep) -> None:
+def _nothing(_sweep: Scrub) -> None:
     pass
 
 
@@ -101,8 +101,8 @@ class EngineWorker:
         self._turns: dict[int, Turn] = {}
         self._ended: list[Turn] = []
         self._flushed_ms = self._now_ms()
-        self._sweep: Sweep | None = None
-        self._on_swept: Callable[[Sweep], None] = _nothing
+        self._sweep: Scrub | None = None
+        self._on_swept: Callable[[Scrub], None] = _nothing
         processor.listener = self
 
     # ---- any thread -----------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class EngineWorker:
             commit, version=version, on_done=partial(self._committed, on_done=on_done)
         )
 
-    def sweep(self, sweep: Sweep, on_swept: Callable[[Sweep], None]) -> None:
+    def sweep(self, sweep: Scrub, on_swept: Callable[[Scrub], None]) -> None:
         """Check the weights between steps, a little each time; replaces an earlier sweep.
 
         Args:
@@ -334,7 +334,7 @@ class EngineWorker:
         if on_done is not None:
             on_done(committed)
 
-    def _begin_sweep(self, sweep: Sweep, on_swept: Callable[[Sweep], None]) -> None:
+    def _begin_sweep(self, sweep: Scrub, on_swept: Callable[[Scrub], None]) -> None:
         self._sweep, self._on_swept = sweep, on_swept
 
     # ---- small things ---------------------------------------------------------------------------

@@ -98,27 +98,29 @@ def link_pack(
     if (fault := rule.fault(one.width)) is not None:
         raise InvalidArgument(f"the class rule is invalid: {fault}")
     check_base_digest(base_digest)
-    entries, payload, digest_before, digest_after, link_entries, link_payload = _core.link_pack(
-        one.bits,
-        other.bits,
-        _fields(rule),
-        block_elements=block_elements,
-        base_digest=base_digest,
-        threads=threads,
-        isa=_isa(),
+    entries, payload, digest_before, digest_after, encoded_entries, encoded_payload = (
+        _core.link_pack(
+            one.bits,
+            other.bits,
+            _fields(rule),
+            block_elements=block_elements,
+            base_digest=base_digest,
+            threads=threads,
+            isa=_isa(),
+        )
     )
     count, width = other.bits.size, other.width
     delta = Delta(count, block_elements, width, entries, payload, digest_before, digest_after)
-    if not has_strat(link_entries):
+    if not has_strat(encoded_entries):
         return delta, delta
-    return delta, replace(delta, entries=link_entries, payload=link_payload, rule=rule)
+    return delta, replace(delta, entries=encoded_entries, payload=encoded_payload, rule=rule)
 
 
-def strat_unpack(link: Delta, base: Any, *, threads: int = 1) -> Delta:
+def strat_unpack(encoded: Delta, base: Any, *, threads: int = 1) -> Delta:
     """Return the delta that `strat_pack` encoded, bit for bit.
 
     Args:
-        link: received wire encoding; one without STRAT blocks is returned unchanged.
+        encoded: received wire encoding; one without STRAT blocks is returned unchanged.
         base: base weights of the delta; only read.
         threads: 1 to 64.
 
@@ -128,19 +130,19 @@ def strat_unpack(link: Delta, base: Any, *, threads: int = 1) -> Delta:
             (the message names the block).
         OutOfMemory: no memory is left for the delta.
     """
-    if link.rule is None:
-        return link
-    row = _row("base", base, link)
-    if digest(row) != link.base_digest:
+    if encoded.rule is None:
+        return encoded
+    row = _row("base", base, encoded)
+    if digest(row) != encoded.base_digest:
         raise CorruptData("the weights are not the base of the delta")
     entries, payload = _core.strat_unpack(
         row,
-        link,
-        _fields(link.rule),
+        encoded,
+        _fields(encoded.rule),
         threads=threads,
         isa=_isa(),
     )
-    return replace(link, entries=entries, payload=payload, rule=None)
+    return replace(encoded, entries=entries, payload=payload, rule=None)
 
 
 def has_strat(entries: npt.NDArray[np.uint64]) -> bool:

@@ -147,9 +147,11 @@ def _meaning(name: str, dtype: str) -> tuple[int, tuple[int, int] | None]:
 
 
 def _check_written(tensor: TensorBits) -> None:
-    if tensor.device == CPU and not tensor.bits.flags.writeable:
+    is_here = tensor.device == CPU
+    if is_here and not tensor.bits.flags.writeable:
         raise InvalidArgument(f"{tensor.name} is read-only: pass an array that can be written to")
-    if Box.of(tensor.bits).may_repeat:
+    is_row = tensor.bits.flags.c_contiguous if is_here else tensor.bits.is_contiguous()
+    if not is_row and Box.of(tensor.bits).may_repeat:
         raise InvalidArgument(
             f"{tensor.name} has elements that may share memory, as an expanded tensor has: "
             "pass a copy of it"

@@ -26,7 +26,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "committed": "Versions that became the weights.",
     "rolled_back": "Commits that restored the base.",
     "quarantined": "Commits that left the weights at no known version.",
-    "seeds": "Snapshots made by a publisher, or committed by a receiver.",
+    "snapshots": "Snapshots made by a publisher, or committed by a receiver.",
 }
 GAUGES: Final[Mapping[str, str]] = {
     "version": "The newest version here.",

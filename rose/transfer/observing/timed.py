@@ -9,7 +9,7 @@ from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import Chunks, VersionLog
 from rose.transfer.receiving.staleness import Staleness
 from rose.transfer.source import NOTHING_KNOWN, Frames, Source, SourceAround
-from rose.transfer.views import TileViews
+from rose.transfer.tiles import TileViews
 
 
 class TimedContributor(Contributor):

@@ -17,12 +17,11 @@ from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.selection import Drift, Selection, drift_of
-from rose.transfer.tiles import Tiles
-from rose.transfer.views import TileViews
+from rose.transfer.tiles import Tiles, TileViews
 from rose.units import ceil_div
 
-Link: TypeAlias = Literal["gap", "strat"]
-LINKS: Final = ("gap", "strat")
+Encoding: TypeAlias = Literal["gap", "strat"]
+ENCODINGS: Final = ("gap", "strat")
 NO_DRIFT: Final = Drift()
 _BF16_BITS: Final = 16
 
@@ -55,13 +54,13 @@ class Contributor:
         shadow: shadow weights; only this object may change them.
         tiles: all tiles of the weights.
         owned: indices of the tiles to send, ascending; None for all.
-        link: "strat" sends about a quarter fewer bytes for a second pass over the weights on both
-            sides, which pays on slow links. Over loopback, "gap" is faster.
+        encoding: "strat" sends about a quarter fewer bytes for a second pass over the weights on
+            both sides, which pays on slow links. Over loopback, "gap" is faster.
         threads: CPU threads.
         selections: selections of bf16 tiles; of the others every change is sent.
 
     Raises:
-        InvalidArgument: an unknown link, or a selection for a tile that is not bf16.
+        InvalidArgument: an unknown encoding, or a selection for a tile that is not bf16.
     """
 
     def __init__(
@@ -70,16 +69,16 @@ class Contributor:
         tiles: Tiles,
         owned: Sequence[int] | None = None,
         *,
-        link: Link = "gap",
+        encoding: Encoding = "gap",
         threads: int = 1,
         selections: Mapping[int, Selection] | None = None,
     ) -> None:
-        if link not in LINKS:
-            raise InvalidArgument(f"link '{link}': choose gap or strat")
+        if encoding not in ENCODINGS:
+            raise InvalidArgument(f"encoding '{encoding}': choose gap or strat")
         self.owned = range(len(tiles)) if owned is None else owned
         self._tiles = tiles
         self._shadow = shadow
-        self._is_strat = link == "strat"
+        self._is_strat = encoding == "strat"
         self._threads = threads
         self._selections = {} if selections is None else dict(selections)
         for tile in self._selections:
@@ -98,12 +97,12 @@ class Contributor:
         rules = self._rules(new)
         for tile in self.owned:
             if tile in self._selections:
-                delta = link = self._pack_selected(new.bits(tile), tile, part)
+                delta = encoded = self._pack_selected(new.bits(tile), tile, part)
             else:
-                delta, link = self._pack_both(new.bits(tile), tile, rules)
+                delta, encoded = self._pack_both(new.bits(tile), tile, rules)
             if delta.changed:
                 part.deltas[tile] = delta
-                part.frames[tile] = frame = link.to_bytes()
+                part.frames[tile] = frame = encoded.to_bytes()
                 part.chunks.append(chunk_of(tile, delta, frame))
 
     def keep(self, part: Part) -> None:

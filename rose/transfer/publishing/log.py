@@ -7,11 +7,16 @@ from typing import Final, TypeAlias
 
 from rose.errors import InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest, UpdateKey
-from rose.transfer.publishing.retention import BYTES_MAX, SPANS_MAX, VERSIONS_MAX, Limits
-from rose.transfer.publishing.shelf import NO_VERSION, Shelf
+from rose.transfer.manifest import Manifest, UpdateKey, Version
+from rose.transfer.publishing.shelf import (
+    BYTES_MAX,
+    MERGED_MAX,
+    NO_VERSION,
+    VERSIONS_MAX,
+    Limits,
+    Shelf,
+)
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.version import Version
 
 # Counts are small and outlive the chunks, within a limit.
 COUNTS_MAX: Final = 4096
@@ -22,7 +27,7 @@ ELEMENT_BYTES: Final = 2
 Chunks: TypeAlias = Mapping[int, bytes]  # frames by tile
 # Makes a snapshot with these tiles whole, of version n or for None the newest; returns None if it
 # cannot make that version any more.
-SeedMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
+SnapshotMaker: TypeAlias = Callable[[int | None, Sequence[int]], tuple[Manifest, Chunks] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,13 @@ class TransferStatistics:
 
     Args:
         versions: published versions, without the opening.
-        seeds: snapshots made.
+        snapshots: snapshots made.
         sent_bytes: bytes of all chunks sent.
         dense_bytes: bytes of whole weights, once per receiver and reported version.
     """
 
     versions: int = 0
-    seeds: int = 0
+    snapshots: int = 0
     sent_bytes: int = 0
     dense_bytes: int = 0
 
@@ -74,7 +79,7 @@ class VersionLog(Shelf):
     """Stores manifests and chunks, forgets the oldest, and counts what it sends.
 
     It keeps the single versions of the last `versions_max`, the merged deltas in that range, and
-    the last `spans_max` merged deltas of each length before. The opening always stays.
+    the last `merged_max` merged deltas of each length before. The opening always stays.
 
     Any thread may call. The lock guards counts and snapshots, and is held only briefly; one thread
     at a time appends.
@@ -82,7 +87,7 @@ class VersionLog(Shelf):
     Args:
         versions_max: number of versions to keep, at least 1.
         bytes_max: bytes of all chunks to keep, snapshots included.
-        spans_max: merged deltas of each length to keep before those versions.
+        merged_max: merged deltas of each length to keep before those versions.
         store: store of the chunks, by default in memory. Updates of an earlier process in it are
             served until a publisher opens the log.
     """
@@ -92,10 +97,10 @@ class VersionLog(Shelf):
         *,
         versions_max: int = VERSIONS_MAX,
         bytes_max: int = BYTES_MAX,
-        spans_max: int = SPANS_MAX,
+        merged_max: int = MERGED_MAX,
         store: MemoryStore | None = None,
     ) -> None:
-        self._limits = Limits(versions_max, spans_max, bytes_max)
+        self._limits = Limits(versions_max, merged_max, bytes_max)
         self._bytes_max = bytes_max
         super().__init__(MemoryStore() if store is None else store)
         self._forget(self._cut_short())
@@ -103,7 +108,7 @@ class VersionLog(Shelf):
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}  # by n, ascending
         self._whole = MemoryStore()  # snapshots of some versions
-        self._make_seed: SeedMaker | None = None
+        self._make_snapshot: SnapshotMaker | None = None
         self._opened: Version | None = None  # by the current publisher
         self._receivers: dict[str, Acknowledgement] = {}
         self._totals = TransferStatistics()
@@ -111,7 +116,7 @@ class VersionLog(Shelf):
 
     # ---- the publisher's side
 
-    def open(self, manifest: Manifest, make_seed: SeedMaker) -> None:
+    def open(self, manifest: Manifest, make_snapshot: SnapshotMaker) -> None:
         """Start with an announcement of the publisher's weights, and a way to make snapshots.
 
         Updates of other runs and incarnations are forgotten, since no receiver may follow them. An
@@ -136,7 +141,7 @@ class VersionLog(Shelf):
             self._check_newer(manifest)
             self._put(manifest, {})
             self._forget_others(manifest.version.run, manifest.version.incarnation)
-            self._make_seed, self._opened = make_seed, manifest.version
+            self._make_snapshot, self._opened = make_snapshot, manifest.version
             with self._lock:
                 self._whole.clear()  # of the incarnation before
             self._count(manifest.version.n, dense_bytes=0)
@@ -166,7 +171,7 @@ class VersionLog(Shelf):
                     self._totals = replace(self._totals, versions=self._totals.versions + is_kept)
             self._trim()
 
-    def append_span(self, manifest: Manifest, chunks: Chunks) -> bool:
+    def append_merged(self, manifest: Manifest, chunks: Chunks) -> bool:
         """Store a merged delta over versions of this log; it adds no version.
 
         Returns:
@@ -236,7 +241,7 @@ class VersionLog(Shelf):
 
     # ---- the receivers' side
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Make a snapshot with these tiles; its frames are kept while there is room.
 
         The calling thread makes it, so no publisher waits for a receiver's request.
@@ -252,15 +257,15 @@ class VersionLog(Shelf):
             OutOfMemory: the snapshot exceeds the log's limit.
             Unavailable: the log has no publisher yet.
         """
-        if (make := self._make_seed) is None:
+        if (make := self._make_snapshot) is None:
             raise Unavailable("no version was published yet")
         made = make(n, tiles)
         if made is None:
             return None
-        self._keep_seed(*made)
+        self._keep_snapshot(*made)
         return made[0]
 
-    def _keep_seed(self, manifest: Manifest, chunks: Chunks) -> None:
+    def _keep_snapshot(self, manifest: Manifest, chunks: Chunks) -> None:
         _check_chunks(manifest, chunks)
         if manifest.nbytes > self._bytes_max:
             raise OutOfMemory(
@@ -269,7 +274,7 @@ class VersionLog(Shelf):
         if not chunks:
             return
         with self._lock:
-            self._totals = replace(self._totals, seeds=self._totals.seeds + 1)
+            self._totals = replace(self._totals, snapshots=self._totals.snapshots + 1)
             self._whole.put(manifest, chunks)
             room = self._bytes_max - self._store.nbytes
             self._whole.trim(room, staying=manifest.key)

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey
+from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey, Version
 from rose.transfer.publishing.contributor import Contributor, Part
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.selection import Drift, total_drift
-from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import TileViews
+from rose.transfer.publishing.selection import Drift
+from rose.transfer.tiles import Tiles, TileViews
 
 if TYPE_CHECKING:  # It needs the extra `wire`.
     from rose.transfer.wire.remote_part import RemotePart
@@ -57,8 +55,8 @@ class Past:
 
 
 # Tiles of a snapshot made per lock, and the longest wait for a publish in progress.
-SEED_TILES: Final = 16
-SEED_WAIT_S: Final = 60.0
+SNAPSHOT_TILES: Final = 16
+SNAPSHOT_WAIT_S: Final = 60.0
 
 # A contributor: in this process, or in the process of its rank.
 PartOwner: TypeAlias = "Contributor | RemotePart"
@@ -81,7 +79,7 @@ class Publisher:
         log: log to append to; it has one publisher.
         signing: key shared with the receivers.
         on_published: called with each version in the log and the deltas of the tiles that change,
-            before wire encoding; must not wait, like `SpanMaker.note`.
+            before wire encoding; must not wait, like `MergerThread.note`.
 
     Raises:
         InvalidArgument: a tile has no contributor or two, or the opening is invalid.
@@ -116,10 +114,10 @@ class Publisher:
         self._wanted = threading.Condition()  # guards the next; never held over a wait
         self._publishing = 0  # publishes in progress or waiting
         self._version = opening
-        self._drift = Drift()
+        self._drifts: list[Drift] = []  # of the parts of the newest version
         parts = {tile: one.digests[tile] for one in contributors for tile in one.owned}
         self._digests = TileDigests(parts)
-        log.open(self._manifest(opening, opening, self._digests, ()), self.seed)
+        log.open(self._manifest(opening, opening, self._digests, ()), self.snapshot)
 
     @property
     def version(self) -> Version:
@@ -145,7 +143,7 @@ class Publisher:
         It covers tiles with a selection; the others are sent exactly.
         """
         with self._lock:
-            return self._drift
+            return sum(self._drifts, Drift())
 
     def publish(self, *new: TileViews) -> Manifest:
         """Make `new` the next version.
@@ -215,10 +213,12 @@ class Publisher:
             one.keep(part)
         self._digests.update(after)
         self._version = version
-        self._drift = total_drift(part.drift for part in parts)
+        self._drifts = [part.drift for part in parts]
         return manifest
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]] | None:
+    def snapshot(
+        self, n: int | None, tiles: Sequence[int]
+    ) -> tuple[Manifest, dict[int, bytes]] | None:
         """Return a snapshot with some tiles, as deltas from zeros, and the digests of all tiles.
 
         Args:
@@ -246,17 +246,17 @@ class Publisher:
             digests = self._digests.copy()
             digests.update(past.digests)
         made: list[tuple[Chunk, bytes]] = []
-        for at in range(0, len(tiles), SEED_TILES):
+        for at in range(0, len(tiles), SNAPSHOT_TILES):
             self._let_publish()
             with self._lock:
-                some = self._whole(tiles[at : at + SEED_TILES], past)
+                some = self._whole(tiles[at : at + SNAPSHOT_TILES], past)
             if some is None:
-                return self._seed_at_once(tiles) if n is None else None
+                return self._snapshot_at_once(tiles) if n is None else None
             made += some
         manifest = self._manifest(version, None, digests, [chunk for chunk, _ in made])
         return manifest, {chunk.tile: frame for chunk, frame in made}
 
-    def _seed_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
+    def _snapshot_at_once(self, tiles: Sequence[int]) -> tuple[Manifest, dict[int, bytes]]:
         """Return a snapshot made under one lock, for wire encodings that cannot be undone."""
         with self._lock:
             self._check_sound()
@@ -281,7 +281,7 @@ class Publisher:
     def _let_publish(self) -> None:
         """Wait for a publish in progress: it has priority over snapshots."""
         with self._wanted:
-            self._wanted.wait_for(lambda: self._publishing == 0, SEED_WAIT_S)
+            self._wanted.wait_for(lambda: self._publishing == 0, SNAPSHOT_WAIT_S)
 
     @contextmanager
     def _first(self) -> Iterator[None]:

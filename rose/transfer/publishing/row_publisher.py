@@ -4,14 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rose.errors import InvalidArgument
-from rose.transfer.manifest import UNSIGNED, Manifest, Signing
-from rose.transfer.publishing.contributor import Contributor, Link
+from rose.transfer.manifest import UNSIGNED, Manifest, Signing, Version
+from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Published, Publisher
 from rose.transfer.publishing.selection import Selection
-from rose.transfer.tiles import TILE_ELEMENTS, Tiles
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import TILE_ELEMENTS, Row, Tiles
 
 Bits = npt.NDArray[np.uint16]
 
@@ -26,7 +24,7 @@ class RowPublisher(Publisher):
         first_version: number of `weights`, above all numbers of earlier incarnations.
         log: log to append to; it has one publisher.
         tile_elements: elements per tile.
-        link: see `Contributor`.
+        encoding: see `Contributor`.
         signing: key shared with the receivers.
         selection: selection for every tile; None to send all changes.
         on_published: see `Publisher`.
@@ -41,7 +39,7 @@ class RowPublisher(Publisher):
         log: VersionLog,
         *,
         tile_elements: int = TILE_ELEMENTS,
-        link: Link = "gap",
+        encoding: Encoding = "gap",
         signing: Signing = UNSIGNED,
         selection: Selection | None = None,
         on_published: Published | None = None,
@@ -50,7 +48,7 @@ class RowPublisher(Publisher):
         tiles = Tiles.of(len(weights), tile_elements)
         shadow = Row(weights.copy(), tiles)
         selections = {} if selection is None else dict.fromkeys(range(len(tiles)), selection)
-        contributor = Contributor(shadow, tiles, link=link, selections=selections)
+        contributor = Contributor(shadow, tiles, encoding=encoding, selections=selections)
         opening = Version(run, incarnation, first_version)
         super().__init__(
             [contributor], tiles, opening, log, signing=signing, on_published=on_published

@@ -5,7 +5,6 @@ the shadow is the error feedback, and the policy that rollouts follow.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -113,8 +112,3 @@ def drift_of(new: Any, shadow: Any) -> Drift:
         square=float(off @ off),
         weight_square=float(fresh[np.isfinite(fresh)] @ fresh[np.isfinite(fresh)]),
     )
-
-
-def total_drift(parts: Iterable[Drift]) -> Drift:
-    """Return the sum of drifts."""
-    return sum(parts, Drift())

@@ -42,19 +42,19 @@ class UpdateFile:
 
     def add(self, frames: Mapping[int, bytes]) -> list[bytes]:
         """Add frames, by tile, and return the bytes to append."""
-        said: list[bytes] = []
+        parts: list[bytes] = []
         for tile, frame in frames.items():
             crc = zlib.crc32(frame)
-            said += (_RECORD.pack(tile, len(frame), crc), frame)
+            parts += (_RECORD.pack(tile, len(frame), crc), frame)
             self.places[tile] = (self.end + _RECORD.size, len(frame), crc)
             self.end += _RECORD.size + len(frame)
-        return said
+        return parts
 
 
 def begin_update(manifest: Manifest) -> tuple[UpdateFile, bytes]:
     """Return the file of an update without frames, and its content."""
-    said = manifest_message.to_bytes(manifest)
-    header = _HEADER.pack(_MAGIC, len(said), zlib.crc32(said)) + said
+    message = manifest_message.to_bytes(manifest)
+    header = _HEADER.pack(_MAGIC, len(message), zlib.crc32(message)) + message
     return UpdateFile(manifest, len(header)), header
 
 
@@ -71,10 +71,10 @@ def read_update(content: bytes | memoryview) -> UpdateFile:
     magic, nbytes, crc = _HEADER.unpack_from(view)
     if magic == _MAGIC_BEFORE:
         raise InvalidArgument("an earlier rose wrote this update: remove the file")
-    said = view[_HEADER.size : _HEADER.size + nbytes]
-    if magic != _MAGIC or len(said) != nbytes or zlib.crc32(said) != crc:
+    message = view[_HEADER.size : _HEADER.size + nbytes]
+    if magic != _MAGIC or len(message) != nbytes or zlib.crc32(message) != crc:
         raise CorruptData("the file does not begin with a sound update header")
-    file = UpdateFile(manifest_message.from_bytes(bytes(said)), _HEADER.size + nbytes)
+    file = UpdateFile(manifest_message.from_bytes(bytes(message)), _HEADER.size + nbytes)
     sizes = {chunk.tile: chunk.nbytes for chunk in file.manifest.chunks}
     while len(view) - file.end >= _RECORD.size:
         tile, nbytes, crc = _RECORD.unpack_from(view, file.end)

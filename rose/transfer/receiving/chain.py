@@ -6,9 +6,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Manifest
-from rose.transfer.receiving.subscription import Subscription
-from rose.transfer.version import Version
+from rose.transfer.manifest import Manifest, Subscription, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Choice(Enum):
     """The next action when no version can be staged."""
 
     WAIT = "nothing is newer"
-    SEED = "deltas reach none of the offered versions"
+    SNAPSHOT = "deltas reach none of the offered versions"
 
 
 NextVersion: TypeAlias = Manifest | Choice
@@ -39,7 +37,7 @@ def next_version(
 ) -> NextVersion:
     """Choose what to stage next.
 
-    In the chain of its own incarnation a receiver follows the longest link that starts at its
+    In the chain of its own incarnation a receiver follows the longest update that starts at its
     version. It enters the chain of another incarnation by digest: its bits may equal a version
     already, or the base of one.
 
@@ -54,7 +52,7 @@ def next_version(
         return Choice.WAIT
     newest = known[-1].version
     if _is_same_chain(held.version, newest):
-        return _next_link(held, known, subscription)
+        return _next_update(held, known, subscription)
     return _entrance(held, known, subscription)
 
 
@@ -84,7 +82,7 @@ def _is_same_chain(one: Version, other: Version) -> bool:
     return (one.run, one.incarnation) == (other.run, other.incarnation)
 
 
-def _next_link(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
+def _next_update(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
     newer = [one for one in known if one.version.n > held.version.n]
     if not newer:
         return Choice.WAIT
@@ -92,16 +90,16 @@ def _next_link(held: Held, known: Sequence[Manifest], subscription: Subscription
         is_here = subscription.base_digest_of(one) in (None, held.digest)
         if one.base == held.version and is_here:
             return one
-    return Choice.SEED
+    return Choice.SNAPSHOT
 
 
 def _entrance(held: Held, known: Sequence[Manifest], subscription: Subscription) -> NextVersion:
     for one in reversed(known):
         if subscription.digest_of(one) == held.digest:
             return as_held(one, held)
-        if not one.is_seed and subscription.base_digest_of(one) == held.digest:
+        if not one.is_snapshot and subscription.base_digest_of(one) == held.digest:
             return one
-    return Choice.SEED
+    return Choice.SNAPSHOT
 
 
 def as_held(manifest: Manifest, held: Held) -> Manifest:

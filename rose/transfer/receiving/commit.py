@@ -19,8 +19,7 @@ from rose.transfer.codec.operations import delta_apply, delta_pack
 from rose.transfer.codec.strat import host_row, strat_unpack
 from rose.transfer.codec.tensor import bits_of
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import StagedVersion
-from rose.transfer.version import Version
+from rose.transfer.manifest import StagedVersion, Version
 
 
 class Target(Protocol):
@@ -114,7 +113,7 @@ class Commit:
         self._staged = staged
         self._target = target
         self._base_digest = base_digest
-        self._is_seed = manifest.is_seed
+        self._is_seed = manifest.is_snapshot
         self._tiles = range(manifest.tile_count) if subscribed is None else subscribed
         self._after = {chunk.tile: chunk.digest for chunk in manifest.chunks}
         # A snapshot may be the answer to digests that proved wrong.

@@ -12,8 +12,7 @@ from typing import Final, TypeAlias
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_check
-from rose.transfer.manifest import Chunk, Manifest, StagedVersion
-from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.manifest import Chunk, Manifest, StagedVersion, Subscription
 from rose.transfer.source import Frame, Source
 from rose.transfer.tiles import Tile, Tiles
 

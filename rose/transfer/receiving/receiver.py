@@ -6,15 +6,13 @@ from typing import Final
 
 from rose.closing import Closing
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Signing
+from rose.transfer.manifest import UNSIGNED, Signing, Subscription, Version
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import Outcome
 from rose.transfer.receiving.puller import Puller
 from rose.transfer.receiving.staging import ReadTile, Staging
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
 from rose.transfer.source import Source
-from rose.transfer.version import Version
 
 WAIT_S: Final = 0.5
 # Interval between attempts to end a pull of a closed receiver.
@@ -98,9 +96,9 @@ class Receiver(Staging, Closing):
         super().report(outcome)
         self._bell.set()
 
-    def drifted(self, digests: TileDigests) -> None:
+    def repair(self, digests: TileDigests) -> None:
         """Repair weights that were found corrupted; `digests` are the actual ones."""
-        super().drifted(digests)
+        super().repair(digests)
         self._bell.set()
 
     def close(self) -> None:

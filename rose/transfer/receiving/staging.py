@@ -14,13 +14,19 @@ from typing import Any, Final, TypeAlias
 from rose.errors import CorruptData, InvalidArgument, Unavailable, check
 from rose.transfer.codec.strat import strat_unpack
 from rose.transfer.digests import Digest, TileDigests
-from rose.transfer.manifest import UNSIGNED, Manifest, Signing, StagedVersion, UpdateKey
+from rose.transfer.manifest import (
+    UNSIGNED,
+    Manifest,
+    Signing,
+    StagedVersion,
+    Subscription,
+    UpdateKey,
+    Version,
+)
 from rose.transfer.receiving.chain import Choice, Held, as_held, next_version
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.source import NOTHING_KNOWN, Source
-from rose.transfer.version import Version
 
 
 class ReceiverState(Enum):
@@ -30,7 +36,7 @@ class ReceiverState(Enum):
     STAGING = "chunks come in"
     STAGED = "a version lies ready"
     APPLYING = "the engine commits it"
-    ROLLED_BACK = "the commit went back; what to do next is not yet said"
+    ROLLED_BACK = "the commit went back; what to do next is not decided yet"
     QUARANTINED = "its weights are no known version; final"
 
 
@@ -66,7 +72,7 @@ class ReceiverStatistics:
         versions: versions committed.
         rolled_back: commits rolled back, abandoned ones included.
         chunks_retried: retries after damaged chunks.
-        seeds: snapshots staged, of all tiles or of those that differed.
+        snapshots: snapshots staged, of all tiles or of those that differed.
         repaired: whole tiles received.
         given_up: versions given up because chunks stayed damaged.
     """
@@ -75,7 +81,7 @@ class ReceiverStatistics:
     versions: int
     rolled_back: int
     chunks_retried: int
-    seeds: int
+    snapshots: int
     repaired: int
     given_up: int
 
@@ -128,11 +134,11 @@ class Staging:
         self._state = ReceiverState.SYNCED
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
-        self._versions = self._rolled_back = self._seeds = self._repaired = self._given_up = 0
+        self._versions = self._rolled_back = self._snapshots = self._repaired = self._given_up = 0
         self._missing: tuple[UpdateKey | None, int] = (None, 0)  # last incomplete update, times
         # Lowest version whose snapshot would help; None while deltas do. Set by the thread of
         # `round`, and by a report while that thread is idle.
-        self._seed_from: int | None = None
+        self._snapshot_from: int | None = None
         # Version that the weights should be when a delta did not fit them: they may be repaired to
         # it.
         self._repair_at: Version | None = None
@@ -178,7 +184,7 @@ class Staging:
             self._staged = None
             self._move(ReceiverState.SYNCED)
 
-    def drifted(self, digests: TileDigests) -> None:
+    def repair(self, digests: TileDigests) -> None:
         """Repair weights that were found corrupted, tile by tile.
 
         A staged version is dropped, since it was made for other weights. During a commit this does
@@ -195,7 +201,7 @@ class Staging:
             self._digests = digests.copy()
             self._held = Held(Version("", 0, held.n), digests.total)
             self._repair_at = held if self._versions > 0 and held.run != "" else self._repair_at
-            self._seed_from = held.n
+            self._snapshot_from = held.n
 
     @property
     def stats(self) -> ReceiverStatistics:
@@ -206,7 +212,7 @@ class Staging:
                 versions=self._versions,
                 rolled_back=self._rolled_back,
                 chunks_retried=self._puller.retried,
-                seeds=self._seeds,
+                snapshots=self._snapshots,
                 repaired=self._repaired,
                 given_up=self._given_up,
             )
@@ -226,7 +232,7 @@ class Staging:
                 self._staged is not None and self._staged.manifest.version == outcome.version,
                 f"{outcome.version} was not handed out",
             )
-            is_whole = self._staged is not None and self._staged.manifest.is_seed
+            is_whole = self._staged is not None and self._staged.manifest.is_snapshot
             self._staged = None
             self._digests = outcome.digests
             if outcome.state is CommitState.COMMITTED:
@@ -244,7 +250,7 @@ class Staging:
         self._held = Held(outcome.version, outcome.digest)
         self._versions += 1
         self._run = outcome.version.run
-        self._seed_from = self._repair_at = None
+        self._snapshot_from = self._repair_at = None
 
     def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
         held = self._held
@@ -259,7 +265,7 @@ class Staging:
             self._repair_at = held.version if was_in_chain else None
             # A snapshot that could not be committed is not tried again; a newer one is. But one
             # that lacked tiles, because the weights had an unexpected digest, is.
-            self._seed_from = outcome.version.n + (is_whole and was_as_held)
+            self._snapshot_from = outcome.version.n + (is_whole and was_as_held)
         self._move(ReceiverState.SYNCED)
 
     # ---- the network's side
@@ -282,17 +288,17 @@ class Staging:
             return
         if (at := self._repair_at) is not None:
             self._repair_at = None  # one attempt
-            if self._stage_seed(at.n, named=at, is_repair=True):
+            if self._stage_snapshot(at.n, named=at, is_repair=True):
                 return
-        if self._seed_from is not None:
-            self._join(self._seed_from, timeout_s)
+        if self._snapshot_from is not None:
+            self._join(self._snapshot_from, timeout_s)
             return
         held = self._holding()
         chosen = self._choose(held, timeout_s)
         if isinstance(chosen, Manifest):
             self._stage(chosen, held)
-        elif chosen is Choice.SEED:
-            self._seed_from = self.held.n if self._versions else NOTHING_KNOWN
+        elif chosen is Choice.SNAPSHOT:
+            self._snapshot_from = self.held.n if self._versions else NOTHING_KNOWN
 
     def _send_reports(self) -> None:
         while True:
@@ -316,20 +322,20 @@ class Staging:
     def _next(self, held: Held, offered: Sequence[Manifest]) -> Manifest | Choice:
         chosen = next_version(held, offered, self._subscription)
         if isinstance(chosen, Manifest) and not self._is_base_of(chosen, held):
-            return Choice.SEED
+            return Choice.SNAPSHOT
         return chosen
 
-    def _is_base_of(self, link: Manifest, held: Held) -> bool:
-        """Whether the weights really are the base of a link, not only by name.
+    def _is_base_of(self, update: Manifest, held: Held) -> bool:
+        """Whether the weights really are the base of an update, not only by name.
 
-        A link has the digest of all tiles of its base. A receiver with some tiles trusts the name
-        of its version; before the first commit it asks for that version's tile digests to verify
-        it.
+        An update has the digest of all tiles of its base. A receiver with some tiles trusts the
+        name of its version; before the first commit it asks for that version's tile digests to
+        verify it.
         """
         subscription = self._subscription
-        if self._versions > 0 or subscription.is_all or link.base_digest == held.digest:
+        if self._versions > 0 or subscription.is_all or update.base_digest == held.digest:
             return True
-        survey = self._seed(held.version.n, ())
+        survey = self._snapshot(held.version.n, ())
         if survey is None or survey.version != held.version:
             return False
         return subscription.digest_of(survey) == held.digest
@@ -347,12 +353,12 @@ class Staging:
         """
         if not self._source.wait_manifests(at_least_n - 1, timeout_s):
             return
-        if not self._stage_seed(None, at_least_n=at_least_n):
+        if not self._stage_snapshot(None, at_least_n=at_least_n):
             raise Unavailable(
                 f"version {at_least_n} or a newer one is offered, but none arrives completely"
             )
 
-    def _stage_seed(
+    def _stage_snapshot(
         self,
         n: int | None,
         *,
@@ -361,7 +367,7 @@ class Staging:
         is_repair: bool = False,
     ) -> bool:
         """Ask for a version's digests, and stage the tiles that differ; return whether it did."""
-        survey = self._seed(n, ())
+        survey = self._snapshot(n, ())
         if survey is None or (named is not None and survey.version != named):
             return False
         if survey.version.n < at_least_n or self._is_dead(survey.version):
@@ -371,10 +377,10 @@ class Staging:
             if not is_repair:
                 self._stage(as_held(survey, held), held)
             return not is_repair
-        seed = self._seed(survey.version.n, self._differing(survey))
-        if seed is None or seed.version != survey.version:
+        snapshot = self._snapshot(survey.version.n, self._differing(survey))
+        if snapshot is None or snapshot.version != survey.version:
             return False  # a newer version appeared meanwhile
-        self._stage(seed, held)
+        self._stage(snapshot, held)
         return True
 
     def _is_dead(self, version: Version) -> bool:
@@ -389,12 +395,12 @@ class Staging:
         differing = [one for one in wanted if known[one] != survey.tile_digests[one]]
         return differing or list(wanted)  # the known digests were wrong: trust none
 
-    def _seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        manifest = self._source.seed(n, tiles)
+    def _snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        manifest = self._source.snapshot(n, tiles)
         if manifest is None:
             return None
         self._offered([manifest])
-        if not manifest.is_seed or [one.tile for one in manifest.chunks] != list(tiles):
+        if not manifest.is_snapshot or [one.tile for one in manifest.chunks] != list(tiles):
             raise CorruptData(
                 f"{manifest.version} arrived as a snapshot of tiles that were not requested"
             )
@@ -436,7 +442,7 @@ class Staging:
     def _stage(self, manifest: Manifest, held: Held) -> None:
         """Fetch a version that was chosen for `held`; do nothing if the weights changed meanwhile.
 
-        A receiver with some tiles cannot detect from a link itself that it has another base.
+        A receiver with some tiles cannot detect from an update itself that it has another base.
         """
         with self._lock:
             if self._held is not held:
@@ -448,13 +454,13 @@ class Staging:
             if pulled is None:
                 self._missed(manifest)
             else:
-                staged = self._unlinked(pulled)
+                staged = self._decoded(pulled)
                 self._puller.forget()
         except CorruptData:
             self._given_up += 1
-            if manifest.is_seed:
+            if manifest.is_snapshot:
                 raise
-            self._seed_from = manifest.version.n
+            self._snapshot_from = manifest.version.n
         finally:
             with self._lock:
                 if self._held is not held:
@@ -462,8 +468,8 @@ class Staging:
                 self._staged = staged
                 self._move(ReceiverState.SYNCED if staged is None else ReceiverState.STAGED)
         if staged is not None:
-            if manifest.is_seed:
-                self._seeds += 1
+            if manifest.is_snapshot:
+                self._snapshots += 1
                 self._repaired += len(staged.deltas)
             self._on_staged()
 
@@ -478,15 +484,15 @@ class Staging:
         """
         key, times = self._missing
         self._missing = (manifest.key, times + 1 if key == manifest.key else 1)
-        if not manifest.is_seed and self._missing[1] < MISSES_MAX:
-            told = self._source.wait_manifests(manifest.version.n - 1, 0)
-            if any(one.key == manifest.key for one in told):
+        if not manifest.is_snapshot and self._missing[1] < MISSES_MAX:
+            offered = self._source.wait_manifests(manifest.version.n - 1, 0)
+            if any(one.key == manifest.key for one in offered):
                 raise Unavailable(
                     f"{manifest.version} is offered, but a chunk of it does not arrive"
                 )
-        self._seed_from = manifest.version.n
+        self._snapshot_from = manifest.version.n
 
-    def _unlinked(self, staged: StagedVersion) -> StagedVersion:
+    def _decoded(self, staged: StagedVersion) -> StagedVersion:
         """Decode STRAT deltas, so that they can be applied.
 
         Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rose.clock import Clock
-from rose.transfer.version import Version
+from rose.transfer.manifest import Version
 from rose.units import NS_PER_S
 
 # Versions whose arrival is remembered; beyond that the oldest are dropped.

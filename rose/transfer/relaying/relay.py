@@ -17,15 +17,13 @@ from rose.errors import (
     Unavailable,
 )
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.log import NAME_MAX, RECEIVERS_MAX
-from rose.transfer.publishing.retention import Limits, Link, path
-from rose.transfer.publishing.shelf import NO_VERSION, Shelf
+from rose.transfer.publishing.merger import rebuilt
+from rose.transfer.publishing.shelf import NO_VERSION, Edge, Limits, Shelf, path
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay_frames import Flight, RelayFrames
-from rose.transfer.relaying.relay_spans import rebuilt
-from rose.transfer.relaying.seed_book import SeedBook
+from rose.transfer.relaying.snapshot_book import SnapshotBook
 from rose.transfer.source import Source
 from rose.units import GIB
 
@@ -34,7 +32,7 @@ REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
 # A merged delta is published after its version: a relay checks for it in this many rounds.
-SPAN_ROUNDS: Final = 8
+MERGE_ROUNDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class RelayStatistics:
         shared: requests for a chunk that was already on its way.
         rebuilt: chunks of merged deltas that were merged here, instead of fetched.
         rejected: chunks that did not match their manifest.
-        seeds: snapshots forwarded.
+        snapshots: snapshots forwarded.
         receivers: receivers that reported.
     """
 
@@ -60,7 +58,7 @@ class RelayStatistics:
     shared: int
     rebuilt: int
     rejected: int
-    seeds: int
+    snapshots: int
     receivers: int
 
 
@@ -104,8 +102,8 @@ class Relay(Shelf):
         self._landing = landing
         self._limits = Limits() if limits is None else limits
         self._frames = RelayFrames(store, memory_bytes_max=memory_bytes_max, retries=retries)
-        self._seeds = SeedBook()
-        self._whole = RelayFrames(self._seeds.store, memory_bytes_max=0, retries=retries)
+        self._snapshots = SnapshotBook()
+        self._whole = RelayFrames(self._snapshots.store, memory_bytes_max=0, retries=retries)
         self._patience_s = patience_s
         self._reading = threading.Lock()  # held while calling `reader`
         self._future = threading.Lock()  # held while waiting for a future version
@@ -118,7 +116,7 @@ class Relay(Shelf):
         self._to_land: list[UpdateKey] = []
         self._to_merge: list[Manifest] = []
         self._awaiting: dict[int, int] = {}
-        self._has_spans = False
+        self._has_merged = False
         self._has_surveyed = False
 
     # ---- upstream's side
@@ -142,7 +140,7 @@ class Relay(Shelf):
         self._land()
         self._merge()
         self._trim_to(self._limits)
-        self._frames.forget_below(min((one.key.n for one in self.links()), default=0))
+        self._frames.forget_below(min((one.key.n for one in self.edges()), default=0))
 
     def _offered(self, timeout_s: float) -> Sequence[Manifest]:
         """Return upstream's new manifests, or all if it began another run."""
@@ -153,8 +151,8 @@ class Relay(Shelf):
         offered = self._upstream.wait_manifests(n, timeout_s)
         # Another run has its own numbers: if nothing is above, check that upstream has the same
         # run.
-        told = offered or self._upstream.wait_manifests(n - 1, 0)
-        if told and told[-1].version.run == run:
+        known = offered or self._upstream.wait_manifests(n - 1, 0)
+        if known and known[-1].version.run == run:
             return offered
         return self._upstream.wait_manifests(NO_VERSION, 0)
 
@@ -190,9 +188,9 @@ class Relay(Shelf):
             if one.key not in way:
                 self._keep(one, {})
                 self._to_merge += [one] if length > 1 else []
-            self._has_spans |= length > 1
+            self._has_merged |= length > 1
             if length == 1:
-                self._awaiting[one.key.n] = SPAN_ROUNDS if self._has_spans else 2
+                self._awaiting[one.key.n] = MERGE_ROUNDS if self._has_merged else 2
 
     def _is_shown(self, manifest: Manifest) -> bool:
         known = self.manifest(manifest.key)
@@ -203,7 +201,7 @@ class Relay(Shelf):
         self._to_land, self._to_merge, self._awaiting = [], [], {}
         self._frames.forget_below()
         self._whole.forget_below()
-        self._seeds.clear()
+        self._snapshots.clear()
 
     def _alive(self, offered: Sequence[Manifest]) -> list[Manifest]:
         """Return manifests of the latest chain, unless the local chain is newer."""
@@ -215,15 +213,15 @@ class Relay(Shelf):
         return [
             one
             for one in offered
-            if (one.version.run, one.version.incarnation) == (run, latest) and not one.is_seed
+            if (one.version.run, one.version.incarnation) == (run, latest) and not one.is_snapshot
         ]
 
     def _way(self, start_n: int) -> list[UpdateKey]:
         """Return the updates with the fewest bytes from a version to the newest."""
         manifests = [one for one in self.manifests_after(start_n) if not one.is_announcement]
-        links = [Link(one.key, sum(c.nbytes for c in self._landing_of(one))) for one in manifests]
-        way = path(links, start_n, self.newest_n)
-        return [link.key for link in way or ()]
+        edges = [Edge(one.key, sum(c.nbytes for c in self._landing_of(one))) for one in manifests]
+        way = path(edges, start_n, self.newest_n)
+        return [edge.key for edge in way or ()]
 
     def _landing_of(self, manifest: Manifest) -> Sequence[Chunk]:
         if self._landing is None:
@@ -271,24 +269,24 @@ class Relay(Shelf):
         self._awaiting = {n: left - 1 for n, left in self._awaiting.items() if left > 1}
         newest = self.newest
         run = "" if newest is None else newest.version.run
-        told = self._upstream.wait_manifests(oldest - 1, 0)
-        self._learn([one for one in told if one.version.run == run])
+        known = self._upstream.wait_manifests(oldest - 1, 0)
+        self._learn([one for one in known if one.version.run == run])
 
     def _merge(self) -> None:
         """Merge deltas from local updates, shorter ones first."""
-        spans, self._to_merge = self._to_merge, []
-        for span in sorted(spans, key=lambda one: one.key.n - one.key.base_n):
-            chunks = self._landing_of(span)
-            frames = rebuilt(chunks, self._parts(span.key), self._frames.held)
-            self._keep(span, frames)
+        pending, self._to_merge = self._to_merge, []
+        for merged in sorted(pending, key=lambda one: one.key.n - one.key.base_n):
+            chunks = self._landing_of(merged)
+            frames = rebuilt(chunks, self._parts(merged.key), self._frames.held)
+            self._keep(merged, frames)
             with self._lock:
                 self._rebuilt += len(frames)
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
         """Return shorter updates with the same start and end, in order; [] if there are none."""
-        links = [link for link in self.links() if link.key != key and link.nbytes]
-        way = path(links, key.base_n, key.n)
-        found = [self.manifest(link.key) for link in way or ()]
+        edges = [edge for edge in self.edges() if edge.key != key and edge.nbytes]
+        way = path(edges, key.base_n, key.n)
+        found = [self.manifest(edge.key) for edge in way or ()]
         return [] if None in found else [one for one in found if one is not None]
 
     # ---- the receivers' side
@@ -304,7 +302,7 @@ class Relay(Shelf):
             if len(self._receivers) > RECEIVERS_MAX:
                 del self._receivers[next(iter(self._receivers))]
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask upstream; while it is away, return an earlier answer, if there is one.
 
         Raises:
@@ -312,17 +310,17 @@ class Relay(Shelf):
             DeadlineExceeded: other requests took too long.
             OutOfMemory: upstream has no room for a snapshot.
         """
-        if n is not None and (known := self._seeds.find(n, tiles)) is not None:
+        if n is not None and (known := self._snapshots.find(n, tiles)) is not None:
             return known
         try:
             with self._turn():
-                manifest = self._reader.seed(n, tiles)
+                manifest = self._reader.snapshot(n, tiles)
         except Unavailable:
-            if (known := self._seeds.find(n, tiles)) is not None:
+            if (known := self._snapshots.find(n, tiles)) is not None:
                 return known
             raise
         if manifest is not None:
-            self._seeds.note(manifest)
+            self._snapshots.note(manifest)
             with self._lock:
                 self._forwarded += 1
         return manifest
@@ -375,8 +373,10 @@ class Relay(Shelf):
                 found[chunk.tile] = frames.held(key, chunk.tile)
         if key.is_whole:
             if None in found.values():
-                self._seeds.forget(key)  # upstream has to make it again, or report that it cannot
-            self._seeds.trim()
+                self._snapshots.forget(
+                    key
+                )  # upstream has to make it again, or report that it cannot
+            self._snapshots.trim()
         elif None in found.values() and not self._store.tiles(key):
             self._forget([key])  # upstream no longer has it, so it is useless
         with self._lock:
@@ -406,7 +406,7 @@ class Relay(Shelf):
             Unavailable: upstream has not offered that version yet.
         """
         if key.is_whole:
-            return self._seeds.chunks(key)
+            return self._snapshots.chunks(key)
         if key.n > self.newest_n and not self._comes(key.n):
             raise Unavailable(f"version {key.n} has not come here yet")
         return self.manifest(key)
@@ -437,7 +437,7 @@ class Relay(Shelf):
                 shared=self._frames.shared + self._whole.shared,
                 rebuilt=self._rebuilt,
                 rejected=self._frames.rejected + self._whole.rejected,
-                seeds=self._forwarded,
+                snapshots=self._forwarded,
                 receivers=len(self._receivers),
             )
 

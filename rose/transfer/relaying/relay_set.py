@@ -23,7 +23,7 @@ from rose.units import NS_PER_S
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 30.0
 
-Told: TypeAlias = Callable[[int, str], None]
+ReportLiar: TypeAlias = Callable[[int, str], None]
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Standing:
         on_liar: called with a relay and its offence, the first time it sends forged data.
     """
 
-    def __init__(self, count: int, clock: Clock, on_liar: Told) -> None:
+    def __init__(self, count: int, clock: Clock, on_liar: ReportLiar) -> None:
         self._clock = clock
         self._on_liar = on_liar
         self._relays = [_One() for _ in range(count)]
@@ -115,7 +115,7 @@ class RelaySet:
         *,
         signing: Signing,
         clock: Clock,
-        on_liar: Told,
+        on_liar: ReportLiar,
     ) -> None:
         if not relays or not all(0 <= relay < len(relays) for relay in landing.values()):
             raise InvalidArgument(
@@ -126,7 +126,7 @@ class RelaySet:
         self._signing = signing
         self._standing = Standing(len(relays), clock, on_liar)
         self._first = 0  # index of the relay to ask first
-        self._seeds: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, with its relay
+        self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, with its relay
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         """Wait on one relay, and on the next one the next time, if that had nothing.
@@ -140,29 +140,33 @@ class RelaySet:
             return [one for one in signed if one.version.n > after_n]
 
         if timeout_s == 0:
-            told = [one for some in self._said(ask, is_enough=lambda _: False) for one in some]
-            known = {(one.key, one.version): one for one in told}
+            offered = [
+                one for some in self._answers(ask, is_enough=lambda _: False) for one in some
+            ]
+            known = {(one.key, one.version): one for one in offered}
             return sorted(known.values(), key=lambda one: one.key)
         manifests = self._first_of(ask)
         if not manifests:
             self._first = (self._first + 1) % len(self._relays)
         return manifests
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask one relay after the other; an answer must be signed and match the request."""
         gave: dict[int, Manifest] = {}
 
         def ask(relay: int) -> Manifest | None:
-            seed = self._relays[relay].seed(n, tiles)
-            if seed is not None:
-                self._check_seed(relay, seed, n, tiles)
-                gave[relay] = seed
-            return seed
+            snapshot = self._relays[relay].snapshot(n, tiles)
+            if snapshot is not None:
+                self._check_snapshot(relay, snapshot, n, tiles)
+                gave[relay] = snapshot
+            return snapshot
 
-        seed = self._first_of(ask, is_enough=lambda one: one is not None)
-        if seed is not None:
-            self._seeds = {seed.key: (next(at for at, one in gave.items() if one is seed), seed)}
-        return seed
+        snapshot = self._first_of(ask, is_enough=lambda one: one is not None)
+        if snapshot is not None:
+            self._snapshots = {
+                snapshot.key: (next(at for at, one in gave.items() if one is snapshot), snapshot)
+            }
+        return snapshot
 
     def chunks(self, key: UpdateKey, wanted: Sequence[Chunk]) -> Frames:
         """Yield frames that match the manifest, from several relays in turns."""
@@ -198,11 +202,11 @@ class RelaySet:
         """Return the first sufficient answer, else the last one.
 
         Raises:
-            As `_said`.
+            As `_answers`.
         """
-        return self._said(ask, is_enough=is_enough)[-1]
+        return self._answers(ask, is_enough=is_enough)[-1]
 
-    def _said(self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool]) -> list[T]:
+    def _answers(self, ask: Callable[[int], T], *, is_enough: Callable[[T], bool]) -> list[T]:
         """Return the answers of relays, one after the other until one is enough.
 
         Raises:
@@ -214,11 +218,11 @@ class RelaySet:
             there,
             key=lambda at: (self._standing.is_liar(at), (at - self._first) % len(self._relays)),
         )
-        said: list[T] = []
+        answers: list[T] = []
         refused: RoseError | None = None
         for relay in order:
             try:
-                said.append(ask(relay))
+                answers.append(ask(relay))
             except (*_AWAY, *_REFUSED) as error:
                 self._standing.failed(relay)
                 refused = error if isinstance(error, _REFUSED) else refused
@@ -227,13 +231,13 @@ class RelaySet:
                 self._standing.lied(relay, str(error))
                 continue
             self._standing.answered(relay)
-            if is_enough(said[-1]):
+            if is_enough(answers[-1]):
                 break
-        if not said:
+        if not answers:
             if refused is not None:
                 raise refused
             raise Unavailable(f"none of {len(self._relays)} relays answers now")
-        return said
+        return answers
 
     def _signed(self, relay: int, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Return the manifests signed by the publisher.
@@ -250,10 +254,12 @@ class RelaySet:
             self._standing.lied(relay, what)
         return signed
 
-    def _check_seed(self, relay: int, seed: Manifest, n: int | None, tiles: Sequence[int]) -> None:
-        self._signed(relay, [seed])
-        is_asked = seed.is_seed and n in (None, seed.version.n)
-        if not is_asked or [chunk.tile for chunk in seed.chunks] != list(tiles):
+    def _check_snapshot(
+        self, relay: int, snapshot: Manifest, n: int | None, tiles: Sequence[int]
+    ) -> None:
+        self._signed(relay, [snapshot])
+        is_asked = snapshot.is_snapshot and n in (None, snapshot.version.n)
+        if not is_asked or [chunk.tile for chunk in snapshot.chunks] != list(tiles):
             raise CorruptData(f"relay {relay} sent another snapshot than requested")
 
     # ---- chunks
@@ -268,7 +274,7 @@ class RelaySet:
             left_over = [at for at in there if at not in tried[tile]]
             if not left_over:
                 continue
-            wish = self._seeds[key][0] if key in self._seeds else self._landing.get(tile)
+            wish = self._snapshots[key][0] if key in self._snapshots else self._landing.get(tile)
             honest = [at for at in left_over if not self._standing.is_liar(at)] or left_over
             relay = wish if wish in left_over else honest[tile % len(honest)]
             groups.setdefault(relay, []).append(chunk)
@@ -329,9 +335,12 @@ class RelaySet:
 
     def _is_introduced(self, relay: int, key: UpdateKey) -> bool:
         """Whether a relay knows the chunks of a snapshot; if it did not make it, ask it for it."""
-        if key not in self._seeds or self._seeds[key][0] == relay:
+        if key not in self._snapshots or self._snapshots[key][0] == relay:
             return True
-        seed = self._seeds[key][1]
+        snapshot = self._snapshots[key][1]
         with suppress(*_AWAY, *_REFUSED, CorruptData):
-            return self._relays[relay].seed(key.n, [one.tile for one in seed.chunks]) == seed
+            return (
+                self._relays[relay].snapshot(key.n, [one.tile for one in snapshot.chunks])
+                == snapshot
+            )
         return False

@@ -115,7 +115,7 @@ class WaitRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SeedRequest:
+class SnapshotRequest:
     """Request a snapshot with some tiles, of version n or for None the newest."""
 
     n: int | None
@@ -126,7 +126,7 @@ class SeedRequest:
 class ManifestsReply:
     """Answer to both requests: manifests, and the port of this host for chunks.
 
-    For a `SeedRequest`, the snapshot, or nothing if it cannot be made. For a `WaitRequest`, the
+    For a `SnapshotRequest`, the snapshot, or nothing if it cannot be made. For a `WaitRequest`, the
     manifests that fit, ascending; `is_more` says whether more follow.
     """
 
@@ -343,7 +343,7 @@ _KINDS: Final[Mapping[type[Any], Any]] = {
         HelloReply,
         KeptHello,
         WaitRequest,
-        SeedRequest,
+        SnapshotRequest,
         ManifestsReply,
         ReportRequest,
         PartAsk,

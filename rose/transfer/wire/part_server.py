@@ -7,8 +7,7 @@ from typing import Any, Final, TypeAlias
 from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.publishing.contributor import Contributor, Part
-from rose.transfer.tiles import Tiles
-from rose.transfer.views import ShardViews, TileViews
+from rose.transfer.tiles import ShardViews, Tiles, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, streamed
@@ -138,7 +137,7 @@ class PartServer(Closing):
             yield messages.PartFrame(tile, frame)
 
     def _settled(self, ask: messages.PartAsk) -> Contributor:
-        """Keep or undo the last pack, as the publisher says.
+        """Keep or undo the last pack, as the publisher requests.
 
         Raises:
             Unavailable: the call is not of the current session, or was given up; or the shadow

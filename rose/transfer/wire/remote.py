@@ -17,7 +17,7 @@ from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles, token_bytes
 
 CALL_S: Final = 10.0
-_SEED_S: Final = 60.0
+_SNAPSHOT_S: Final = 60.0
 
 
 class RemoteSource:
@@ -120,9 +120,9 @@ class RemoteSource:
             manifests += reply.manifests
         return manifests
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         """Ask the server for a snapshot, which it may have to make."""
-        reply = self._manifests("Seed", messages.SeedRequest(n, tuple(tiles)), _SEED_S)
+        reply = self._manifests("Snapshot", messages.SnapshotRequest(n, tuple(tiles)), _SNAPSHOT_S)
         manifests = reply.manifests
         if len(manifests) > 1:
             raise CorruptData("the weight server sent several snapshots for one request")
@@ -191,10 +191,10 @@ class RemoteSource:
             if self._is_closed:
                 raise Unavailable("this source is closed")
             channel, token, address = self._channel, self._token.hex(), self._address
-        said = messages.encode(request)
+        message = messages.encode(request)
         try:
             content: bytes = channel.unary_unary(f"/{messages.SERVICE}/{method}")(
-                said,
+                message,
                 timeout=timeout_s,
                 metadata=((messages.TOKEN_KEY, token),),
             )

@@ -23,8 +23,7 @@ from rose.transfer.codec.operations import delta_apply, delta_check
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Chunk
 from rose.transfer.publishing.contributor import Part, chunk_of, whole_tile
-from rose.transfer.tiles import Tiles
-from rose.transfer.views import TileViews
+from rose.transfer.tiles import Tiles, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import failure_of, open_channel
 from rose.transfer.wire.security import Security, TlsFiles

@@ -133,14 +133,14 @@ class Rejections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the set
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def note(self, kind: str, peer: str) -> bool:
         """Log that `peer` was rejected; return whether it was logged."""
         with self._lock:
-            is_new = (kind, peer) not in self._said and len(self._said) < REJECTIONS_MAX
+            is_new = (kind, peer) not in self._logged and len(self._logged) < REJECTIONS_MAX
             if is_new:
-                self._said.add((kind, peer))
+                self._logged.add((kind, peer))
         if is_new:
             _LOG.warning("%s was rejected: %s", peer, kind)
         return is_new

@@ -9,7 +9,7 @@ from rose.closing import Closing
 from rose.transfer.manifest import Manifest, UpdateKey
 from rose.transfer.publishing.shelf import Shelf
 from rose.transfer.wire import messages
-from rose.transfer.wire.chunk_server import ChunkServer
+from rose.transfer.wire.chunk_plane import ChunkServer
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.security import Security, TlsFiles
 from rose.transfer.wire.token_server import TokenServer, unary
@@ -68,7 +68,7 @@ class WeightServer(Closing):
             methods={
                 "Hello": unary(messages.Empty, self._hello),
                 "Wait": unary(messages.WaitRequest, self._wait),
-                "Seed": unary(messages.SeedRequest, self._seed),
+                "Snapshot": unary(messages.SnapshotRequest, self._snapshot),
                 "Report": unary(messages.ReportRequest, self._report),
             },
             calls_max=RECEIVERS_MAX,
@@ -109,14 +109,14 @@ class WeightServer(Closing):
             manifests = self._log.wait_manifests(request.after_n, timeout_s, is_over=is_over)
         else:
             last = UpdateKey(request.after_n, request.after_base_n)
-            told = self._log.wait_manifests(request.after_n - 1, 0)
-            manifests = [one for one in told if one.key > last]
+            known = self._log.wait_manifests(request.after_n - 1, 0)
+            manifests = [one for one in known if one.key > last]
         some, is_more = page(manifests)
         return messages.ManifestsReply(some, self._chunks.port, is_more)
 
-    def _seed(self, request: messages.SeedRequest) -> messages.ManifestsReply:
-        seed = self._log.seed(request.n, request.tiles)
-        return messages.ManifestsReply(() if seed is None else (seed,), self._chunks.port)
+    def _snapshot(self, request: messages.SnapshotRequest) -> messages.ManifestsReply:
+        snapshot = self._log.snapshot(request.n, request.tiles)
+        return messages.ManifestsReply(() if snapshot is None else (snapshot,), self._chunks.port)
 
     def _report(self, request: messages.ReportRequest) -> messages.Empty:
         self._log.report(request.receiver, request.n, request.is_match, request.digest)

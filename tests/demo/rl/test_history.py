@@ -20,8 +20,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
-from rose.transfer.version import Version
+from rose.transfer.manifest import Chunk, Manifest, UpdateKey, Version
 from rose.units import NS_PER_S
 
 DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED

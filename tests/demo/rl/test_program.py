@@ -16,8 +16,8 @@ from rose.demo.rl.settings import TrainerSettings
 from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.training import PublishedWeights
 from rose.errors import InvalidArgument, Unavailable
+from rose.transfer.manifest import Version
 from rose.transfer.tiles import Tiles
-from rose.transfer.version import Version
 from rose.transfer.wire.remote import RemoteSource
 from tests.demo.rl.micro import micro_model, trajectory
 from tests.demo.rl.trainer_process import TOKEN, TrainerProcess, options

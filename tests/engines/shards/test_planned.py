@@ -13,7 +13,7 @@ from rose.engines.shards import (
 )
 from rose.transfer import delta_pack
 from rose.transfer.plan import Replica, ShardMap, Source, check_coverage, make_plan
-from rose.transfer.views import ShardViews
+from rose.transfer.tiles import ShardViews
 from tests.engines.shards.miniature import Miniature, Sizes
 from tests.engines.shards.poured import bytes_of, random_like
 

@@ -5,11 +5,12 @@ from random import Random
 from typing import Final
 
 from rose.errors import OutOfMemory, Unavailable
+from tests.transfer.planted_disk import PlantedDisk
 
 DISK_FAULTS: Final = ("full", "slow", "torn", "die before", "die after")
 
 
-class VirtualDisk:
+class VirtualDisk(PlantedDisk):
     """Files by name.
 
     Args:
@@ -17,8 +18,8 @@ class VirtualDisk:
     """
 
     def __init__(self, die: Callable[[], None]) -> None:
+        super().__init__()
         self._die = die
-        self._files: dict[str, bytes] = {}
         self._next: str | None = None
         self._rng = Random(0)
 
@@ -26,44 +27,30 @@ class VirtualDisk:
         """Let the next change go wrong."""
         self._next, self._rng = fault, Random(number)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._next = None
 
     def rot(self, rng: Random) -> None:
         """Flip a bit of a file at rest."""
-        files = sorted(name for name, content in self._files.items() if content)
+        files = sorted(name for name, content in self.files.items() if content)
         if files:
             name = rng.choice(files)
-            content = bytearray(self._files[name])
+            content = bytearray(self.files[name])
             content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-            self._files[name] = bytes(content)
-
-    # ---- what a store calls
-
-    def names(self) -> list[str]:
-        return sorted(self._files)
-
-    def read(self, name: str, first: int = 0, nbytes: int | None = None) -> bytes:
-        if name not in self._files:
-            raise Unavailable(f"{name} is not there")
-        content = self._files[name][first:]
-        return content if nbytes is None else content[:nbytes]
+            self.files[name] = bytes(content)
 
     def write(self, name: str, parts: Sequence[bytes]) -> None:
         self._change(name, b"", b"".join(parts))
 
     def extend(self, name: str, first: int, parts: Sequence[bytes]) -> None:
-        if name not in self._files:
+        if name not in self.files:
             raise Unavailable(f"{name} is not there")
-        self._change(name, self._files[name][:first], b"".join(parts))
+        self._change(name, self.files[name][:first], b"".join(parts))
 
     def remove(self, name: str) -> None:
         if self._due() in {"full", "slow"}:
             raise Unavailable("planted: the disk does not answer")
-        self._files.pop(name, None)
-
-    def close(self) -> None:
-        pass
+        self.files.pop(name, None)
 
     def _change(self, name: str, before: bytes, added: bytes) -> None:
         match self._due():
@@ -73,14 +60,14 @@ class VirtualDisk:
                 raise Unavailable("planted: the disk is slow")
             case "torn":
                 if before:  # a new file is whole or not there
-                    self._files[name] = before + added[: self._rng.randint(0, len(added))]
+                    self.files[name] = before + added[: self._rng.randint(0, len(added))]
                 self._die()
             case "die before":
                 self._die()
             case "die after":
-                self._files[name] = before + added
+                self.files[name] = before + added
                 self._die()
-        self._files[name] = before + added
+        self.files[name] = before + added
 
     def _due(self) -> str | None:
         fault, self._next = self._next, None

@@ -43,10 +43,10 @@ def forged_update(
     return _made(manifest, before, changed(before, rng), rng)
 
 
-def forged_seed(
+def forged_snapshot(
     manifest: Manifest, tiles: Sequence[int], history: History, rng: Random
 ) -> tuple[Manifest, Frames]:
-    """Return a seed of weights that nobody published, under a true name."""
+    """Return a snapshot of weights that nobody published, under a true name."""
     zeros = {tile: np.zeros_like(bits) for tile, bits in history[manifest.version].items()}
     return _made(manifest, zeros, changed(history[manifest.version], rng), rng, tiles)
 

@@ -9,7 +9,7 @@ from rose.transfer.manifest import Chunk, Signing
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.receiving.commit import Commit
 from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.sweep import Sweep
+from rose.transfer.receiving.scrub import Scrub
 
 
 def without_digest_check(patch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def with_half_staged_versions_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Puller, "pull", kept)
 
 
-def without_sweep(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sweep, "_read", lambda sweep, tile: None)
+def without_scrub(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scrub, "_read", lambda scrub, tile: None)
 
 
 MUTANTS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
@@ -70,5 +70,5 @@ MUTANTS: Final[Mapping[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "proof of undo": without_proof_of_undo,
     "shadow moves with the log": with_shadow_ahead_of_the_log,
     "drop of half-staged versions": with_half_staged_versions_kept,
-    "sweep": without_sweep,
+    "scrub": without_scrub,
 }

@@ -8,14 +8,13 @@ from rose.clock import Clock
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer import Commit, Subscription, Version
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Signing, StagedVersion
+from rose.transfer.manifest import NAMELESS, Signing, StagedVersion
 from rose.transfer.receiving.chain import Held
 from rose.transfer.receiving.commit import CommitState, Outcome
 from rose.transfer.receiving.puller import Puller
+from rose.transfer.receiving.scrub import Scrub
 from rose.transfer.receiving.staging import ReceiverState, Staging
-from rose.transfer.receiving.sweep import Sweep
 from rose.transfer.source import Source
-from rose.transfer.version import NAMELESS
 from tests.transfer.faults.history import History, demand
 from tests.transfer.faults.shards import (
     SHARES,
@@ -78,7 +77,7 @@ class Receiver:
         self.life = 0
         self.is_rounding = False
         # Bits that flipped at rest, and that nothing has looked at since.
-        self.drifted: Bits = {}
+        self.corrupted: Bits = {}
         self.begin(rng)
 
     def begin(self, rng: Random, bits: Bits | None = None, held: Version = NAMELESS) -> None:
@@ -87,7 +86,7 @@ class Receiver:
         if bits is not None:
             self.memory = Memory(copied(bits, self.tiles), lambda: None)
         self.memory.faults.clear()
-        self.drifted = {}
+        self.corrupted = {}
         digests = TileDigests({tile: self.memory.digest(tile) for tile in self.tiles})
         self.digests = digests if rng.random() < 0.5 else None
         self.commit: Commit | None = None
@@ -154,7 +153,7 @@ class Receiver:
         return staged
 
     def commit_of(self, staged: StagedVersion) -> Commit:
-        self._reads_all = self.digests is None or staged.manifest.is_seed
+        self._reads_all = self.digests is None or staged.manifest.is_snapshot
         self._touched = {tile for tile, _ in staged.deltas}
         return Commit(
             staged,
@@ -195,9 +194,9 @@ class Receiver:
             self._is_proven = True
             # Whatever it read, it would have seen.
             seen = self.tiles if self._reads_all else self._touched
-            self.drifted = {t: bits for t, bits in self.drifted.items() if t not in seen}
+            self.corrupted = {t: bits for t, bits in self.corrupted.items() if t not in seen}
         elif outcome.digest != self.staging.digest:
-            self.drifted = {}  # it was seen, and the weights have no name until they are repaired
+            self.corrupted = {}  # it was seen, and the weights have no name until they are repaired
         self.staging.report(outcome)
 
     # ---- what happens to it
@@ -209,17 +208,17 @@ class Receiver:
             hows += ("silent",)
         self.memory.faults.append(Fault(method, rng.randint(1, 6), rng.choice(hows)))
 
-    def drift(self, rng: Random) -> None:
+    def corrupt(self, rng: Random) -> None:
         """Let a bit flip at rest."""
         if self.commit is not None or self.is_quarantined:
             return
         tile = rng.choice(self.tiles)
         place = (tile, rng.getrandbits(16), rng.getrandbits(16))
-        mask = self.drifted.setdefault(tile, self.memory.held[tile] ^ self.memory.held[tile])
+        mask = self.corrupted.setdefault(tile, self.memory.held[tile] ^ self.memory.held[tile])
         flip(self.memory.held, *place)
         flip({tile: mask}, *place)
 
-    def sweep(self) -> bool:
+    def scrub(self) -> bool:
         """Read all tiles between two steps; those that are not as they were are repaired.
 
         Returns:
@@ -227,18 +226,18 @@ class Receiver:
         """
         if self.commit is not None or self.digests is None or self.is_quarantined:
             return False
-        sweep = Sweep(self.memory, self.digests, clock=self.clock)
+        scrub = Scrub(self.memory, self.digests, clock=self.clock)
         try:
-            while sweep.step(0):
+            while scrub.step(0):
                 pass
         except CorruptData:
             return True
         except Killed:
             self.begin(Random(self.life))
             return True
-        if sweep.drifted:
-            self.drifted = {}
-            self.staging.drifted(sweep.digests)
+        if scrub.corrupted:
+            self.corrupted = {}
+            self.staging.repair(scrub.digests)
         return True
 
     # ---- what must be true
@@ -256,5 +255,7 @@ class Receiver:
             f"{self.name} went from {self.last} back to {held}",
         )
         self.last = held
-        bits = {t: bits ^ self.drifted.get(t, bits ^ bits) for t, bits in self.memory.held.items()}
+        bits = {
+            t: bits ^ self.corrupted.get(t, bits ^ bits) for t, bits in self.memory.held.items()
+        }
         self._history.check_bits(self.name, held, bits)

@@ -6,11 +6,10 @@ from typing import Final
 
 from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.digests import Digest
-from rose.transfer.manifest import Chunk, Manifest, UpdateKey
+from rose.transfer.manifest import Chunk, Manifest, Subscription, UpdateKey
 from rose.transfer.publishing.disk_store import DiskStore
-from rose.transfer.publishing.retention import Limits
+from rose.transfer.publishing.shelf import Limits
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.receiving.subscription import Subscription
 from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frame, Source
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
@@ -107,8 +106,8 @@ class RelayEnd:
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
         return _alive(lambda: self._source().wait_manifests(after_n, timeout_s))
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        return _alive(lambda: self._source().seed(n, tiles))
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        return _alive(lambda: self._source().snapshot(n, tiles))
 
     def chunks(
         self, key: UpdateKey, wanted: Sequence[Chunk]

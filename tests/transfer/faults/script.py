@@ -20,7 +20,7 @@ _WORK: Final = {
     "round": 45,
     "commit": 30,
     "run": 12,
-    "sweep": 3,
+    "scrub": 3,
 }
 _FAULTS: Final = {
     "refuse": 2,  # the log has no room
@@ -36,11 +36,11 @@ _FAULTS: Final = {
     "lose report": 1,
     "forge frame": 3,
     "forge update": 4,
-    "forge seed": 4,
+    "forge snapshot": 4,
     "replay": 3,
     "hide": 1,
     "fail": 6,  # a memory, at its n-th call
-    "drift": 3,
+    "corrupt": 3,
     "abandon": 2,
     "kill receiver": 4,
     "kill relay": 3,

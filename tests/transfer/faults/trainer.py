@@ -8,10 +8,10 @@ from typing import Final
 from rose.errors import OutOfMemory, Unavailable
 from rose.transfer import Contributor, Publisher, Version, VersionLog
 from rose.transfer.manifest import Manifest, Signing
-from rose.transfer.publishing.contributor import Link
+from rose.transfer.publishing.contributor import Encoding
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.log import Chunks
-from rose.transfer.publishing.spans import Spans
+from rose.transfer.publishing.merger import Merger
 from rose.transfer.publishing.store import MemoryStore
 from tests.transfer.faults.disks import DISK_FAULTS, VirtualDisk
 from tests.transfer.faults.history import History, demand
@@ -75,7 +75,7 @@ class Life:
     publisher: Publisher
     shadows: Sequence[Bits]
     source: VersionLog
-    spans: Spans
+    merger: Merger
 
 
 class Trainer:
@@ -89,7 +89,7 @@ class Trainer:
     def __init__(self, history: History, rng: Random) -> None:
         self._history = history
         self._incarnation = self._reserved = 0
-        self._link: Link = rng.choice(("gap", "gap", "strat"))
+        self._encoding: Encoding = rng.choice(("gap", "gap", "strat"))
         self.opening = random_bits(rng)
         # On disk: weights, and every number that may have been used.
         self._checkpoints = [self.opening]
@@ -120,14 +120,14 @@ class Trainer:
             store = DiskStore(self.disk, bytes_max=1 << 20, memory_bytes_max=1000)
         log = FullLog(rng.choice(VERSIONS_MAX), rng.choice(BYTES_MAX), self._history, store)
         contributors = [
-            Contributor(views(shadow), TILES, owned, link=self._link)
+            Contributor(views(shadow), TILES, owned, encoding=self._encoding)
             for shadow, owned in zip(shadows, OWNED, strict=True)
         ]
-        spans = Spans(log, SIGNING)
+        merger = Merger(log, SIGNING)
         publisher = Publisher(
-            contributors, TILES, opening, log, signing=SIGNING, on_published=spans.note
+            contributors, TILES, opening, log, signing=SIGNING, on_published=merger.note
         )
-        return Life(log, publisher, shadows, log, spans)
+        return Life(log, publisher, shadows, log, merger)
 
     @property
     def version(self) -> Version | None:
@@ -140,12 +140,12 @@ class Trainer:
         raise Killed
 
     def merge(self, rng: Random) -> None:
-        """Make some spans, beside the publisher."""
+        """Make some merger, beside the publisher."""
         if (life := self.life) is None:
             return
         try:
             for _ in range(rng.randint(1, 6)):
-                life.spans.step()
+                life.merger.step()
         except Killed:
             self.kill()
 

@@ -12,7 +12,7 @@ from rose.transfer.wire.messages import ManifestsReply, decode, encode
 from tests.transfer.faults.forger import (
     Frames,
     forged_frame,
-    forged_seed,
+    forged_snapshot,
     forged_update,
     misnamed,
 )
@@ -29,12 +29,12 @@ FAULTS: Final = (
     "lose report",
     "forge frame",
     "forge update",
-    "forge seed",
+    "forge snapshot",
     "replay",
     "hide",
 )
 # What a relay, that has no key, must be spared by a link that is authentic.
-LIES: Final = ("corrupt reply", "forge update", "forge seed", "replay")
+LIES: Final = ("corrupt reply", "forge update", "forge snapshot", "replay")
 # Old replies are kept for replay.
 HEARD_MAX: Final = 40
 
@@ -74,7 +74,7 @@ class Wire:
         if fault == "replay":
             self._replays_left = 1 + number % 6
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._armed.clear()
         self._forged.clear()
         self._replays_left = 0
@@ -94,14 +94,14 @@ class Wire:
             said = self._with_forged(said, rng)
         return self._carried(said)
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
-        true = self._reached().seed(n, tiles)
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+        true = self._reached().snapshot(n, tiles)
         if true is None:
             return None
         self._heard = [*self._heard, true][-HEARD_MAX:]
         said = true
-        if rng := self._due("forge seed"):
-            said, frames = forged_seed(true, tiles, self._history, rng)
+        if rng := self._due("forge snapshot"):
+            said, frames = forged_snapshot(true, tiles, self._history, rng)
             self._forged.update(frames)
         if rng := self._replaying():
             said = rng.choice([one for one in self._heard if _answers(one, tiles)])
@@ -204,5 +204,5 @@ class Wire:
 
 
 def _answers(manifest: Manifest, tiles: Sequence[int]) -> bool:
-    """Whether a seed is one that was asked for, by its tiles."""
-    return manifest.is_seed and [chunk.tile for chunk in manifest.chunks] == list(tiles)
+    """Whether a snapshot is one that was asked for, by its tiles."""
+    return manifest.is_snapshot and [chunk.tile for chunk in manifest.chunks] == list(tiles)

@@ -163,14 +163,14 @@ class World:
         receiver.round()
         receiver.step(1 << 10)
 
-    def _sweep(self, receiver: Receiver, _: Random) -> None:
-        receiver.sweep()
+    def _scrub(self, receiver: Receiver, _: Random) -> None:
+        receiver.scrub()
 
     def _fail(self, receiver: Receiver, rng: Random) -> None:
         receiver.fail(rng)
 
-    def _drift(self, receiver: Receiver, rng: Random) -> None:
-        receiver.drift(rng)
+    def _corrupt(self, receiver: Receiver, rng: Random) -> None:
+        receiver.corrupt(rng)
 
     def _abandon(self, receiver: Receiver, _: Random) -> None:
         receiver.abandon()
@@ -205,15 +205,15 @@ class World:
     def settle(self) -> None:
         """Mend everything, and see that every receiver comes to the newest version."""
         for wire in (*self.uplinks, *(one for some in self.wires.values() for one in some)):
-            wire.mend()
+            wire.repair()
         for disk in (self.trainer.disk, *(relay.disk for relay in self.relays)):
             if disk is not None:
-                disk.mend()
+                disk.repair()
         for receiver in self.receivers.values():
             receiver.memory.faults.clear()
             receiver.step(1 << 10)
         for receiver in self.receivers.values():
-            receiver.sweep()
+            receiver.scrub()
         for relay in self.relays:
             if relay.relay is None:
                 relay.start()
@@ -228,12 +228,12 @@ class World:
         for receiver in self.receivers.values():
             newest = self.trainer.version
             demand(receiver.version == newest, f"{receiver.name} stays at {receiver.version}")
-            demand(not receiver.drifted, f"{receiver.name} keeps what drifted")
+            demand(not receiver.corrupted, f"{receiver.name} is still corrupted")
             receiver.check()
 
     def _is_quiet(self) -> bool:
         return all(
-            one.version == self.trainer.version and not one.drifted
+            one.version == self.trainer.version and not one.corrupted
             for one in self.receivers.values()
         )
 
@@ -274,12 +274,12 @@ _DO: Final[dict[str, Callable[[World, Receiver, Random], None]]] = {
     "kill relay": World._kill_relay,
     "fail disk": World._fail_disk,
     "rot disk": World._rot_disk,
-    "sweep": World._sweep,
+    "scrub": World._scrub,
     "round": World._round,
     "commit": World._commit,
     "run": World._stage_and_commit,
     "fail": World._fail,
-    "drift": World._drift,
+    "corrupt": World._corrupt,
     "abandon": World._abandon,
     "kill receiver": World._kill_receiver,
 }

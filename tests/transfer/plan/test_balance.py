@@ -45,10 +45,6 @@ def test_equal_tiles_that_all_hold_are_spread_evenly():
     assert sorted(Counter(chosen).values()) == [3, 3, 4]
 
 
-def test_no_tiles_have_no_contributors():
-    assert contributors([], []) == []
-
-
 TILES = [b"tile %d" % at for at in range(4000)]
 
 
@@ -71,7 +67,3 @@ def test_relays_win_about_as_many_tiles_each():
     found = Counter(winners(*(Relay(name, "c") for name in "abde")))
     shares = [found[name] / len(TILES) for name in "abde"]
     assert shares == pytest.approx([1 / 4] * 4, abs=0.03)
-
-
-def test_nobody_wins_where_nobody_is():
-    assert Rendezvous([]).landing(b"tile") is None

@@ -19,7 +19,6 @@ from rose.transfer.plan import (
     make_plan,
     traffic,
 )
-from rose.transfer.plan.planned import width_of
 from tests.reference.plan import (
     elements_of,
     least_crossing,
@@ -186,12 +185,6 @@ def test_sizes_of_other_tiles_are_refused():
         traffic(plan_of("tied"), [1])
 
 
-def test_contributors_are_balanced_among_those_that_hold_a_tile():
-    copies = [piece("v", (0,), (60,), rank=rank) for rank in range(3)]
-    plan = make_plan(Source("home", map_of(*copies, v=(60,))), [], tile_elements=2)
-    assert [len(plan.contributes(rank)) for rank in range(4)] == [10, 10, 10, 0]
-
-
 def test_contributors_are_balanced_by_how_often_they_send_a_tile():
     copies = [piece("v", (0,), (3,), rank=rank) for rank in range(2)]
     all_of_it = Replica("a", "east", map_of(piece("v", (0,), (3,)), v=(3,)))
@@ -242,16 +235,6 @@ def test_a_plan_does_not_depend_on_the_order_of_tensors_and_pieces():
     names = dict(sorted(shards.tensors.items(), reverse=True))
     turned = ShardMap(names, shards.pieces[::-1], {})
     assert make_plan(Source("home", turned), replicas[::-1], RELAYS[::-1]).plan_id == plan.plan_id
-
-
-def test_counts_and_widths_are_those_of_the_tiles():
-    wide = replace(map_of(piece("v", (0,), (8,)), v=(8,)), computed={})
-    wide = replace(wide, tensors={"v": TensorSpec("v", (8,), "float32")})
-    plan = make_plan(Source("home", wide), [], tile_elements=3)
-    assert plan.counts == (2, 3, 3)
-    assert plan.widths == (32, 32, 32)
-    assert [tile.nbytes for tile in plan.tiles] == [8, 12, 12]
-    assert width_of("v", "float8_e4m3fn") == 8
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class WaitRequest(_message.Message):
     after_base_n: int
     def __init__(self, format: _Optional[int] = ..., after_n: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., after_base_n: _Optional[int] = ...) -> None: ...
 
-class SeedRequest(_message.Message):
+class SnapshotRequest(_message.Message):
     __slots__ = ("format", "n", "tiles")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]

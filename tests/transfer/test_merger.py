@@ -1,4 +1,4 @@
-"""Spans bring a receiver that is behind to the newest version in few updates and fewer bytes."""
+"""Merged deltas bring a receiver that is behind to the newest version in few updates."""
 
 import threading
 from dataclasses import replace
@@ -12,16 +12,11 @@ from rose.errors import CorruptData, InternalError, InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
 from rose.transfer.manifest import Manifest, Signing, UpdateKey
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.retention import path
+from rose.transfer.publishing.merger import MergerThread, Update, merged_update
 from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.publishing.spans import SpanMaker, Update, merged_update
-from rose.transfer.receiving.chain import Held
-from rose.transfer.receiving.commit import Commit, CommitState
-from rose.transfer.receiving.puller import Puller
-from rose.transfer.receiving.staging import Staging
-from rose.transfer.receiving.subscription import Subscription
+from rose.transfer.publishing.shelf import path
 from tests.transfer.chain_world import KEY, Behind, Chain
-from tests.transfer.worker import LONG_S, NAMELESS, TILE, TILES, changed, row_digest, weights
+from tests.transfer.worker import LONG_S, TILE, TILES, changed, row_digest, weights
 from tests.waiting import wait_for
 
 
@@ -34,110 +29,68 @@ def test_a_receiver_that_is_behind_needs_few_updates(newest: int, lag: int) -> N
     chain.publish(newest - start)
     behind.follow(newest)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.stats.seeds == 0
+    assert behind.staging.stats.snapshots == 0
     updates = [key for key in behind.taken if key.base_n > 0]  # but for learning its name
     assert len(updates) <= 2 * max(newest - start, 1).bit_length()
     assert sum(key.n - key.base_n for key in updates) == newest - start
 
 
-def test_spans_begin_at_multiples_of_their_length_from_the_opening() -> None:
+def test_merged_deltas_begin_at_multiples_of_their_length_from_the_opening() -> None:
     chain = Chain()
     chain.publish(9)  # 1 to 10
-    assert chain.spans_there() == [(1, 3), (1, 5), (1, 9), (3, 5), (5, 7), (5, 9), (7, 9)]
-    assert chain.spans.made == 7
+    assert chain.merged_there() == [(1, 3), (1, 5), (1, 9), (3, 5), (5, 7), (5, 9), (7, 9)]
+    assert chain.merger.made == 7
 
 
-def test_a_span_has_fewer_bytes_than_its_parts_and_the_bytes_of_a_pack_at_once() -> None:
+def test_a_merged_delta_has_fewer_bytes_than_its_parts_and_the_bytes_of_a_pack_at_once() -> None:
     chain = Chain()
     chain.publish(8, share=0.3)
     manifests = {one.key: one for one in chain.log.wait_manifests(-1, 0)}
-    span = manifests[UpdateKey(9, 1)]
-    assert span.nbytes < 0.7 * sum(manifests[UpdateKey(n, n - 1)].nbytes for n in range(2, 10))
-    assert span.digest == row_digest(chain.by_n[9])
-    assert span.base_digest == row_digest(chain.by_n[1])
-    for chunk in span.chunks:
+    merged = manifests[UpdateKey(9, 1)]
+    assert merged.nbytes < 0.7 * sum(manifests[UpdateKey(n, n - 1)].nbytes for n in range(2, 10))
+    assert merged.digest == row_digest(chain.by_n[9])
+    assert merged.base_digest == row_digest(chain.by_n[1])
+    for chunk in merged.chunks:
         where = TILES[chunk.tile].where
         packed = delta_pack(chain.by_n[9][where], chain.by_n[1][where].copy())
-        assert chain.log.chunk(span.key, chunk.tile) == packed.to_bytes()
+        assert chain.log.chunk(merged.key, chunk.tile) == packed.to_bytes()
         assert (chunk.changed, chunk.digest) == (packed.changed, packed.digest)
 
 
-def test_a_tile_that_ends_as_it_began_is_not_in_a_span() -> None:
+def test_a_tile_that_ends_as_it_began_is_not_in_a_merged_delta() -> None:
     chain = Chain()
     there, back = chain.bits.copy(), chain.bits.copy()
     there[: 2 * TILE] += np.uint16(1)
     back[0] += np.uint16(1)  # tile 0 stays another one, tile 1 comes back
     for bits in (there, back):
         chain.publisher.publish(bits)
-        while chain.spans.step():
+        while chain.merger.step():
             pass
-    [span] = [one for one in chain.log.wait_manifests(-1, 0) if one.key == UpdateKey(3, 1)]
-    assert [chunk.tile for chunk in span.chunks] == [0]
+    [merged] = [one for one in chain.log.wait_manifests(-1, 0) if one.key == UpdateKey(3, 1)]
+    assert [chunk.tile for chunk in merged.chunks] == [0]
 
 
-def test_spans_are_signed_as_versions_are() -> None:
+def test_merged_deltas_are_signed_as_versions_are() -> None:
     chain = Chain()
     chain.publish(2)
-    assert chain.spans_there() == [(1, 3)]
+    assert chain.merged_there() == [(1, 3)]
     assert all(KEY.is_signed(one) for one in chain.log.wait_manifests(-1, 0))
     unsigned = Chain(signing=Signing())
     unsigned.publish(2)
     assert not any(KEY.is_signed(one) for one in unsigned.log.wait_manifests(-1, 0))
 
 
-def test_links_over_a_slow_link_have_spans_too() -> None:
-    chain = Chain(link="strat")
-    chain.publish(1)
-    behind = Behind(chain.log, chain.bits)
-    chain.publish(20, share=0.4)
-    behind.follow(22)
-    assert np.array_equal(behind.bits, chain.bits)
-    assert any(key.n - key.base_n > 1 for key in behind.taken)
-
-
-def test_a_receiver_of_some_tiles_goes_by_spans() -> None:
-    chain = Chain()
-    subset = [0, 3, 7]
-    behind = Behind(chain.log, chain.bits)
-    some = Behind(chain.log, chain.bits)
-    some.staging = Staging(
-        some.source, "some",
-        Held(NAMELESS, Subscription(TILES, subset).digest_of(chain.log.wait_manifests(-1, 0)[0])),
-        Subscription(TILES, subset), puller=Puller(some.source, threading.Event()),
-        on_staged=lambda: None, signing=KEY,
-    )  # fmt: skip
-    chain.publish(11)
-    behind.follow(12)
-    manifest = None
-    for _ in range(20):
-        some.staging.round(0)
-        staged = some.staging.take_staged()
-        if staged is None:
-            break
-        manifest = staged.manifest
-        assert {tile for tile, _ in staged.deltas} <= set(subset)
-        commit = Commit(staged, some.row, some.staging.digest, subscribed=subset)
-        while commit.step():
-            pass
-        assert commit.state is CommitState.COMMITTED
-        some.staging.report(commit.outcome)
-    assert manifest is not None
-    assert some.staging.held.n == 12
-    for tile in subset:
-        assert np.array_equal(some.bits[TILES[tile].where], chain.bits[TILES[tile].where])
-
-
 def test_the_log_forgets_versions_and_keeps_the_way_from_the_opening() -> None:
-    chain = Chain(versions_max=4, spans_max=2)
+    chain = Chain(versions_max=4, merged_max=2)
     chain.publish(29)
     assert sorted(key.n for key in singles(chain.log)) == [27, 28, 29, 30]
-    links = chain.log.links()
-    for link in links:
-        assert path(links, link.key.base_n, 30) is not None
+    edges = chain.log.edges()
+    for edge in edges:
+        assert path(edges, edge.key.base_n, 30) is not None
     behind = Behind(chain.log, chain.by_n[1])
     behind.follow(30)
     assert np.array_equal(behind.bits, chain.bits)
-    assert behind.staging.stats.seeds == 0
+    assert behind.staging.stats.snapshots == 0
 
 
 def singles(log: VersionLog) -> list[UpdateKey]:
@@ -145,24 +98,24 @@ def singles(log: VersionLog) -> list[UpdateKey]:
     return [key for key in keys if key.n - key.base_n == 1]
 
 
-def test_spans_that_are_late_make_no_gap() -> None:
+def test_merged_deltas_that_are_late_make_no_gap() -> None:
     chain = Chain(versions_max=4)
     chain.publish(20, is_merged=False)
-    while chain.spans.step():
+    while chain.merger.step():
         pass
-    assert {base_n for base_n, _ in chain.spans_there()} <= set(range(17, 21))
-    links = chain.log.links()
-    assert all(path(links, one.key.base_n, 21) is not None for one in links)
+    assert {base_n for base_n, _ in chain.merged_there()} <= set(range(17, 21))
+    edges = chain.log.edges()
+    assert all(path(edges, one.key.base_n, 21) is not None for one in edges)
 
 
 def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
     chain = Chain()
     chain.publish(4)
-    note, chain.publisher._on_published = chain.spans.note, None
+    note, chain.publisher._on_published = chain.merger.note, None
     chain.publish(1)
     chain.publisher._on_published = note
     chain.publish(2)
-    assert chain.spans_there() == [(1, 3), (1, 5), (3, 5), (6, 8)]
+    assert chain.merged_there() == [(1, 3), (1, 5), (3, 5), (6, 8)]
     behind = Behind(chain.log, chain.by_n[1])
     behind.follow(8)
     assert np.array_equal(behind.bits, chain.bits)
@@ -170,36 +123,36 @@ def test_a_version_that_was_not_noted_ends_a_row_and_begins_another() -> None:
 
 def test_what_waits_for_a_slow_thread_is_bounded() -> None:
     chain = Chain()
-    chain.spans._waiting_bytes_max = 2500
+    chain.merger._waiting_bytes_max = 2500
     for _ in range(9):
         chain.publish(1, is_merged=False)
-        assert 0 < chain.spans._noted_bytes <= 2500
-    assert sum(one.nbytes for one in chain.spans._noted) == chain.spans._noted_bytes
+        assert 0 < chain.merger._noted_bytes <= 2500
+    assert sum(one.nbytes for one in chain.merger._noted) == chain.merger._noted_bytes
     chain.publish(2)
-    assert chain.spans_there()  # of the last ones
+    assert chain.merged_there()  # of the last ones
 
 
 def test_what_waits_for_its_other_half_is_bounded() -> None:
     chain = Chain()
     chain.publish(1, is_merged=False, share=0.1)
-    limit = chain.spans._waiting_bytes_max = 5 * chain.spans._noted_bytes // 2
+    limit = chain.merger._waiting_bytes_max = 5 * chain.merger._noted_bytes // 2
     waited = []
     for _ in range(16):
         chain.publish(1, share=0.1)
-        waited.append(sum(one.nbytes for one in chain.spans._halves.values()))
+        waited.append(sum(one.nbytes for one in chain.merger._halves.values()))
     assert limit / 2 < max(waited) <= limit  # four halves would have waited, and did not
-    assert chain.spans_there()
+    assert chain.merged_there()
 
 
 def test_with_too_much_waiting_the_oldest_are_left_out() -> None:
     chain = Chain()
-    chain.spans._waiting_bytes_max = 1
+    chain.merger._waiting_bytes_max = 1
     chain.publish(8)
-    assert chain.spans_there() == []
-    assert chain.spans.step() is False
+    assert chain.merged_there() == []
+    assert chain.merger.step() is False
 
 
-def test_updates_that_are_not_in_a_row_are_no_span() -> None:
+def test_updates_that_are_not_in_a_row_are_no_merged_delta() -> None:
     chain = Chain()
     noted: list[Update] = []
     chain.publisher._on_published = lambda *args: noted.append(Update(*args))
@@ -211,24 +164,24 @@ def test_updates_that_are_not_in_a_row_are_no_span() -> None:
         merged_update(noted[0], renamed, KEY)
 
 
-def test_a_span_of_other_versions_or_in_a_closed_log_is_not_kept() -> None:
+def test_a_merged_delta_of_other_versions_or_in_a_closed_log_is_not_kept() -> None:
     chain = Chain()
     chain.publish(2)
-    [span] = [one for one in chain.log.wait_manifests(-1, 0) if one.key == UpdateKey(3, 1)]
-    frames = dict(chain.log.frames(span.key) or {})
+    [merged] = [one for one in chain.log.wait_manifests(-1, 0) if one.key == UpdateKey(3, 1)]
+    frames = dict(chain.log.frames(merged.key) or {})
     other = Chain()
     other.publish(1)
-    assert other.log.append_span(span, frames) is False  # it has no version 3
+    assert other.log.append_merged(merged, frames) is False  # it has no version 3
     with pytest.raises(InvalidArgument):
-        chain.log.append_span(span, {})
+        chain.log.append_merged(merged, {})
     chain.log.close()
     with pytest.raises(Unavailable):
-        chain.log.append_span(span, frames)
+        chain.log.append_merged(merged, frames)
 
 
-def test_the_thread_makes_spans_and_is_joined() -> None:
+def test_the_thread_makes_merged_deltas_and_is_joined() -> None:
     log = VersionLog()
-    with SpanMaker(log, KEY) as maker:
+    with MergerThread(log, KEY) as maker:
         publisher = RowPublisher(
             weights(1), "run", 1, 1, log, tile_elements=TILE, signing=KEY, on_published=maker.note
         )
@@ -241,29 +194,29 @@ def test_the_thread_makes_spans_and_is_joined() -> None:
     assert not maker._thread.is_alive()
 
 
-def test_a_span_that_the_log_does_not_take_is_said_and_harms_nobody() -> None:
+def test_a_merged_delta_that_the_log_does_not_take_is_said_and_harms_nobody() -> None:
     chain = Chain()
     chain.publish(2, is_merged=False)
     chain.log.close()
-    while chain.spans.step():
+    while chain.merger.step():
         pass
-    assert chain.spans.made == 0
-    assert "closed" in (chain.spans.failure or "")
+    assert chain.merger.made == 0
+    assert "closed" in (chain.merger.failure or "")
 
 
-def test_publishing_waits_for_no_span() -> None:
+def test_publishing_waits_for_no_merged_delta() -> None:
     """A merge that never ends keeps no version back."""
     log = VersionLog()
     is_held, is_merging = threading.Event(), threading.Event()
-    real = log.append_span
+    real = log.append_merged
 
     def held(manifest: Manifest, chunks: dict[int, bytes]) -> bool:
         is_merging.set()
         assert is_held.wait(LONG_S)
         return real(manifest, chunks)
 
-    log.append_span = held  # type: ignore[method-assign]
-    with SpanMaker(log, KEY) as maker:
+    log.append_merged = held  # type: ignore[method-assign]
+    with MergerThread(log, KEY) as maker:
         publisher = RowPublisher(
             weights(1), "run", 1, 1, log, tile_elements=TILE, signing=KEY, on_published=maker.note
         )

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from rose.transfer.codec.delta import Delta
-from rose.transfer.manifest import Chunk, Manifest
+from rose.transfer.manifest import Chunk, Manifest, Version
 from rose.transfer.publishing import publisher as publishing
-from rose.transfer.publishing.contributor import Contributor, Link
+from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
-from rose.transfer.version import Version
-from rose.transfer.views import Row
+from rose.transfer.tiles import Row
 from tests.transfer.worker import LONG_S, TILES, Bits, changed, eventually, weights
 
 BITS = [weights(1)]
@@ -24,8 +23,8 @@ for step in range(4):
 class Slow(Contributor):
     """Stops in the first whole tile that is asked for, until it is let go."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(Row(BITS[0].copy(), TILES), TILES, link=link)
+    def __init__(self, encoding: Encoding) -> None:
+        super().__init__(Row(BITS[0].copy(), TILES), TILES, encoding=encoding)
         self.is_asked, self.is_let_go = threading.Event(), threading.Event()
 
     def whole(
@@ -36,30 +35,30 @@ class Slow(Contributor):
         yield from super().whole(tiles, undone)
 
 
-def seeded_while_publishing(n: int | None, link: Link) -> tuple[Publisher, Manifest, Bits]:
-    """Publish twice while a seed is made; returns what came of it, and its bits."""
-    slow = Slow(link)
+def made_while_publishing(n: int | None, encoding: Encoding) -> tuple[Publisher, Manifest, Bits]:
+    """Publish twice while a snapshot is made; returns what came of it, and its bits."""
+    slow = Slow(encoding)
     publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
     publisher.publish(Row(BITS[1], TILES))
     made: list[tuple[Manifest, dict[int, bytes]]] = []
 
-    def seed() -> None:
-        seed = publisher.seed(n, range(len(TILES)))
-        assert seed is not None
-        made.append(seed)
+    def snapshot() -> None:
+        snapshot = publisher.snapshot(n, range(len(TILES)))
+        assert snapshot is not None
+        made.append(snapshot)
 
     def publish() -> None:
         for bits in BITS[2:4]:
             publisher.publish(Row(bits, TILES))
 
-    seeding, publish_all = threading.Thread(target=seed), threading.Thread(target=publish)
-    seeding.start()
+    making, publish_all = threading.Thread(target=snapshot), threading.Thread(target=publish)
+    making.start()
     assert slow.is_asked.wait(LONG_S)
     publish_all.start()
     eventually(lambda: publisher._publishing > 0)  # it waits for those few tiles, and is the next
     slow.is_let_go.set()
     publish_all.join(LONG_S)
-    seeding.join(LONG_S)
+    making.join(LONG_S)
     [(manifest, frames)] = made
     held = np.zeros_like(BITS[0])
     row = Row(held, TILES)
@@ -70,11 +69,11 @@ def seeded_while_publishing(n: int | None, link: Link) -> tuple[Publisher, Manif
 
 
 @pytest.mark.parametrize(("n", "step"), [(None, 1), (2, 1), (1, 0)])
-def test_a_seed_is_of_one_version_though_others_come_while_it_is_made(
+def test_a_snapshot_is_of_one_version_though_others_come_while_it_is_made(
     n: int | None, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "SEED_TILES", 3)
-    publisher, manifest, held = seeded_while_publishing(n, "gap")
+    monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 3)
+    publisher, manifest, held = made_while_publishing(n, "gap")
     assert manifest.version.n == step + 1
     assert publisher.version.n == 4
     assert np.array_equal(held, BITS[step])
@@ -83,8 +82,8 @@ def test_a_seed_is_of_one_version_though_others_come_while_it_is_made(
 def test_where_versions_cannot_be_undone_the_newest_is_made_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publishing, "SEED_TILES", 3)
-    _, manifest, held = seeded_while_publishing(None, "strat")
+    monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 3)
+    _, manifest, held = made_while_publishing(None, "strat")
     assert np.array_equal(held, BITS[manifest.version.n - 1])
 
 
@@ -92,17 +91,17 @@ def test_no_tile_is_made_while_somebody_wants_to_publish() -> None:
     slow = Slow("gap")
     slow.is_let_go.set()
     publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
-    seeding = threading.Thread(target=lambda: publisher.seed(None, range(8)))
+    making = threading.Thread(target=lambda: publisher.snapshot(None, range(8)))
     with publisher._first():
-        seeding.start()
+        making.start()
         was_asked = slow.is_asked.wait(0.2)  # Bounds what is looked for, and nothing else.
-    seeding.join(LONG_S)
+    making.join(LONG_S)
     assert slow.is_asked.is_set()
     assert not was_asked
 
 
-def test_a_version_comes_before_the_rest_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "SEED_TILES", 1)
+def test_a_version_comes_before_the_rest_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "SNAPSHOT_TILES", 1)
     order: list[object] = []
 
     class Noted(Slow):
@@ -118,13 +117,13 @@ def test_a_version_comes_before_the_rest_of_a_seed(monkeypatch: pytest.MonkeyPat
 
     slow = Noted("gap")
     publisher = Publisher([slow], TILES, Version("run", 1, 1), VersionLog())
-    seeding = threading.Thread(target=lambda: publisher.seed(None, range(8)))
+    making = threading.Thread(target=lambda: publisher.snapshot(None, range(8)))
     publish_one = threading.Thread(target=lambda: publisher.publish(Row(BITS[1], TILES)))
-    seeding.start()
+    making.start()
     assert slow.is_asked.wait(LONG_S)
     publish_one.start()
     eventually(lambda: publisher._publishing > 0)
     slow.is_let_go.set()
-    for thread in (seeding, publish_one):
+    for thread in (making, publish_one):
         thread.join(LONG_S)
     assert order == [0, "pack", *range(1, 8)]

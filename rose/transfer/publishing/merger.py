@@ -6,19 +6,18 @@ versions behind needs at most 2 log2(L) + 1 updates, and each version is merged 
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from rose.closing import Closing
-from rose.errors import CorruptData, OutOfMemory, Unavailable, check, sentence
+from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable, check, sentence
 from rose.thread import Thread
 from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_merge
-from rose.transfer.manifest import Manifest, Signing
+from rose.transfer.manifest import Chunk, Manifest, Signing, UpdateKey, Version
 from rose.transfer.publishing.contributor import chunk_of
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.version import Version
 from rose.units import GIB
 
 LEVELS_MAX: Final = 20
@@ -78,8 +77,46 @@ def merged_update(
     return Update(signing.signed(manifest), deltas), frames
 
 
-class Spans:
-    """Merges the versions of one chain, one merge per step. `SpanMaker` gives it a thread.
+def rebuilt(
+    chunks: Iterable[Chunk],
+    parts: Sequence[Manifest],
+    held: Callable[[UpdateKey, int], bytes | None],
+) -> dict[int, bytes]:
+    """Return the frames of a merged delta that can be made from shorter updates, by tile.
+
+    A merge gives the same bytes as the publisher's, so the SHA-256 of a chunk verifies it. Chunks
+    that do not match, and those with missing or STRAT-encoded parts, are left out.
+
+    Args:
+        chunks: chunks of the merged delta.
+        parts: updates with the same start and end, in order.
+        held: returns their frames.
+    """
+    made: dict[int, bytes] = {}
+    tiles_of = [(part.key, {chunk.tile for chunk in part.chunks}) for part in parts]
+    for chunk in chunks:
+        frames = [held(key, chunk.tile) for key, tiles in tiles_of if chunk.tile in tiles]
+        whole = [frame for frame in frames if frame is not None]
+        if not whole or len(whole) < len(frames):
+            continue
+        frame = whole[0] if len(whole) == 1 else _merged(whole)
+        if frame is not None and chunk.is_of(frame):
+            made[chunk.tile] = frame
+    return made
+
+
+def _merged(frames: Sequence[bytes]) -> bytes | None:
+    try:
+        merged, *others = (Delta.from_bytes(frame) for frame in frames)
+        for delta in others:
+            merged = delta_merge(merged, delta)
+    except (CorruptData, InvalidArgument):
+        return None  # such as a STRAT delta, which only its base can decode
+    return merged.to_bytes()
+
+
+class Merger:
+    """Merges the versions of one chain, one merge per step. `MergerThread` gives it a thread.
 
     Any thread calls `note`; one thread calls `step`.
 
@@ -152,13 +189,13 @@ class Spans:
         if first is None or first.manifest.version != update.manifest.base:
             return
         try:
-            span, frames = merged_update(first, update, self._signing)
-            self._log.append_span(span.manifest, frames)
+            merged, frames = merged_update(first, update, self._signing)
+            self._log.append_merged(merged.manifest, frames)
         except (CorruptData, OutOfMemory, Unavailable) as error:
             self.failure = str(error)  # merged deltas are optional: the versions suffice
             return
         self.made += 1
-        self._rising = (level + 1, span)
+        self._rising = (level + 1, merged)
 
     def _drop_oldest(self) -> None:
         """Enforce the limit: the halves of the highest levels are the largest."""
@@ -166,8 +203,8 @@ class Spans:
             del self._halves[max(self._halves)]
 
 
-class SpanMaker(Spans, Closing):
-    """`Spans` with a thread, for use in a `with` block.
+class MergerThread(Merger, Closing):
+    """`Merger` with a thread, for use in a `with` block.
 
     Args:
         log: log of the versions; gets the merged deltas.
@@ -178,14 +215,14 @@ class SpanMaker(Spans, Closing):
         super().__init__(log, signing)
         self._bell = threading.Event()  # set when a version is queued, or at the end
         self._is_closed = False
-        self._thread = Thread(self._run, name="rose-spans", on_failure=self._broke)
+        self._thread = Thread(self._run, name="rose-merger", on_failure=self._broke)
         self._thread.start()
 
     def _broke(self, failure: BaseException) -> None:
         self.failure = f"no more deltas are merged: {sentence(failure)}"
 
     def note(self, manifest: Manifest, deltas: Mapping[int, Delta]) -> None:
-        """Queue a version of the log; see `Spans.note`."""
+        """Queue a version of the log; see `Merger.note`."""
         super().note(manifest, deltas)
         self._bell.set()
 

@@ -1,7 +1,7 @@
-"""The sweep: checks weights in use against their digests, a little between two steps.
+"""The scrub: checks weights in use against their digests, a little between two steps.
 
 A commit reads only the tiles it changes. Memory of other tiles that is overwritten or flips is
-detected here, and repaired tile by tile (`Receiver.drifted`).
+detected here, and repaired tile by tile (`Receiver.repair`).
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from rose.transfer.receiving.commit import Target
 from rose.units import NS_PER_MS
 
 
-class Sweep:
+class Scrub:
     """Reads all tiles once. The committing thread uses it, between two steps.
 
     Args:
         weights: weights in use.
-        digests: expected digests, kept up to date by commits, so that a sweep may go on across
+        digests: expected digests, kept up to date by commits, so that a scrub may go on across
             versions. Actual digests are written to it, so that the next commit knows them.
         clock: clock of the budget.
-        mend: repairs an engine's copy of a tile from the tile, and returns whether it differed; for
-            engines that compute on a copy.
+        repair: repairs an engine's copy of a tile from the tile, and returns whether it differed;
+            for engines that compute on a copy.
     """
 
     def __init__(
@@ -31,16 +31,16 @@ class Sweep:
         digests: TileDigests,
         *,
         clock: Clock,
-        mend: Callable[[int], bool] = lambda _tile: False,
+        repair: Callable[[int], bool] = lambda _tile: False,
     ) -> None:
         self._weights = weights
         self._digests = digests
         self._clock = clock
-        self._mend = mend
+        self._repair = repair
         self._tiles = sorted(digests)
         self._next = 0
-        self._drifted: dict[int, Digest] = {}
-        self._mended: list[int] = []
+        self._corrupted: dict[int, Digest] = {}
+        self._repaired: list[int] = []
 
     @property
     def is_over(self) -> bool:
@@ -53,14 +53,14 @@ class Sweep:
         return self._digests
 
     @property
-    def drifted(self) -> dict[int, Digest]:
+    def corrupted(self) -> dict[int, Digest]:
         """Return the actual digest of each corrupted tile."""
-        return dict(self._drifted)
+        return dict(self._corrupted)
 
     @property
-    def mended(self) -> tuple[int, ...]:
+    def repaired(self) -> tuple[int, ...]:
         """Return the tiles whose copy was repaired."""
-        return tuple(self._mended)
+        return tuple(self._repaired)
 
     def step(self, budget_ms: float) -> bool:
         """Read at least one tile, until the budget is spent; return whether tiles are left.
@@ -81,7 +81,7 @@ class Sweep:
     def _read(self, tile: int) -> None:
         found = self._weights.digest(tile)
         if found != self._digests[tile]:
-            self._drifted[tile] = found
+            self._corrupted[tile] = found
             self._digests.update({tile: found})
-        if self._mend(tile):
-            self._mended.append(tile)
+        if self._repair(tile):
+            self._repaired.append(tile)
