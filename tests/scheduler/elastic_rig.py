@@ -99,6 +99,27 @@ async def bring(
     return worker
 
 
+async def speak_until(worker: SayingWorker, asked: asyncio.Task[TurnResult]) -> TurnResult:
+    while not asked.done():
+        speak(worker)
+        await asyncio.sleep(0)
+    return await asked
+
+
+async def die(scheduler: ElasticRolloutScheduler) -> None:
+    """End its task as a kill would: nothing more is written, nobody is told to stop."""
+    scheduler._task.cancel()
+    await asyncio.wait({scheduler._task})
+    scheduler._durable._store.close()
+
+
+def ask(
+    scheduler: ElasticRolloutScheduler, trajectory: int, turn: int = 0, **changes: Any
+) -> asyncio.Task[TurnResult]:
+    given = {"prompt": first_prompt(trajectory), "sampling": SAMPLING, **changes}
+    return asyncio.create_task(scheduler.generate(trajectory, turn=turn, **given))
+
+
 async def until(is_so: Callable[[], object]) -> None:
     while not is_so():
         await asyncio.sleep(0.001)
