@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.course import SlowCopy
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.front_events import Entry, Registered, Step
 from rose.scheduler.hearsay import EarlyNews, believable
 from rose.scheduler.rollouts import Rollouts

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rose.scheduler.course import Course
+from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.events import Admit, DropReason
 from rose.scheduler.front_events import Registered
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
@@ -101,7 +101,7 @@ class RolloutsState:
     """
 
     now_ns: int = 0
-    trajectories: dict[int, Course] = field(default_factory=dict)
+    trajectories: dict[int, DriverTrajectory] = field(default_factory=dict)
     workers: dict[int, Registered] = field(default_factory=dict)
     used: UsedNumbers = field(default_factory=UsedNumbers)
     counts: FrontCounts = field(default_factory=FrontCounts)
@@ -133,7 +133,7 @@ class Checkpoint:
     policy: PlacementPolicy
     settings: SchedulerSettings
     core: bytes
-    trajectories: Sequence[Course]
+    trajectories: Sequence[DriverTrajectory]
     rest: RolloutsState
 
     def state(self) -> RolloutsState:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.course import SlowCopy
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
 from rose.scheduler.front_events import Begun, Ended, Entry, Registered, Step
@@ -115,17 +115,17 @@ class Caller:
         if self.trajectory in rollouts.state.used:
             self.is_over = True
             return None
-        course = rollouts.state.trajectories.get(self.trajectory)
-        if course is None:
+        state = rollouts.state.trajectories.get(self.trajectory)
+        if state is None:
             return Begun(self.trajectory, self.trajectory // 4, 0, self.trajectory)
-        if not course.record().is_admitted:
+        if not state.record().is_admitted:
             return None
         if self.turn == turns_of(self.trajectory):
             return Ended(self.trajectory, is_wanted=True)
-        if self.turn < len(course.turns):
-            self.hear(course.turns[self.turn])
+        if self.turn < len(state.turns):
+            self.hear(state.turns[self.turn])
             return self.entry(durable)
-        return course.asked(self.turn, self.prompt, SAMPLING)
+        return state.asked(self.turn, self.prompt, SAMPLING)
 
     def hear(self, result: TurnResult) -> None:
         assert result.turn == self.turn
@@ -375,7 +375,7 @@ class FrontWorld:
         if left == 0 or (left < SETTINGS.batch_trajectories and not is_last):
             # What was given up is not trained on, so batches may stay short.
             under_way = self.durable.rollouts.state.trajectories.values()
-            if left == 0 or any(course.record().is_admitted for course in under_way):
+            if left == 0 or any(state.record().is_admitted for state in under_way):
                 return
         self.durable.take(Consumed(min(left, SETTINGS.batch_trajectories)))
 

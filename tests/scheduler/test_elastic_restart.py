@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rose.scheduler import PlacementPolicy, course, durable
+from rose.scheduler import PlacementPolicy, driver_trajectory, durable
 from tests.scheduler.front_world import FrontWorld
 
 KILLS = ("before", "after", "behind", "unsaved")
@@ -12,7 +12,7 @@ KILLS = ("before", "after", "behind", "unsaved")
 
 @pytest.fixture(autouse=True)
 def a_checkpoint_takes_many_steps(monkeypatch) -> None:
-    monkeypatch.setattr(course, "SLICE_COURSES", 1)
+    monkeypatch.setattr(driver_trajectory, "SLICE_TRAJECTORIES", 1)
     monkeypatch.setattr(durable, "CHECKPOINT_S", 0.02)
     monkeypatch.setattr(durable, "REJOIN_S", 0.5)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, SchedulerSettings
-from rose.scheduler.course import Course, Phase
+from rose.scheduler.driver_trajectory import DriverTrajectory, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
 from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.state import Checkpoint, FrontCounts, JobCounts, RolloutsState, UsedNumbers
@@ -47,14 +47,14 @@ STEPS = [Step(10 * place, tuple(ENTRIES[: place + 1])) for place in range(len(EN
 
 
 def checkpoint(sequence: int) -> Checkpoint:
-    course = Course(5, 1, 2, 3, phase=Phase.SPEAKING, context=[1, 2], sampling=SAMPLING)
-    course.turns.append(TurnResult(5, 0, (1,), (-0.5,), (0,), (4, 4), is_cut=True))
+    state = DriverTrajectory(5, 1, 2, 3, phase=Phase.SPEAKING, context=[1, 2], sampling=SAMPLING)
+    state.turns.append(TurnResult(5, 0, (1,), (-0.5,), (0,), (4, 4), is_cut=True))
     return Checkpoint(
         sequence=sequence,
         policy=PlacementPolicy.JOINT,
         settings=SchedulerSettings(),
         core=bytes(range(256)),
-        trajectories=[course],
+        trajectories=[state],
         rest=RolloutsState(
             now_ns=17,
             workers={4: Registered(4, WorkerKind.BORROWED, CAN)},

@@ -241,7 +241,7 @@ def test_a_trainer_that_will_not_listen_ends_it_visibly() -> None:
     assert handoff.waiting == 2
 
 
-# ---- what the trainer reports ---------------------------------------------------------------------
+# ---- what the trainer reports --------------------------------------------------------------------
 
 
 class Reporter:
