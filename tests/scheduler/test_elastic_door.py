@@ -8,8 +8,8 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.scheduler.front_events import Begun, Ended, Registered
-from rose.scheduler.hearsay import believable
 from rose.scheduler.turns import Capabilities, Sampling
+from rose.scheduler.validation import validated
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -104,7 +104,7 @@ async def test_news_with_a_value_of_another_kind_is_counted_and_ignored(tmp_path
     async def poison(scheduler) -> None:
         for event in NEWS:
             scheduler.hear(event)
-        await until(lambda: scheduler._durable.nonsense == len(NEWS))
+        await until(lambda: scheduler._durable.invalid_events == len(NEWS))
 
     await nobody_is_harmed(tmp_path / "state", poison)
 
@@ -119,18 +119,18 @@ async def test_news_with_a_value_of_another_kind_is_counted_and_ignored(tmp_path
     ],
 )
 def test_an_output_whose_tokens_are_none_has_failed(event) -> None:
-    heard = believable(event)
-    assert (heard.tokens, heard.logprobs, heard.versions) == ((), (), ())
-    assert (heard.end, heard.trajectory) == (TurnEnd.FAILED, 1)
-    assert "do not fit" in heard.error
+    valid = validated(event)
+    assert (valid.tokens, valid.logprobs, valid.versions) == ((), (), ())
+    assert (valid.end, valid.trajectory) == (TurnEnd.FAILED, 1)
+    assert "do not fit" in valid.error
 
 
 @pytest.mark.parametrize("end", TurnEnd)
 def test_a_turn_that_ended_without_a_token_has_failed(end) -> None:
     empty = replace(OUTPUT, tokens=(), logprobs=(), versions=(), end=end)
-    assert believable(empty) == empty  # it goes on elsewhere, or its last tokens came before
-    heard = believable(replace(empty, first_token=0))
-    assert heard.end is (TurnEnd.FAILED if end is TurnEnd.FINISHED else end)
+    assert validated(empty) == empty  # it goes on elsewhere, or its last tokens came before
+    valid = validated(replace(empty, first_token=0))
+    assert valid.end is (TurnEnd.FAILED if end is TurnEnd.FINISHED else end)
 
 
 def assert_exact(one: object, expected: object) -> None:
@@ -148,11 +148,11 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
     said = TurnOutput(
         *(i(number) for number in range(5)), [i(5)], np.array([-0.5], f), [np.uint8(6)], OUTPUT.end
     )
-    assert_exact(believable(said), replace(OUTPUT, error=None))
-    assert_exact(believable(LeaseChanged(i(0), i(1), np.int32(100), f(0))), LEASE)
-    assert_exact(believable(VersionCommitted(i(0), i(1), np.True_, 0)), COMMITTED)
-    assert_exact(believable(WorkerLost(i(3), "gone")), WorkerLost(3, "gone"))
-    assert isinstance(believable(WorkerLost(3, None)).reason, str)
+    assert_exact(validated(said), replace(OUTPUT, error=None))
+    assert_exact(validated(LeaseChanged(i(0), i(1), np.int32(100), f(0))), LEASE)
+    assert_exact(validated(VersionCommitted(i(0), i(1), np.True_, 0)), COMMITTED)
+    assert_exact(validated(WorkerLost(i(3), "gone")), WorkerLost(3, "gone"))
+    assert isinstance(validated(WorkerLost(3, None)).reason, str)
     sampling = Sampling(i(5), f(0.5), [i(7)])
     assert_exact(sampling, Sampling(5, 0.5, (7,)))
     assert_exact(Begun(i(1), i(2), i(3), i(4)), Begun(1, 2, 3, 4))
