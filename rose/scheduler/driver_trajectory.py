@@ -6,8 +6,8 @@ from enum import Enum
 from typing import Any, Final
 
 from rose.errors import InternalError, InvalidArgument, check
+from rose.scheduler.driver_events import Asked
 from rose.scheduler.events import Start
-from rose.scheduler.front_events import Asked
 from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.worker import TurnRequest
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.core import SchedulerCore
+from rose.scheduler.driver_events import Entry, Registered, Step
 from rose.scheduler.driver_trajectory import SlowCopy
-from rose.scheduler.front_events import Entry, Registered, Step
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.state import Checkpoint, Outcome, RolloutsState
 from rose.scheduler.validation import PreRegistrationBuffer, validated
-from rose.scheduler.watching import FrontWatch, Watches
+from rose.scheduler.watching import DriverWatch, Watches
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
 
@@ -69,7 +69,7 @@ class Durable:
         policy: PlacementPolicy,
         clock: Clock,
         store: "FileStore | None",
-        watches: Sequence[FrontWatch],
+        watches: Sequence[DriverWatch],
     ) -> None:
         self._settings = settings
         self._policy = policy

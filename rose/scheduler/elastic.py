@@ -15,17 +15,17 @@ from typing_extensions import Self
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.coerce import COUNT_MAX, checked, counts, one_of, whole
+from rose.scheduler.driver_events import Begun, Ended, Entry, Registered
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.state import Checkpoint, FrontCounts
+from rose.scheduler.state import Checkpoint, DriverCounts
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.waiters import ADMISSION, STEP, Waiters
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ElasticRolloutScheduler:
         *,
         clock: Clock | None = None,
         store: "FileStore | None" = None,
-        watches: Sequence[FrontWatch] = (),
+        watches: Sequence[DriverWatch] = (),
     ) -> None:
         self._durable = Durable(settings, policy, clock or BootClock(), store, watches)
         self._waiters = Waiters()
@@ -318,7 +318,7 @@ class ElasticRolloutScheduler:
         """Return all unfinished trajectories, including those of an earlier process."""
         return tuple(one.record() for one in self._rollouts.state.trajectories.values())
 
-    def counts(self) -> FrontCounts:
+    def counts(self) -> DriverCounts:
         """Return the counts of trajectories."""
         return self._rollouts.state.counts.copy()
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from rose.errors import InternalError, InvalidArgument, RoseError, check, sentence
 from rose.scheduler.core import SchedulerCore
+from rose.scheduler.driver_events import Asked, Begun, Ended, Entry, Registered
 from rose.scheduler.driver_trajectory import DriverTrajectory, Phase, SlowCopy
 from rose.scheduler.events import (
     Action,
@@ -32,9 +33,8 @@ from rose.scheduler.events import (
     TurnReady,
     VersionPublished,
 )
-from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered
 from rose.scheduler.state import Gone, Outcome, RolloutsState
-from rose.scheduler.watching import Order, Watches
+from rose.scheduler.watching import ErrorGuard, Watches
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -176,7 +176,7 @@ class Rollouts:
         for state in self.state.trajectories.values():
             on = state.worker
             if on in self._workers and number in (None, on):
-                with Order():
+                with ErrorGuard():
                     self._workers[on].stop_turn(state.number)
 
     # ---- entries --------------------------------------------------------------------------------
@@ -340,10 +340,10 @@ class Rollouts:
         worker = self._workers.get(start.worker)
         if worker is None:
             return ()  # Not back yet: when it is, it reports that it does not run this turn.
-        order = Order()
-        with order:
+        guard = ErrorGuard()
+        with guard:
             worker.start_turn(request)
-        match order.error:
+        match guard.error:
             case RoseError() as error:
                 self.refusals.append(failed_output(request, start.worker, str(error)))
             case Exception() as error:
@@ -353,11 +353,11 @@ class Rollouts:
     def _stop(self, trajectory: int, number: int) -> None:
         """Tell a worker to stop a turn; if that raises, the worker is lost."""
         if worker := self._workers.get(number):
-            order = Order()
-            with order:
+            guard = ErrorGuard()
+            with guard:
                 worker.stop_turn(trajectory)
-            if order.error is not None:
-                self.refusals.append(_broken(number, order.error))
+            if guard.error is not None:
+                self.refusals.append(_broken(number, guard.error))
 
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
         state = self._known(trajectory)

@@ -9,15 +9,15 @@ from typing import Any
 from opentelemetry import propagate, trace
 from typing_extensions import override
 
+from rose.scheduler.driver_events import Asked, Begun, Ended, Entry
 from rose.scheduler.driver_trajectory import Phase
-from rose.scheduler.front_events import Asked, Begun, Ended, Entry
 from rose.scheduler.state import Gone, Outcome, RolloutsState
 from rose.scheduler.turns import Sampling, TurnResult
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
-class Spans(FrontWatch):
+class Spans(DriverWatch):
     """Makes spans of what it observes.
 
     Args:

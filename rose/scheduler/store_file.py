@@ -31,9 +31,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
+from rose.scheduler.driver_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
-from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.state import Checkpoint
 from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole

@@ -1,4 +1,4 @@
-"""An asyncio front with workers that speak when the loop lets them, and programs that ask."""
+"""An asyncio driver with workers that speak when the loop lets them, and programs that ask."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.demo.rl.saying_worker import SayingWorker
-from tests.scheduler.front_world import (
+from tests.scheduler.driver_world import (
     CAPABILITIES,
     SAMPLING,
     SETTINGS,
@@ -41,7 +41,7 @@ def run(program: Coroutine[Any, Any, None]) -> None:
 
 @contextmanager
 def limited(**limits: float) -> Iterator[None]:
-    """For a time, with other bounds of the front than those of production."""
+    """For a time, with other bounds of the driver than those of production."""
     with ExitStack() as stack:
         for name, value in {**LIMITS, **limits}.items():
             of = durable if hasattr(durable, name) else elastic

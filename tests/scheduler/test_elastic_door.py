@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler.front_events import Begun, Ended, Registered
+from rose.scheduler.driver_events import Begun, Ended, Registered
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.validation import validated
 from rose.scheduler.worker import (
@@ -18,6 +18,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
+from tests.scheduler.driver_world import SAMPLING, first_prompt
 from tests.scheduler.elastic_rig import (
     CAN,
     ask,
@@ -28,7 +29,6 @@ from tests.scheduler.elastic_rig import (
     speak_until,
     until,
 )
-from tests.scheduler.front_world import SAMPLING, first_prompt
 
 DEDICATED = WorkerKind.DEDICATED
 OUTPUT = TurnOutput(0, 1, 2, 3, 4, (5,), (-0.5,), (6,), TurnEnd.FINISHED, "no")

@@ -1,4 +1,4 @@
-"""One life of the asyncio front after another: what it says it keeps, and when it keeps it not."""
+"""One life of the asyncio driver after another: what it says it keeps, and when it keeps it not."""
 
 import asyncio
 import subprocess
@@ -10,11 +10,12 @@ import pytest
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, store_file
+from rose.scheduler.driver_events import Begun, Step
 from rose.scheduler.elastic import ElasticRolloutScheduler
-from rose.scheduler.front_events import Begun, Step
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.demo.rl.saying_worker import SayingWorker
+from tests.scheduler.driver_world import ManualClock, first_prompt, next_prompt, truth
 from tests.scheduler.elastic_rig import (
     CAN,
     WIDE,
@@ -28,7 +29,6 @@ from tests.scheduler.elastic_rig import (
     speak_until,
     until,
 )
-from tests.scheduler.front_world import ManualClock, first_prompt, next_prompt, truth
 from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED

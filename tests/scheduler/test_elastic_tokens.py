@@ -7,6 +7,7 @@ import pytest
 
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerEvent, WorkerKind, WorkerLost
 from tests.demo.rl.play import logprob_at, token_at, version_at
+from tests.scheduler.driver_world import SAMPLING, first_prompt, truth
 from tests.scheduler.elastic_rig import (
     ask,
     assert_true,
@@ -15,7 +16,6 @@ from tests.scheduler.elastic_rig import (
     speak_until,
     until,
 )
-from tests.scheduler.front_world import SAMPLING, first_prompt, truth
 
 # Trajectories whose first turn ends for its length, and at its last token.
 CUT, ENDED = (

@@ -1,4 +1,4 @@
-"""Metrics and spans of the asyncio front, held against what its callers saw."""
+"""Metrics and spans of the asyncio driver, held against what its callers saw."""
 
 import asyncio
 from collections import Counter
@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rose.scheduler import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.spans import Spans
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import TurnEnd, WorkerKind
+from tests.scheduler.driver_world import SAMPLING, first_prompt, truth, turns_of
 from tests.scheduler.elastic_rig import (
     WIDE,
     Voices,
@@ -26,7 +27,6 @@ from tests.scheduler.elastic_rig import (
     run,
     until,
 )
-from tests.scheduler.front_world import SAMPLING, first_prompt, truth, turns_of
 from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED
@@ -149,7 +149,7 @@ def test_a_span_tells_who_lost_a_turn_and_who_went_on(tmp_path) -> None:
 CALLS = ("opened", "heard", "begin", "add", "end", "end_all", "stepped", "close")
 
 
-class BrokenWatch(FrontWatch):
+class BrokenWatch(DriverWatch):
     def __init__(self, name: str) -> None:
         self.calls: Counter[str] = Counter()
         for call in CALLS:

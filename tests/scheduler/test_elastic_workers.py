@@ -1,4 +1,4 @@
-"""Workers that come, go and speak between two steps of the front, in every order."""
+"""Workers that come, go and speak between two steps of the driver, in every order."""
 
 import asyncio
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind, WorkerLost
 from tests.demo.rl.saying_worker import SayingWorker
+from tests.scheduler.driver_world import SAMPLING, first_prompt
 from tests.scheduler.elastic_rig import (
     CAN,
     assert_true,
@@ -16,7 +17,6 @@ from tests.scheduler.elastic_rig import (
     speak_until,
     until,
 )
-from tests.scheduler.front_world import SAMPLING, first_prompt
 
 DEDICATED = WorkerKind.DEDICATED
 PROMPT = first_prompt(3)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.driver_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.driver_trajectory import DriverTrajectory, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
-from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
-from rose.scheduler.state import Checkpoint, FrontCounts, JobCounts, RolloutsState, UsedNumbers
+from rose.scheduler.state import Checkpoint, DriverCounts, JobCounts, RolloutsState, UsedNumbers
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.worker import (
@@ -59,7 +59,7 @@ def checkpoint(sequence: int) -> Checkpoint:
             now_ns=17,
             workers={4: Registered(4, WorkerKind.BORROWED, CAN)},
             used=UsedNumbers(5, {7}),
-            counts=FrontCounts(begun=6, jobs={2: JobCounts(finished=3)}),
+            counts=DriverCounts(begun=6, jobs={2: JobCounts(finished=3)}),
         ),
     )
 

@@ -7,7 +7,7 @@ import pytest
 from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
 from rose.demo.rl.circle import NotedSource
 from rose.demo.rl.history import History, RelayedBytes
-from rose.scheduler.front_events import Registered
+from rose.scheduler.driver_events import Registered
 from rose.scheduler.turns import Capabilities, TurnResult
 from rose.scheduler.worker import (
     LeaseChanged,

@@ -1,4 +1,4 @@
-"""A front that is killed at any step, with workers that live on, in virtual time.
+"""A driver that is killed at any step, with workers that live on, in virtual time.
 
 Workers say true tokens: the one at a place of a context is a function of the trajectory's seed and
 the place. What they say comes late, twice, out of order or not at all. Callers repeat whatever was
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
+from rose.scheduler.driver_events import Begun, Ended, Entry, Registered, Step
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered, Step
 from rose.scheduler.state import Checkpoint, Gone, Outcome
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -154,7 +154,7 @@ class MortalStore(FileStore):
         super().save(checkpoint)
 
 
-class DeadEpochs(FrontWatch):
+class DeadEpochs(DriverWatch):
     """Fails when a turn is started under a lease that was heard to be over."""
 
     def __init__(self, last: dict[int, int]) -> None:
@@ -173,7 +173,7 @@ class DeadEpochs(FrontWatch):
         assert (worker, request.lease_epoch) not in self.revoked
 
 
-class FrontWorld:
+class DriverWorld:
     def __init__(
         self,
         path: Path,

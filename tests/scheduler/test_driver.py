@@ -1,4 +1,4 @@
-"""What the front may say, who is admitted, and who comes first."""
+"""What the driver may say, who is admitted, and who comes first."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The asyncio front: turns come home whole, whatever callers, workers and clocks do."""
+"""The asyncio driver: turns come home whole, whatever callers, workers and clocks do."""
 
 import asyncio
 from contextlib import ExitStack
@@ -20,6 +20,7 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 from tests.demo.rl.saying_worker import SayingWorker
+from tests.scheduler.driver_world import SAMPLING, ManualClock, first_prompt
 from tests.scheduler.elastic_rig import (
     WIDE,
     Voices,
@@ -33,7 +34,6 @@ from tests.scheduler.elastic_rig import (
     speak_until,
     until,
 )
-from tests.scheduler.front_world import SAMPLING, ManualClock, first_prompt
 from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED
