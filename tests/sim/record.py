@@ -1,4 +1,4 @@
-"""What the scheduler was told in a simulation and what it said, as production would have it."""
+"""Input and output of the scheduler in a simulation, in the types of production."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class RecordedStep:
 def record_cluster(
     world: ClusterWorld, options: SimOptions = DEFAULT
 ) -> tuple[ClusterOutcome, list[RecordedStep]]:
-    """Run a world as `simulate_cluster` does, and keep all that the scheduler heard and said.
+    """Run a world as `simulate_cluster` does, and keep all input and output of the scheduler.
 
     Raises:
         InvalidArgument: as `simulate_cluster`.

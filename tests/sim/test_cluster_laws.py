@@ -81,7 +81,7 @@ def test_every_token_is_delivered_once_and_every_world_ends(drawn: ClusterWorld)
     assert one.dropped == 0
     assert found.tokens_by_worker.sum() == one.tokens_delivered
     done = ~np.isnan(one.done_ms)
-    said = np.add.reduceat(trained.trajectories.said_tokens, trained.trajectories.first_turn[:-1])
+    said = np.add.reduceat(trained.trajectories.output_tokens, trained.trajectories.first_turn[:-1])
     assert one.tokens_delivered >= said[done].sum()
     assert np.all(found.busy_ms_by_worker <= found.ended_ms + 1)
     recovered = found.recovery_ms[~np.isnan(found.recovery_ms)]

@@ -179,8 +179,8 @@ def refused() -> dict[str, ClusterWorld]:
         "larger than its batch": replace(
             good, jobs=(job(trajectories([[TURN]] * 4, group_size=4), batch=3),)
         ),
-        "said_tokens must be > 0": replace(
-            good, jobs=(replace(fine, trajectories=replace(made, said_tokens=np.array([0]))),)
+        "output_tokens must be > 0": replace(
+            good, jobs=(replace(fine, trajectories=replace(made, output_tokens=np.array([0]))),)
         ),
         "tool_ms has t": replace(
             good, jobs=(replace(fine, trajectories=replace(made, tool_ms=np.zeros(2))),)

@@ -50,7 +50,7 @@ def test_what_was_used_is_the_sum_over_the_versions(runs: Sequence[ArmRun]) -> N
         assert one.figures.rollout_mean_s == pytest.approx(job.rollout_ms.mean() / 1000)
 
 
-def test_tokens_by_kind_are_all_that_was_said(runs: Sequence[ArmRun]) -> None:
+def test_tokens_by_kind_are_the_whole_output(runs: Sequence[ArmRun]) -> None:
     for one in runs:
         kinds = [worker.kind for worker in one.built.world.workers]
         by_kind = dict.fromkeys(WorkerKind, 0)

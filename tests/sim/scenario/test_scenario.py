@@ -57,7 +57,7 @@ BAD = [
     ("stress", [{"kind": "revoke"}], "invalid value 'revoke'"),
     ("stress", [{"kind": "revoke-all", "at_s": 5}], "for_s: is missing"),
     ("scheduler", {"stall": 5}, "is no such setting; there are"),
-    ("scheduler", {"max_staleness": 5}, "is said by each job"),
+    ("scheduler", {"max_staleness": 5}, "is set by each job"),
     ("scheduler", {"stall_ms": -5}, "out of range"),
     ("scheduler", {"worker_lag_max": 1.5}, "1.5 is no whole number"),
     ("scheduler", {5: 5}, "expected `str`, got `int`"),
