@@ -25,8 +25,8 @@ group                         4, 8, 16                        GRPO as it is run
 context                       8-64 Ki tokens                  the paper and PEARL have 32 Ki
 turns                         median 2-24, sigma 0.3-1        games to coding agents
 first prompt                  median 256-4096 tokens, log     a sentence to a file
-input in a turn               median 64-2048, log             a game's board to a tool's output
-output in a turn               median 48-768, log; sigma 0.4-1 a move to a chain of thought
+heard in a turn               median 64-2048, log             a game's board to a tool's output
+said in a turn                median 48-768, log; sigma 0.4-1 a move to a chain of thought
 tool waits                    median 0.01-10 s, log; a tail   86 % within 1 s, 95 % within 10 s are
                               of 1-10 % up to 120 s           measured of coding agents
 group share, hardness         0-1, 0-0.5                      nobody has published them
@@ -145,7 +145,7 @@ def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], 
     """Return the job, its versions, and a guess of how many seconds a batch is rolled out."""
     group = int(_one(random, (4, 8, 16)))
     batch = round(_log(random, 32, 1024) / group) * group
-    environment, turns, inputs, output = _environment(random)
+    environment, turns, heard, said = _environment(random)
     is_dapo = random.random() < 0.25
     redundancy = 1.5 if is_dapo else 1.0  # of a log-uniform up to 3, less its upper half
     per_version = batch * turns * redundancy
@@ -153,9 +153,9 @@ def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], 
     if per_version * versions > _TURNS_MAX:
         batch = max(1, int(_TURNS_MAX / (turns * redundancy * versions * group))) * group
     mode = str(_one(random, _MODES))
-    turn_s = (output / _TOKENS_PER_S + inputs / _PROMPT_TOKENS_PER_S) / speed
+    turn_s = (said / _TOKENS_PER_S + heard / _PROMPT_TOKENS_PER_S) / speed
     bulk_s = batch * redundancy * turns * turn_s
-    rollout_s = max(bulk_s, _LONGEST * turns * (output * _TOKEN_S + _TOOL_S))
+    rollout_s = max(bulk_s, _LONGEST * turns * (said * _TOKEN_S + _TOOL_S))
     job: dict[str, Any] = {
         "name": "job",
         "algorithm": "dapo" if is_dapo else "grpo",
@@ -175,15 +175,15 @@ def _job(random: np.random.Generator, *, speed: float) -> tuple[dict[str, Any], 
 def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, float, float]:
     """Return the environment, and the means: turns, and what one of them hears and says."""
     turns, turns_sigma = _log(random, 2, 24), _uniform(random, 0.3, 1)
-    output, output_sigma = _log(random, 48, 768), _uniform(random, 0.4, 1)
-    inputs, input_sigma = _log(random, 64, 2048), _uniform(random, 0.2, 0.8)
+    said, said_sigma = _log(random, 48, 768), _uniform(random, 0.4, 1)
+    heard, heard_sigma = _log(random, 64, 2048), _uniform(random, 0.2, 0.8)
     tail = _uniform(random, 0.01, 0.1)
     environment = {
         "kind": "drawn",
         "turns": _lognormal(turns, turns_sigma),
-        "first_input": _lognormal(_log(random, 256, 4096), 0.3),
-        "input": _lognormal(inputs, input_sigma),
-        "output": _lognormal(output, output_sigma),
+        "first_heard": _lognormal(_log(random, 256, 4096), 0.3),
+        "heard": _lognormal(heard, heard_sigma),
+        "said": _lognormal(said, said_sigma),
         "tool_s": {
             "kind": "mixture",
             "parts": [
@@ -195,7 +195,7 @@ def _environment(random: np.random.Generator) -> tuple[dict[str, Any], float, fl
         "group_share": _uniform(random, 0, 1),
         "hardness": _uniform(random, 0, 0.5),
     }
-    means = (_mean(turns, turns_sigma), _mean(inputs, input_sigma), _mean(output, output_sigma))
+    means = (_mean(turns, turns_sigma), _mean(heard, heard_sigma), _mean(said, said_sigma))
     return environment, *means
 
 

@@ -98,7 +98,6 @@ def new_core(world: ClusterWorld) -> SchedulerCore:
 
     A worker may lag as many versions as the strictest trainer accepts: older output would be
     discarded.
-    output would be thrown away.
     """
     strictest = min(job.max_staleness for job in world.jobs)
     lag_max = min(world.settings.worker_lag_max, strictest)

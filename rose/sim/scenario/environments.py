@@ -6,7 +6,7 @@ of the paper's tasks.
 
 from typing import Annotated, Final, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from rose.errors import InvalidArgument
 from rose.sim.scenario.distributions import (
@@ -48,9 +48,10 @@ class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
     """
 
     turns: Distribution
-    first_input: Distribution
-    input: Distribution
-    output: Distribution
+    # Files keep the names that the recorded scenarios have.
+    first_input: Distribution = field(name="first_heard")
+    input: Distribution = field(name="heard")
+    output: Distribution = field(name="said")
     tool_s: Distribution
     turns_max: _Turns = 4096
     group_share: Share = 0.5
