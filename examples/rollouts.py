@@ -20,7 +20,7 @@ class CountingWorker:
 
     def __init__(self, number: int, kind: WorkerKind, scheduler: ElasticRolloutScheduler) -> None:
         self.number, self.kind = number, kind
-        self._report = scheduler.hear  # any thread may call it, and it never waits
+        self._report = scheduler.receive  # any thread may call it, and it never waits
         self._lock = threading.Lock()
         self._turns: dict[int, TurnRequest] = {}  # what is left of each
         self._epoch, self._kv_tokens = 0, 0

@@ -161,7 +161,7 @@ class TurnFeeder(RolloutLoad):
             clock=clock,
         )
         self._worker = EngineWorker(
-            engine, _WORKER, kind, self._hear, flush_ms=_FLUSH_MS, ttl_ms=0.0
+            engine, _WORKER, kind, self._receive, flush_ms=_FLUSH_MS, ttl_ms=0.0
         )
 
     @property
@@ -193,11 +193,11 @@ class TurnFeeder(RolloutLoad):
         self._loop.stop()
         super().stop()
 
-    def _hear(self, event: WorkerEvent) -> None:
+    def _receive(self, event: WorkerEvent) -> None:
         """Count generated tokens; runs in the engine's thread."""
         if isinstance(event, TurnOutput):
             self._tokens += len(event.tokens)
-        self._loop.hear(event)
+        self._loop.receive(event)
 
 
 def _let_go(_trajectory: Trajectory) -> None:
@@ -238,7 +238,7 @@ class CircleLoad(RolloutLoad):
         self._weights = weights
         self._clock = clock
         self._began_s = 0.0
-        self._worker = EngineWorker(engine, BORROWED, WorkerKind.BORROWED, self.circle.loop.hear)
+        self._worker = EngineWorker(engine, BORROWED, WorkerKind.BORROWED, self.circle.loop.receive)
 
     @property
     def tokens(self) -> int:

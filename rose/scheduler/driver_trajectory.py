@@ -131,7 +131,7 @@ class DriverTrajectory:
         """Worker that was last asked for the current turn; None without one."""
         return self.workers[-1] if self.phase is Phase.SPEAKING and self.workers else None
 
-    def say(
+    def append(
         self, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]
     ) -> None:
         """Append tokens to the current turn."""

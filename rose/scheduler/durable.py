@@ -140,7 +140,7 @@ class Durable:
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def hear(self, event: WorkerEvent) -> None:
+    def receive(self, event: WorkerEvent) -> None:
         """Accept an event of a worker; events on its grant wait until it is registered."""
         valid = validated(event)
         if valid is None:
@@ -164,7 +164,7 @@ class Durable:
             InvalidArgument: the entry contradicts earlier ones; nothing has changed.
         """
         if isinstance(entry, WorkerLost):
-            self.hear(entry)
+            self.receive(entry)
             return
         if isinstance(entry, Registered) and worker is not None:
             self.rollouts.register(entry, worker)
@@ -178,7 +178,7 @@ class Durable:
 
     def _note(self, entry: Entry) -> None:
         self._entries.append(entry)
-        self._watches.show(lambda watch: watch.heard(entry))
+        self._watches.show(lambda watch: watch.received(entry))
 
     def step(self) -> list[Outcome]:
         """Journal the received entries, and step the core with them.
@@ -191,10 +191,10 @@ class Durable:
         now_ns = self._time.now_ns()
         refusals, self.rollouts.refusals = self.rollouts.refusals, []
         for refusal in refusals:
-            self.hear(refusal)
+            self.receive(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
-                self.hear(WorkerLost(number, f"it was not back after {REJOIN_S} s"))
+                self.receive(WorkerLost(number, f"it was not back after {REJOIN_S} s"))
         entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(Step(now_ns, tuple(entries)))

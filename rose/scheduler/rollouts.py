@@ -47,7 +47,7 @@ from rose.scheduler.worker import (
 from rose.units import NS_PER_S
 
 # After a longer gap the process was suspended: workers renewed their grants unheard. They get this
-# much time to be heard, because an expired grant is over for good.
+# much time to renew, because an expired grant is over for good.
 _DEAF_NS: Final = NS_PER_S
 _HEAR_NS: Final = 2 * NS_PER_S
 
@@ -103,7 +103,7 @@ class Rollouts:
             case Consumed():
                 self._consume(entry)
             case TurnOutput() | WorkerLost() | LeaseChanged() | VersionCommitted():
-                self._hear(entry)
+                self._receive(entry)
 
     def step(self, now_ns: int) -> list[Outcome]:
         """Step the core with the accepted entries, and return the outcomes, in order.
@@ -257,10 +257,10 @@ class Rollouts:
                 where = state.number, len(state.turns), registered.worker, state.lease_epoch
                 self._events.append(TurnEnded(*where, TurnEnd.INTERRUPTED))
 
-    def _hear(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
+    def _receive(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
         match event:
             case TurnOutput():
-                self._hear_output(event)
+                self._receive_output(event)
             case WorkerLost():
                 self.state.workers.pop(event.worker, None)
                 self._lose(event)
@@ -272,7 +272,7 @@ class Rollouts:
         self._workers.pop(lost.worker, None)
         self._events.append(lost)
 
-    def _hear_output(self, output: TurnOutput) -> None:
+    def _receive_output(self, output: TurnOutput) -> None:
         where = output.trajectory, output.turn, output.worker, output.lease_epoch
         count = len(output.tokens)
         if count:
@@ -320,7 +320,7 @@ class Rollouts:
             output.first_token + action.skip == len(state.tokens),
             f"trajectory {action.trajectory}: a token would be missing or there twice",
         )
-        state.say(output.tokens[taken], output.logprobs[taken], output.versions[taken])
+        state.append(output.tokens[taken], output.logprobs[taken], output.versions[taken])
         self.watches.show(lambda watch: watch.add(action.trajectory, action.tokens))
 
     def _start(self, start: Start) -> Iterable[Event]:

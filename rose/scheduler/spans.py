@@ -38,7 +38,7 @@ class Spans(DriverWatch):
                 self._ask(one.number, len(one.turns), len(one.context), one.sampling)
 
     @override
-    def heard(self, entry: Entry) -> None:
+    def received(self, entry: Entry) -> None:
         """Begin and end spans of trajectories, begin those of turns."""
         match entry:
             case Begun():

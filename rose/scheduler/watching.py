@@ -55,7 +55,7 @@ class DriverWatch:
     def opened(self, state: RolloutsState) -> None:
         """A scheduler process starts with this state."""
 
-    def heard(self, entry: Entry) -> None:
+    def received(self, entry: Entry) -> None:
         """An entry was accepted, for the next step of the core."""
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:

@@ -98,7 +98,7 @@ class Audit:
         self.history.append((list(events), now_ns, actions))
         self.events += len(events)
         for event in events:
-            self._hear(event, now_ns)
+            self._receive(event, now_ns)
         for number, worker in self.workers.items():
             if worker.is_live and worker.deadline_ns <= now_ns:
                 self._end_lease(number, now_ns)
@@ -117,7 +117,7 @@ class Audit:
 
     # ---- what the core was told
 
-    def _hear(self, event: Event, now_ns: int) -> None:
+    def _receive(self, event: Event, now_ns: int) -> None:
         match event:
             case WorkerJoined():
                 self.workers[event.worker] = WorkerSeen(
@@ -128,7 +128,7 @@ class Audit:
                 self._end_lease(event.worker, now_ns)
                 del self.workers[event.worker]
             case LeaseChanged() if event.worker in self.workers:
-                self._hear_lease(event, now_ns)
+                self._receive_lease(event, now_ns)
             case VersionPublished():
                 job = self._job(event.job)
                 job.published = max(job.published, event.version)
@@ -166,7 +166,7 @@ class Audit:
                 if not seen.is_under_way:
                     self._job(seen.job).ended.append(seen.version_min)
 
-    def _hear_lease(self, event: LeaseChanged, now_ns: int) -> None:
+    def _receive_lease(self, event: LeaseChanged, now_ns: int) -> None:
         worker, last = self.workers[event.worker], self.epochs.get(event.worker, -1)
         if event.lease_epoch > last:
             self._end_lease(event.worker, now_ns)

@@ -123,11 +123,11 @@ class Caller:
         if self.turn == turns_of(self.trajectory):
             return Ended(self.trajectory, is_wanted=True)
         if self.turn < len(state.turns):
-            self.hear(state.turns[self.turn])
+            self.receive(state.turns[self.turn])
             return self.entry(durable)
         return state.asked(self.turn, self.prompt, SAMPLING)
 
-    def hear(self, result: TurnResult) -> None:
+    def receive(self, result: TurnResult) -> None:
         assert result.turn == self.turn
         expected = truth(self.trajectory, self.prompt, self.turn)
         for field in ("tokens", "logprobs", "versions", "is_cut"):
@@ -161,7 +161,7 @@ class DeadEpochs(DriverWatch):
         self.last = last  # by worker: the newest epoch that was heard
         self.revoked: set[tuple[int, int]] = set()
 
-    def heard(self, entry: Entry) -> None:
+    def received(self, entry: Entry) -> None:
         if isinstance(entry, LeaseChanged):
             newest = max(self.last.get(entry.worker, 0), entry.lease_epoch)
             self.last[entry.worker] = newest
@@ -338,7 +338,7 @@ class DriverWorld:
         self.mail = [one for one in self.mail if one[0] > self.clock.now_ms]
         for *_, event in due:
             if event.worker not in self.away:
-                yield partial(self.hear, event)
+                yield partial(self.receive, event)
         for caller in self.callers:
             if not caller.is_over:
                 yield partial(self.speak, caller)
@@ -351,8 +351,8 @@ class DriverWorld:
         self.durable.take(Registered(worker.number, worker.kind, can), worker)
         worker.report_lease()
 
-    def hear(self, event: WorkerEvent) -> None:
-        self.durable.hear(event)
+    def receive(self, event: WorkerEvent) -> None:
+        self.durable.receive(event)
 
     def speak(self, caller: Caller) -> None:
         patience_ms = caller.gives_up_after_ms

@@ -93,7 +93,7 @@ async def bring(
     **can: Any,
 ) -> SayingWorker:
     """Register a worker with a lease."""
-    worker = SayingWorker(number, kind, scheduler.hear if on_event is None else on_event)
+    worker = SayingWorker(number, kind, scheduler.receive if on_event is None else on_event)
     await scheduler.register(worker, replace(CAN, **can))
     worker.grant()
     return worker

@@ -103,7 +103,7 @@ NEWS = (
 async def test_news_with_a_value_of_another_kind_is_counted_and_ignored(tmp_path) -> None:
     async def poison(scheduler) -> None:
         for event in NEWS:
-            scheduler.hear(event)
+            scheduler.receive(event)
         await until(lambda: scheduler._durable.invalid_events == len(NEWS))
 
     await nobody_is_harmed(tmp_path / "state", poison)
@@ -188,7 +188,7 @@ async def test_a_prompt_and_an_output_of_numpy_are_ordinary(tmp_path) -> None:
     path = tmp_path / "state"
     manager = opened(path)
     scheduler = await manager.__aenter__()
-    worker = await bring(scheduler, 0, on_event=lambda event: scheduler.hear(of_numpy(event)))
+    worker = await bring(scheduler, 0, on_event=lambda event: scheduler.receive(of_numpy(event)))
     await scheduler.start(np.int64(0), group=np.int32(1))
     for prompt in (np.array(first_prompt(0)), list(first_prompt(0))):
         asked = ask(scheduler, 0, prompt=prompt, turn=np.int64(0))

@@ -43,7 +43,7 @@ async def test_a_turn_goes_on_at_its_last_token_when_its_worker_is_back(tmp_path
     path, box = tmp_path / "state", {}
     first = box["now"] = make(path)
     await first.__aenter__()
-    worker = await bring(first, 0, BORROWED, lambda event: box["now"].hear(event))  # noqa: PLW0108
+    worker = await bring(first, 0, BORROWED, lambda event: box["now"].receive(event))  # noqa: PLW0108
     await first.start(3, group=1)
     asked = ask(first, 3)
     await until(lambda: worker.running)
@@ -296,7 +296,7 @@ async def test_a_worker_that_registers_as_the_scheduler_closes_spoils_nothing(
     async with opened(tmp_path / "state") as scheduler:
         await scheduler.publish(3)
         late = asyncio.create_task(
-            scheduler.register(SayingWorker(0, BORROWED, scheduler.hear), CAN)
+            scheduler.register(SayingWorker(0, BORROWED, scheduler.receive), CAN)
         )
         await asyncio.sleep(0)  # It is said, and not yet heard.
     await asyncio.gather(late, return_exceptions=True)
@@ -350,7 +350,7 @@ async def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_pa
     made = {"clock": clock, "limits": {"REJOIN_S": 60.0}}
 
     def hear_now(event: WorkerEvent) -> None:
-        box["now"].hear(event)
+        box["now"].receive(event)
 
     worker = SayingWorker(0, BORROWED, hear_now, ttl_ms=100.0)
     async with opened(tmp_path / "state", **made) as first:
@@ -376,7 +376,7 @@ async def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_pa
 async def test_a_lease_runs_out_while_every_turn_is_with_its_environment() -> None:
     clock = ManualClock()
     async with opened(clock=clock) as scheduler:
-        worker = SayingWorker(0, BORROWED, scheduler.hear, ttl_ms=1500.0)
+        worker = SayingWorker(0, BORROWED, scheduler.receive, ttl_ms=1500.0)
         await scheduler.register(worker, CAN)
         worker.grant()
         await scheduler.start(3)
@@ -393,7 +393,7 @@ async def test_what_a_time_without_steps_did_to_leases_is_done_again(tmp_path) -
     clock, path = ManualClock(), tmp_path / "state"
     first = make(path, clock=clock)
     await first.__aenter__()
-    worker = SayingWorker(0, BORROWED, first.hear, ttl_ms=1500.0)
+    worker = SayingWorker(0, BORROWED, first.receive, ttl_ms=1500.0)
     await first.register(worker, CAN)
     worker.grant()
     await first.start(3)

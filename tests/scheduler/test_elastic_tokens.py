@@ -30,7 +30,7 @@ async def test_of_what_overlaps_each_token_is_taken_once_and_none_beyond_the_tur
         worker = await bring(scheduler, 0, on_event=said.append)
         await scheduler.start(CUT)
         asked = ask(scheduler, CUT)
-        scheduler.hear(said[0])
+        scheduler.receive(said[0])
         await until(lambda: worker.running)
         worker.say(CUT, 2)
         request = worker.asked[0]
@@ -44,7 +44,7 @@ async def test_of_what_overlaps_each_token_is_taken_once_and_none_beyond_the_tur
             end=TurnEnd.FINISHED,
         )
         for output in (said[-1], said[-1], again):
-            scheduler.hear(output)
+            scheduler.receive(output)
             await asyncio.sleep(0)
         assert_true(await asked, first_prompt(CUT))
         assert scheduler.stats().tokens_delivered == SAMPLING.max_new_tokens
@@ -73,9 +73,9 @@ async def test_a_worker_may_be_lost_in_the_very_step_that_takes_its_turns() -> N
         await until(lambda: first.running)
         first.say(CUT, 2)
         # A lease that ends recalls its turns: the Stop is for a worker that is gone.
-        scheduler.hear(LeaseChanged(0, first.epoch, 0, 0.0))
-        scheduler.hear(WorkerLost(0, "killed"))
-        scheduler.hear(LeaseChanged(0, first.epoch + 1, 1000, 0.0))  # It was late.
+        scheduler.receive(LeaseChanged(0, first.epoch, 0, 0.0))
+        scheduler.receive(WorkerLost(0, "killed"))
+        scheduler.receive(LeaseChanged(0, first.epoch + 1, 1000, 0.0))  # It was late.
         second = await bring(scheduler, 1)
         assert_true(await speak_until(second, asked), first_prompt(CUT))
         assert [request.first_token for request in second.asked] == [2]

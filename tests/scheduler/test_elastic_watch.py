@@ -146,7 +146,7 @@ def test_a_span_tells_who_lost_a_turn_and_who_went_on(tmp_path) -> None:
     assert again.parent == after.context
 
 
-CALLS = ("opened", "heard", "begin", "add", "end", "end_all", "stepped", "close")
+CALLS = ("opened", "received", "begin", "add", "end", "end_all", "stepped", "close")
 
 
 class BrokenWatch(DriverWatch):

@@ -30,7 +30,7 @@ class Told:
         self.calls = []
 
     def worker(self, number: int = 0) -> SayingWorker:
-        return SayingWorker(number, DEDICATED, self.scheduler.hear)
+        return SayingWorker(number, DEDICATED, self.scheduler.receive)
 
     async def register(self, worker, can=CAN) -> None:
         self.calls.append(asyncio.create_task(self.scheduler.register(worker, can)))
@@ -55,7 +55,7 @@ async def can_work(scheduler, worker) -> None:
 def held_back(scheduler, test) -> None:
     """Let the scheduler's task step nothing while a test speaks."""
     advance = scheduler._advance
-    scheduler._advance = lambda events: [scheduler._durable.hear(event) for event in events]
+    scheduler._advance = lambda events: [scheduler._durable.receive(event) for event in events]
     test.let_go = lambda: (setattr(scheduler, "_advance", advance), scheduler._inbox.wake())
 
 
@@ -108,7 +108,7 @@ def test_one_that_is_lost_and_comes_back_at_once_is_there(times, says_so_itself)
         worker.grant()
         for _ in range(times):
             if says_so_itself:
-                scheduler.hear(WorkerLost(0, "it went away"))
+                scheduler.receive(WorkerLost(0, "it went away"))
             else:
                 await told.lose()
             before, worker = worker, told.worker()
@@ -126,7 +126,7 @@ def test_one_that_is_lost_and_comes_back_at_once_is_there(times, says_so_itself)
 async def test_one_that_comes_as_another_when_its_time_is_up_is_not_lost(tmp_path) -> None:
     """The worker of the life before is overdue in the very step in which its number comes anew."""
     async with opened(tmp_path / "store") as first:
-        await first.register(SayingWorker(0, DEDICATED, first.hear), CAN)
+        await first.register(SayingWorker(0, DEDICATED, first.receive), CAN)
     limits = {"REJOIN_S": 0.05, "TICK_S": 3600.0}
     async with opened(tmp_path / "store", limits=limits) as second:
         await asyncio.sleep(0.1)  # No step since: nobody has said anything.

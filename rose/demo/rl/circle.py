@@ -100,7 +100,7 @@ class Circle:
         self._clock = clock
         self.handoff = Handoff(
             kept=unsaved_max(settings.trainer.batch, settings.loop.group_size),
-            tell=self._tell,
+            report=self._send,
             on_refused=self._refused,
         )
         self.loop = RolloutThread(
@@ -133,7 +133,7 @@ class Circle:
             DeadlineExceeded: a program is not ready in time.
         """
         self._start(TRAINER, self._trainer_command, self._trainer_began)
-        self._start(RELAY, self._relay_command, self._relay_began, on_line=self.relayed.hear)
+        self._start(RELAY, self._relay_command, self._relay_began, on_line=self.relayed.receive)
         self._parts.callback(self.handoff.stop)
         self._parts.callback(self.loop.stop)
         self.loop.start()
@@ -147,7 +147,7 @@ class Circle:
         """Add a borrowed worker after `start`; its engine must be running.
 
         Args:
-            worker: number `BORROWED`, made with `on_event=circle.loop.hear`.
+            worker: number `BORROWED`, made with `on_event=circle.loop.receive`.
             weights: weights of its engine's model, loaded from the same preset or folder.
             seats: maximum concurrent turns.
             share: expected share of the time in which it runs, > 0; scales the measured speed of
@@ -195,12 +195,12 @@ class Circle:
         """
         self._parts.close()
 
-    def _tell(self, news: VersionPublished | Consumed) -> None:
-        self.loop.tell(news)
+    def _send(self, news: VersionPublished | Consumed) -> None:
+        self.loop.send(news)
 
     def _refused(self, why: str) -> None:
         self.history.incident(f"the trainer refuses a trajectory: {why}")
-        self.loop.tell(Consumed(1))  # Lets the scheduler admit another trajectory instead.
+        self.loop.send(Consumed(1))  # Lets the scheduler admit another trajectory instead.
 
     def _hang_up(self) -> None:
         if self._dedicated is not None:
@@ -303,13 +303,13 @@ class Circle:
         )
         before = self._dedicated
 
-        def hear(event: WorkerEvent) -> None:
-            self.loop.hear(event)
+        def receive(event: WorkerEvent) -> None:
+            self.loop.receive(event)
             if _is_beyond_help(event) and self._started == incarnation:
                 self.programs[DEDICATED].kill()  # The supervisor starts the next incarnation.
 
         self._dedicated = RemoteWorker(
-            ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear
+            ready["address"], ready["token"], number, WorkerKind.DEDICATED, receive
         )
         self.loop.join(self._dedicated, can)
         if before is not None:

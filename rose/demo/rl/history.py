@@ -58,7 +58,7 @@ class History(DriverWatch):
 
     # ---- workers --------------------------------------------------------------------------------
 
-    def heard(self, entry: Entry) -> None:
+    def received(self, entry: Entry) -> None:
         """Record a worker's registration, and the events of registered workers."""
         with self._lock:
             match entry:
@@ -66,9 +66,9 @@ class History(DriverWatch):
                     self._kinds[entry.worker] = entry.kind
                 case TurnOutput() | VersionCommitted() | LeaseChanged() | WorkerLost():
                     if (kind := self._kinds.get(entry.worker)) is not None:
-                        self._hear(entry, kind, self.now_s())
+                        self._receive(entry, kind, self.now_s())
 
-    def _hear(self, event: WorkerEvent, kind: WorkerKind, now_s: float) -> None:
+    def _receive(self, event: WorkerEvent, kind: WorkerKind, now_s: float) -> None:
         match event:
             case TurnOutput():
                 self._tokens[kind] += len(event.tokens)
@@ -247,7 +247,7 @@ class RelayedBytes:
         """Start to count a new incarnation from zero."""
         self._before, self._now = self.sums(), (0, 0)
 
-    def hear(self, line: str) -> None:
+    def receive(self, line: str) -> None:
         """Read a line of the relay's output; ignore lines without byte counts."""
         try:
             said = json.loads(line)

@@ -59,7 +59,7 @@ class CircleRig:
         self.pair = Pair((thin_qwen2(seed=1), self.model), is_sampling=True)
         self.circle = Circle(settings(folder), wait_s=lambda _n, _turn: 0.02, clock=BootClock())
         self.worker = EngineWorker(
-            self.pair.rollout, BORROWED, WorkerKind.BORROWED, self.circle.loop.hear
+            self.pair.rollout, BORROWED, WorkerKind.BORROWED, self.circle.loop.receive
         )
         self._serving = Client(self.pair.serving, "serving", seed=5)
         self._is_over = threading.Event()

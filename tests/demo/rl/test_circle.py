@@ -55,19 +55,19 @@ def test_turns_of_a_revoked_lease_go_on_elsewhere(rig: CircleRig) -> None:
 
 def test_trajectory_that_the_trainer_refuses_is_let_go_and_no_other(rig: CircleRig) -> None:
     loop, told = rig.circle.loop, []
-    hand_on, tell = loop._on_finished, loop.tell
+    hand_on, send = loop._on_finished, loop.send
 
     def hand_on_nonsense(trajectory: Trajectory) -> None:
         loop._on_finished = hand_on
         hand_on(replace(trajectory, tokens=(*trajectory.tokens[:-1], 1_000_000)))
 
-    loop.tell = lambda news: (told.append(news), tell(news))
+    loop.send = lambda news: (told.append(news), send(news))
     loop._on_finished = hand_on_nonsense
     rig.wait(lambda: rig.incidents("refuses a trajectory") == 1)
     assert rig.incidents("token 1000000") == 1
     rig.wait_for_more_finished(8)
     rig.wait(lambda: rig.circle.handoff.waiting == 0)
-    loop.tell = tell
+    loop.send = send
     assert Consumed(1) in told
 
 

@@ -81,7 +81,7 @@ class Trainer:
 def handing(kept: int = 4096, told: list[str] | None = None) -> Iterator[Handoff]:
     told = [] if told is None else told
     with no_thread_is_left():
-        handoff = Handoff(kept=kept, tell=print, on_refused=told.append)
+        handoff = Handoff(kept=kept, report=print, on_refused=told.append)
         handoff.start()
         try:
             yield handoff
@@ -200,7 +200,7 @@ def test_stop_does_not_wait_for_a_trainer_that_there_is_not() -> None:
     with handing() as handoff:
         handoff.put(one(0))
     assert handoff.waiting == 1
-    Handoff(kept=1, tell=print, on_refused=print).stop()  # Nor for a thread that never was.
+    Handoff(kept=1, report=print, on_refused=print).stop()  # Nor for a thread that never was.
 
 
 @pytest.mark.parametrize("answer", [0, Unavailable("gone")], ids=["no room", "gone"])
@@ -267,7 +267,7 @@ class Reporter:
 class Watched:
     def __init__(self) -> None:
         self.news: list[VersionPublished | Consumed] = []
-        self.watch = Handoff(kept=1, tell=self.news.append, on_refused=print)
+        self.watch = Handoff(kept=1, report=self.news.append, on_refused=print)
 
     def follow(self, answers: Sequence[TrainerStatus | Exception]) -> None:
         """Follow a trainer until it has said all."""

@@ -45,14 +45,14 @@ class Book:
         self.register(1, DEDICATED)
 
     def register(self, worker: int, kind: WorkerKind) -> None:
-        self.history.heard(Registered(worker, kind, Capabilities(1, 1.0, 1.0)))
+        self.history.received(Registered(worker, kind, Capabilities(1, 1.0, 1.0)))
 
-    def hear(self, at_s: float, event) -> None:
+    def receive(self, at_s: float, event) -> None:
         self.clock.now_s = at_s
-        self.history.heard(event)
+        self.history.received(event)
 
     def lease(self, at_s: float, kv_tokens: int, *, worker: int = 0) -> None:
-        self.hear(at_s, LeaseChanged(worker, 1, kv_tokens, 100.0))
+        self.receive(at_s, LeaseChanged(worker, 1, kv_tokens, 100.0))
 
 
 @pytest.fixture
@@ -94,17 +94,17 @@ def test_a_span_is_from_a_grant_to_the_revocation_after_it(book) -> None:
 
 def test_the_lease_of_a_borrowed_worker_that_is_lost_is_over(book) -> None:
     book.lease(1, 500)
-    book.hear(2, WorkerLost(1, "killed"))
+    book.receive(2, WorkerLost(1, "killed"))
     assert book.history.is_granted
-    book.hear(3, WorkerLost(0, "its engine died"))
+    book.receive(3, WorkerLost(0, "its engine died"))
     assert not book.history.is_granted
     book.clock.now_s = 9
     assert book.history.spans() == ((1, 3),)
 
 
 def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -> None:
-    book.hear(1, VersionCommitted(0, 3, True, 2.5))
-    book.hear(2, VersionCommitted(1, 3, False, 4.0))
+    book.receive(1, VersionCommitted(0, 3, True, 2.5))
+    book.receive(2, VersionCommitted(1, 3, False, 4.0))
     assert book.history.commits == (
         CommitRecord("borrowed", 1, 2.5, is_match=True, version=3),
         CommitRecord("dedicated", 2, 4.0, is_match=False, version=3),
@@ -116,10 +116,10 @@ def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -
 
 def test_tokens_are_counted_by_kind(book) -> None:
     book.register(2, DEDICATED)  # The next incarnation.
-    book.hear(1, output(0, 3))
-    book.hear(1, output(1, 5))
-    book.hear(1, output(2, 7))
-    book.hear(1, output(0, 0, TurnEnd.FINISHED))
+    book.receive(1, output(0, 3))
+    book.receive(1, output(1, 5))
+    book.receive(1, output(2, 7))
+    book.receive(1, output(0, 0, TurnEnd.FINISHED))
     assert (book.history.tokens(BORROWED), book.history.tokens(DEDICATED)) == (3, 12)
 
 
@@ -141,10 +141,10 @@ def test_a_version_is_noted_once_and_what_was_sent_is_of_the_change_and_the_whol
 def test_a_commit_that_went_back_is_of_the_first_version_above(book) -> None:
     for n in (3, 4, 6):
         book.history.version(manifest(n, base=n - 1, changed=(1,)))
-    book.hear(1, VersionCommitted(0, 2, True, 1.0))  # No receiver heard of that one.
-    book.hear(2, VersionCommitted(0, 3, True, 1.0))
-    book.hear(3, VersionCommitted(0, 4, False, 2.0))
-    book.hear(4, VersionCommitted(0, 6, False, 3.0))  # There is none above.
+    book.receive(1, VersionCommitted(0, 2, True, 1.0))  # No receiver heard of that one.
+    book.receive(2, VersionCommitted(0, 3, True, 1.0))
+    book.receive(3, VersionCommitted(0, 4, False, 2.0))
+    book.receive(4, VersionCommitted(0, 6, False, 3.0))  # There is none above.
     at_s = [[commit.at_s for commit in one.commits] for one in book.history.versions]
     assert at_s == [[2], [], [3, 4]]
 
@@ -254,12 +254,12 @@ def test_a_lost_worker_ends_its_parts_and_no_other() -> None:
 def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
     moved = RelayedBytes()
     moved.begin()
-    moved.hear('{"crossing_bytes": 10, "sent_bytes": 20}')
-    moved.hear('{"crossing_bytes": 11, "sent_bytes": 25}')
+    moved.receive('{"crossing_bytes": 10, "sent_bytes": 20}')
+    moved.receive('{"crossing_bytes": 11, "sent_bytes": 25}')
     assert moved.sums() == (11, 25)
     moved.begin()
     assert moved.sums() == (11, 25)
-    moved.hear('{"crossing_bytes": 1, "sent_bytes": 2}')
+    moved.receive('{"crossing_bytes": 1, "sent_bytes": 2}')
     assert moved.sums() == (12, 27)
 
 
@@ -268,5 +268,5 @@ def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
 )
 def test_line_that_is_no_figure_says_nothing(line: str) -> None:
     moved = RelayedBytes()
-    moved.hear(line)
+    moved.receive(line)
     assert moved.sums() == (0, 0)

@@ -76,7 +76,7 @@ class Play:
     def bring(
         self, number: int = 0, kind: WorkerKind = DEDICATED, *, epoch: int = 0
     ) -> SayingWorker:
-        worker = SayingWorker(number, kind, self.rollouts.hear)
+        worker = SayingWorker(number, kind, self.rollouts.receive)
         worker.epoch = epoch
         self.rollouts.join(worker, replace(CAN, domain=number))
         worker.grant()
@@ -138,7 +138,7 @@ def test_trajectories_are_those_of_a_plain_play_though_workers_come_and_go() -> 
             with other.lock:
                 on.workers.remove(other)
                 other.is_up = False
-                on.rollouts.hear(WorkerLost(number, "killed"))
+                on.rollouts.receive(WorkerLost(number, "killed"))
             time.sleep(PACE_S)
     for trajectory in on.finished:
         assert_played(trajectory)
@@ -192,7 +192,7 @@ def test_each_turn_waits_for_the_tool_before_it_and_only_for_that() -> None:
         return 0.02
 
     with playing(draw_task=draw_timed, wait_s=wait_s) as on:
-        worker = TimedWorker(0, DEDICATED, on.rollouts.hear)
+        worker = TimedWorker(0, DEDICATED, on.rollouts.receive)
         worker.began = {}
         on.workers.append(worker)
         on.rollouts.join(worker, CAN)
@@ -250,11 +250,11 @@ def test_no_more_begin_than_the_trainer_will_use_soon_enough() -> None:
         wait_for(lambda: len(on.finished) == 2)
         time.sleep(0.1)
         assert {request.trajectory for request in worker.asked} == {0, 1}
-        on.rollouts.tell(Consumed(2))
+        on.rollouts.send(Consumed(2))
         wait_for(lambda: len(on.finished) == 4)
         assert {request.trajectory for request in worker.asked} == {0, 1, 2, 3}
         wait_for(lambda: on.rollouts.counts().in_flight == LOOP.in_flight)
-        on.rollouts.tell(VersionPublished(1))
+        on.rollouts.send(VersionPublished(1))
         wait_for(lambda: on.rollouts.scheduler.counts().job(0).published == 1)
 
 
@@ -271,8 +271,8 @@ def test_stop_takes_every_turn_back_and_ends_the_thread() -> None:
         assert on.rollouts.error is None
         finished = len(on.finished)
         on.is_silent = False
-        on.rollouts.tell(VersionPublished(1))  # Nobody listens.
-        on.rollouts.join(SayingWorker(1, BORROWED, on.rollouts.hear), CAN)
+        on.rollouts.send(VersionPublished(1))  # Nobody listens.
+        on.rollouts.join(SayingWorker(1, BORROWED, on.rollouts.receive), CAN)
     assert len(on.finished) == finished
     assert on.rollouts.counts().in_flight == LOOP.in_flight
 
@@ -280,7 +280,7 @@ def test_stop_takes_every_turn_back_and_ends_the_thread() -> None:
 def test_an_error_of_the_scheduler_ends_the_thread_and_is_seen() -> None:
     with playing() as on:
         on.bring()
-        on.rollouts.tell(Consumed(-1))
+        on.rollouts.send(Consumed(-1))
         wait_for(lambda: on.rollouts.error)
         assert isinstance(on.rollouts.error, InvalidArgument)
         assert "trajectories" in str(on.rollouts.error)
