@@ -15,7 +15,7 @@ from rose.demo.record import ARMS, Answered, Audit, Lending, SliceTimeline
 from rose.demo.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument
 from rose.slo import SLO
-from tests.demo.records import EMPTY_CIRCLE, solo, tiny_broker, tiny_circle, tiny_record
+from tests.demo.records import EMPTY_RL_LOOP, solo, tiny_broker, tiny_record, tiny_rl_loop
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -365,7 +365,7 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page():
-    record = tiny_record(circle=tiny_circle(), broker=tiny_broker())
+    record = tiny_record(rl_loop=tiny_rl_loop(), broker=tiny_broker())
     return render_html(record, summarise(record))
 
 
@@ -388,7 +388,7 @@ def test_ids_of_the_figures_do_not_collide(page):
 
 
 def test_page_says_what_the_run_said(page):
-    record = tiny_record(circle=tiny_circle(), broker=tiny_broker())
+    record = tiny_record(rl_loop=tiny_rl_loop(), broker=tiny_broker())
     assert summarise(record)["verdict"]["sentence"] in page
     for text in (
         "&lt;Acme &amp; Sons&gt;",
@@ -405,11 +405,11 @@ def test_page_says_what_the_run_said(page):
 
 
 def test_page_of_an_interrupted_run_leaves_out_what_there_is_not(tmp_path):
-    record = tiny_record(slices=(), circle=EMPTY_CIRCLE, complete=False)
+    record = tiny_record(slices=(), rl_loop=EMPTY_RL_LOOP, complete=False)
     write_report(record, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
     page = (tmp_path / "report.html").read_text()
-    assert "The circle" in page
+    assert "The RL loop" in page
     for text in ("Incidents", "<details", "The broker"):
         assert text not in page
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
-from rose.demo.rl.circle import NotedSource
 from rose.demo.rl.history import History, RelayedBytes
+from rose.demo.rl.rl_loop import NotedSource
 from rose.scheduler.driver_events import Registered
 from rose.scheduler.turns import Capabilities, TurnResult
 from rose.scheduler.worker import (
