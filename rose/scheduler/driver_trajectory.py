@@ -44,7 +44,7 @@ class DriverTrajectory:
         logprobs: log probability of each token.
         versions: version of the weights for each token.
         workers: workers that ran a part of it, in order.
-        lease_epoch: grant epoch of the last request.
+        grant_epoch: grant epoch of the last request.
         error: error of the last failed attempt.
     """
 
@@ -61,7 +61,7 @@ class DriverTrajectory:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     workers: list[int] = field(default_factory=list)
-    lease_epoch: int = 0
+    grant_epoch: int = 0
     error: str | None = None
 
     def copy(self) -> "DriverTrajectory":
@@ -144,11 +144,11 @@ class DriverTrajectory:
         """Return the request for a worker, and record the worker."""
         sampling = self._wanted()
         self.workers.append(start.worker)
-        self.lease_epoch = start.lease_epoch
+        self.grant_epoch = start.grant_epoch
         return TurnRequest(
             trajectory=self.number,
             turn=start.turn,
-            lease_epoch=start.lease_epoch,
+            grant_epoch=start.grant_epoch,
             prompt=(*self.context, *self.tokens),
             first_token=start.first_token,
             max_new_tokens=start.max_new_tokens,

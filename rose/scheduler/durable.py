@@ -101,7 +101,7 @@ class Durable:
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)
         # Workers renewed their grants unheard; they know of no expiry.
-        self._core.keep_leases(self._rejoin_ns)
+        self._core.keep_grants(self._rejoin_ns)
         self.save_now()
         self._watches.show(lambda watch: watch.opened(self.rollouts.state))
 

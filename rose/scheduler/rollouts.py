@@ -36,7 +36,7 @@ from rose.scheduler.events import (
 from rose.scheduler.state import Gone, Outcome, RolloutsState
 from rose.scheduler.watching import ErrorGuard, Watches
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -102,7 +102,7 @@ class Rollouts:
                 self._events.append(entry)
             case Consumed():
                 self._consume(entry)
-            case TurnOutput() | WorkerLost() | LeaseChanged() | VersionCommitted():
+            case TurnOutput() | WorkerLost() | GrantChanged() | VersionCommitted():
                 self._receive(entry)
 
     def step(self, now_ns: int) -> list[Outcome]:
@@ -115,7 +115,7 @@ class Rollouts:
         events, self._events = self._events, []
         outputs, self._outputs = self._outputs, {}
         if now_ns - self.state.now_ns > _DEAF_NS:
-            self._core.keep_leases(now_ns + _HEAR_NS)
+            self._core.keep_grants(now_ns + _HEAR_NS)
         self.state.now_ns = now_ns
         actions = self._core.step(events, now_ns)
         while follow_ups := [event for one in actions for event in self._act(one, outputs)]:
@@ -254,10 +254,10 @@ class Rollouts:
         self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
         for state in self.state.trajectories.values():
             if state.worker == registered.worker:
-                where = state.number, len(state.turns), registered.worker, state.lease_epoch
+                where = state.number, len(state.turns), registered.worker, state.grant_epoch
                 self._events.append(TurnEnded(*where, TurnEnd.INTERRUPTED))
 
-    def _receive(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
+    def _receive(self, event: TurnOutput | WorkerLost | GrantChanged | VersionCommitted) -> None:
         match event:
             case TurnOutput():
                 self._receive_output(event)
@@ -273,7 +273,7 @@ class Rollouts:
         self._events.append(lost)
 
     def _receive_output(self, output: TurnOutput) -> None:
-        where = output.trajectory, output.turn, output.worker, output.lease_epoch
+        where = output.trajectory, output.turn, output.worker, output.grant_epoch
         count = len(output.tokens)
         if count:
             self._outputs[len(self._events)] = output
@@ -331,7 +331,7 @@ class Rollouts:
         )
         if state.has_ended():
             # Its last token was delivered, but its worker was lost before reporting the end.
-            where = start.trajectory, start.turn, start.worker, start.lease_epoch
+            where = start.trajectory, start.turn, start.worker, start.grant_epoch
             return (TurnEnded(*where, TurnEnd.FINISHED, start.first_token),)
         # The core learns of a loss before it places turns.
         check(start.worker in self.state.workers, "a turn would start on a worker that is lost")

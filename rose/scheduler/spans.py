@@ -56,7 +56,7 @@ class Spans(DriverWatch):
             attributes: dict[str, Any] = {
                 "rose.worker": worker,
                 "rose.worker.kind": kind.value,
-                "rose.lease_epoch": request.lease_epoch,
+                "rose.grant_epoch": request.grant_epoch,
                 "rose.first_token": request.first_token,
             }
             span.add_event("migrate" if request.first_token else "start", attributes)

@@ -39,7 +39,7 @@ from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
 # The layout of a body may change only together with this number.
-FORMAT: Final = 4
+FORMAT: Final = 5
 _CHECKPOINT: Final = b"rose-scheduler-checkpoint\n"
 _JOURNAL: Final = b"rose-scheduler-journal\n"
 _LENGTH: Final = struct.Struct("<Q")

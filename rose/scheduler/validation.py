@@ -7,7 +7,7 @@ from typing import Any, Final
 from rose.errors import InvalidArgument
 from rose.scheduler.coerce import checked, counts, reals
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -76,16 +76,16 @@ class PreRegistrationBuffer:
         if isinstance(event, WorkerLost):
             self._kept.pop(event.worker, None)
             return False
-        if not isinstance(event, LeaseChanged | VersionCommitted):
+        if not isinstance(event, GrantChanged | VersionCommitted):
             return False
         if event.worker in self._kept or len(self._kept) < _WORKERS_MAX:
             kept = self._kept.setdefault(event.worker, {})
             before = kept.get(type(event))
             # A broken stream may repeat an old grant after the new one.
             if not (
-                isinstance(event, LeaseChanged)
-                and isinstance(before, LeaseChanged)
-                and event.lease_epoch < before.lease_epoch
+                isinstance(event, GrantChanged)
+                and isinstance(before, GrantChanged)
+                and event.grant_epoch < before.grant_epoch
             ):
                 kept[type(event)] = event
         return True

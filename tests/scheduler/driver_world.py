@@ -21,7 +21,7 @@ from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnRequest,
     VersionCommitted,
@@ -162,15 +162,15 @@ class DeadEpochs(DriverWatch):
         self.revoked: set[tuple[int, int]] = set()
 
     def received(self, entry: Entry) -> None:
-        if isinstance(entry, LeaseChanged):
-            newest = max(self.last.get(entry.worker, 0), entry.lease_epoch)
+        if isinstance(entry, GrantChanged):
+            newest = max(self.last.get(entry.worker, 0), entry.grant_epoch)
             self.last[entry.worker] = newest
-            if entry.kv_tokens == 0 and entry.lease_epoch == newest:
+            if entry.kv_tokens == 0 and entry.grant_epoch == newest:
                 self.revoked.add((entry.worker, newest))
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
-        assert request.lease_epoch == self.last[worker]
-        assert (worker, request.lease_epoch) not in self.revoked
+        assert request.grant_epoch == self.last[worker]
+        assert (worker, request.grant_epoch) not in self.revoked
 
 
 class DriverWorld:
@@ -275,7 +275,7 @@ class DriverWorld:
         elif worker.running and self.chance(0.03):
             worker.leave(self.random.choice(list(worker.running)), TurnEnd.INTERRUPTED)
         elif not self.chance(0.05):
-            worker.report_lease()
+            worker.report_grant()
         for trajectory in list(worker.running):
             if self.chance(0.02):
                 worker.leave(trajectory, TurnEnd.FAILED)
@@ -349,7 +349,7 @@ class DriverWorld:
         can = replace(CAPABILITIES, version=self.versions.get(worker.number, 0))
         worker.running.clear()  # Its stream ended with the life before.
         self.durable.take(Registered(worker.number, worker.kind, can), worker)
-        worker.report_lease()
+        worker.report_grant()
 
     def receive(self, event: WorkerEvent) -> None:
         self.durable.receive(event)

@@ -19,7 +19,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerLost
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
 
 JOINED = WorkerJoined(3, DEDICATED, 0, 1, 1.0, 1.0, 0.0, 0)
@@ -84,12 +84,12 @@ def test_time_does_not_go_backwards() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        LeaseChanged(9, 1, 100, 0.0),
-        LeaseChanged(0, 2, -1, 0.0),
-        LeaseChanged(0, 2, 1 << 60, 0.0),
-        LeaseChanged(0, -2, 100, 0.0),
-        LeaseChanged(0, 2, 100, -1.0),
-        LeaseChanged(0, 2, 100, float("nan")),
+        GrantChanged(9, 1, 100, 0.0),
+        GrantChanged(0, 2, -1, 0.0),
+        GrantChanged(0, 2, 1 << 60, 0.0),
+        GrantChanged(0, -2, 100, 0.0),
+        GrantChanged(0, 2, 100, -1.0),
+        GrantChanged(0, 2, 100, float("nan")),
         WorkerLost(9, "never there"),
         VersionCommitted(9, 1, True, 0.0),
         VersionCommitted(0, -1, True, 0.0),
@@ -101,7 +101,7 @@ def test_news_without_a_meaning_is_counted_and_changes_nothing(event) -> None:
     rig.join(0)
     assert rig.step(event) == []
     assert rig.core.stats().stale_events == 1
-    assert rig.run(1).lease_epoch == 1
+    assert rig.run(1).grant_epoch == 1
 
 
 def test_ttl_beyond_all_time_does_not_run_out() -> None:
@@ -175,7 +175,7 @@ def test_turn_that_ran_comes_before_turns_that_did_not() -> None:
     young = rig.run(2)
     assert young.worker == 7
     rig.step(TurnReady(1, 0, 10, 20), after_ms=10)
-    rig.step(ended(young, TurnEnd.INTERRUPTED), LeaseChanged(7, 1, 0, 0.0))
+    rig.step(ended(young, TurnEnd.INTERRUPTED), GrantChanged(7, 1, 0, 0.0))
     assert free(rig, start) == [2]
 
 

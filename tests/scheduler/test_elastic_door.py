@@ -11,7 +11,7 @@ from rose.scheduler.driver_events import Begun, Ended, Registered
 from rose.scheduler.turns import Capabilities, Sampling
 from rose.scheduler.validation import validated
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -32,7 +32,7 @@ from tests.scheduler.elastic_rig import (
 
 DEDICATED = WorkerKind.DEDICATED
 OUTPUT = TurnOutput(0, 1, 2, 3, 4, (5,), (-0.5,), (6,), TurnEnd.FINISHED, "no")
-LEASE = LeaseChanged(0, 1, 100, 0.0)
+LEASE = GrantChanged(0, 1, 100, 0.0)
 COMMITTED = VersionCommitted(0, 1, True, 0.0)
 
 
@@ -90,8 +90,8 @@ async def test_a_call_with_a_value_of_another_kind_is_refused_alone(tmp_path) ->
 
 
 NEWS = (
-    replace(LEASE, lease_epoch=2, kv_tokens=1e5),
-    replace(LEASE, lease_epoch=2, ttl_ms=None),
+    replace(LEASE, grant_epoch=2, kv_tokens=1e5),
+    replace(LEASE, grant_epoch=2, ttl_ms=None),
     replace(COMMITTED, worker="0"),
     replace(COMMITTED, pause_ms=None),
     replace(COMMITTED, is_match="yes"),
@@ -149,7 +149,7 @@ def test_what_numpy_counts_is_what_python_counts() -> None:
         *(i(number) for number in range(5)), [i(5)], np.array([-0.5], f), [np.uint8(6)], OUTPUT.end
     )
     assert_exact(validated(said), replace(OUTPUT, error=None))
-    assert_exact(validated(LeaseChanged(i(0), i(1), np.int32(100), f(0))), LEASE)
+    assert_exact(validated(GrantChanged(i(0), i(1), np.int32(100), f(0))), LEASE)
     assert_exact(validated(VersionCommitted(i(0), i(1), np.True_, 0)), COMMITTED)
     assert_exact(validated(WorkerLost(i(3), "gone")), WorkerLost(3, "gone"))
     assert isinstance(validated(WorkerLost(3, None)).reason, str)

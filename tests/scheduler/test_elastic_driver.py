@@ -12,7 +12,7 @@ from rose.node.session import ServerLimits
 from rose.scheduler.remote import RemoteWorker
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryDropped
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -195,7 +195,7 @@ async def test_a_turn_that_fails_everywhere_is_told_with_what_the_worker_said() 
         await until(lambda: worker.running)
         request = worker.running.pop(0).request
         scheduler.receive(
-            TurnOutput(*(0, 0, 0, request.lease_epoch, 0, (), (), ()), TurnEnd.FAILED, "no memory")
+            TurnOutput(*(0, 0, 0, request.grant_epoch, 0, (), (), ()), TurnEnd.FAILED, "no memory")
         )
         with pytest.raises(TrajectoryDropped, match=r"failed on every attempt.*no memory"):
             await asked
@@ -226,7 +226,7 @@ async def test_an_output_that_nobody_can_learn_from_counts_as_a_failure(lie) -> 
         asked = ask(scheduler, 0)
         await until(lambda: liar.running)
         request = liar.running[0].request
-        output = TurnOutput(0, 0, 0, request.lease_epoch, 0, (1, 2), (-0.5, -0.5), (0, 0))
+        output = TurnOutput(0, 0, 0, request.grant_epoch, 0, (1, 2), (-0.5, -0.5), (0, 0))
         scheduler.receive(replace(output, **lie))
         await until(lambda: scheduler.stats().running == 0)
         liar.revoke()
@@ -242,12 +242,12 @@ async def test_numbers_that_are_no_counts_change_nothing() -> None:
         await until(lambda: worker.running)
         epoch = worker.epoch
         for number in (-1, HUGE):
-            scheduler.receive(LeaseChanged(number, epoch, 10, 0.0))
-            scheduler.receive(LeaseChanged(0, number, 10, 0.0))
-            scheduler.receive(LeaseChanged(0, epoch, number, 0.0))
+            scheduler.receive(GrantChanged(number, epoch, 10, 0.0))
+            scheduler.receive(GrantChanged(0, number, 10, 0.0))
+            scheduler.receive(GrantChanged(0, epoch, number, 0.0))
             scheduler.receive(VersionCommitted(0, number, True, 0.0))
             scheduler.receive(WorkerLost(number, "somebody else"))
-            for field in ("worker", "trajectory", "turn", "lease_epoch", "first_token"):
+            for field in ("worker", "trajectory", "turn", "grant_epoch", "first_token"):
                 output = TurnOutput(0, 0, 0, epoch, 0, (1,), (-0.5,), (0,))
                 scheduler.receive(replace(output, **{field: number}))
         assert_true(await speak_until(worker, asked), first_prompt(0))
@@ -260,7 +260,7 @@ async def test_a_worker_that_goes_on_behind_its_own_end_has_said_nothing_more() 
         sampling = Sampling(max_new_tokens=9, stop_tokens=(4,))
         asked = ask(scheduler, 0, sampling=sampling)
         await until(lambda: worker.running)
-        epoch = worker.running.pop(0).request.lease_epoch
+        epoch = worker.running.pop(0).request.grant_epoch
         tokens = (3, 4, 5, 4, 6)
         scheduler.receive(
             TurnOutput(0, 0, 0, epoch, 0, tokens, (-1.0,) * 5, (0,) * 5, TurnEnd.FINISHED)
@@ -298,7 +298,7 @@ async def test_a_worker_that_floods_the_scheduler_is_lost_and_its_turns_go_on() 
         asked = ask(scheduler, 0)
         await until(lambda: loud.running)
         for _ in range(60):  # in one turn of the loop: nobody takes any of it
-            scheduler.receive(LeaseChanged(0, loud.epoch, 10_000, 0.0))
+            scheduler.receive(GrantChanged(0, loud.epoch, 10_000, 0.0))
         await until(lambda: not loud.running)
         quiet.grant()
         await until(lambda: quiet.running)
@@ -328,7 +328,7 @@ async def test_what_a_worker_says_of_its_lease_before_it_is_registered_is_kept()
         assert not worker.running  # Its weights are too old.
         scheduler.receive(VersionCommitted(0, 2, True, 1.0))
         await until(lambda: worker.running)
-        assert worker.running[0].request.lease_epoch == 2
+        assert worker.running[0].request.grant_epoch == 2
         await scheduler.abort(0)
         with pytest.raises(Unavailable):
             await asked
@@ -395,7 +395,7 @@ async def test_who_still_waits_when_it_closes_is_told_and_nobody_runs_on() -> No
     assert worker.running == {}
     with pytest.raises(Unavailable, match="not open"):
         await scheduler.start(1)
-    scheduler.receive(LeaseChanged(0, 9, 9, 0.0))  # Nobody listens.
+    scheduler.receive(GrantChanged(0, 9, 9, 0.0))  # Nobody listens.
 
 
 def test_a_bug_of_its_own_ends_it_and_everybody_is_told() -> None:
@@ -429,7 +429,7 @@ def test_a_bug_in_what_a_caller_makes_it_hear_ends_it_too(monkeypatch) -> None:
                 raise InternalError("a bug of rose")
 
             monkeypatch.setattr(scheduler._durable, "receive", receive)
-            scheduler.receive(LeaseChanged(0, 1, 1, 0.0))
+            scheduler.receive(GrantChanged(0, 1, 1, 0.0))
             with pytest.raises(InternalError, match="a bug of rose"):
                 await scheduler.publish(2)
             await asyncio.sleep(0.02)

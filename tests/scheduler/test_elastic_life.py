@@ -62,7 +62,7 @@ async def test_a_turn_goes_on_at_its_last_token_when_its_worker_is_back(tmp_path
         await second.start(3, group=1)  # Said again, it says nothing.
         asked = ask(second, 3)
         await second.register(worker, CAN)
-        worker.report_lease()
+        worker.report_grant()
         result = await speak_until(worker, asked)
         assert [request.first_token for request in worker.asked] == [0, 3]
         assert_true(result, PROMPT)
@@ -366,7 +366,7 @@ async def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_pa
         clock.now_ms += 1000.0  # It has not found the new one yet.
         await asyncio.sleep(0.02)
         await second.register(worker, CAN)
-        worker.report_lease()
+        worker.report_grant()
         prompt = next_prompt(PROMPT, await asked)
         asked = ask(second, 3, 1, prompt=prompt)
         assert_true(await speak_until(worker, asked), prompt)
@@ -402,7 +402,7 @@ async def test_what_a_time_without_steps_did_to_leases_is_done_again(tmp_path) -
     clock.now_ms += 60_000.0  # The process stands still.
     await first.publish(0)
     assert first.stats().running == 1
-    worker.report_lease()
+    worker.report_grant()
     await first.publish(0)
     await first.checkpoint()
     # None of these is long: the lease runs out in the third, for this life and the next.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerEvent, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerEvent, WorkerKind, WorkerLost
 from tests.demo.rl.play import logprob_at, token_at, version_at
 from tests.scheduler.driver_world import SAMPLING, first_prompt, truth
 from tests.scheduler.elastic_rig import (
@@ -73,9 +73,9 @@ async def test_a_worker_may_be_lost_in_the_very_step_that_takes_its_turns() -> N
         await until(lambda: first.running)
         first.say(CUT, 2)
         # A lease that ends recalls its turns: the Stop is for a worker that is gone.
-        scheduler.receive(LeaseChanged(0, first.epoch, 0, 0.0))
+        scheduler.receive(GrantChanged(0, first.epoch, 0, 0.0))
         scheduler.receive(WorkerLost(0, "killed"))
-        scheduler.receive(LeaseChanged(0, first.epoch + 1, 1000, 0.0))  # It was late.
+        scheduler.receive(GrantChanged(0, first.epoch + 1, 1000, 0.0))  # It was late.
         second = await bring(scheduler, 1)
         assert_true(await speak_until(second, asked), first_prompt(CUT))
         assert [request.first_token for request in second.asked] == [2]

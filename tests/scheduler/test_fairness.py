@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from rose.scheduler.events import Action, JobJoined, Start, TrajectoryCreated, TurnReady
-from rose.scheduler.worker import LeaseChanged, TurnEnd
+from rose.scheduler.worker import GrantChanged, TurnEnd
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended
 
 NEED_MAX = 120
@@ -94,6 +94,6 @@ def test_device_that_comes_back_goes_on_where_it_was() -> None:
         sharers.queue(1, need=100)
     for epoch in (2, 3):
         for job in range(2):
-            sharers.take(sharers.rig.step(LeaseChanged(job, epoch, 500, 0.0), after_ms=10_000))
+            sharers.take(sharers.rig.step(GrantChanged(job, epoch, 500, 0.0), after_ms=10_000))
     sharers.running.clear()
     assert abs(sharers.served[0] - sharers.served[1]) <= 200

@@ -15,7 +15,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said, stop_of
 
 
@@ -66,7 +66,7 @@ def test_old_trajectories_of_another_job_make_nobody_young() -> None:
     old = rig.run(1, context=10)
     rig.step(after_ms=1000)
     young = rig.run(2, context=5)
-    assert rig.step(LeaseChanged(0, 1, 40, 0.0)) == [stop_of(young)]
+    assert rig.step(GrantChanged(0, 1, 40, 0.0)) == [stop_of(young)]
     assert old.worker == 0
 
 
@@ -104,10 +104,10 @@ def test_least_that_a_worker_says_of_its_device_holds_for_all_on_it() -> None:
     first = rig.run(0, context=20, job=0)  # 40 tokens
     rig.step(said(first, 0, 1))
     second = rig.run(1, context=10, job=1)  # 30
-    assert rig.step(LeaseChanged(0, 1, 60, 0.0)) == [stop_of(second)]
+    assert rig.step(GrantChanged(0, 1, 60, 0.0)) == [stop_of(second)]
     rig.step(ended(second, TurnEnd.INTERRUPTED, 0))
     assert rig.core.stats().running == 1
-    again = rig.step(LeaseChanged(0, 1, 100, 0.0), after_ms=60)
+    again = rig.step(GrantChanged(0, 1, 100, 0.0), after_ms=60)
     assert [start.worker for start in again] == [1]
 
 

@@ -9,7 +9,7 @@ from rose.scheduler.events import (
     TrajectoryCreated,
     TrajectoryEnded,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd
+from rose.scheduler.worker import GrantChanged, TurnEnd
 from tests.scheduler.rig import Rig, ended, said
 
 LEASE = 1000
@@ -29,11 +29,11 @@ def live_through(rig: Rig, number: int, *, is_displaced: bool) -> None:
     start = rig.run(number, context=CONTEXT - 20, max_new=20)
     rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
     if is_displaced:
-        rig.step(LeaseChanged(start.worker, 1, CONTEXT, 0.0))
+        rig.step(GrantChanged(start.worker, 1, CONTEXT, 0.0))
     again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
     assert (again.worker != start.worker) == is_displaced
     rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
-    rig.step(LeaseChanged(start.worker, 1, LEASE, 0.0))
+    rig.step(GrantChanged(start.worker, 1, LEASE, 0.0))
 
 
 def admitted(rig: Rig) -> int:
@@ -64,11 +64,11 @@ def test_a_cache_that_was_left_for_a_seat_does_not_count_as_lost_when_the_seat_i
         start = rig.run(number, context=CONTEXT - 20, max_new=20)
         rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
         other = rig.run(number + 1, context=1, max_new=20)
-        rig.step(LeaseChanged(1, 1 + number, LEASE, 0.0))
+        rig.step(GrantChanged(1, 1 + number, LEASE, 0.0))
         moved = rig.run(number, turn=1, context=CONTEXT, max_new=20)
         assert (other.worker, moved.worker) == (0, 1)
         rig.step(said(other, 0, 20), ended(other, TurnEnd.FINISHED, 20))
-        rig.step(TrajectoryEnded(number + 1), LeaseChanged(1, 1 + number, 0, 0.0))
+        rig.step(TrajectoryEnded(number + 1), GrantChanged(1, 1 + number, 0, 0.0))
         (again,) = rig.step(ended(moved, TurnEnd.INTERRUPTED, 0))
         assert isinstance(again, Start)
         rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
@@ -79,7 +79,7 @@ def test_all_others_wait_until_one_is_over() -> None:
     rig = rig_of()
     for number in range(200):
         live_through(rig, number, is_displaced=True)
-    rig.step(LeaseChanged(0, 1, 0, 0.0), LeaseChanged(1, 1, 0, 0.0))
+    rig.step(GrantChanged(0, 1, 0, 0.0), GrantChanged(1, 1, 0, 0.0))
     assert admitted(rig) == 1  # one may always run
     assert rig.step(TrajectoryEnded(1000)) == [Admit(1001)]
 

@@ -15,7 +15,7 @@ from rose.scheduler.events import (
     TurnReady,
     VersionPublished,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
 
 LONG, SHORT = 1, 2  # groups
@@ -44,7 +44,7 @@ def taught(policy: PlacementPolicy = PlacementPolicy.JOINT, **settings: Any) -> 
     for member in range(10, 20):
         live_through(rig, TEACHER + member, 10, group=SHORT, after_ms=100.0)
         live_through(rig, TEACHER + member + 10, 2000, group=LONG, after_ms=20_000.0)
-    rig.step(LeaseChanged(TEACHER, 1, 0, 0.0))
+    rig.step(GrantChanged(TEACHER, 1, 0, 0.0))
     return rig
 
 
@@ -138,7 +138,7 @@ def risky() -> Rig:
         tokens = 4000 if member % 5 == 0 else 500
         live_through(rig, TEACHER + member, tokens, group=0, after_ms=10.0 * tokens)
         rig.step(Consumed(1))
-    rig.step(LeaseChanged(TEACHER, 1, 0, 0.0), VersionPublished(1))
+    rig.step(GrantChanged(TEACHER, 1, 0, 0.0), VersionPublished(1))
     rig.step(VersionPublished(2), after_ms=10_000.0)
     rig.step(TrajectoryCreated(1, 0), TrajectoryCreated(2, 0), TrajectoryCreated(3, 0))
     return rig
@@ -188,7 +188,7 @@ def second_in_line(**settings: Any) -> Rig:
     rig = Rig(max_staleness=1, batch_trajectories=1, wait_max_ms=5000.0, **settings)
     rig.join(TEACHER)
     live_through(rig, 1, 10, group=0)
-    rig.step(LeaseChanged(TEACHER, 1, 0, 0.0), VersionPublished(1))
+    rig.step(GrantChanged(TEACHER, 1, 0, 0.0), VersionPublished(1))
     rig.step(TrajectoryCreated(2, 0))
     return rig
 

@@ -23,7 +23,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind
 from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainMean, PlainOutlook
 from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
@@ -140,7 +140,7 @@ class Twins:
             return
         worker.kv_tokens = sum(worker.needs.values()) + self.rng.randint(1, 800)
         worker.forget()
-        assert not self.step(LeaseChanged(worker.number, worker.epoch, worker.kv_tokens, 0.0))
+        assert not self.step(GrantChanged(worker.number, worker.epoch, worker.kv_tokens, 0.0))
 
     # ---- one turn that wants a worker
 

@@ -102,7 +102,7 @@ def connect(play) -> Iterator[Callable[..., RemoteWorker]]:
     [
         ([GREETING], "it ended the stream"),
         ([GREETING, b"garbage"], "cannot be read"),
-        ([GREETING, b"\x93\x02\xa4what\x80"], "a message of format 2"),
+        ([GREETING, b"\x93\x03\xa4what\x80"], "a message of format 3"),
         ([encode(Greeting(2, WorkerKind.DEDICATED))], "worker 2, dedicated, answered for 1"),
         ([encode(Greeting(1, WorkerKind.BORROWED))], "worker 1, borrowed, answered for 1"),
         ([GREETING, b"x" * (MESSAGE_BYTES_MAX + 1)], "RESOURCE_EXHAUSTED"),

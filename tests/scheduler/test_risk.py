@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from rose.scheduler.events import Action, Start, WorkerJoined
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
 from tests.reference.hazard import PlainRate, hazard_per_s
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
 
@@ -52,23 +52,23 @@ def test_hazards_are_the_plain_estimate_of_what_was_seen(seed: int) -> None:
         if number not in live:
             epochs[number] += 1
             live.add(number)
-            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
         elif what == "revoke":
             live.remove(number)
             count(number)
-            rig.step(LeaseChanged(number, epochs[number], 0, 0.0))
+            rig.step(GrantChanged(number, epochs[number], 0, 0.0))
         elif what == "supersede":
             epochs[number] += 1
             count(number)
-            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
         elif what == "shrink":
             count(number)
-            rig.step(LeaseChanged(number, epochs[number], 4000, 0.0))
-            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+            rig.step(GrantChanged(number, epochs[number], 4000, 0.0))
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
         else:
-            rig.step(LeaseChanged(number, epochs[number], 10_000, 0.0))
+            rig.step(GrantChanged(number, epochs[number], 10_000, 0.0))
         for one in live:  # every one is looked at when it renews
-            rig.step(LeaseChanged(one, epochs[one], 10_000, 0.0))
+            rig.step(GrantChanged(one, epochs[one], 10_000, 0.0))
         shown = rig.core.stats().hazards_per_s
         for one in live:
             plain = hazard_per_s(
@@ -86,7 +86,7 @@ def test_what_is_lost_or_runs_out_was_revoked() -> None:
     rig.step(after_ms=60)
     rig.step(WorkerLost(1, "gone"))
     rig.join(1, BORROWED, epoch=2)
-    rig.step(LeaseChanged(0, 2, 10_000, 0.0))
+    rig.step(GrantChanged(0, 2, 10_000, 0.0))
     shown = rig.core.stats().hazards_per_s
     plain = PlainRate(2, 0.12).per_s(PRIOR_PER_S, 10.0)
     both = PlainRate(1, 0.06).per_s(plain, 10.0)
@@ -102,7 +102,7 @@ def test_our_own_stop_is_no_revocation() -> None:
     rig.join(1, BORROWED, domain=1)
     assert rig.step(after_ms=1000) != []  # it has stalled, and is taken elsewhere
     assert rig.core.stats().recalls == 1
-    rig.step(LeaseChanged(0, 1, 10_000, 0.0))
+    rig.step(GrantChanged(0, 1, 10_000, 0.0))
     assert rig.core.stats().hazards_per_s[0] <= PRIOR_PER_S
 
 
@@ -111,9 +111,9 @@ def test_lease_that_breathes_is_not_revoked() -> None:
     rig.join(0, BORROWED, kv_tokens=10_000)
     rig.run(1)
     for kv_tokens in (9000, 6000, 10_000, 5000):
-        rig.step(LeaseChanged(0, 1, kv_tokens, 0.0))
+        rig.step(GrantChanged(0, 1, kv_tokens, 0.0))
     assert rig.core.stats().hazards_per_s[0] == PRIOR_PER_S
-    rig.step(LeaseChanged(0, 1, 20, 0.0))  # what runs does not fit
+    rig.step(GrantChanged(0, 1, 20, 0.0))  # what runs does not fit
     assert rig.core.stats().hazards_per_s[0] > PRIOR_PER_S
 
 
@@ -121,8 +121,8 @@ def test_lease_that_breathes_is_not_revoked() -> None:
 
 
 def flap(rig: Rig, worker: int, epoch: int) -> None:
-    rig.step(LeaseChanged(worker, epoch, 0, 0.0))
-    rig.step(LeaseChanged(worker, epoch + 1, 10_000, 0.0))
+    rig.step(GrantChanged(worker, epoch, 0, 0.0))
+    rig.step(GrantChanged(worker, epoch + 1, 10_000, 0.0))
 
 
 def test_hold_doubles_with_each_revocation_up_to_the_most() -> None:
@@ -215,7 +215,7 @@ def test_prompts_come_back_a_few_at_a_time() -> None:
     for trajectory in range(6):
         rig.run(trajectory, context=100)
     rig.join(1, DEDICATED)
-    again = rig.step(LeaseChanged(0, 1, 0, 0.0))
+    again = rig.step(GrantChanged(0, 1, 0, 0.0))
     moved = [one for one in again if isinstance(one, Start)]
     assert len(moved) == 2
     more = rig.step(said(moved[0], 0, 1))  # one prompt is computed: the next may come
@@ -253,7 +253,7 @@ def test_recovery_waits_for_seats() -> None:
     slow = WorkerJoined(
         *(1, DEDICATED, 0, 2, 1000.0, 10.0, 1.0, 0), decode_ms_per_context_token=0.001
     )
-    rig.step(slow, LeaseChanged(1, 1, 10_000, 0.0))
+    rig.step(slow, GrantChanged(1, 1, 10_000, 0.0))
     prompts_s = 0.1 + 0.5 + 0.1
     # Two in a step, and all the context that fits.
     rounds, step_s = 1 + math.ceil(5 / 2), 0.010 + 2 * 0.001 + 0.010

@@ -19,7 +19,7 @@ from rose.scheduler.state import Checkpoint, DriverCounts, JobCounts, RolloutsSt
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -39,7 +39,7 @@ ENTRIES = [
     Consumed(2, 1),
     JobJoined(1, 8, 2, 0.5),
     TurnOutput(4, 0, 0, 2, 5, (9,), (-0.25,), (3,), TurnEnd.FAILED, "it broke"),
-    LeaseChanged(4, 2, 1000, 250.0),
+    GrantChanged(4, 2, 1000, 250.0),
     VersionCommitted(4, 3, True, 1.5),
     WorkerLost(4, "gone"),
 ]

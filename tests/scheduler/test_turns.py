@@ -3,7 +3,7 @@
 import pytest
 
 from rose.scheduler.events import Deliver, Drop, DropReason, Start, TurnDone, TurnProgress
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
 from tests.scheduler.rig import BORROWED, Rig, ended, said, stop_of
 
 
@@ -108,8 +108,8 @@ def test_doubled_end_of_an_earlier_try_never_leaves_the_turn_on_two_workers(end:
         {"turn": 1},
         {"turn": -1},
         {"worker": 7},
-        {"lease_epoch": 2},
-        {"lease_epoch": 0},
+        {"grant_epoch": 2},
+        {"grant_epoch": 0},
         {"tokens": -1},
         {"tokens": 0},
         {"tokens": 1 << 62},
@@ -138,7 +138,7 @@ def test_stalled_turn_moves_when_another_worker_has_room() -> None:
     assert rig.step(after_ms=1100) == []  # nowhere to go
     rig.join(7, kv_tokens=119)
     assert rig.step(after_ms=1) == []  # nor now
-    rig.step(LeaseChanged(7, 1, 120, 0.0))
+    rig.step(GrantChanged(7, 1, 120, 0.0))
     assert rig.core.stats().recalled == 1
     assert rig.step(ended(start, TurnEnd.INTERRUPTED)) == [Start(1, 0, 7, 1, 0, 20)]
 

@@ -28,7 +28,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 from rose.units import NS_PER_MS
 from tests.scheduler.audit import Audit
 from tests.scheduler.tuned import tuned
@@ -178,9 +178,9 @@ class World:
             late = self.rng.random() < self.faults.delay
             self.tell(event, self.rng.randint(1, 120) if late else 0)
 
-    def report_lease(self, worker: PoolWorker) -> None:
+    def report_grant(self, worker: PoolWorker) -> None:
         ttl_ms = TTL_MS if worker.kind is WorkerKind.BORROWED else 0.0
-        self.report(LeaseChanged(worker.number, worker.epoch, worker.kv_tokens, ttl_ms))
+        self.report(GrantChanged(worker.number, worker.epoch, worker.kv_tokens, ttl_ms))
 
     # ---- workers
 
@@ -197,7 +197,7 @@ class World:
     def grant(self, worker: PoolWorker) -> None:
         worker.epoch += 1
         worker.kv_tokens = worker.kv_max
-        self.report_lease(worker)
+        self.report_grant(worker)
 
     def leave(self, worker: PoolWorker, trajectory: int, end: TurnEnd) -> None:
         run = worker.running.pop(trajectory)
@@ -207,7 +207,7 @@ class World:
         for trajectory in list(worker.running):
             self.leave(worker, trajectory, TurnEnd.INTERRUPTED)
         worker.kv_tokens = 0
-        self.report_lease(worker)
+        self.report_grant(worker)
 
     def revoke_domain(self, domain: int) -> None:
         for worker in self.pool:
@@ -224,23 +224,23 @@ class World:
         worker.kv_tokens = self.rng.randint(1, worker.kv_max)
         while self.held(worker) > worker.kv_tokens:
             self.leave(worker, next(reversed(worker.running)), TurnEnd.INTERRUPTED)
-        self.report_lease(worker)
+        self.report_grant(worker)
 
     def take_orders(self, worker: PoolWorker) -> None:
         while worker.inbox and worker.inbox[0][0] <= self.now_ms:
             _, order = worker.inbox.popleft()
             if isinstance(order, Stop):
                 run = worker.running.get(order.trajectory)
-                if run is not None and run.epoch == order.lease_epoch:
+                if run is not None and run.epoch == order.grant_epoch:
                     self.leave(worker, order.trajectory, TurnEnd.INTERRUPTED)
                 continue
             self.take_turn(worker, order)
 
     def take_turn(self, worker: PoolWorker, order: Start) -> None:
         assert order.trajectory not in worker.running, "it was not stopped before"
-        run = Running(order.turn, order.lease_epoch, order.first_token)
+        run = Running(order.turn, order.grant_epoch, order.first_token)
         worker.running[order.trajectory] = run
-        is_bad = order.lease_epoch != worker.epoch
+        is_bad = order.grant_epoch != worker.epoch
         if is_bad or self.rng.random() < self.faults.fail:
             self.leave(worker, order.trajectory, TurnEnd.FAILED)
             return
@@ -310,7 +310,7 @@ class World:
         elif odds() < faults.interrupt and worker.running:
             self.leave(worker, self.rng.choice(list(worker.running)), TurnEnd.INTERRUPTED)
         elif odds() >= faults.skip_renewal:
-            self.report_lease(worker)
+            self.report_grant(worker)
 
     # ---- the driver
 

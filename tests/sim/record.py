@@ -18,7 +18,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 from rose.sim.cluster.check_world import check_world
 from rose.sim.cluster.simulate import DEFAULT, SimOptions, native_world, new_core, outcome_of
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
@@ -84,12 +84,12 @@ def _joined(*row: Any) -> WorkerJoined:
 
 
 def _ended(*row: Any) -> TurnEnded:
-    trajectory, turn, worker, lease_epoch, end, tokens = row
+    trajectory, turn, worker, grant_epoch, end, tokens = row
     return TurnEnded(
         trajectory=trajectory,
         turn=turn,
         worker=worker,
-        lease_epoch=lease_epoch,
+        grant_epoch=grant_epoch,
         end=_ENDS[end],
         tokens=None if tokens < 0 else tokens,
     )
@@ -98,7 +98,7 @@ def _ended(*row: Any) -> TurnEnded:
 # In the order of `Event` in csrc/scheduler.
 _EVENTS: Final[tuple[Callable[..., Event], ...]] = (
     _joined,
-    LeaseChanged,
+    GrantChanged,
     lambda worker: WorkerLost(worker, ""),
     VersionPublished,
     lambda worker, version: VersionCommitted(worker, version, is_match=True, pause_ms=0.0),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument
-from rose.scheduler.worker import LeaseChanged
+from rose.scheduler.worker import GrantChanged
 from rose.sim.cluster.simulate import SimOptions, simulate_cluster
 from rose.sim.cluster.world import ClusterWorld
 from tests.sim.record import record_cluster
@@ -72,8 +72,8 @@ def test_a_revoked_turn_waits_for_the_lease_to_come_back() -> None:
 def test_a_lease_that_ends_before_it_opens_is_never_told() -> None:
     lent = lending([(0, 1.0, 0), (100, 1.0, ROOM), (120, 1.0, 0), (1000, 1.0, ROOM)])
     found, steps = record_cluster(one_turn(replace(worker(0, lent), start_up_ms=70.0)), AT_ONCE)
-    told = [one for step in steps for one in step.events if isinstance(one, LeaseChanged)]
-    assert [(one.lease_epoch, one.kv_tokens) for one in told] == [(1, ROOM)]
+    told = [one for step in steps for one in step.events if isinstance(one, GrantChanged)]
+    assert [(one.grant_epoch, one.kv_tokens) for one in told] == [(1, ROOM)]
     assert found.ended_ms == pytest.approx(1070 + TURN_MS)
 
 

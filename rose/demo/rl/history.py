@@ -14,7 +14,7 @@ from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnOutput,
     TurnRequest,
     VersionCommitted,
@@ -64,7 +64,7 @@ class History(DriverWatch):
             match entry:
                 case Registered():
                     self._kinds[entry.worker] = entry.kind
-                case TurnOutput() | VersionCommitted() | LeaseChanged() | WorkerLost():
+                case TurnOutput() | VersionCommitted() | GrantChanged() | WorkerLost():
                     if (kind := self._kinds.get(entry.worker)) is not None:
                         self._receive(entry, kind, self.now_s())
 
@@ -80,7 +80,7 @@ class History(DriverWatch):
                 if not event.is_match:
                     said = f"{kind.value} worker could not take a version; it is at {event.version}"
                     self._incidents.append((now_s, said))
-            case LeaseChanged() if kind is WorkerKind.BORROWED:
+            case GrantChanged() if kind is WorkerKind.BORROWED:
                 self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
             case WorkerLost():
                 if kind is WorkerKind.BORROWED:

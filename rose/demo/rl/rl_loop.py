@@ -29,7 +29,7 @@ from rose.node.feed import receive
 from rose.scheduler import Capabilities
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.remote import RemoteWorker
-from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.manifest import Manifest
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.staging import ReceiverState
@@ -76,7 +76,7 @@ _TOKEN_BYTES: Final = 32
 def _is_beyond_help(event: WorkerEvent) -> bool:
     """Return whether a dedicated worker is lost, or gave up its grant over unknown weights."""
     return isinstance(event, WorkerLost) or (
-        isinstance(event, LeaseChanged) and event.kv_tokens == 0
+        isinstance(event, GrantChanged) and event.kv_tokens == 0
     )
 
 

@@ -10,7 +10,7 @@ from rose.demo.rl.rl_loop import NotedSource
 from rose.scheduler.driver_events import Registered
 from rose.scheduler.turns import Capabilities, TurnResult
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     TurnRequest,
@@ -52,7 +52,7 @@ class Book:
         self.history.received(event)
 
     def lease(self, at_s: float, kv_tokens: int, *, worker: int = 0) -> None:
-        self.receive(at_s, LeaseChanged(worker, 1, kv_tokens, 100.0))
+        self.receive(at_s, GrantChanged(worker, 1, kv_tokens, 100.0))
 
 
 @pytest.fixture
