@@ -13,7 +13,7 @@ from rose.clock import BootClock
 from rose.demo.environments import GridWorld, Task
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.settings import LoopSettings, TrainerSettings
+from rose.demo.rl.settings import RolloutSettings, TrainerSettings
 from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.trajectory import Trajectory
 from rose.engines.transformers import (
@@ -88,7 +88,7 @@ class SmallCircle:
         self._log = VersionLog()
         self._publisher = RowPublisher(self._trainer.bits(), f"seed-{seed}", 1, 0, self._log)
         self.loop = RolloutThread(
-            LoopSettings(
+            RolloutSettings(
                 in_flight=BATCH,
                 group_size=GROUP,
                 turn_tokens_max=2,
@@ -137,9 +137,9 @@ class SmallCircle:
             )
         published = self._publisher.version.n
         stats = self._trainer.step(batch, published=published)
-        self.loop.tell(Consumed(len(batch)))
+        self.loop.send(Consumed(len(batch)))
         self._publisher.publish(self._trainer.bits())
-        self.loop.tell(VersionPublished(published + 1))
+        self.loop.send(VersionPublished(published + 1))
         return stats.reward_mean
 
     def _finished(self, trajectory: Trajectory) -> None:
@@ -167,7 +167,7 @@ class SmallCircle:
         weights = LiveWeights(model)
         config = EngineConfig(prefix_cache=True, sampling=True, max_requests_per_batch=SEATS)
         engine = stock_engine(model, config, cache_blocks=1024)
-        worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self.loop.hear, flush_ms=20.0)
+        worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, self.loop.receive, flush_ms=20.0)
         self._join(worker)
         engine.start()
         parts.callback(engine.stop)
@@ -203,7 +203,7 @@ class SmallCircle:
         borrower_lane = device.rollout(kv[1], limit_bytes=_POOL_BYTES)
         serving = serving_engine(serving_model, lane, plain)
         borrower = rollout_engine(model, borrower_lane, sampling, layers_per_segment=1)
-        worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self.loop.hear, flush_ms=20.0)
+        worker = EngineWorker(borrower, 0, WorkerKind.BORROWED, self.loop.receive, flush_ms=20.0)
         self._join(worker)
         for engine in (serving, borrower):
             engine.start()

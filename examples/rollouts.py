@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from rose.scheduler import Capabilities, ElasticRolloutScheduler, Sampling
-from rose.scheduler.worker import LeaseChanged, TurnEnd, TurnOutput, TurnRequest, WorkerKind
+from rose.scheduler.worker import GrantChanged, TurnEnd, TurnOutput, TurnRequest, WorkerKind
 
 TRAJECTORIES, TURNS, TOKENS, SEATS, KV_TOKENS, STEP_S = 8, 3, 40, 4, 10_000, 0.002
 
@@ -20,7 +20,7 @@ class CountingWorker:
 
     def __init__(self, number: int, kind: WorkerKind, scheduler: ElasticRolloutScheduler) -> None:
         self.number, self.kind = number, kind
-        self._report = scheduler.hear  # any thread may call it, and it never waits
+        self._report = scheduler.receive  # any thread may call it, and it never waits
         self._lock = threading.Lock()
         self._turns: dict[int, TurnRequest] = {}  # what is left of each
         self._epoch, self._kv_tokens = 0, 0
@@ -33,12 +33,12 @@ class CountingWorker:
                 self._say(self._turns.popitem()[1], (), TurnEnd.INTERRUPTED)
             self._epoch += kv_tokens > 0  # every grant has a higher epoch than the last
             self._kv_tokens = kv_tokens
-            self._report(LeaseChanged(self.number, self._epoch, kv_tokens, ttl_ms=0.0))
+            self._report(GrantChanged(self.number, self._epoch, kv_tokens, ttl_ms=0.0))
 
     def start_turn(self, request: TurnRequest) -> None:
         """Take a turn; one that was sent before a revocation goes straight back."""
         with self._lock:
-            if self._kv_tokens and request.lease_epoch == self._epoch:
+            if self._kv_tokens and request.grant_epoch == self._epoch:
                 self._turns[request.trajectory] = request
             else:
                 self._say(request, (), TurnEnd.INTERRUPTED)
@@ -62,7 +62,7 @@ class CountingWorker:
                         self._turns[of.trajectory] = replace(of, **rest, max_new_tokens=left)
 
     def _say(self, of: TurnRequest, tokens: tuple[int, ...], end: TurnEnd | None) -> None:
-        where = of.trajectory, of.turn, of.lease_epoch, of.first_token
+        where = of.trajectory, of.turn, of.grant_epoch, of.first_token
         logprobs, versions = (0.0,) * len(tokens), (0,) * len(tokens)
         self._report(TurnOutput(self.number, *where, tokens, logprobs, versions, end))
 

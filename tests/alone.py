@@ -32,7 +32,7 @@ ALONE: Final = (
     "tests/bench/test_netns.py",
     "tests/cli/test_compare.py::test_real_engines_run_rivals_and_rose_on_the_same_requests",
     "tests/demo/test_demo.py::test_quick_demo_runs_every_arm_and_every_certificate_verifies",
-    "tests/demo/rl/test_circle.py",
+    "tests/demo/rl/test_rl_loop.py",
 )
 
 

@@ -33,7 +33,7 @@ from rose.demo.settings import (
     BenchSettings,
     check_policy,
     choose_core,
-    circle_settings,
+    rl_loop_settings,
 )
 from rose.demo.summary import summarise
 from rose.engines.transformers import load_model
@@ -145,12 +145,12 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         # On a GPU there is no RL loop, because its dedicated worker would have no device.
         if not synthetic and ordinal is None:
             check_policy(rollout_model, policy_model)
-            circle = circle_settings(
+            rl_loop = rl_loop_settings(
                 model=rollout_model,
                 seed=seed,
                 folder=scratch,
             )
-            bench = replace(bench, circle=circle)
+            bench = replace(bench, rl_loop=rl_loop)
         plan = Plan(
             schemes=demo_schemes(slowdown),
             loads=(load,),

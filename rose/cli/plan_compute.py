@@ -57,7 +57,7 @@ def plan_compute(
     alone = Lender(device, "alone", slo, mix_of(SyntheticTraffic(load=load, minute_peak=1.0)))
     rates = np.full(_PIECES, rate_of(alone, load))
     pieces = Pieces.draw(rates, devices=_DEVICES, shared=0.0, random=np.random.default_rng(0))
-    before = pieces.felt(alone).quantile
+    before = pieces.latencies(alone).quantile
     lenders = [
         replace(alone, scheme="rose", slo=replace(slo, slowdown=slowdown)) for slowdown in SLOWDOWNS
     ]
@@ -65,7 +65,7 @@ def plan_compute(
         ComputeLent(
             one.slo.slowdown,
             float(pieces.columns(one)[0].mean()),
-            price(pieces.felt(one).quantile, before),
+            price(pieces.latencies(one).quantile, before),
         )
         for one in lenders
     )

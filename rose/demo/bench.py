@@ -12,9 +12,9 @@ import numpy as np
 from rose.clock import Clock
 from rose.demo.environments import ToolWaits
 from rose.demo.governed import GOVERNED, GovernedPair, LeastOfAll
-from rose.demo.record import CircleRecord, Slice, StepTimes
+from rose.demo.record import RlLoopRecord, Slice, StepTimes
 from rose.demo.replay import ArmEngines, CountIn, Replay
-from rose.demo.rl.settings import LoopSettings
+from rose.demo.rl.settings import RolloutSettings
 from rose.demo.rose_device import RoseDevice
 from rose.demo.schemes import SHARE_ALL, Scheme
 from rose.demo.settings import (
@@ -25,7 +25,7 @@ from rose.demo.settings import (
     serving_tenant,
 )
 from rose.demo.targets import Calibration
-from rose.demo.workload import CircleLoad, RolloutFeeder, RolloutLoad, TurnFeeder
+from rose.demo.workload import RlLoopLoad, RolloutFeeder, RolloutLoad, TurnFeeder
 from rose.engines.transformers import Engine, LiveWeights, Model
 from rose.engines.transformers.processor import DeviceProcessor
 from rose.errors import check
@@ -164,7 +164,7 @@ class Bench:
         self._tenants = alone.tenant, rollout_tenant(rollout_model, settings, clock)
         self._replay = Replay(clock, alone.tenant.model.config.vocab_size, slo.tpot_ms)
         self._governed: tuple[GovernedPair, RolloutLoad] | None = None
-        self._circle: CircleLoad | None = None
+        self._rl_loop: RlLoopLoad | None = None
         self._loads: list[RolloutLoad] = []
         self.devices: dict[str, RoseDevice] = {}
         self._shared = self._stock_load()
@@ -189,7 +189,7 @@ class Bench:
     def _stock_load(self, *processor: type[DeviceProcessor]) -> RolloutLoad:
         """Build rollouts on an engine with its own memory."""
         tenant = self._tenants[1]
-        if self._settings.circle is not None:
+        if self._settings.rl_loop is not None:
             # The borrower's weights change during the run, so this engine gets a copy.
             config = replace(tenant.config, sampling=False)
             tenant = replace(tenant, model=copy.deepcopy(tenant.model), config=config)
@@ -215,13 +215,13 @@ class Bench:
             scheme, self._tenants, self._slo, self._settings, self._clock, owned=self._owned
         )
         load: RolloutLoad
-        if self._settings.circle is None:
+        if self._settings.rl_loop is None:
             load = self._load(one.rollouts, WorkerKind.BORROWED)
         else:
-            load = self._circle = CircleLoad(
+            load = self._rl_loop = RlLoopLoad(
                 one.rollouts,
                 LiveWeights(self._tenants[1].model),
-                self._settings.circle,
+                self._settings.rl_loop,
                 wait_s=ToolWaits(self._settings.seed),
                 clock=self._clock,
             )
@@ -237,7 +237,7 @@ class Bench:
             TurnFeeder(
                 engine,
                 kind,
-                loop=LoopSettings(
+                rollouts=RolloutSettings(
                     in_flight=_IN_FLIGHT_PER_SEAT * ROLLOUTS,
                     group_size=_GROUP_SIZE,
                     turn_tokens_max=_TURN_TOKENS_MAX,
@@ -282,9 +282,9 @@ class Bench:
         seed = hash((self._settings.seed, number, list(self.arms).index(name))) & 0xFFFFFFFF
         return self._replay.slice(trace, self.arms[name], number=number, seed=seed)
 
-    def circle(self) -> CircleRecord | None:
+    def rl_loop(self) -> RlLoopRecord | None:
         """Stop the RL loop and return its record; None without one."""
-        if self._circle is None:
+        if self._rl_loop is None:
             return None
-        self._circle.stop()
-        return self._circle.record()
+        self._rl_loop.stop()
+        return self._rl_loop.record()

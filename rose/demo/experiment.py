@@ -13,7 +13,7 @@ import numpy as np
 from rose.clock import Clock
 from rose.demo.bench import Alone, Bench
 from rose.demo.progress import Phases
-from rose.demo.record import Audit, CircleRecord, Plan, RunRecord, Slice, SliceCounts
+from rose.demo.record import Audit, Plan, RlLoopRecord, RunRecord, Slice, SliceCounts
 from rose.demo.settings import BenchSettings, on_device_cores
 from rose.demo.slices import Slices, WhyVoid, in_turn, read_core_use, why_foreign
 from rose.demo.targets import Calibration, choose_targets, feasibility
@@ -103,7 +103,7 @@ def run_experiment(
         except KeyboardInterrupt:
             phases.begin("interrupted: reporting what there is")
         phases.begin("stopping the programs")
-        ended = _record(rounds, found, slo, built.circle())
+        ended = _record(rounds, found, slo, built.rl_loop())
     return _verified(replace(ended, complete=is_complete), built)
 
 
@@ -247,7 +247,7 @@ def folder_of(log_path: Path) -> Iterator[None]:
 
 
 def _record(
-    rounds: _Rounds, found: Calibration, slo: SLO, circle: CircleRecord | None
+    rounds: _Rounds, found: Calibration, slo: SLO, rl_loop: RlLoopRecord | None
 ) -> RunRecord:
     experiment = rounds.experiment
     is_chosen = experiment.ttft_ms is None or experiment.tpot_ms is None
@@ -262,7 +262,7 @@ def _record(
         slice_counts=rounds.counts(),
         setup_s=rounds.setup_s,
         complete=False,
-        circle=circle,
+        rl_loop=rl_loop,
     )
     rose = rounds.built.devices.get("rose")
     if rose is None:

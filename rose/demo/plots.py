@@ -28,7 +28,7 @@ from rose.demo.plot_style import (
 from rose.demo.record import (
     ARMS,
     WORKERS,
-    CircleRecord,
+    RlLoopRecord,
     RunRecord,
     SliceTimeline,
     TurnRecord,
@@ -152,22 +152,22 @@ _PUBLISHED_Y: Final = 2.0
 _COMMIT_Y: Final = {"borrowed": 1.0, "dedicated": 0.0}
 
 
-def draw_circle(record: RunRecord, circle: CircleRecord) -> str:
+def draw_rl_loop(record: RunRecord, rl_loop: RlLoopRecord) -> str:
     """Return an SVG of arrivals, turns per worker, and versions over the same time."""
-    zero_s, end_s = start_s(circle), _end_s(circle)
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "circle"}):
+    zero_s, end_s = start_s(rl_loop), _end_s(rl_loop)
+    with mpl.rc_context({**STYLE, "svg.hashsalt": "rl_loop"}):
         figure = Figure(figsize=(9.6, 7.2), layout="constrained")
         axes = figure.subplots(4, 1, sharex=True, height_ratios=(0.75, 1.5, 1.5, 1.1))
         _draw_arrivals(axes[0], record, zero_s, end_s)
         for axis, worker in zip(axes[1:3], WORKERS, strict=True):
-            spans = circle.spans if worker == "borrowed" else ()
-            turns = [turn for turn in circle.turns if turn.worker == worker and _is_drawable(turn)]
+            spans = rl_loop.spans if worker == "borrowed" else ()
+            turns = [turn for turn in rl_loop.turns if turn.worker == worker and _is_drawable(turn)]
             _draw_turns(axis, worker, turns, spans, zero_s)
-        _draw_versions(axes[3], circle, zero_s)
+        _draw_versions(axes[3], rl_loop, zero_s)
         for axis in axes:
-            for at_s in finite([at for at, _ in circle.incidents]):
+            for at_s in finite([at for at, _ in rl_loop.incidents]):
                 axis.axvline(at_s - zero_s, color=WARNING, linewidth=1.0, linestyle="--")
-        axes[3].set(xlabel="time in the circle (s)", xlim=(0, (end_s - zero_s) or 1.0))
+        axes[3].set(xlabel="time in the RL loop (s)", xlim=(0, (end_s - zero_s) or 1.0))
         return as_svg(figure)
 
 
@@ -195,12 +195,12 @@ def running_turns(
     return edges, np.diff(np.interp(edges, times, held)) / np.diff(edges)
 
 
-def _end_s(circle: CircleRecord) -> float:
-    ends = [to_s for _, to_s in circle.spans] + [turn.end_s for turn in circle.turns]
-    ends += [version.published_s for version in circle.versions]
-    ends += [commit.at_s for version in circle.versions for commit in version.commits]
-    ends += [at_s for at_s, _ in circle.incidents]
-    return max(finite(ends), default=start_s(circle))
+def _end_s(rl_loop: RlLoopRecord) -> float:
+    ends = [to_s for _, to_s in rl_loop.spans] + [turn.end_s for turn in rl_loop.turns]
+    ends += [version.published_s for version in rl_loop.versions]
+    ends += [commit.at_s for version in rl_loop.versions for commit in version.commits]
+    ends += [at_s for at_s, _ in rl_loop.incidents]
+    return max(finite(ends), default=start_s(rl_loop))
 
 
 def _is_drawable(turn: TurnRecord) -> bool:
@@ -247,15 +247,15 @@ def _draw_turns(
     legend(axis, entries)
 
 
-def _draw_versions(axis: Any, circle: CircleRecord, zero_s: float) -> None:
+def _draw_versions(axis: Any, rl_loop: RlLoopRecord, zero_s: float) -> None:
     """Draw a line from each publication down to each worker that committed it."""
-    published = [version.published_s - zero_s for version in circle.versions]
+    published = [version.published_s - zero_s for version in rl_loop.versions]
     axis.plot(published, [_PUBLISHED_Y] * len(published), ".", color=LIMIT, markersize=7)
     for worker, y in _COMMIT_Y.items():
         for is_match, mark in ((True, "o"), (False, "X")):
             pairs = [
                 (version.published_s - zero_s, commit.at_s - zero_s)
-                for version in circle.versions
+                for version in rl_loop.versions
                 for commit in version.commits
                 if (commit.worker, commit.is_match) == (worker, is_match)
             ]

@@ -254,7 +254,7 @@ class TrajectoryCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class CircleRecord:
+class RlLoopRecord:
     """Record of the RL loop (generate, learn, publish), on the clock of the slices.
 
     Args:
@@ -358,7 +358,7 @@ class RunRecord:
         lending: grants and refusals in the arm `rose`.
         revocations: revocations in time order.
         timeline: one slice of the arm `rose`.
-        circle: record of the RL loop; None without one.
+        rl_loop: record of the RL loop; None without one.
         broker: the broker's decisions; None without a broker.
     """
 
@@ -377,5 +377,5 @@ class RunRecord:
     lending: Lending = Lending({}, {}, 0.0, None)
     revocations: tuple[Revocation, ...] = ()
     timeline: SliceTimeline = SliceTimeline((), (), ())
-    circle: CircleRecord | None = None
+    rl_loop: RlLoopRecord | None = None
     broker: BrokerRecord | None = None

@@ -15,11 +15,11 @@ from rose.demo.record import WORKERS, RunRecord
 from rose.demo.schemes import CONTROL
 from rose.demo.summary import (
     BROKER_HEADERS,
-    CIRCLE_HEADERS,
+    RL_LOOP_HEADERS,
     VERSION_HEADERS,
     broker_row,
-    circle_row,
     last_word,
+    rl_loop_row,
     summarise,
     version_rows,
 )
@@ -53,7 +53,7 @@ def print_table(report: Mapping[str, Any], console: Console) -> None:
     """Print the arms, the RL loop and the broker if present, lending, then the verdict."""
     print_arms(report, console)
     if report["weights"] is not None:
-        print_rows(console, CIRCLE_HEADERS, [circle_row(report)])
+        print_rows(console, RL_LOOP_HEADERS, [rl_loop_row(report)])
     if report["broker"] is not None:
         print_rows(console, BROKER_HEADERS, [broker_row(report["broker"])])
         console.print(Text(last_word(report["broker"])))
@@ -165,11 +165,11 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
-    from rose.demo.plots import draw_circle, draw_latencies, draw_timeline  # noqa: PLC0415
+    from rose.demo.plots import draw_latencies, draw_rl_loop, draw_timeline  # noqa: PLC0415
 
     template = resources.files("rose.demo").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    circle = record.circle
+    rl_loop = record.rl_loop
     return environment.from_string(template).render(
         report=report,
         headers=["arm", *_HEADERS],
@@ -182,12 +182,12 @@ def render_html(record: RunRecord, report: Mapping[str, Any]) -> str:
         broker_headers=BROKER_HEADERS,
         broker_row=broker_row,
         last_word=last_word,
-        circle_headers=CIRCLE_HEADERS,
-        circle_row=[] if circle is None else circle_row(report),
-        circle=Markup("" if circle is None else draw_circle(record, circle)),
+        rl_loop_headers=RL_LOOP_HEADERS,
+        rl_loop_row=[] if rl_loop is None else rl_loop_row(report),
+        rl_loop=Markup("" if rl_loop is None else draw_rl_loop(record, rl_loop)),
         lending=lending_sentences(report),
         version_headers=[*VERSION_HEADERS, *WORKERS],
-        versions=[] if circle is None else version_rows(circle),
+        versions=[] if rl_loop is None else version_rows(rl_loop),
         versions_open=_VERSIONS_OPEN,
     )
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.demo.environments import Tokenizer
-from rose.demo.rl.settings import CircleSettings, LoopSettings, TrainerSettings
+from rose.demo.rl.settings import RlLoopSettings, RolloutSettings, TrainerSettings
 from rose.engines.torch import run_on_cores
 from rose.engines.transformers import Engine, EngineConfig, Model, kv_geometry, stock_engine
 from rose.engines.transformers.processor import DeviceProcessor
@@ -38,7 +38,7 @@ class BenchSettings:
         policy: rose's policy; an arm may override parts of it.
         log_path: maps an arm's name to its certificate log.
         seed: seed of prompts and tool waits.
-        circle: RL loop of the arm `rose`; None gives it the rollouts of the other arms.
+        rl_loop: RL loop of the arm `rose`; None gives it the rollouts of the other arms.
         has_turns: whether all rollouts are turns of trajectories with tools, not generations of
             fixed length.
         has_broker: whether a broker caps the device's lending.
@@ -49,7 +49,7 @@ class BenchSettings:
     policy: Policy
     log_path: Callable[[str], Path]
     seed: int
-    circle: CircleSettings | None = None
+    rl_loop: RlLoopSettings | None = None
     has_turns: bool = False
     has_broker: bool = False
 
@@ -93,9 +93,9 @@ def rollout_tenant(model: Model, settings: BenchSettings, clock: Clock) -> Tenan
         clock=clock,
         prefix_cache=True,
         # The RL loop's smaller policy needs twice the tokens for a segment of equal length.
-        max_batch_tokens=32 if settings.circle is None else 64,
+        max_batch_tokens=32 if settings.rl_loop is None else 64,
         spare_share=0.1,
-        sampling=settings.has_turns or settings.circle is not None,
+        sampling=settings.has_turns or settings.rl_loop is not None,
     )
     return Tenant(model, config, kv_geometry(model, config))
 
@@ -137,14 +137,14 @@ _CONTEXT_TOKENS_MAX: Final = 512
 _CHECKPOINT_EVERY: Final = 5
 
 
-def circle_settings(*, model: str, seed: int, folder: Path) -> CircleSettings:
+def rl_loop_settings(*, model: str, seed: int, folder: Path) -> RlLoopSettings:
     """Return the demo's RL loop settings; `folder` gets the trainer's checkpoint."""
-    return CircleSettings(
+    return RlLoopSettings(
         model=model,
         seed=seed,
         folder=folder,
         is_background=True,
-        loop=LoopSettings(
+        rollouts=RolloutSettings(
             in_flight=IN_FLIGHT,
             group_size=_GROUP_SIZE,
             turn_tokens_max=24,

@@ -12,8 +12,8 @@ from rose.demo.record import (
     Answered,
     Audit,
     BrokerRecord,
-    CircleRecord,
     CommitRecord,
+    RlLoopRecord,
     RunRecord,
     Slice,
     StepTimes,
@@ -67,7 +67,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         **_common(record),
     }
     report["broker"] = summarise_broker(record.broker)
-    report |= summarise_circle(record.circle)
+    report |= summarise_rl_loop(record.rl_loop)
     report["verdict"] = judge(report, outlook)
     return report
 
@@ -257,7 +257,7 @@ def _is_met(record: RunRecord, request: Answered) -> bool:
 
 # ---- the RL loop and the broker -----------------------------------------------------------------
 
-CIRCLE_HEADERS: Final = (
+RL_LOOP_HEADERS: Final = (
     "trajec-\ntories/s",
     "finished\n/lost",
     "turns borr.\n/dedicated",
@@ -272,35 +272,35 @@ _VERSIONS: Final = ("published", "committed_borrowed", "committed_dedicated")
 _KIB: Final = 1024
 
 
-def summarise_circle(circle: CircleRecord | None) -> dict[str, Any]:
+def summarise_rl_loop(rl_loop: RlLoopRecord | None) -> dict[str, Any]:
     """Return the parts `weights`, `trajectories`, `versions` and `incidents` of `report.json`.
 
     Missing numbers are None; so are the first three parts without an RL loop.
     """
-    if circle is None:
+    if rl_loop is None:
         return {"weights": None, "trajectories": None, "versions": None, "incidents": []}
-    zero_s = start_s(circle)
+    zero_s = start_s(rl_loop)
     return {
-        "weights": _weights(circle),
-        "trajectories": _trajectories(circle),
-        "versions": {name: getattr(circle, name) for name in _VERSIONS},
+        "weights": _weights(rl_loop),
+        "trajectories": _trajectories(rl_loop),
+        "versions": {name: getattr(rl_loop, name) for name in _VERSIONS},
         "incidents": [
-            {"at_s": plain(at_s - zero_s), "what": what} for at_s, what in sorted(circle.incidents)
+            {"at_s": plain(at_s - zero_s), "what": what} for at_s, what in sorted(rl_loop.incidents)
         ],
     }
 
 
-def start_s(circle: CircleRecord) -> float:
+def start_s(rl_loop: RlLoopRecord) -> float:
     """Return the time of the RL loop's first event; 0 without events.
 
     Incidents and figures show times relative to it, since the run's clock may count from boot.
     """
-    times = [at for at in _times(circle) if plain(at) is not None]
+    times = [at for at in _times(rl_loop) if plain(at) is not None]
     return min(times, default=0.0)
 
 
-def circle_row(report: Mapping[str, Any]) -> list[str]:
-    """Return the cells of the single row under `CIRCLE_HEADERS`."""
+def rl_loop_row(report: Mapping[str, Any]) -> list[str]:
+    """Return the cells of the single row under `RL_LOOP_HEADERS`."""
     weights, trajectories = report["weights"], report["trajectories"]
     staleness = {int(by): n for by, n in trajectories["staleness"].items()}
     learnt = sum(staleness.values())
@@ -317,9 +317,9 @@ def circle_row(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def version_rows(circle: CircleRecord) -> list[list[str]]:
+def version_rows(rl_loop: RlLoopRecord) -> list[list[str]]:
     """Return one row per version, for `VERSION_HEADERS` and one column per worker."""
-    zero_s = start_s(circle)
+    zero_s = start_s(rl_loop)
     return [
         [
             str(version.n),
@@ -329,21 +329,21 @@ def version_rows(circle: CircleRecord) -> list[list[str]]:
             percent(ratio(version.bytes_sent, version.dense_bytes)),
             *(_commit_cell(version, worker) for worker in WORKERS),
         ]
-        for version in circle.versions
+        for version in rl_loop.versions
     ]
 
 
-def _weights(circle: CircleRecord) -> dict[str, Any]:
-    commits = [commit for version in circle.versions for commit in version.commits]
+def _weights(rl_loop: RlLoopRecord) -> dict[str, Any]:
+    commits = [commit for version in rl_loop.versions for commit in version.commits]
     matched = sum(commit.is_match for commit in commits)
-    sent, dense = circle.sent or (
-        sum(version.bytes_sent for version in circle.versions),
-        sum(version.dense_bytes for version in circle.versions),
+    sent, dense = rl_loop.sent or (
+        sum(version.bytes_sent for version in rl_loop.versions),
+        sum(version.dense_bytes for version in rl_loop.versions),
     )
-    crossed, handed_on = circle.relayed or (None, None)
+    crossed, handed_on = rl_loop.relayed or (None, None)
     pauses_ms = [commit.pause_ms for commit in commits]
     return {
-        "versions": len(circle.versions),
+        "versions": len(rl_loop.versions),
         "digests_matched": matched,
         "digests_compared": len(commits),
         "bytes_sent": sent,
@@ -352,7 +352,7 @@ def _weights(circle: CircleRecord) -> dict[str, Any]:
         # Bytes sent once to the relay on the workers' side, and the relay's bytes to all workers.
         "trainer_to_relay_bytes": crossed,
         "relay_to_workers_bytes": handed_on,
-        "density_p50": percentile([version.density for version in circle.versions], 50),
+        "density_p50": percentile([version.density for version in rl_loop.versions], 50),
         "pause_ms_p50": percentile(pauses_ms, 50),
         "pause_ms_p99": percentile(pauses_ms, 99),
         # A worker whose digest differs undoes the commit before it generates.
@@ -360,20 +360,20 @@ def _weights(circle: CircleRecord) -> dict[str, Any]:
     }
 
 
-def _trajectories(circle: CircleRecord) -> dict[str, Any]:
-    counts = circle.trajectories
+def _trajectories(rl_loop: RlLoopRecord) -> dict[str, Any]:
+    counts = rl_loop.trajectories
     return {
         **asdict(counts),
-        "per_s": ratio(counts.finished, circle.measured_s),
-        "staleness": {str(by): n for by, n in sorted(Counter(circle.staleness).items())},
+        "per_s": ratio(counts.finished, rl_loop.measured_s),
+        "staleness": {str(by): n for by, n in sorted(Counter(rl_loop.staleness).items())},
     }
 
 
-def _times(circle: CircleRecord) -> Iterator[float]:
-    yield from (from_s for from_s, _ in circle.spans)
-    yield from (turn.start_s for turn in circle.turns)
-    yield from (version.published_s for version in circle.versions)
-    yield from (at_s for at_s, _ in circle.incidents)
+def _times(rl_loop: RlLoopRecord) -> Iterator[float]:
+    yield from (from_s for from_s, _ in rl_loop.spans)
+    yield from (turn.start_s for turn in rl_loop.turns)
+    yield from (version.published_s for version in rl_loop.versions)
+    yield from (at_s for at_s, _ in rl_loop.incidents)
 
 
 def _commit_cell(version: VersionRecord, worker: str) -> str:

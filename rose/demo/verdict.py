@@ -56,7 +56,7 @@ def judge(report: Mapping[str, Any], outlook: Feasibility | None) -> dict[str, A
         # Two rounds are too few for ratios of times: equal arms differ by more than a bar.
         controls, checks = [], [_unless_quick(report, check) for check in checks]
     if report["weights"] is not None:
-        checks += _circle_checks(report)
+        checks += _rl_loop_checks(report)
     is_blind = any(one.value is None for one in controls)
     sentence, next_command = _noise(report, controls, "rose demo", is_blind=is_blind)
     if not sentence and outlook is not None and outlook.why is not None:
@@ -248,7 +248,7 @@ def _unless_quick(report: Mapping[str, Any], check: Check) -> Check:
     return Check(check.name, check.value, "not judged when quick", None)
 
 
-def _circle_checks(report: Mapping[str, Any]) -> list[Check]:
+def _rl_loop_checks(report: Mapping[str, Any]) -> list[Check]:
     """Check that workers use the published weights, few bytes were sent, and nothing was lost."""
     weights, trajectories = report["weights"], report["trajectories"]
     compared = weights["digests_compared"]

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from rose.clock import Clock
-from rose.demo.record import CircleRecord
-from rose.demo.rl.circle import BORROWED, Circle
+from rose.demo.record import RlLoopRecord
+from rose.demo.rl.rl_loop import BORROWED, RlLoop
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.settings import CircleSettings, LoopSettings
+from rose.demo.rl.settings import RlLoopSettings, RolloutSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.demo.settings import ROLLOUTS
 from rose.engines.transformers import Engine, EngineWorker, LiveWeights, Output
@@ -128,7 +128,7 @@ class TurnFeeder(RolloutLoad):
     Args:
         engine: built with `EngineConfig(sampling=True)` and not started.
         kind: BORROWED for rose's borrower, which returns its turns when serving takes memory.
-        loop: trajectory settings; `in_flight` should exceed `seats` to cover tool waits.
+        rollouts: trajectory settings; `in_flight` should exceed `seats` to cover tool waits.
         wait_s: maps `(trajectory, turn)` to the tool's duration.
         seats: maximum concurrent turns.
         seed: seed of tasks and sampling.
@@ -143,7 +143,7 @@ class TurnFeeder(RolloutLoad):
         engine: Engine,
         kind: WorkerKind,
         *,
-        loop: LoopSettings,
+        rollouts: RolloutSettings,
         wait_s: Callable[[int, int], float],
         seats: int,
         seed: int,
@@ -152,8 +152,8 @@ class TurnFeeder(RolloutLoad):
         super().__init__(engine)
         self._seats = seats
         self._tokens = 0
-        self._loop = RolloutThread(
-            loop,
+        self._rollouts = RolloutThread(
+            rollouts,
             scheduler=_SCHEDULER,
             seed=seed,
             wait_s=wait_s,
@@ -161,7 +161,7 @@ class TurnFeeder(RolloutLoad):
             clock=clock,
         )
         self._worker = EngineWorker(
-            engine, _WORKER, kind, self._hear, flush_ms=_FLUSH_MS, ttl_ms=0.0
+            engine, _WORKER, kind, self._receive, flush_ms=_FLUSH_MS, ttl_ms=0.0
         )
 
     @property
@@ -173,31 +173,31 @@ class TurnFeeder(RolloutLoad):
     def failures(self) -> Sequence[str]:
         """Errors of engine and loop, and dropped trajectories."""
         found = list(super().failures)
-        if self._loop.error is not None:
-            found.append(str(self._loop.error))
-        if dropped := self._loop.counts().dropped:
+        if self._rollouts.error is not None:
+            found.append(str(self._rollouts.error))
+        if dropped := self._rollouts.counts().dropped:
             found.append(f"the scheduler gave {dropped} trajectories up")
         return found
 
     def start(self) -> None:
         """Start the loop and the engine, which stays paused until `resume`."""
-        self._loop.start()  # Before the engine, whose first step reports its grant.
+        self._rollouts.start()  # Before the engine, whose first step reports its grant.
         self._engine.start()
         self._engine.pause()  # Before any turn can arrive.
         can = Capabilities(self._seats, _PREFILL_TOKENS_PER_S, _DECODE_STEP_MS)
-        self._loop.join(self._worker, can)
+        self._rollouts.join(self._worker, can)
         self._worker.grant()
 
     def stop(self) -> None:
         """Stop the loop, and resume the engine so that it can be stopped."""
-        self._loop.stop()
+        self._rollouts.stop()
         super().stop()
 
-    def _hear(self, event: WorkerEvent) -> None:
+    def _receive(self, event: WorkerEvent) -> None:
         """Count generated tokens; runs in the engine's thread."""
         if isinstance(event, TurnOutput):
             self._tokens += len(event.tokens)
-        self._loop.hear(event)
+        self._rollouts.receive(event)
 
 
 def _let_go(_trajectory: Trajectory) -> None:
@@ -210,7 +210,7 @@ _LOOK_S: Final = 0.005
 _SHARE: Final = 0.4
 
 
-class CircleLoad(RolloutLoad):
+class RlLoopLoad(RolloutLoad):
     """Rollouts of an RL loop with environments, a trainer and a dedicated worker.
 
     Between `resume` and `pause` the borrowed worker has a capacity grant and takes turns; otherwise
@@ -220,7 +220,7 @@ class CircleLoad(RolloutLoad):
         engine: the borrower's engine, built with sampling and not started.
         weights: weights of the engine's model.
         settings: settings of the RL loop.
-        wait_s: duration of tools, as in `Circle`.
+        wait_s: duration of tools, as in `RlLoop`.
         clock: time source.
     """
 
@@ -228,35 +228,37 @@ class CircleLoad(RolloutLoad):
         self,
         engine: Engine,
         weights: LiveWeights,
-        settings: CircleSettings,
+        settings: RlLoopSettings,
         *,
         wait_s: Callable[[int, int], float],
         clock: Clock,
     ) -> None:
         super().__init__(engine)
-        self.circle = Circle(settings, wait_s=wait_s, clock=clock)
+        self.rl_loop = RlLoop(settings, wait_s=wait_s, clock=clock)
         self._weights = weights
         self._clock = clock
         self._began_s = 0.0
-        self._worker = EngineWorker(engine, BORROWED, WorkerKind.BORROWED, self.circle.loop.hear)
+        self._worker = EngineWorker(
+            engine, BORROWED, WorkerKind.BORROWED, self.rl_loop.rollouts.receive
+        )
 
     @property
     def tokens(self) -> int:
         """Tokens generated by the borrowed worker."""
-        return self.circle.history.tokens(WorkerKind.BORROWED)
+        return self.rl_loop.history.tokens(WorkerKind.BORROWED)
 
     @property
     def failures(self) -> Sequence[str]:
         """Errors of the RL loop and the engine."""
-        failure = self.circle.failure()
+        failure = self.rl_loop.failure()
         return [*([] if failure is None else [failure]), *super().failures]
 
     def start(self) -> None:
         """Start the programs and the engine; the borrowed worker waits for `resume`."""
-        self.circle.start()
+        self.rl_loop.start()
         self._engine.start()
-        self.circle.add_borrowed(self._worker, self._weights, seats=ROLLOUTS, share=_SHARE)
-        self._began_s = self.circle.history.now_s()
+        self.rl_loop.add_borrowed(self._worker, self._weights, seats=ROLLOUTS, share=_SHARE)
+        self._began_s = self.rl_loop.history.now_s()
 
     def resume(self) -> None:
         """Let the borrowed worker take turns."""
@@ -270,7 +272,7 @@ class CircleLoad(RolloutLoad):
         """
         self._worker.revoke()
         waited_s = 0.0
-        while self.circle.history.is_granted and self._engine.is_running:
+        while self.rl_loop.history.is_granted and self._engine.is_running:
             if waited_s > _REVOKED_S:
                 raise DeadlineExceeded("the borrowed worker does not give its turns back")
             self._clock.sleep(_LOOK_S)
@@ -282,24 +284,24 @@ class CircleLoad(RolloutLoad):
         A program that does not end in time becomes an incident of the report.
         """
         try:
-            self.circle.stop()
+            self.rl_loop.stop()
         except DeadlineExceeded as error:
-            self.circle.history.incident(str(error))
+            self.rl_loop.history.incident(str(error))
 
-    def record(self) -> CircleRecord:
+    def record(self) -> RlLoopRecord:
         """Return the record of the RL loop; exact after `stop`."""
-        circle, history, handoff = self.circle, self.circle.history, self.circle.handoff
+        rl_loop, history, handoff = self.rl_loop, self.rl_loop.history, self.rl_loop.handoff
         turns = history.turns()
         last = {(turn.trajectory, turn.turn): turn.worker for turn in turns}
         finishing = Counter(last.values())
         taken = {(one.worker, one.version) for one in history.commits if one.is_match}
         committed = Counter(worker for worker, _ in taken)
-        return CircleRecord(
+        return RlLoopRecord(
             versions=history.versions,
             turns=tuple(sorted(turns, key=lambda turn: turn.start_s)),
             trajectories=replace(
-                circle.loop.counts(),
-                lost=circle.lost(),
+                rl_loop.rollouts.counts(),
+                lost=rl_loop.lost(),
                 stale=handoff.status.dropped_stale,
                 turns_borrowed=finishing[WorkerKind.BORROWED.value],
                 turns_dedicated=finishing[WorkerKind.DEDICATED.value],
@@ -313,5 +315,5 @@ class CircleLoad(RolloutLoad):
             committed_borrowed=committed[WorkerKind.BORROWED.value],
             committed_dedicated=committed[WorkerKind.DEDICATED.value],
             sent=(handoff.sent_bytes, handoff.dense_bytes) if handoff.dense_bytes else None,
-            relayed=circle.relayed.sums(),
+            relayed=rl_loop.relayed.sums(),
         )

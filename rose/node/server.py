@@ -15,7 +15,7 @@ from rose.errors import CorruptData, DeadlineExceeded, InvalidArgument, Unavaila
 from rose.node.session import ServerLimits, Session
 from rose.scheduler.wire import METHOD, OPTIONS, SERVICE, TOKEN_KEY
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     VersionCommitted,
     Worker,
     WorkerEvent,
@@ -32,7 +32,7 @@ class WorkerServer:
 
     One scheduler at a time: a second one is refused. When a scheduler disconnects, its turns are
     stopped. The next one is admitted after all of them have ended, so outputs of old and new turns
-    cannot be confused. A new scheduler first receives the current state: the last lease without
+    cannot be confused. A new scheduler first receives the current state: the last grant without
     expiry, the last version, and a loss of the worker.
     """
 
@@ -116,11 +116,11 @@ class WorkerServer:
     def _on_event(self, event: WorkerEvent) -> None:
         with self._lock:
             match event:
-                case LeaseChanged(ttl_ms=0) | VersionCommitted() | WorkerLost():
+                case GrantChanged(ttl_ms=0) | VersionCommitted() | WorkerLost():
                     self._holds[type(event)] = event
-                case LeaseChanged():
-                    # A lease with a TTL is renewed anyway, and would be stale when it is sent.
-                    self._holds.pop(LeaseChanged, None)
+                case GrantChanged():
+                    # A grant with a TTL is renewed anyway, and would be stale when it is sent.
+                    self._holds.pop(GrantChanged, None)
             if self._session is not None:
                 self._session.tell(event)
 

@@ -9,7 +9,7 @@ from rose.scheduler import events
 from rose.scheduler.coerce import whole
 from rose.scheduler.events import Action, Event
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 
 _Row = tuple[Any, ...]
 
@@ -29,18 +29,18 @@ _ROW_OF: Final[dict[type, Callable[[Any], _Row]]] = {
         *(e.decode_step_ms, e.decode_ms_per_sequence, e.version, e.domain, e.job),
         *(_OWN_DEVICE if e.device is None else e.device, e.decode_ms_per_context_token),
     ),
-    LeaseChanged: lambda e: (1, e.worker, e.lease_epoch, e.kv_tokens, e.ttl_ms),
+    GrantChanged: lambda e: (1, e.worker, e.grant_epoch, e.kv_tokens, e.ttl_ms),
     WorkerLost: lambda e: (2, e.worker),
     events.VersionPublished: lambda e: (3, e.version, e.job),
     VersionCommitted: lambda e: (4, e.worker, e.version),
     events.TrajectoryCreated: lambda e: (5, e.trajectory, e.group, e.job),
     events.TurnReady: lambda e: (6, e.trajectory, e.turn, e.context_tokens, e.max_new_tokens),
     events.TurnProgress: lambda e: (
-        *(7, e.trajectory, e.turn, e.worker, e.lease_epoch),
+        *(7, e.trajectory, e.turn, e.worker, e.grant_epoch),
         *(e.first_token, e.tokens, e.version_min),
     ),
     events.TurnEnded: lambda e: (
-        *(8, e.trajectory, e.turn, e.worker, e.lease_epoch, _ENDS[e.end]),
+        *(8, e.trajectory, e.turn, e.worker, e.grant_epoch, _ENDS[e.end]),
         _TOKENS_UNKNOWN if e.tokens is None else e.tokens,
     ),
     events.TrajectoryEnded: lambda e: (9, e.trajectory),
@@ -98,7 +98,7 @@ class SchedulerCore:
         actions = self._core.step(rows, _time("now_ns", now_ns))
         return [action_of(row) for row in actions]
 
-    def keep_leases(self, until_ns: int) -> None:
+    def keep_grants(self, until_ns: int) -> None:
         """Let no capacity grant expire before `until_ns`, after a time without hearing renewals."""
         self._core.keep_leases(_time("until_ns", until_ns))
 

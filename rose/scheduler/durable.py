@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.course import SlowCopy
-from rose.scheduler.front_events import Entry, Registered, Step
-from rose.scheduler.hearsay import EarlyNews, believable
+from rose.scheduler.driver_events import Entry, Registered, Step
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.state import Checkpoint, Outcome, RolloutsState
-from rose.scheduler.watching import FrontWatch, Watches
+from rose.scheduler.validation import PreRegistrationBuffer, validated
+from rose.scheduler.watching import DriverWatch, Watches
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
 
@@ -69,7 +69,7 @@ class Durable:
         policy: PlacementPolicy,
         clock: Clock,
         store: "FileStore | None",
-        watches: Sequence[FrontWatch],
+        watches: Sequence[DriverWatch],
     ) -> None:
         self._settings = settings
         self._policy = policy
@@ -78,8 +78,8 @@ class Durable:
         self._watches = Watches(watches)
         self._time = CoreTime(clock)
         self._core = SchedulerCore(settings, policy)
-        self._early = EarlyNews()
-        self.nonsense = 0  # invalid worker events; they change nothing
+        self._pre_registration = PreRegistrationBuffer()
+        self.invalid_events = 0  # invalid worker events; they change nothing
         self._entries: list[Entry] = []  # received since the last step
         self._rejoin_ns = 0
         self._checkpoint_ns = 0
@@ -101,7 +101,7 @@ class Durable:
         now_ns = self._time.now_ns()
         self._rejoin_ns = now_ns + round(REJOIN_S * NS_PER_S)
         # Workers renewed their grants unheard; they know of no expiry.
-        self._core.keep_leases(self._rejoin_ns)
+        self._core.keep_grants(self._rejoin_ns)
         self.save_now()
         self._watches.show(lambda watch: watch.opened(self.rollouts.state))
 
@@ -140,18 +140,18 @@ class Durable:
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def hear(self, event: WorkerEvent) -> None:
+    def receive(self, event: WorkerEvent) -> None:
         """Accept an event of a worker; events on its grant wait until it is registered."""
-        heard = believable(event)
-        if heard is None:
-            self.nonsense += 1
+        valid = validated(event)
+        if valid is None:
+            self.invalid_events += 1
             return
-        if not self.rollouts.is_here(heard.worker) and self._early.keep(heard):
+        if not self.rollouts.is_here(valid.worker) and self._pre_registration.keep(valid):
             return
-        if isinstance(heard, WorkerLost):
-            self.rollouts.stop_turns(heard.worker)
-        self.rollouts.take(heard)
-        self._note(heard)
+        if isinstance(valid, WorkerLost):
+            self.rollouts.stop_turns(valid.worker)
+        self.rollouts.take(valid)
+        self._note(valid)
 
     def take(self, entry: Entry, worker: Worker | None = None) -> None:
         """Accept an entry of a caller.
@@ -164,12 +164,12 @@ class Durable:
             InvalidArgument: the entry contradicts earlier ones; nothing has changed.
         """
         if isinstance(entry, WorkerLost):
-            self.hear(entry)
+            self.receive(entry)
             return
         if isinstance(entry, Registered) and worker is not None:
             self.rollouts.register(entry, worker)
             self._note(entry)
-            for event in self._early.take(entry.worker):
+            for event in self._pre_registration.take(entry.worker):
                 self.rollouts.take(event)
                 self._note(event)
             return
@@ -178,7 +178,7 @@ class Durable:
 
     def _note(self, entry: Entry) -> None:
         self._entries.append(entry)
-        self._watches.show(lambda watch: watch.heard(entry))
+        self._watches.show(lambda watch: watch.received(entry))
 
     def step(self) -> list[Outcome]:
         """Journal the received entries, and step the core with them.
@@ -191,10 +191,10 @@ class Durable:
         now_ns = self._time.now_ns()
         refusals, self.rollouts.refusals = self.rollouts.refusals, []
         for refusal in refusals:
-            self.hear(refusal)
+            self.receive(refusal)
         if now_ns >= self._rejoin_ns:
             for number in self.rollouts.absent():
-                self.hear(WorkerLost(number, f"it was not back after {REJOIN_S} s"))
+                self.receive(WorkerLost(number, f"it was not back after {REJOIN_S} s"))
         entries, self._entries = self._entries, []
         if self._store is not None:
             self._store.append(Step(now_ns, tuple(entries)))

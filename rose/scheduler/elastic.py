@@ -15,17 +15,17 @@ from typing_extensions import Self
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.coerce import COUNT_MAX, checked, counts, one_of, whole
-from rose.scheduler.course import SlowCopy
+from rose.scheduler.driver_events import Begun, Ended, Entry, Registered
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.state import Checkpoint, FrontCounts
+from rose.scheduler.state import Checkpoint, DriverCounts
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.waiters import ADMISSION, STEP, Waiters
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ElasticRolloutScheduler:
     A call raises InvalidArgument for invalid or contradictory input, which has no effect, and
     Unavailable once the scheduler is closed.
 
-    Threads: any thread may call `hear`; everything else belongs to the event loop's thread.
+    Threads: any thread may call `receive`; everything else belongs to the event loop's thread.
 
     Args:
         settings: settings of the core.
@@ -76,7 +76,7 @@ class ElasticRolloutScheduler:
         *,
         clock: Clock | None = None,
         store: "FileStore | None" = None,
-        watches: Sequence[FrontWatch] = (),
+        watches: Sequence[DriverWatch] = (),
     ) -> None:
         self._durable = Durable(settings, policy, clock or BootClock(), store, watches)
         self._waiters = Waiters()
@@ -156,11 +156,11 @@ class ElasticRolloutScheduler:
 
     # ---- workers --------------------------------------------------------------------------------
 
-    def hear(self, event: WorkerEvent) -> None:
+    def receive(self, event: WorkerEvent) -> None:
         """Accept a worker's event, even an early one; never waits. Any thread may call."""
         inbox = self._inbox
         if inbox is not None:
-            inbox.hear(event)
+            inbox.receive(event)
 
     async def register(self, worker: Worker, capabilities: Capabilities) -> None:
         """Add a worker; it gets turns once it reports a capacity grant.
@@ -170,16 +170,16 @@ class ElasticRolloutScheduler:
         stays dead.
 
         Args:
-            worker: worker whose events go to `hear`.
+            worker: worker whose events go to `receive`.
             capabilities: capabilities of the worker.
         """
         entry = Registered(worker.number, worker.kind, capabilities)
-        self._hear_workers().let_in(entry.worker)
-        await self._tell(entry, worker)
+        self._receive_events().let_in(entry.worker)
+        await self._send(entry, worker)
 
     async def lose(self, worker: int, reason: str) -> None:
         """Treat a worker as gone, as if it had reported so."""
-        await self._tell(checked(WorkerLost(worker, one_of("reason", reason, str))))
+        await self._send(checked(WorkerLost(worker, one_of("reason", reason, str))))
 
     # ---- trajectories ---------------------------------------------------------------------------
 
@@ -210,12 +210,12 @@ class ElasticRolloutScheduler:
         trajectories = self._rollouts.state.trajectories
         while len(trajectories) >= TRAJECTORIES_MAX and number not in trajectories:
             await self._wait(STEP)
-        course = trajectories.get(number)
-        if course is None:
+        state = trajectories.get(number)
+        if state is None:
             self._take(begun)
-        elif (course.group, course.job, course.seed) != (begun.group, begun.job, begun.seed):
+        elif (state.group, state.job, state.seed) != (begun.group, begun.job, begun.seed):
             raise InvalidArgument(f"trajectory {number} was started with other arguments")
-        elif course.record().is_admitted:
+        elif state.record().is_admitted:
             return
         await self._wait(number, ADMISSION)
 
@@ -239,12 +239,12 @@ class ElasticRolloutScheduler:
         wanted = one_of("sampling", sampling, Sampling)
 
         self._open_inbox()
-        course = self._rollouts.course(number)
-        asked = course.asked(place, ids, wanted)
+        state = self._rollouts.trajectory(number)
+        asked = state.asked(place, ids, wanted)
         if asked is not None:
             self._take(asked)
-        elif place < len(course.turns):
-            return course.turns[place]
+        elif place < len(state.turns):
+            return state.turns[place]
         result: TurnResult = await self._wait(number, place)
         return result
 
@@ -263,7 +263,7 @@ class ElasticRolloutScheduler:
     async def _end(self, ended: Ended) -> None:
         self._open_inbox()
         if ended.trajectory not in self._rollouts.state.used:  # Otherwise this is a repetition.
-            await self._tell(ended)
+            await self._send(ended)
 
     # ---- the trainer ----------------------------------------------------------------------------
 
@@ -279,11 +279,11 @@ class ElasticRolloutScheduler:
             weight: relative share of devices that several jobs share, > 0.
         """
         joined = JobJoined(job, batch_trajectories, max_staleness, weight)
-        await self._tell(checked(joined))
+        await self._send(checked(joined))
 
     async def publish(self, version: int, *, job: int = 0) -> None:
         """Report a version of a job's trainer; one that is not newer is ignored."""
-        await self._tell(checked(VersionPublished(version, job)))
+        await self._send(checked(VersionPublished(version, job)))
 
     async def consumed(self, trajectories: int, *, job: int = 0) -> None:
         """Report that a job's trainer has used or discarded `trajectories` more finished ones.
@@ -293,7 +293,7 @@ class ElasticRolloutScheduler:
         Raises:
             InvalidArgument: fewer are finished.
         """
-        await self._tell(checked(Consumed(trajectories, job)))
+        await self._send(checked(Consumed(trajectories, job)))
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, and return when it is on disk.
@@ -318,7 +318,7 @@ class ElasticRolloutScheduler:
         """Return all unfinished trajectories, including those of an earlier process."""
         return tuple(one.record() for one in self._rollouts.state.trajectories.values())
 
-    def counts(self) -> FrontCounts:
+    def counts(self) -> DriverCounts:
         """Return the counts of trajectories."""
         return self._rollouts.state.counts.copy()
 
@@ -339,25 +339,25 @@ class ElasticRolloutScheduler:
             raise Unavailable("the scheduler is not open")
         return self._inbox
 
-    def _hear_workers(self) -> Inbox:
+    def _receive_events(self) -> Inbox:
         """Process pending worker events before a caller's entry."""
         inbox = self._open_inbox()
-        events, heard = inbox.take(), 0
+        events, received = inbox.take(), 0
         inbox.wake()
         try:
             for event in events:
-                self._durable.hear(event)
-                heard += 1
+                self._durable.receive(event)
+                received += 1
         finally:
-            if heard < len(events) and self._task is not None:
+            if received < len(events) and self._task is not None:
                 self._task.cancel()  # A bug: the remaining events are lost, so nothing may go on.
         return inbox
 
     def _take(self, entry: Entry, worker: Worker | None = None) -> None:
-        self._hear_workers()
+        self._receive_events()
         self._durable.take(entry, worker)
 
-    async def _tell(self, entry: Entry, worker: Worker | None = None) -> None:
+    async def _send(self, entry: Entry, worker: Worker | None = None) -> None:
         """Accept an entry, and return when it is journaled and the core has stepped."""
         self._take(entry, worker)
         await self._wait(STEP)
@@ -384,16 +384,16 @@ class ElasticRolloutScheduler:
     def _advance(self, events: Sequence[WorkerEvent]) -> None:
         """Process worker events, step the core, and wake callers with the outcomes."""
         for event in events:
-            self._durable.hear(event)
+            self._durable.receive(event)
         if self._durable.needs_step():
             for outcome in self._durable.step():
-                self._waiters.tell(outcome)
+                self._waiters.resolve(outcome)
         if self._durable.is_checkpoint_due() and self._saving is None:
             try:
                 self._begin_saving()
             except Unavailable as error:
                 self.checkpoint_error = str(error)  # The current journal has all steps.
-        self._waiters.tell_stepped()
+        self._waiters.resolve_step()
 
     def _begin_saving(self) -> None:
         head, copy = self._durable.begin_checkpoint()

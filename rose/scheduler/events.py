@@ -1,6 +1,6 @@
 """Events and actions of the scheduler's core.
 
-Three more events come unchanged from `rose.scheduler.worker`: LeaseChanged, WorkerLost and
+Three more events come unchanged from `rose.scheduler.worker`: GrantChanged, WorkerLost and
 VersionCommitted. A TurnOutput becomes a TurnProgress and, with an `end`, a TurnEnded after it in
 the same step: the core counts tokens, its driver keeps them.
 """
@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Annotated, TypeAlias
 
 from rose.scheduler.coerce import COUNT_MAX, Count, real, whole
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 
 # ---- events of the driver. They must not contradict each other.
 
@@ -106,7 +106,7 @@ class TurnProgress:
     trajectory: int
     turn: int
     worker: int
-    lease_epoch: int
+    grant_epoch: int
     first_token: int
     tokens: int
     version_min: int
@@ -123,14 +123,14 @@ class TurnEnded:
     trajectory: int
     turn: int
     worker: int
-    lease_epoch: int
+    grant_epoch: int
     end: TurnEnd
     tokens: int | None = None
 
 
 Event: TypeAlias = (
     WorkerJoined
-    | LeaseChanged
+    | GrantChanged
     | WorkerLost
     | VersionPublished
     | VersionCommitted
@@ -171,7 +171,7 @@ class Start:
     trajectory: int
     turn: int
     worker: int
-    lease_epoch: int
+    grant_epoch: int
     first_token: int
     max_new_tokens: int
 
@@ -182,7 +182,7 @@ class Stop:
 
     trajectory: int
     worker: int
-    lease_epoch: int
+    grant_epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Inbox:
         self._shut_out: set[int] = set()
         self._is_closed = False
 
-    def hear(self, event: WorkerEvent) -> None:
+    def receive(self, event: WorkerEvent) -> None:
         """Keep a worker's event, from any thread; dropped after `close`."""
         with self._lock:
             if self._is_closed or event.worker in self._shut_out:

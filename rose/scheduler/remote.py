@@ -73,7 +73,7 @@ class RemoteWorker:
         self._is_lost = False
         self._is_delivering = False
         self._reason: str | None = None  # the first one
-        self._heard = threading.Event()
+        self._activity = threading.Event()
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         stream = self._channel.stream_stream(f"/{SERVICE}/{METHOD}")
         self._call = stream(self._frames(), metadata=((TOKEN_KEY, token),))
@@ -129,7 +129,7 @@ class RemoteWorker:
 
     def _end(self) -> None:
         self._is_lost = True
-        self._heard.set()
+        self._activity.set()
         self._outbox.close(is_emptied=True)
         self._call.cancel()
 
@@ -148,7 +148,7 @@ class RemoteWorker:
         reason = "it ended the stream"
         try:
             for frame in self._call:
-                self._heard.set()
+                self._activity.set()
                 if (said := self._deliver(frame)) is not None:
                     reason = said
                     break
@@ -174,7 +174,7 @@ class RemoteWorker:
             case event:
                 self._is_delivering = True
                 self._on_event(event)
-                self._heard.set()
+                self._activity.set()
                 self._is_delivering = False
                 return None
 
@@ -186,10 +186,10 @@ class RemoteWorker:
     # ---- the thread that watches ----------------------------------------------------------------
 
     def _watch(self) -> None:
-        while self._heard.wait(SILENCE_MAX_S) or self._is_delivering:
+        while self._activity.wait(SILENCE_MAX_S) or self._is_delivering:
             if self._is_lost:
                 return
-            self._heard.clear()
+            self._activity.clear()
         self._give_up(f"no sign of life for {SILENCE_MAX_S} s")
 
 

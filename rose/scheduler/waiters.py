@@ -32,7 +32,7 @@ class Waiters:
         if left:
             self._waiting[trajectory] = left
 
-    def tell(self, outcome: Outcome) -> None:
+    def resolve(self, outcome: Outcome) -> None:
         """Resolve the futures of an outcome."""
         match outcome:
             case Admit():
@@ -45,7 +45,7 @@ class Waiters:
                 said = TrajectoryDropped(f"trajectory {outcome.trajectory} was dropped: {why}")
                 _refuse(self._waiting.pop(outcome.trajectory, ()), said)
 
-    def tell_stepped(self) -> None:
+    def resolve_step(self) -> None:
         """Resolve the futures that wait for a step."""
         self._resolve(STEP, 0, None)
 

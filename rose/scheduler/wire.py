@@ -13,7 +13,7 @@ import msgspec
 
 from rose.errors import CorruptData, InvalidArgument
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnOutput,
     TurnRequest,
     VersionCommitted,
@@ -22,7 +22,7 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 # A context of half a million tokens; a longer one is a mistake or an attack.
 MESSAGE_BYTES_MAX: Final = 4 << 20
 
@@ -81,7 +81,7 @@ class _Envelope(msgspec.Struct, array_like=True):
 _COMMANDS: Final[Mapping[str, type]] = {"start": TurnRequest, "stop": StopTurn, "ping": Ping}
 EVENTS: Final[Mapping[str, type]] = {
     "output": TurnOutput,
-    "lease": LeaseChanged,
+    "grant": GrantChanged,
     "committed": VersionCommitted,
     "lost": WorkerLost,
 }

@@ -33,7 +33,7 @@ class TurnRequest:
     Args:
         trajectory: number of the trajectory.
         turn: index from 0 within the trajectory.
-        lease_epoch: epoch of the worker's capacity grant; every output repeats it.
+        grant_epoch: epoch of the worker's capacity grant; every output repeats it.
         prompt: token ids: the whole context, and tokens of this turn from other workers.
         first_token: number of tokens of this turn in `prompt`.
         max_new_tokens: tokens that may still be generated, > 0.
@@ -45,7 +45,7 @@ class TurnRequest:
 
     trajectory: int
     turn: int
-    lease_epoch: int
+    grant_epoch: int
     prompt: tuple[int, ...]
     first_token: int
     max_new_tokens: int
@@ -62,7 +62,7 @@ class TurnOutput:
         worker: number of the worker.
         trajectory: number of the trajectory.
         turn: index of the turn.
-        lease_epoch: grant epoch of the request.
+        grant_epoch: grant epoch of the request.
         first_token: index of `tokens[0]` within the turn.
         tokens: token ids; empty only together with an `end`.
         logprobs: natural log probability of each token, at the request's temperature.
@@ -74,7 +74,7 @@ class TurnOutput:
     worker: Count
     trajectory: Count
     turn: Count
-    lease_epoch: Count
+    grant_epoch: Count
     first_token: Count
     tokens: Counts
     logprobs: Reals
@@ -85,23 +85,23 @@ class TurnOutput:
 
 def failed_output(request: TurnRequest, worker: int, error: str) -> TurnOutput:
     """Return the output for a turn that a worker could not run."""
-    where = request.trajectory, request.turn, request.lease_epoch, request.first_token
+    where = request.trajectory, request.turn, request.grant_epoch, request.first_token
     return TurnOutput(worker, *where, (), (), (), TurnEnd.FAILED, error)
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseChanged:
+class GrantChanged:
     """A worker's capacity grant was made, resized, renewed or revoked.
 
     Args:
         worker: number of the worker.
-        lease_epoch: a higher epoch is a new grant; a lower one than before is ignored.
+        grant_epoch: a higher epoch is a new grant; a lower one than before is ignored.
         kv_tokens: tokens of context that it can hold now; 0 revokes the grant.
         ttl_ms: life from the time of the report; 0 for unlimited.
     """
 
     worker: Count
-    lease_epoch: Count
+    grant_epoch: Count
     kv_tokens: Count
     ttl_ms: Real
 
@@ -132,7 +132,7 @@ class WorkerLost:
     reason: Text
 
 
-WorkerEvent: TypeAlias = TurnOutput | LeaseChanged | VersionCommitted | WorkerLost
+WorkerEvent: TypeAlias = TurnOutput | GrantChanged | VersionCommitted | WorkerLost
 
 
 class Worker(Protocol):

@@ -72,9 +72,8 @@ def test_table_says_what_changed_and_what_it_takes(capsys, sides):
         assert name in out
 
 
-@pytest.mark.parametrize("columns", ["40", "80", "200"])
-def test_no_cell_is_cut(capsys, monkeypatch, sides, columns):
-    monkeypatch.setenv("COLUMNS", columns)
+def test_no_cell_is_cut(capsys, monkeypatch, sides):
+    monkeypatch.setenv("COLUMNS", "40")
     assert "…" not in run(capsys, "inspect", *sides)[1]
 
 

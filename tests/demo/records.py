@@ -5,12 +5,12 @@ from rose.demo.record import (
     Answered,
     Audit,
     BrokerRecord,
-    CircleRecord,
     CommitRecord,
     DecisionRecord,
     Lending,
     Plan,
     Revocation,
+    RlLoopRecord,
     RunRecord,
     Slice,
     SliceCounts,
@@ -109,8 +109,8 @@ def commit(worker, at_s, pause_ms, is_match=True):
     return CommitRecord(worker, at_s, pause_ms, is_match)
 
 
-def tiny_circle(**changes):
-    """A circle of 50 s: it begins at 100 s with the first span."""
+def tiny_rl_loop(**changes):
+    """An RL loop of 50 s: it begins at 100 s with the first span."""
     values = {
         "versions": (
             VersionRecord(4, 110.0, 0.01, 1024, 102400, (commit("borrowed", 110.5, 2.0),)),
@@ -149,10 +149,10 @@ def tiny_circle(**changes):
         "committed_borrowed": 2,
         "committed_dedicated": 1,
     }
-    return CircleRecord(**(values | changes))
+    return RlLoopRecord(**(values | changes))
 
 
-EMPTY_CIRCLE = CircleRecord(
+EMPTY_RL_LOOP = RlLoopRecord(
     versions=(),
     turns=(),
     trajectories=TrajectoryCounts(0, 0, 0, 0, 0, 0),

@@ -60,15 +60,15 @@ class Borrowed:
 
     @property
     def epoch(self) -> int:
-        return self.heard.leases[-1].lease_epoch
+        return self.heard.leases[-1].grant_epoch
 
     def grant(self) -> int:
         """Grant, and return the epoch of the new lease."""
-        epoch = self.heard.leases[-1].lease_epoch if self.heard.leases else 0
+        epoch = self.heard.leases[-1].grant_epoch if self.heard.leases else 0
         self.worker.grant()
         return self.heard.wait_lease(
-            lambda lease: lease.lease_epoch > epoch and lease.kv_tokens > 0
-        ).lease_epoch
+            lambda lease: lease.grant_epoch > epoch and lease.kv_tokens > 0
+        ).grant_epoch
 
     def take(self, slabs: int) -> None:
         """Serving takes slabs back, as under pressure."""

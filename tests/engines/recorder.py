@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     TurnRequest,
@@ -20,7 +20,7 @@ def turn(trajectory: int, prompt: list[int], new_tokens: int, **changes) -> Turn
     fields = {
         "trajectory": trajectory,
         "turn": 0,
-        "lease_epoch": 1,
+        "grant_epoch": 1,
         "prompt": tuple(prompt),
         "first_token": 0,
         "max_new_tokens": new_tokens,
@@ -52,15 +52,15 @@ class Recorder:
     def _check(self, event: WorkerEvent) -> None:
         if any(isinstance(one, WorkerLost) for one in self.events):
             self.faults.append(f"after the worker was lost: {event}")
-        if isinstance(event, LeaseChanged):
-            if event.lease_epoch < self._epoch:
+        if isinstance(event, GrantChanged):
+            if event.grant_epoch < self._epoch:
                 self.faults.append(f"the epoch went down: {event}")
-            self._epoch = event.lease_epoch
+            self._epoch = event.grant_epoch
         if isinstance(event, TurnOutput):
             self._check_output(event)
 
     def _check_output(self, output: TurnOutput) -> None:
-        said = self._said.setdefault((output.trajectory, output.turn, output.lease_epoch), [])
+        said = self._said.setdefault((output.trajectory, output.turn, output.grant_epoch), [])
         if said and said[-1].end is not None:
             said.clear()  # it was started again
         if said and output.first_token != said[-1].first_token + len(said[-1].tokens):
@@ -83,8 +83,8 @@ class Recorder:
         return [event for event in list(self.events) if isinstance(event, kind)]
 
     @property
-    def leases(self) -> list[LeaseChanged]:
-        return self.of(LeaseChanged)
+    def leases(self) -> list[GrantChanged]:
+        return self.of(GrantChanged)
 
     @property
     def commits(self) -> list[VersionCommitted]:
@@ -108,6 +108,6 @@ class Recorder:
     def wait_tokens(self, trajectory: int, count: int) -> None:
         self.wait_for(lambda: len(self.tokens(trajectory)) >= count, f"{count} tokens")
 
-    def wait_lease(self, condition: Callable[[LeaseChanged], bool]) -> LeaseChanged:
+    def wait_lease(self, condition: Callable[[GrantChanged], bool]) -> GrantChanged:
         self.wait_for(lambda: any(condition(lease) for lease in self.leases), "such lease")
         return next(lease for lease in reversed(self.leases) if condition(lease))

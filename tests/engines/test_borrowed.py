@@ -10,7 +10,7 @@ import pytest
 from rose.clock import BootClock
 from rose.engines.transformers import EngineWorker, Model, Sampling
 from rose.errors import StepAborted
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerKind, WorkerLost
 from rose.transfer.receiving.commit import CommitState
 from tests.engines.borrowed import TTL_MS, Borrowed
 from tests.engines.pair import WAIT_S
@@ -38,9 +38,9 @@ def truth(model: Model, trajectory: int, tokens: int) -> list[int]:
     return say_alone(model, PROMPTS[trajectory], tokens, Sampling(1000 + trajectory, 1.0))
 
 
-def has_renewals(leases: list[LeaseChanged], count: int) -> bool:
+def has_renewals(leases: list[GrantChanged], count: int) -> bool:
     """Return whether one lease was reported that often in a row, as none is that ran out."""
-    reports = groupby((lease.lease_epoch, lease.kv_tokens > 0) for lease in leases)
+    reports = groupby((lease.grant_epoch, lease.kv_tokens > 0) for lease in leases)
     return any(is_live and len(list(group)) >= count for (_, is_live), group in reports)
 
 
@@ -48,7 +48,7 @@ def has_renewals(leases: list[LeaseChanged], count: int) -> bool:
 
 
 def test_borrowed_worker_takes_turns_between_grant_and_revoke_only(borrowed: Borrowed) -> None:
-    borrowed.worker.start_turn(turn(0, PROMPTS[0], 5, lease_epoch=0))
+    borrowed.worker.start_turn(turn(0, PROMPTS[0], 5, grant_epoch=0))
     borrowed.heard.wait_ended(0)
     assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
     epoch = borrowed.grant()
@@ -128,8 +128,8 @@ def test_lease_is_renewed_while_the_gate_is_closed_and_a_frozen_loop_loses_it(
     assert len(borrowed.heard.leases) == count
     commit.go_on.set()
     # Whoever counts has ended it, and hears no renewal of a dead epoch: turns come back.
-    borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == epoch + 1 and lease.kv_tokens > 0)
-    dead = [lease.kv_tokens for lease in borrowed.heard.leases if lease.lease_epoch == epoch]
+    borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == epoch + 1 and lease.kv_tokens > 0)
+    dead = [lease.kv_tokens for lease in borrowed.heard.leases if lease.grant_epoch == epoch]
     assert dead[-1] == 0
     borrowed.heard.wait_ended(0)
 
@@ -150,7 +150,7 @@ def test_turns_in_slabs_that_serving_took_come_back_and_the_lease_shrinks_then_g
     wait_for(lambda: borrowed.held > 1)
     borrowed.take(1)
     small = borrowed.heard.wait_lease(lambda lease: lease.kv_tokens < full)
-    assert (small.lease_epoch, small.kv_tokens > 0) == (1, True)
+    assert (small.grant_epoch, small.kv_tokens > 0) == (1, True)
     again = borrowed.heard.events.index(small)
     borrowed.heard.wait_for(
         lambda: any(
@@ -179,9 +179,9 @@ def test_lease_that_serving_took_all_of_ends_and_the_next_has_a_higher_epoch(
     borrowed.heard.wait_tokens(0, 3)
     borrowed.take(borrowed.held)
     over = borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
-    assert over.lease_epoch == 1
+    assert over.grant_epoch == 1
     assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
-    lease = borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2)
+    lease = borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == 2)
     assert lease.kv_tokens > 0
 
 
@@ -335,7 +335,7 @@ def test_commit_finishes_after_a_revocation_of_the_worker(borrowed: Borrowed) ->
     borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
     borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
     epoch = borrowed.grant()
-    borrowed.worker.start_turn(turn(1, PROMPTS[1], 6, lease_epoch=epoch))
+    borrowed.worker.start_turn(turn(1, PROMPTS[1], 6, grant_epoch=epoch))
     borrowed.heard.wait_ended(1)
     assert borrowed.heard.outputs(1)[-1].versions[-1] == 1
     assert borrowed.heard.tokens(1) == truth(borrowed.model, 1, 6)

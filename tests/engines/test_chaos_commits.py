@@ -69,7 +69,7 @@ class Chaos:
                 prompt,
                 _TURN_TOKENS - len(self.said[trajectory]),
                 first_token=len(self.said[trajectory]),
-                lease_epoch=lease.lease_epoch,
+                grant_epoch=lease.grant_epoch,
             )
         )
 

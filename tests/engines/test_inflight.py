@@ -215,7 +215,7 @@ def test_borrower_recomputes_under_the_new_weights_too() -> None:
     made.processor.inflight = "recompute"
     with made.pair:
         epoch = made.grant()
-        made.worker.start_turn(turn(1, PROMPTS[0], 80, lease_epoch=epoch))
+        made.worker.start_turn(turn(1, PROMPTS[0], 80, grant_epoch=epoch))
         made.heard.wait_tokens(1, 5)
         made.commit(1)
         made.heard.wait_ended(1)

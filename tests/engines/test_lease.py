@@ -15,7 +15,7 @@ def test_a_lease_that_was_not_reported_for_its_ttl_has_run_out() -> None:
     assert not lease.has_run_out(now_ms=TTL_MS)
     lease.close(now_ms=TTL_MS)
     assert not lease.has_run_out(now_ms=1e9), "one that is over"
-    assert lease.open(64, now_ms=1e9).lease_epoch == 2
+    assert lease.open(64, now_ms=1e9).grant_epoch == 2
 
 
 def test_a_lease_without_a_ttl_never_runs_out() -> None:

@@ -146,12 +146,12 @@ def test_turns_come_back_with_their_tokens_and_go_on_under_the_lease_that_follow
     assert borrowed.heard.leases[-1].kv_tokens == 0
     said = {one: borrowed.heard.tokens(one) for one in (0, 1)}
     gate.open()
-    lease = borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2)
+    lease = borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == 2)
     assert lease.kv_tokens > 0
     for one, tokens in said.items():
         rest = 150 - len(tokens)
         borrowed.worker.start_turn(
-            turn(one, PROMPTS[one] + tokens, rest, first_token=len(tokens), lease_epoch=2)
+            turn(one, PROMPTS[one] + tokens, rest, first_token=len(tokens), grant_epoch=2)
         )
     borrowed.heard.wait_ended(0, 1, times=2)
     for one in (0, 1):
@@ -167,8 +167,8 @@ def test_commit_that_waits_is_done_at_the_first_quantum(borrowed: Borrowed, gate
     assert commit.slices == 0
     gate.open()
     borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
-    epoch = borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2).lease_epoch
-    borrowed.worker.start_turn(turn(1, PROMPTS[1], 20, lease_epoch=epoch))
+    epoch = borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == 2).grant_epoch
+    borrowed.worker.start_turn(turn(1, PROMPTS[1], 20, grant_epoch=epoch))
     borrowed.heard.wait_ended(1)
     assert borrowed.heard.outputs(1)[-1].versions[-1] == 1
     assert borrowed.heard.tokens(1) == truth(borrowed, 1, 20)
@@ -211,8 +211,8 @@ def test_lease_waits_for_evidence(models: tuple[Model, Model]) -> None:
         assert made.heard.ends(0) == [TurnEnd.INTERRUPTED]
         assert made.pair.device.reading().refusals["no_evidence"] > 0
         confirm(made.pair.device._parts.model, 64)
-        made.heard.wait_lease(lambda lease: lease.lease_epoch == 2 and lease.kv_tokens > 0)
-        made.worker.start_turn(turn(0, PROMPTS[0], 20, lease_epoch=2))
+        made.heard.wait_lease(lambda lease: lease.grant_epoch == 2 and lease.kv_tokens > 0)
+        made.worker.start_turn(turn(0, PROMPTS[0], 20, grant_epoch=2))
         made.heard.wait_ended(0, times=2)
         assert made.heard.tokens(0) == truth(made, 0, 20)
     assert made.heard.faults == []
@@ -229,7 +229,7 @@ def test_burst_of_serving_ends_a_lease_only_after_a_longer_bound(
     wait_shut_out(borrowed)
     assert borrowed.processor.clock.now_ns() - began_ns > 1.5 * NS_PER_S
     lane.finished("a")
-    assert borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2).kv_tokens > 0
+    assert borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == 2).kv_tokens > 0
 
 
 def test_on_a_gpu_the_lease_ends_while_the_step_stays_at_its_gate(
@@ -253,5 +253,5 @@ def test_on_a_gpu_the_lease_ends_while_the_step_stays_at_its_gate(
     finally:
         processor.stream = None
     gate.open()
-    assert borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2).kv_tokens > 0
+    assert borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == 2).kv_tokens > 0
     assert len(borrowed.heard.ends(0)) == 1

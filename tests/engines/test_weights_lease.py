@@ -437,12 +437,12 @@ def test_worker_whose_weights_serving_took_ends_its_lease_and_opens_the_next_wit
     borrowed.heard.wait_ended(0)
     assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
     over = borrowed.heard.wait_lease(lambda one: one.kv_tokens == 0)
-    assert over.lease_epoch == 1
+    assert over.grant_epoch == 1
     # Not before the weights have slabs again: its turns would wait for them.
-    borrowed.heard.wait_lease(lambda one: one.lease_epoch == 2 and one.kv_tokens > 0)
+    borrowed.heard.wait_lease(lambda one: one.grant_epoch == 2 and one.kv_tokens > 0)
     assert lease.state is not WeightsState.DORMANT
     said = borrowed.heard.tokens(0)
-    rest = turn(0, prompt(1) + said, 12, first_token=len(said), lease_epoch=2)
+    rest = turn(0, prompt(1) + said, 12, first_token=len(said), grant_epoch=2)
     borrowed.worker.start_turn(rest)
     borrowed.heard.wait_ended(0, times=2)
     whole = say_alone(truth(borrowed.pair), prompt(1), len(said) + 12, Sampling(1000, 1.0))

@@ -67,7 +67,7 @@ def dedicated() -> Iterator[Dedicated]:
 
 def test_dedicated_worker_has_a_lease_of_its_whole_cache_from_the_start(dedicated) -> None:
     lease = dedicated.heard.wait_lease(lambda _: True)
-    assert (lease.worker, lease.lease_epoch, lease.ttl_ms) == (4, 1, 0)
+    assert (lease.worker, lease.grant_epoch, lease.ttl_ms) == (4, 1, 0)
     assert lease.kv_tokens == 128 * 16
 
 
@@ -159,9 +159,9 @@ def test_turn_told_twice_runs_once_and_another_of_its_trajectory_fails(dedicated
 
 def test_turn_under_a_lease_that_is_over_comes_back_at_once(dedicated) -> None:
     for epoch in (0, 2):
-        dedicated.worker.start_turn(turn(5, PROMPTS[0], 5, lease_epoch=epoch))
+        dedicated.worker.start_turn(turn(5, PROMPTS[0], 5, grant_epoch=epoch))
     dedicated.heard.wait_ended(5, times=2)
-    assert [one.lease_epoch for one in dedicated.heard.outputs(5)] == [0, 2]
+    assert [one.grant_epoch for one in dedicated.heard.outputs(5)] == [0, 2]
     assert dedicated.heard.ends(5) == [TurnEnd.INTERRUPTED] * 2
     assert dedicated.heard.tokens(5) == []
 
@@ -194,9 +194,9 @@ def test_worker_in_quarantine_gives_its_turns_back_until_a_commit_goes_well(dedi
     dedicated.heard.wait_ended(2)
     assert dedicated.heard.tokens(2) == []
     dedicated.commit(3)
-    lease = dedicated.heard.wait_lease(lambda lease: lease.lease_epoch == 2)
+    lease = dedicated.heard.wait_lease(lambda lease: lease.grant_epoch == 2)
     assert lease.kv_tokens == 128 * 16
-    dedicated.worker.start_turn(turn(2, PROMPTS[0], 5, lease_epoch=2))
+    dedicated.worker.start_turn(turn(2, PROMPTS[0], 5, grant_epoch=2))
     dedicated.heard.wait_ended(2, times=2)
     assert dedicated.heard.outputs(2)[-1].versions[-1] == 3
     assert [one.is_match for one in dedicated.heard.commits] == [False, True]

@@ -25,7 +25,7 @@ def request(trajectory: int, *, tokens: int = 20, prompt: tuple[int, ...] = (1, 
     values = {
         "trajectory": trajectory,
         "turn": 0,
-        "lease_epoch": 1,
+        "grant_epoch": 1,
         "prompt": prompt,
         "first_token": 0,
         "max_new_tokens": tokens,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     TurnRequest,
@@ -42,7 +42,7 @@ class SteadyWorker:
         self._lock = threading.Lock()
         self._turns: dict[int, tuple[TurnRequest, int]] = {}
         self._is_stopped = threading.Event()
-        on_event(LeaseChanged(worker=number, lease_epoch=1, kv_tokens=KV_TOKENS, ttl_ms=0))
+        on_event(GrantChanged(worker=number, grant_epoch=1, kv_tokens=KV_TOKENS, ttl_ms=0))
         self._thread = threading.Thread(target=self._run, name="steady-worker")
         self._thread.start()
 
@@ -87,7 +87,7 @@ class SteadyWorker:
             worker=self.number,
             trajectory=request.trajectory,
             turn=request.turn,
-            lease_epoch=request.lease_epoch,
+            grant_epoch=request.grant_epoch,
             first_token=request.first_token + said,
             tokens=tuple(token_at(request.seed, position) for position in at),
             logprobs=tuple(logprob_at(request.seed, position) for position in at),

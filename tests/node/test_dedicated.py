@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted
 from tests.node.rig import Program as Started
 from tests.node.rig import Scheduler, request
 
@@ -19,7 +19,7 @@ from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.wire.server import serve
 from tests.waiting import wait_for
 
-# Half a minute; `tests/demo/rl/test_circle.py` starts the same program.
+# Half a minute; `tests/demo/rl/test_rl_loop.py` starts the same program.
 pytestmark = pytest.mark.slow
 
 KV_TOKENS = 2048
@@ -102,7 +102,7 @@ def test_a_dedicated_worker_follows_its_trainer_through_every_death(stack, train
     assert (joined["worker"], joined["seats"], joined["version"]) == (1, 4, 5)
     assert joined["prefill_tokens_per_s"] > 0 < joined["decode_step_ms"]
     wait_for(lambda: first.scheduler.events)
-    assert first.scheduler.events[0] == LeaseChanged(1, 1, KV_TOKENS, ttl_ms=0)
+    assert first.scheduler.events[0] == GrantChanged(1, 1, KV_TOKENS, ttl_ms=0)
     assert first.versions(1) == {5}
 
     version = trainer.publish()

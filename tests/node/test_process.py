@@ -13,7 +13,7 @@ import pytest
 
 from rose.demo.rl.supervisor import Supervisor
 from rose.scheduler import remote as remote_worker
-from rose.scheduler.worker import LeaseChanged, TurnEnd
+from rose.scheduler.worker import GrantChanged, TurnEnd
 from tests.node.rig import Program, Scheduler, request
 from tests.node.steady import KV_TOKENS, VERSION
 from tests.node.steady_program import DEADLY_SEED
@@ -65,7 +65,7 @@ def test_a_worker_in_a_process_says_where_it_is_and_serves(spawn, node) -> None:
     remote.start_turn(asked)
     wait_for(lambda: scheduler.ends(1))
     scheduler.check_said(asked)
-    assert scheduler.events[0] == LeaseChanged(1, 1, KV_TOKENS, ttl_ms=0)
+    assert scheduler.events[0] == GrantChanged(1, 1, KV_TOKENS, ttl_ms=0)
     assert "it ended with 0" in worker.end()
     wait_for(scheduler.losses)
 
@@ -160,7 +160,7 @@ def test_a_killed_scheduler_leaves_no_turn_behind_and_another_is_let_in(spawn, n
     program = [sys.executable, "-c", textwrap.dedent(SCHEDULER), address, token]
     first = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     said = [first.stdout.readline().strip() for _ in range(20)]
-    assert said == ["LeaseChanged", *["TurnOutput"] * 19]
+    assert said == ["GrantChanged", *["TurnOutput"] * 19]
     first.kill()
     first.communicate()
 

@@ -20,7 +20,7 @@ from rose.scheduler.wire import (
     encode,
 )
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -222,19 +222,19 @@ def test_a_worker_whose_turns_do_not_end_is_refused_in_time(node) -> None:
 def test_a_scheduler_first_hears_what_holds(node) -> None:
     server = node.serve(QuietWorker)
     say = server.worker.on_event
-    say(LeaseChanged(1, 1, 100, ttl_ms=0))
-    say(LeaseChanged(1, 1, 200, ttl_ms=0))
+    say(GrantChanged(1, 1, 100, ttl_ms=0))
+    say(GrantChanged(1, 1, 200, ttl_ms=0))
     say(VersionCommitted(1, 8, is_match=True, pause_ms=1.5))
     say(VersionCommitted(1, 9, is_match=True, pause_ms=2.5))
     scheduler = Scheduler()
     worker = node.connect(server, scheduler)
     wait_for(lambda: len(scheduler.events) == 2)
     assert scheduler.events == [
-        LeaseChanged(1, 1, 200, ttl_ms=0),
+        GrantChanged(1, 1, 200, ttl_ms=0),
         VersionCommitted(1, 9, is_match=True, pause_ms=2.5),
     ]
     worker.close()
-    say(LeaseChanged(1, 2, 300, ttl_ms=2000.0))  # Stale by the time somebody hears it.
+    say(GrantChanged(1, 2, 300, ttl_ms=2000.0))  # Stale by the time somebody hears it.
     again = Scheduler()
 
     def is_let_in() -> bool:
@@ -349,7 +349,7 @@ def test_a_wrong_token_learns_nothing(node, raw, token: str) -> None:
     [
         (b"\x00garbage", "cannot be read"),
         (b"", "cannot be read"),
-        (b"\x93\x02\xa4ping\x80", "a message of format 2"),
+        (b"\x93\x03\xa4ping\x80", "a message of format 3"),
         (encode(Heartbeat()), "'heartbeat' is unknown"),
     ],
 )

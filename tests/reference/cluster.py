@@ -76,7 +76,7 @@ class PlainCluster:
         while self.started < min(gate, self.by_mode(), len(self.turn)):
             heapq.heappush(self.arrivals, (at, self.started))
             self.admitted_at[self.started] = len(self.out.published_ms)
-            self.context[self.started] = int(self.made.heard_tokens[self.first(self.started)])
+            self.context[self.started] = int(self.made.input_tokens[self.first(self.started)])
             self.started += 1
 
     def sift(self, at: float) -> None:
@@ -179,7 +179,7 @@ class PlainCluster:
         is_warm = self.cache_version[trajectory] == self.version(ready)
         hit = self.cached[trajectory] if is_warm else 0
         self.cache_version[trajectory] = self.version(ready)
-        context, said = self.context[trajectory], self.made.said_tokens[self.first(trajectory)]
+        context, said = self.context[trajectory], self.made.output_tokens[self.first(trajectory)]
         return _Sequence(trajectory, context, context - hit, int(said))
 
     def step(self, running: list[_Sequence]) -> float:
@@ -221,7 +221,7 @@ class PlainCluster:
         place = self.first(i)
         self.turn[i] += 1
         if place + 1 < self.made.first_turn[i + 1]:
-            self.context[i] += int(self.made.heard_tokens[place + 1])
+            self.context[i] += int(self.made.input_tokens[place + 1])
             heapq.heappush(self.arrivals, (self.now + float(self.made.tool_ms[place]), i))
             return
         self.out.done_ms[i] = self.now

@@ -25,7 +25,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, VersionCommitted, WorkerKind, WorkerLost
 from rose.units import NS_PER_MS
 from tests.scheduler.tuned import values_of
 
@@ -98,10 +98,10 @@ class Audit:
         self.history.append((list(events), now_ns, actions))
         self.events += len(events)
         for event in events:
-            self._hear(event, now_ns)
+            self._receive(event, now_ns)
         for number, worker in self.workers.items():
             if worker.is_live and worker.deadline_ns <= now_ns:
-                self._end_lease(number, now_ns)
+                self._end_grant(number, now_ns)
         for action in actions:
             self._see(action, events, now_ns)
         self._check_capacity()
@@ -117,7 +117,7 @@ class Audit:
 
     # ---- what the core was told
 
-    def _hear(self, event: Event, now_ns: int) -> None:
+    def _receive(self, event: Event, now_ns: int) -> None:
         match event:
             case WorkerJoined():
                 self.workers[event.worker] = WorkerSeen(
@@ -125,10 +125,10 @@ class Audit:
                     *(event.prefill_tokens_per_s, event.version),
                 )
             case WorkerLost() if event.worker in self.workers:
-                self._end_lease(event.worker, now_ns)
+                self._end_grant(event.worker, now_ns)
                 del self.workers[event.worker]
-            case LeaseChanged() if event.worker in self.workers:
-                self._hear_lease(event, now_ns)
+            case GrantChanged() if event.worker in self.workers:
+                self._receive_grant(event, now_ns)
             case VersionPublished():
                 job = self._job(event.job)
                 job.published = max(job.published, event.version)
@@ -150,11 +150,11 @@ class Audit:
                 )
             case TurnProgress():
                 seen = self.turns.get(event.trajectory, TurnSeen())
-                if seen.turn == event.turn and seen.on == (event.worker, event.lease_epoch):
+                if seen.turn == event.turn and seen.on == (event.worker, event.grant_epoch):
                     seen.restarting = 0
             case TurnEnded():
                 seen = self.turns.get(event.trajectory, TurnSeen())
-                if seen.turn == event.turn and seen.on == (event.worker, event.lease_epoch):
+                if seen.turn == event.turn and seen.on == (event.worker, event.grant_epoch):
                     seen.on, seen.waits_from_ns = None, now_ns
             case Consumed():
                 job = self._job(event.job)
@@ -166,20 +166,20 @@ class Audit:
                 if not seen.is_under_way:
                     self._job(seen.job).ended.append(seen.version_min)
 
-    def _hear_lease(self, event: LeaseChanged, now_ns: int) -> None:
+    def _receive_grant(self, event: GrantChanged, now_ns: int) -> None:
         worker, last = self.workers[event.worker], self.epochs.get(event.worker, -1)
-        if event.lease_epoch > last:
-            self._end_lease(event.worker, now_ns)
-        elif not (worker.is_live and event.lease_epoch == worker.epoch):
+        if event.grant_epoch > last:
+            self._end_grant(event.worker, now_ns)
+        elif not (worker.is_live and event.grant_epoch == worker.epoch):
             return
-        self.epochs[event.worker] = worker.epoch = event.lease_epoch
+        self.epochs[event.worker] = worker.epoch = event.grant_epoch
         worker.kv_tokens, worker.is_live = event.kv_tokens, True
         ttl_ns = event.ttl_ms * NS_PER_MS
         worker.deadline_ns = now_ns + ttl_ns if ttl_ns else float("inf")
         if event.kv_tokens == 0:
-            self._end_lease(event.worker, now_ns)
+            self._end_grant(event.worker, now_ns)
 
-    def _end_lease(self, number: int, now_ns: int) -> None:
+    def _end_grant(self, number: int, now_ns: int) -> None:
         worker = self.workers[number]
         worker.is_live = False
         for seen in self.turns.values():
@@ -202,7 +202,7 @@ class Audit:
                 self._see_start(action, now_ns)
             case Stop():
                 seen = self.turns[action.trajectory]
-                if seen.on == (action.worker, action.lease_epoch):
+                if seen.on == (action.worker, action.grant_epoch):
                     seen.on, seen.waits_from_ns = None, now_ns
             case Deliver():
                 self._see_deliver(action, events)
@@ -219,7 +219,7 @@ class Audit:
         seen, worker = self.turns[action.trajectory], self.workers[action.worker]
         assert worker.is_live
         assert now_ns < worker.deadline_ns
-        assert action.lease_epoch == worker.epoch
+        assert action.grant_epoch == worker.epoch
         published = self._job(seen.job).published
         assert worker.job == seen.job
         assert worker.version >= published - self.values.worker_lag_max
@@ -234,7 +234,7 @@ class Audit:
         if not has_starved:
             self._check_exposure(seen, worker)
         self._check_pace(seen, action.worker, has_starved=has_starved)
-        seen.on = (action.worker, action.lease_epoch)
+        seen.on = (action.worker, action.grant_epoch)
         seen.ran.add(seen.on)
         seen.tries += 1
 

@@ -15,7 +15,7 @@ from rose.scheduler.events import (
     TurnReady,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerKind
 from rose.units import NS_PER_MS
 from tests.scheduler.tuned import tuned
 
@@ -59,7 +59,7 @@ class Rig:
         joined = WorkerJoined(
             *(number, kind, domain, seats, 1000.0, step_ms, 1.0, version), job=job, device=device
         )
-        lease = LeaseChanged(number, epoch, kv_tokens, ttl_ms)
+        lease = GrantChanged(number, epoch, kv_tokens, ttl_ms)
         return self.step(joined, *([lease] if kv_tokens else []))
 
     def ready(
@@ -85,15 +85,15 @@ class Rig:
 
 def said(start: Start, first: int, tokens: int, version: int = 0) -> TurnProgress:
     return TurnProgress(
-        *(start.trajectory, start.turn, start.worker, start.lease_epoch, first, tokens, version)
+        *(start.trajectory, start.turn, start.worker, start.grant_epoch, first, tokens, version)
     )
 
 
 def ended(start: Start, end: TurnEnd, tokens: int | None = None) -> TurnEnded:
     return TurnEnded(
-        start.trajectory, start.turn, start.worker, start.lease_epoch, end, tokens=tokens
+        start.trajectory, start.turn, start.worker, start.grant_epoch, end, tokens=tokens
     )
 
 
 def stop_of(start: Start) -> Stop:
-    return Stop(start.trajectory, start.worker, start.lease_epoch)
+    return Stop(start.trajectory, start.worker, start.grant_epoch)

@@ -1,4 +1,4 @@
-"""A front and a pool of workers that the core can be driven with, on a network that misbehaves.
+"""A driver and a pool of workers that the core can be driven with, on a network that misbehaves.
 
 Workers say true tokens: the one at a position of a turn is a function of both. Messages to the core
 are late, doubled, out of order or lost; those from the core to one worker come late and in order,
@@ -28,7 +28,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 from rose.units import NS_PER_MS
 from tests.scheduler.audit import Audit
 from tests.scheduler.tuned import tuned
@@ -166,7 +166,7 @@ class World:
     # ---- messages
 
     def tell(self, event: Event, after_ms: int = 0) -> None:
-        """Bring an event of the front: in order, once."""
+        """Bring an event of the driver: in order, once."""
         self.order += 1
         self.mail.append((self.now_ms + after_ms, self.order, event))
 
@@ -178,9 +178,9 @@ class World:
             late = self.rng.random() < self.faults.delay
             self.tell(event, self.rng.randint(1, 120) if late else 0)
 
-    def report_lease(self, worker: PoolWorker) -> None:
+    def report_grant(self, worker: PoolWorker) -> None:
         ttl_ms = TTL_MS if worker.kind is WorkerKind.BORROWED else 0.0
-        self.report(LeaseChanged(worker.number, worker.epoch, worker.kv_tokens, ttl_ms))
+        self.report(GrantChanged(worker.number, worker.epoch, worker.kv_tokens, ttl_ms))
 
     # ---- workers
 
@@ -197,7 +197,7 @@ class World:
     def grant(self, worker: PoolWorker) -> None:
         worker.epoch += 1
         worker.kv_tokens = worker.kv_max
-        self.report_lease(worker)
+        self.report_grant(worker)
 
     def leave(self, worker: PoolWorker, trajectory: int, end: TurnEnd) -> None:
         run = worker.running.pop(trajectory)
@@ -207,7 +207,7 @@ class World:
         for trajectory in list(worker.running):
             self.leave(worker, trajectory, TurnEnd.INTERRUPTED)
         worker.kv_tokens = 0
-        self.report_lease(worker)
+        self.report_grant(worker)
 
     def revoke_domain(self, domain: int) -> None:
         for worker in self.pool:
@@ -224,23 +224,23 @@ class World:
         worker.kv_tokens = self.rng.randint(1, worker.kv_max)
         while self.held(worker) > worker.kv_tokens:
             self.leave(worker, next(reversed(worker.running)), TurnEnd.INTERRUPTED)
-        self.report_lease(worker)
+        self.report_grant(worker)
 
     def take_orders(self, worker: PoolWorker) -> None:
         while worker.inbox and worker.inbox[0][0] <= self.now_ms:
             _, order = worker.inbox.popleft()
             if isinstance(order, Stop):
                 run = worker.running.get(order.trajectory)
-                if run is not None and run.epoch == order.lease_epoch:
+                if run is not None and run.epoch == order.grant_epoch:
                     self.leave(worker, order.trajectory, TurnEnd.INTERRUPTED)
                 continue
             self.take_turn(worker, order)
 
     def take_turn(self, worker: PoolWorker, order: Start) -> None:
         assert order.trajectory not in worker.running, "it was not stopped before"
-        run = Running(order.turn, order.lease_epoch, order.first_token)
+        run = Running(order.turn, order.grant_epoch, order.first_token)
         worker.running[order.trajectory] = run
-        is_bad = order.lease_epoch != worker.epoch
+        is_bad = order.grant_epoch != worker.epoch
         if is_bad or self.rng.random() < self.faults.fail:
             self.leave(worker, order.trajectory, TurnEnd.FAILED)
             return
@@ -310,9 +310,9 @@ class World:
         elif odds() < faults.interrupt and worker.running:
             self.leave(worker, self.rng.choice(list(worker.running)), TurnEnd.INTERRUPTED)
         elif odds() >= faults.skip_renewal:
-            self.report_lease(worker)
+            self.report_grant(worker)
 
-    # ---- the front
+    # ---- the driver
 
     def context(self, trajectory: int, turn: int) -> int:
         return 10 + sum(length(trajectory, earlier) + 6 for earlier in range(turn))

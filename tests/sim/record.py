@@ -1,4 +1,4 @@
-"""What the scheduler was told in a simulation and what it said, as production would have it."""
+"""Input and output of the scheduler in a simulation, in the types of production."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from rose.scheduler.events import (
     VersionPublished,
     WorkerJoined,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerKind, WorkerLost
 from rose.sim.cluster.check_world import check_world
 from rose.sim.cluster.simulate import DEFAULT, SimOptions, native_world, new_core, outcome_of
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
@@ -45,7 +45,7 @@ class RecordedStep:
 def record_cluster(
     world: ClusterWorld, options: SimOptions = DEFAULT
 ) -> tuple[ClusterOutcome, list[RecordedStep]]:
-    """Run a world as `simulate_cluster` does, and keep all that the scheduler heard and said.
+    """Run a world as `simulate_cluster` does, and keep all input and output of the scheduler.
 
     Raises:
         InvalidArgument: as `simulate_cluster`.
@@ -84,12 +84,12 @@ def _joined(*row: Any) -> WorkerJoined:
 
 
 def _ended(*row: Any) -> TurnEnded:
-    trajectory, turn, worker, lease_epoch, end, tokens = row
+    trajectory, turn, worker, grant_epoch, end, tokens = row
     return TurnEnded(
         trajectory=trajectory,
         turn=turn,
         worker=worker,
-        lease_epoch=lease_epoch,
+        grant_epoch=grant_epoch,
         end=_ENDS[end],
         tokens=None if tokens < 0 else tokens,
     )
@@ -98,7 +98,7 @@ def _ended(*row: Any) -> TurnEnded:
 # In the order of `Event` in csrc/scheduler.
 _EVENTS: Final[tuple[Callable[..., Event], ...]] = (
     _joined,
-    LeaseChanged,
+    GrantChanged,
     lambda worker: WorkerLost(worker, ""),
     VersionPublished,
     lambda worker, version: VersionCommitted(worker, version, is_match=True, pause_ms=0.0),

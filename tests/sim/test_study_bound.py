@@ -67,7 +67,7 @@ def test_one_alone_on_one_worker_takes_exactly_its_bound() -> None:
     alone = world([worker(0, times=READS)], [job(trajectories(turns))])
     (found,) = simulate_cluster(alone, AT_ONCE).jobs
     bounds_ms = rollout_bounds_ms(alone, found, job=0)
-    # 110 heard; 5 steps of 11 ms; contexts of 100, 101, 102, then 113 and 114; one tool.
+    # 110 of input; 5 steps of 11 ms; contexts of 100, 101, 102, then 113 and 114; one tool.
     assert bounds_ms == pytest.approx([110 + 5 * 11 + 0.01 * 530 + 50])
     assert found.rollout_ms == pytest.approx(bounds_ms, abs=1.0)
 
@@ -89,11 +89,11 @@ def test_workers_that_are_better_at_different_things_divide_the_work_better_than
     mixed = world([worker(0), worker(1, times=hearing)], [made])
     (found,) = simulate_cluster(mixed).jobs
     (bound_ms,) = rollout_bounds_ms(mixed, found, job=0)
-    heard, said = 64 * 400, 64 * 40
+    inputs, output = 64 * 400, 64 * 40
     best_ms = min(
         max(
-            mine * heard + says * said * (10 / 8 + 1),
-            (1 - mine) * heard / 4 + (1 - says) * said * (60 / 8 + 2),
+            mine * inputs + says * output * (10 / 8 + 1),
+            (1 - mine) * inputs / 4 + (1 - says) * output * (60 / 8 + 2),
         )
         for mine in np.linspace(0, 1, 101)
         for says in np.linspace(0, 1, 101)

@@ -21,7 +21,7 @@ from rose.sim.cluster.world import (
 # A token of a prompt takes 1 ms; a step 10 ms, and 1 ms for each sequence.
 TIMES: Final = StepTimes(1000.0, 10.0, 1.0, 0.0)
 ROOM: Final = 100_000
-# News is heard at once, so that times can be worked out by hand.
+# News is input at once, so that times can be worked out by hand.
 AT_ONCE: Final = SimOptions(gather_ms=0.0)
 
 
@@ -51,12 +51,12 @@ def worker(number: int, lent: Lending | None = None, times: StepTimes = TIMES) -
 def trajectories(
     turns: Sequence[Sequence[tuple[int, int, float]]], group_size: int = 1
 ) -> Trajectories:
-    """Return trajectories of turns of (heard, said, tool)."""
+    """Return trajectories of turns of (input, output, tool)."""
     flat = [turn for one in turns for turn in one]
     return Trajectories(
         first_turn=np.cumsum([0, *(len(one) for one in turns)]),
-        heard_tokens=np.array([heard for heard, _, _ in flat]),
-        said_tokens=np.array([said for _, said, _ in flat]),
+        input_tokens=np.array([inputs for inputs, _, _ in flat]),
+        output_tokens=np.array([output for _, output, _ in flat]),
         tool_ms=np.array([tool for _, _, tool in flat], dtype=np.float64),
         group=np.arange(len(turns)) // group_size,
     )

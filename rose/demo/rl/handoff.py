@@ -30,7 +30,7 @@ class Handoff(Background):
     Args:
         kept: number of accepted trajectories to keep: the most that a trainer takes between two
             checkpoints.
-        tell: gets VersionPublished and Consumed in this thread.
+        report: gets VersionPublished and Consumed in this thread.
         on_refused: gets the reason of each refusal in this thread.
 
     Attributes:
@@ -48,11 +48,11 @@ class Handoff(Background):
         self,
         *,
         kept: int,
-        tell: Callable[[VersionPublished | Consumed], None],
+        report: Callable[[VersionPublished | Consumed], None],
         on_refused: Callable[[str], None],
     ) -> None:
         super().__init__("rose-handoff")
-        self._tell = tell
+        self._report = report
         self._on_refused = on_refused
         self.refused = 0
         self.staleness: Counter[int] = Counter()
@@ -128,11 +128,11 @@ class Handoff(Background):
     def _note(self, status: TrainerStatus, before: TrainerStatus) -> None:
         if status.version > self.version:
             self.version = status.version
-            self._tell(VersionPublished(status.version))
+            self._report(VersionPublished(status.version))
         # Counts over all incarnations, but a new one falls back to its checkpoint's count.
         used = status.consumed - status.waiting
         if used > self._used:
-            self._tell(Consumed(used - self._used))
+            self._report(Consumed(used - self._used))
             self._used = used
         self.status = status
         # Counts of this incarnation alone.

@@ -9,12 +9,12 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
-from rose.scheduler.front_events import Entry, Registered
+from rose.scheduler.driver_events import Entry, Registered
 from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TurnResult
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnOutput,
     TurnRequest,
     VersionCommitted,
@@ -28,7 +28,7 @@ from rose.units import NS_PER_S
 _BYTES_PER_ELEMENT: Final = 2
 
 
-class History(FrontWatch):
+class History(DriverWatch):
     """Records events of the scheduler, its workers and the receivers. Thread-safe.
 
     Attributes:
@@ -58,17 +58,17 @@ class History(FrontWatch):
 
     # ---- workers --------------------------------------------------------------------------------
 
-    def heard(self, entry: Entry) -> None:
+    def received(self, entry: Entry) -> None:
         """Record a worker's registration, and the events of registered workers."""
         with self._lock:
             match entry:
                 case Registered():
                     self._kinds[entry.worker] = entry.kind
-                case TurnOutput() | VersionCommitted() | LeaseChanged() | WorkerLost():
+                case TurnOutput() | VersionCommitted() | GrantChanged() | WorkerLost():
                     if (kind := self._kinds.get(entry.worker)) is not None:
-                        self._hear(entry, kind, self.now_s())
+                        self._receive(entry, kind, self.now_s())
 
-    def _hear(self, event: WorkerEvent, kind: WorkerKind, now_s: float) -> None:
+    def _receive(self, event: WorkerEvent, kind: WorkerKind, now_s: float) -> None:
         match event:
             case TurnOutput():
                 self._tokens[kind] += len(event.tokens)
@@ -80,7 +80,7 @@ class History(FrontWatch):
                 if not event.is_match:
                     said = f"{kind.value} worker could not take a version; it is at {event.version}"
                     self._incidents.append((now_s, said))
-            case LeaseChanged() if kind is WorkerKind.BORROWED:
+            case GrantChanged() if kind is WorkerKind.BORROWED:
                 self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
             case WorkerLost():
                 if kind is WorkerKind.BORROWED:
@@ -247,7 +247,7 @@ class RelayedBytes:
         """Start to count a new incarnation from zero."""
         self._before, self._now = self.sums(), (0, 0)
 
-    def hear(self, line: str) -> None:
+    def receive(self, line: str) -> None:
         """Read a line of the relay's output; ignore lines without byte counts."""
         try:
             said = json.loads(line)

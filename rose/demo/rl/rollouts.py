@@ -15,7 +15,7 @@ from rose.demo.record import TrajectoryCounts
 from rose.demo.rl.background import Background
 from rose.demo.rl.history import History
 from rose.demo.rl.play import play
-from rose.demo.rl.settings import LoopSettings
+from rose.demo.rl.settings import RolloutSettings
 from rose.demo.rl.trajectory import Trajectory
 from rose.errors import check
 from rose.scheduler import (
@@ -68,13 +68,13 @@ class RolloutThread(Background):
             `rose.demo.environments.task`.
 
     Attributes:
-        scheduler: other threads may only call `hear` until `stop` has returned.
+        scheduler: other threads may only call `receive` until `stop` has returned.
         history: events of the scheduler and its workers.
     """
 
     def __init__(
         self,
-        settings: LoopSettings,
+        settings: RolloutSettings,
         *,
         scheduler: SchedulerSettings,
         seed: int,
@@ -111,15 +111,15 @@ class RolloutThread(Background):
         super().start()
         self._is_open.wait()
 
-    def hear(self, event: WorkerEvent) -> None:
+    def receive(self, event: WorkerEvent) -> None:
         """Queue a worker's event; never blocks, so an engine may call it within a step."""
-        self.scheduler.hear(event)
+        self.scheduler.receive(event)
 
     def join(self, worker: Worker, capabilities: Capabilities) -> None:
         """Register a worker without waiting; its grant may be reported before or after."""
         self._call(self._spawn, partial(self.scheduler.register, worker, capabilities))
 
-    def tell(self, news: VersionPublished | Consumed) -> None:
+    def send(self, news: VersionPublished | Consumed) -> None:
         """Report a trainer event, without waiting."""
         match news:
             case VersionPublished():

@@ -7,7 +7,7 @@ from rose.scheduler import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class LoopSettings:
+class RolloutSettings:
     """Number and size limits of trajectories.
 
     Args:
@@ -74,7 +74,7 @@ class TrainerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CircleSettings:
+class RlLoopSettings:
     """Settings of the RL loop.
 
     Args:
@@ -91,7 +91,7 @@ class CircleSettings:
     seed: int
     folder: Path
     is_background: bool
-    loop: LoopSettings
+    rollouts: RolloutSettings
     scheduler: SchedulerSettings
     trainer: TrainerSettings
     seats: int

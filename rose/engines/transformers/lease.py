@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from rose.scheduler.worker import LeaseChanged
+from rose.scheduler.worker import GrantChanged
 
 # Renewals per TTL, so that one late or lost report does no harm.
 _RENEWALS: Final = 3
@@ -22,7 +22,7 @@ class WorkerLease:
 
     worker: int
     ttl_ms: float
-    lease_epoch: int = field(default=0, init=False)
+    grant_epoch: int = field(default=0, init=False)
     kv_tokens: int = field(default=0, init=False)
     _reported_ms: float = field(default=0.0, init=False)
 
@@ -31,18 +31,18 @@ class WorkerLease:
         """Whether turns may run under it."""
         return self.kv_tokens > 0
 
-    def open(self, kv_tokens: int, *, now_ms: float) -> LeaseChanged:
+    def open(self, kv_tokens: int, *, now_ms: float) -> GrantChanged:
         """Begin a new grant."""
-        self.lease_epoch += 1
+        self.grant_epoch += 1
         return self.resize(kv_tokens, now_ms=now_ms)
 
-    def resize(self, kv_tokens: int, *, now_ms: float) -> LeaseChanged:
+    def resize(self, kv_tokens: int, *, now_ms: float) -> GrantChanged:
         """Change its capacity to `kv_tokens` tokens; 0 ends it."""
         self.kv_tokens = kv_tokens
         self._reported_ms = now_ms
-        return LeaseChanged(
+        return GrantChanged(
             worker=self.worker,
-            lease_epoch=self.lease_epoch,
+            grant_epoch=self.grant_epoch,
             kv_tokens=kv_tokens,
             ttl_ms=self.ttl_ms,
         )
@@ -51,13 +51,13 @@ class WorkerLease:
         """Whether its TTL passed without a report: the scheduler has ended it for good."""
         return self.is_live and 0 < self.ttl_ms <= now_ms - self._reported_ms
 
-    def renew(self, *, now_ms: float) -> LeaseChanged | None:
+    def renew(self, *, now_ms: float) -> GrantChanged | None:
         """Report it again when a third of its TTL has passed; None before."""
         is_due = now_ms - self._reported_ms >= self.ttl_ms / _RENEWALS
         if not self.is_live or self.ttl_ms == 0 or not is_due:
             return None
         return self.resize(self.kv_tokens, now_ms=now_ms)
 
-    def close(self, *, now_ms: float) -> LeaseChanged:
+    def close(self, *, now_ms: float) -> GrantChanged:
         """End the grant."""
         return self.resize(0, now_ms=now_ms)

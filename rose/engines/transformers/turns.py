@@ -43,7 +43,7 @@ class Turn:
             worker=self.worker,
             trajectory=request.trajectory,
             turn=request.turn,
-            lease_epoch=request.lease_epoch,
+            grant_epoch=request.grant_epoch,
             first_token=request.first_token + first,
             tokens=() if output is None else tuple(output.generated_tokens[first:]),
             logprobs=() if output is None else tuple(output.logprobs[first:]),

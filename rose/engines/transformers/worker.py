@@ -209,7 +209,7 @@ class EngineWorker:
         running = self._turns.get(request.trajectory)
         if running is not None and running.request == request:
             return  # A repeated message.
-        if not self._lease.is_live or request.lease_epoch != self._lease.lease_epoch:
+        if not self._lease.is_live or request.grant_epoch != self._lease.grant_epoch:
             self._emit(turn.report(TurnEnd.INTERRUPTED))
             return
         try:

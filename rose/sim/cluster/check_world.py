@@ -68,14 +68,14 @@ def _check_job(job: SimJob) -> None:
     _expect(0 < job.weight <= MS_MAX, f"{where}: weight={job.weight} must be > 0")
     _expect(job.max_staleness >= 0, f"{where}: max_staleness={job.max_staleness} must be >= 0")
     first, group = trajectories.first_turn, trajectories.group
-    turns = len(trajectories.heard_tokens)
+    turns = len(trajectories.input_tokens)
     _expect(len(group) > 0, f"{where}: it has no trajectories")
     _expect(len(first) == len(group) + 1, f"{where}: first_turn has one more than trajectories")
     _expect(bool(first[0] == 0 and first[-1] == turns), f"{where}: first_turn goes from 0 to t")
     _expect(np.all(np.diff(first) > 0), f"{where}: every trajectory has a turn")
-    _expect(len(trajectories.said_tokens) == turns, f"{where}: said_tokens has t numbers")
+    _expect(len(trajectories.output_tokens) == turns, f"{where}: output_tokens has t numbers")
     _expect(len(trajectories.tool_ms) == turns, f"{where}: tool_ms has t numbers")
-    for name in ("heard_tokens", "said_tokens"):
+    for name in ("input_tokens", "output_tokens"):
         tokens: npt.NDArray[np.int64] = getattr(trajectories, name)
         good = np.all((tokens > 0) & (tokens <= TOKENS_MAX))
         _expect(bool(good), f"{where}: {name} must be > 0")
@@ -89,7 +89,7 @@ def _check_job(job: SimJob) -> None:
 def _check_room(job: SimJob, workers: list[SimWorker]) -> None:
     _expect(len(workers) > 0, f"job {job.job}: no worker is for it")
     most = max(_lent_most(worker) for worker in workers)
-    need = int(longest_contexts(job.trajectories).max()) + int(job.trajectories.said_tokens.max())
+    need = int(longest_contexts(job.trajectories).max()) + int(job.trajectories.output_tokens.max())
     _expect(
         need <= most,
         f"job {job.job}: a turn may need {need} tokens (its context, and the longest turn there "
@@ -100,9 +100,9 @@ def _check_room(job: SimJob, workers: list[SimWorker]) -> None:
 def longest_contexts(trajectories: Trajectories) -> npt.NDArray[np.int64]:
     """Return (n,) the longest context of each trajectory, that before its last turn."""
     first = trajectories.first_turn
-    grown = np.concatenate([[0], np.cumsum(trajectories.heard_tokens + trajectories.said_tokens)])
+    grown = np.concatenate([[0], np.cumsum(trajectories.input_tokens + trajectories.output_tokens)])
     return np.asarray(
-        grown[first[1:]] - grown[first[:-1]] - trajectories.said_tokens[first[1:] - 1]
+        grown[first[1:]] - grown[first[:-1]] - trajectories.output_tokens[first[1:] - 1]
     )
 
 

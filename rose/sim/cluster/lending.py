@@ -102,7 +102,7 @@ class Lender:
     mix: Mix
 
 
-class Felt(NamedTuple):
+class RequestLatencies(NamedTuple):
     """Latencies of requests, one per row; `weight` is the number of requests a row stands for.
 
     `tpot_ms` is a request's mean; NaN with a single token.
@@ -131,12 +131,12 @@ class Felt(NamedTuple):
         return float(self.weight[self.is_late].sum()) / total if total else 0.0
 
 
-def joined(parts: Iterable[tuple[Felt, float]]) -> Felt:
+def joined(parts: Iterable[tuple[RequestLatencies, float]]) -> RequestLatencies:
     """Concatenate parts, with their weights multiplied by the given factors."""
     nobody = np.zeros(0)
     weighted = [one._replace(weight=one.weight * times) for one, times in parts]
-    weighted.append(Felt(nobody, nobody, np.zeros(0, dtype=np.bool_), nobody))
-    return Felt(*(np.concatenate(column) for column in zip(*weighted, strict=True)))
+    weighted.append(RequestLatencies(nobody, nobody, np.zeros(0, dtype=np.bool_), nobody))
+    return RequestLatencies(*(np.concatenate(column) for column in zip(*weighted, strict=True)))
 
 
 class Row(NamedTuple):
@@ -146,13 +146,13 @@ class Row(NamedTuple):
         share: (bins,) share of the device's compute for rollouts.
         context: (bins,) most tokens of serving's contexts.
         busy: share of the time with a request.
-        felt: latencies of the requests, in order of arrival.
+        latencies: latencies of the requests, in order of arrival.
     """
 
     share: Column
     context: Column
     busy: float
-    felt: Felt
+    latencies: RequestLatencies
 
 
 @lru_cache(maxsize=4096)
@@ -191,18 +191,20 @@ def run(lender: Lender, requests: Sequence[Request], *, bins: int, first: int = 
         until_ms=bins * BIN_MS + _STEPS_BEHIND * device.layers * device.layer_ms,
     )
     edges_ms = BIN_MS * np.arange(first, bins + 1, dtype=np.float64)
-    felt, ends_ms = _felt(requests, outcome, lender.slo)
+    latencies, ends_ms = _latencies(requests, outcome, lender.slo)
     begins_ms = np.array([one.arrival_ms for one in requests])
     inside = (begins_ms >= edges_ms[0]) & (begins_ms < edges_ms[-1])
     return Row(
         watch.share(edges_ms, device.layer_ms),
         watch.context(edges_ms),
         _busy(begins_ms, ends_ms, edges_ms),
-        Felt(*(column[inside] for column in felt)),
+        RequestLatencies(*(column[inside] for column in latencies)),
     )
 
 
-def _felt(requests: Sequence[Request], outcome: ArmOutcome, slo: SLO) -> tuple[Felt, Column]:
+def _latencies(
+    requests: Sequence[Request], outcome: ArmOutcome, slo: SLO
+) -> tuple[RequestLatencies, Column]:
     """Return the latencies of each request, and its end."""
     rows = [(one.ttft_ms, one.mean_tpot_ms, one.output_tokens) for one in outcome.requests]
     ttft_ms, tpot_ms, tokens = np.array(rows, dtype=np.float64).reshape(-1, 3).T
@@ -210,8 +212,8 @@ def _felt(requests: Sequence[Request], outcome: ArmOutcome, slo: SLO) -> tuple[F
     is_late = np.zeros(len(rows), dtype=np.bool_)
     is_late[list(missed(outcome, slo=slo))] = True
     known_ms = np.where(tokens > 1, tpot_ms, np.nan)
-    felt = Felt(ttft_ms, known_ms, is_late, np.ones(len(rows)))
-    return felt, arrival_ms + ttft_ms + tpot_ms * np.maximum(tokens - 1, 0)
+    latencies = RequestLatencies(ttft_ms, known_ms, is_late, np.ones(len(rows)))
+    return latencies, arrival_ms + ttft_ms + tpot_ms * np.maximum(tokens - 1, 0)
 
 
 def _busy(begins_ms: Column, ends_ms: Column, edges_ms: Column) -> float:
@@ -301,11 +303,11 @@ class Pieces:
         laid: Column = pieces.transpose(0, 2, 1).reshape(-1, self.points.shape[1])
         return laid
 
-    def felt(self, lender: Lender) -> Felt:
+    def latencies(self, lender: Lender) -> RequestLatencies:
         """Return the latencies of the requests of all pieces, each row once with its weight."""
         used, counts = np.unique(self.points, return_counts=True)
         return joined(
-            (row(lender, int(point)).felt, float(count))
+            (row(lender, int(point)).latencies, float(count))
             for point, count in zip(used, counts, strict=True)
         )
 
@@ -340,5 +342,5 @@ def rate_of(lender: Lender, busy: float) -> float:
 
 def capacity_of(lender: Lender, late: float) -> float:
     """Return the rate at which the share `late` of the requests is late."""
-    rate_rps = _rate_at(lender, late, lambda one: one.felt.late)
+    rate_rps = _rate_at(lender, late, lambda one: one.latencies.late)
     return RATES_RPS[-1] if rate_rps is None else rate_rps

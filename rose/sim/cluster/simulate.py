@@ -98,7 +98,6 @@ def new_core(world: ClusterWorld) -> SchedulerCore:
 
     A worker may lag as many versions as the strictest trainer accepts: older output would be
     discarded.
-    said would be thrown away.
     """
     strictest = min(job.max_staleness for job in world.jobs)
     lag_max = min(world.settings.worker_lag_max, strictest)
@@ -156,8 +155,8 @@ def _add_job(native: _core.ClusterWorld, job: SimJob) -> None:
     native.add_job(
         job=job.job,
         first_turn=trajectories.first_turn,
-        heard_tokens=trajectories.heard_tokens,
-        said_tokens=trajectories.said_tokens,
+        heard_tokens=trajectories.input_tokens,
+        said_tokens=trajectories.output_tokens,
         tool_ms=trajectories.tool_ms,
         group=trajectories.group,
         mode=_MODES.index(job.mode),

@@ -83,15 +83,15 @@ class Trajectories:
 
     Args:
         first_turn: (n + 1,) int64: trajectory i has turns `first_turn[i]` to `first_turn[i + 1]`.
-        heard_tokens: (t,) int64, > 0, input tokens that the environment adds before each turn.
-        said_tokens: (t,) int64, > 0, output tokens of each turn.
+        input_tokens: (t,) int64, > 0, input tokens that the environment adds before each turn.
+        output_tokens: (t,) int64, > 0, output tokens of each turn.
         tool_ms: (t,) float64, >= 0, time from the end of the turn to the start of the next.
         group: (n,) int64, ascending; trajectories of one group share a task.
     """
 
     first_turn: npt.NDArray[np.int64]
-    heard_tokens: npt.NDArray[np.int64]
-    said_tokens: npt.NDArray[np.int64]
+    input_tokens: npt.NDArray[np.int64]
+    output_tokens: npt.NDArray[np.int64]
     tool_ms: npt.NDArray[np.float64]
     group: npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ of the paper's tasks.
 
 from typing import Annotated, Final, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from rose.errors import InvalidArgument
 from rose.sim.scenario.distributions import (
@@ -37,9 +37,9 @@ class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
 
     Args:
         turns: turns of a trajectory; rounded, at least 1.
-        first_heard: input tokens of the task, before the first turn.
-        heard: input tokens of the environment before each later turn.
-        said: tokens that a turn generates.
+        first_input: input tokens of the task, before the first turn.
+        input: input tokens of the environment before each later turn.
+        output: tokens that a turn generates.
         tool_s: seconds from the end of a turn to the start of the next.
         turns_max: limit of the environment.
         group_share: share of the hardness that a group has in common, 0 to 1; with 1 all its
@@ -48,9 +48,10 @@ class Drawn(Spec, frozen=True, tag_field="kind", tag="drawn"):
     """
 
     turns: Distribution
-    first_heard: Distribution
-    heard: Distribution
-    said: Distribution
+    # Files keep the names that the recorded scenarios have.
+    first_input: Distribution = field(name="first_heard")
+    input: Distribution = field(name="heard")
+    output: Distribution = field(name="said")
     tool_s: Distribution
     turns_max: _Turns = 4096
     group_share: Share = 0.5
@@ -91,10 +92,10 @@ _GAME_STEP: Final = Mixture(
 _AGENT_TURNS: Final = _lognormals(
     (0.1096, 4.998, 0.3162), (0.458, 26.11, 0.7216), (0.4324, 101.1, 0.6058)
 )
-_AGENT_HEARD: Final = _lognormals(
+_AGENT_INPUT: Final = _lognormals(
     (0.433, 381.9, 0.5346), (0.4943, 1283.0, 0.8848), (0.0727, 9264.0, 1.5666)
 )
-_AGENT_SAID: Final = _lognormals(
+_AGENT_OUTPUT: Final = _lognormals(
     (0.3328, 135.8, 0.29), (0.3564, 283.0, 0.5572), (0.3108, 473.5, 1.1695)
 )
 # The longest waits are for people; they are cut at a minute.
@@ -108,9 +109,9 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
     # trajectories ends within 30 % of its time, the tail is 5-10 times the median.
     "frozen-lake": Drawn(
         turns=Lognormal(median=4.0, sigma=0.7),
-        first_heard=Lognormal(median=900.0, sigma=0.1),
-        heard=Lognormal(median=760.0, sigma=0.35),
-        said=Lognormal(median=150.0, sigma=0.6, most=2048.0),
+        first_input=Lognormal(median=900.0, sigma=0.1),
+        input=Lognormal(median=760.0, sigma=0.35),
+        output=Lognormal(median=150.0, sigma=0.6, most=2048.0),
         tool_s=_GAME_STEP,
         turns_max=20,
         hardness=0.15,
@@ -118,9 +119,9 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
     # As above with the 30 steps of Trinity's ALFWorld; rooms have longer descriptions.
     "alfworld": Drawn(
         turns=Lognormal(median=6.0, sigma=0.75),
-        first_heard=Lognormal(median=1200.0, sigma=0.15),
-        heard=Lognormal(median=620.0, sigma=0.4),
-        said=Lognormal(median=110.0, sigma=0.6, most=2048.0),
+        first_input=Lognormal(median=1200.0, sigma=0.15),
+        input=Lognormal(median=620.0, sigma=0.4),
+        output=Lognormal(median=110.0, sigma=0.6, most=2048.0),
         tool_s=_GAME_STEP,
         turns_max=30,
         hardness=0.1,
@@ -129,9 +130,9 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
     # program: no waits for people. The first prompt holds an issue and the instructions.
     "swe-bench": Drawn(
         turns=_AGENT_TURNS,
-        first_heard=Lognormal(median=3000.0, sigma=0.5),
-        heard=_AGENT_HEARD,
-        said=_AGENT_SAID,
+        first_input=Lognormal(median=3000.0, sigma=0.5),
+        input=_AGENT_INPUT,
+        output=_AGENT_OUTPUT,
         tool_s=_TOOL_CALL,
         turns_max=100,
     ),
@@ -139,9 +140,9 @@ ENVIRONMENTS: Final[dict[str, Drawn]] = {
     # sessions, such as descriptions of tools, and fill a context by themselves.
     "coding-agent": Drawn(
         turns=_AGENT_TURNS,
-        first_heard=Constant(4096.0),
-        heard=_AGENT_HEARD,
-        said=_AGENT_SAID,
+        first_input=Constant(4096.0),
+        input=_AGENT_INPUT,
+        output=_AGENT_OUTPUT,
         tool_s=_AGENT_WAIT_S,
     ),
 }

@@ -11,9 +11,9 @@ from rose.memory.presets import find_model
 from rose.sim.cluster.lending import (
     BIN_MS,
     PIECE_BINS,
-    Felt,
     Lender,
     Pieces,
+    RequestLatencies,
     capacity_of,
     rate_of,
 )
@@ -48,14 +48,14 @@ class GroupLoan:
 
     Args:
         lendings: loan of each engine of the group.
-        felt: latencies of its requests; None if nothing is lent.
+        latencies: latencies of its requests; None if nothing is lent.
         alone: latencies of requests at the same times without loans.
-        excess: number of requests late in `felt` but not in `alone`; None if the requests differ.
+        excess: requests late in `latencies` and not in `alone`; None if the requests differ.
     """
 
     lendings: tuple[Lending, ...] = ()
-    felt: Felt | None = None
-    alone: Felt | None = None
+    latencies: RequestLatencies | None = None
+    alone: RequestLatencies | None = None
     excess: int | None = None
 
 
@@ -231,8 +231,10 @@ class _Fleet:
         lent = kv.lent_slabs(self.pool.used_slabs(context), self.pool, bin_ms=BIN_MS)
         tokens = lent.astype(np.int64) * self.pool.rollout_tokens
         lendings = tuple(_changes(*one) for one in zip(share.T, tokens.T, strict=True))
-        felt, alone = self.pieces.felt(lender), self.pieces.felt(self.lender)
-        return GroupLoan(lendings, felt, alone, int((felt.is_late & ~alone.is_late).sum()))
+        latencies, alone = self.pieces.latencies(lender), self.pieces.latencies(self.lender)
+        return GroupLoan(
+            lendings, latencies, alone, int((latencies.is_late & ~alone.is_late).sum())
+        )
 
     def whole(self, full_tokens: int, *, release_ms: float, start_up_ms: float) -> GroupLoan:
         """Return the loan of a fleet that serves with the fewest devices that are in time.
@@ -256,7 +258,9 @@ class _Fleet:
             shared=_SHARED,
             random=np.random.default_rng(_TRAFFIC_STREAM),
         )
-        return GroupLoan(lendings, gathered.felt(self.lender), self.pieces.felt(self.lender))
+        return GroupLoan(
+            lendings, gathered.latencies(self.lender), self.pieces.latencies(self.lender)
+        )
 
 
 def _changes(share: Column, tokens: npt.NDArray[np.int64]) -> Lending:

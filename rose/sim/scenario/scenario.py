@@ -164,7 +164,7 @@ class Scenario(Spec, frozen=True):
         free = set(SchedulerSettings().values()) - _OF_JOBS
         for name in self.scheduler:
             if name not in free:
-                why = "is said by each job" if name in _OF_JOBS else "is no such setting"
+                why = "is set by each job" if name in _OF_JOBS else "is no such setting"
                 raise InvalidArgument(
                     f"scheduler.{name}: {why}; there are {', '.join(sorted(free))}"
                 )

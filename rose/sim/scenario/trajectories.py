@@ -23,8 +23,8 @@ class _Turns:
     """The turns of all trajectories before cuts by the context; as in `Trajectories`."""
 
     first_turn: Ints
-    heard: Ints
-    said: Ints
+    input: Ints
+    output: Ints
     tool_ms: Floats
 
 
@@ -55,14 +55,14 @@ def drawn_trajectories(
     turns[np.argsort(hard, kind="stable")] = _whole(wanted, environment.turns_max)
     first_turn = np.concatenate(([0], np.cumsum(turns)))
     total = int(first_turn[-1])
-    heard = environment.heard.draw(random, total)
-    heard[first_turn[:-1]] = np.repeat(environment.first_heard.draw(random, groups), group)
+    inputs = environment.input.draw(random, total)
+    inputs[first_turn[:-1]] = np.repeat(environment.first_input.draw(random, groups), group)
     # The mean of the factor is 1.
     spread = environment.hardness
     factor = np.exp(spread * hard - spread**2 / 2)
-    said = environment.said.draw(random, total) * np.repeat(factor, turns)
+    output = environment.output.draw(random, total) * np.repeat(factor, turns)
     tool_ms = MS_PER_S * environment.tool_s.draw(random, total)
-    turns_of_all = _Turns(first_turn, _whole(heard), _whole(said), tool_ms)
+    turns_of_all = _Turns(first_turn, _whole(inputs), _whole(output), tool_ms)
     return _cut(turns_of_all, np.repeat(np.arange(groups), group), context_tokens)
 
 
@@ -78,16 +78,16 @@ def _cut(turns: _Turns, group: Ints, context_tokens: int) -> Trajectories:
             f"a context of {context_tokens} tokens holds no turn; give at least 2"
         )
     starts, lengths = turns.first_turn[:-1], np.diff(turns.first_turn)
-    heard = turns.heard.copy()
-    heard[starts] = np.minimum(heard[starts], context_tokens - 1)
-    ends = np.cumsum(heard + turns.said)
+    inputs = turns.input.copy()
+    inputs[starts] = np.minimum(inputs[starts], context_tokens - 1)
+    ends = np.cumsum(inputs + turns.output)
     base = np.repeat(np.concatenate(([0], ends))[starts], lengths)
-    before_said = ends - base - turns.said
-    is_kept = before_said < context_tokens
-    said = np.minimum(turns.said, context_tokens - before_said)[is_kept]
+    before_output = ends - base - turns.output
+    is_kept = before_output < context_tokens
+    output = np.minimum(turns.output, context_tokens - before_output)[is_kept]
     kept = np.add.reduceat(is_kept.astype(np.int64), starts)
     check(bool((kept > 0).all()), "a first turn did not fit its context")
     first_turn = np.concatenate(([0], np.cumsum(kept)))
     tool_ms = turns.tool_ms[is_kept]
     tool_ms[first_turn[1:] - 1] = 0.0  # no tool follows the last turn
-    return Trajectories(first_turn, heard[is_kept], said, tool_ms, group.astype(np.int64))
+    return Trajectories(first_turn, inputs[is_kept], output, tool_ms, group.astype(np.int64))

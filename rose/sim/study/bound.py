@@ -30,12 +30,12 @@ def rollout_bounds_ms(world: ClusterWorld, found: JobOutcome, *, job: int) -> Co
     subject = world.jobs[job]
     workers = [one for one in world.workers if one.job == subject.job]
     alone_ms = trajectories_alone_ms(subject, [one.times for one in workers])
-    heard, said, read = _work(subject)
+    inputs, output, read = _work(subject)
     bounds = np.zeros(len(found.published_ms))
     for version in range(len(bounds)):
         used = found.used_by == version + 1
         if used.any():
-            work = (float(heard[used].sum()), float(said[used].sum()), float(read[used].sum()))
+            work = (float(inputs[used].sum()), float(output[used].sum()), float(read[used].sum()))
             bounds[version] = max(float(alone_ms[used].max()), _spread_ms(workers, work))
     return bounds
 
@@ -45,25 +45,25 @@ def trajectories_alone_ms(job: SimJob, times: Sequence[StepTimes]) -> Column:
     tokens_per_ms = max(one.prefill_tokens_per_s for one in times) / MS_PER_S
     token_ms = min(one.decode_step_ms + one.decode_ms_per_sequence for one in times)
     read_ms = min(one.decode_ms_per_context_token for one in times)
-    heard, said, read = _work(job)
+    inputs, output, read = _work(job)
     first, tool_ms = job.trajectories.first_turn, job.trajectories.tool_ms
     # Nobody waits for the tool after the last turn.
     tools_ms = np.add.reduceat(tool_ms, first[:-1]) - tool_ms[first[1:] - 1]
-    return np.asarray(heard / tokens_per_ms + said * token_ms + read * read_ms + tools_ms)
+    return np.asarray(inputs / tokens_per_ms + output * token_ms + read * read_ms + tools_ms)
 
 
 def _work(job: SimJob) -> tuple[Column, Column, Column]:
     """Return (n,) tokens that each trajectory takes as input, generates, and reads for that."""
-    heard = job.trajectories.heard_tokens.astype(np.float64)
-    said = job.trajectories.said_tokens.astype(np.float64)
+    inputs = job.trajectories.input_tokens.astype(np.float64)
+    output = job.trajectories.output_tokens.astype(np.float64)
     first = job.trajectories.first_turn
-    ends = np.cumsum(heard + said)
-    begins = np.repeat((ends - heard - said)[first[:-1]], np.diff(first))
+    ends = np.cumsum(inputs + output)
+    begins = np.repeat((ends - inputs - output)[first[:-1]], np.diff(first))
     # Each generated token reads all tokens before it.
-    read = said * (ends - said - begins) + said * (said - 1) / 2
+    read = output * (ends - output - begins) + output * (output - 1) / 2
     return (
-        np.add.reduceat(heard, first[:-1]),
-        np.add.reduceat(said, first[:-1]),
+        np.add.reduceat(inputs, first[:-1]),
+        np.add.reduceat(output, first[:-1]),
         np.add.reduceat(read, first[:-1]),
     )
 
@@ -74,13 +74,13 @@ def _spread_ms(workers: Sequence[SimWorker], work: tuple[float, float, float]) -
     Equal workers share all work in one proportion. Otherwise each may do more of what it is better
     at: weights give a bound, the dual of the optimal division of the work.
     """
-    heard, said, read = work
+    inputs, output, read = work
     # (w, 3): milliseconds of each worker for all work of each kind.
     takes_ms = np.array(
         [
             (
-                heard / (times.prefill_tokens_per_s / MS_PER_S),
-                said * (times.decode_step_ms / one.seats + times.decode_ms_per_sequence),
+                inputs / (times.prefill_tokens_per_s / MS_PER_S),
+                output * (times.decode_step_ms / one.seats + times.decode_ms_per_sequence),
                 read * times.decode_ms_per_context_token,
             )
             for one in workers

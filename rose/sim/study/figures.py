@@ -197,8 +197,8 @@ def _length_bias(built: Built, outcome: ClusterOutcome) -> float | None:
     lost: list[Column] = []
     used: list[Column] = []
     for made, job in zip(built.world.jobs, outcome.jobs, strict=True):
-        said = made.trajectories.said_tokens.astype(np.float64)
-        lengths = np.add.reduceat(said, made.trajectories.first_turn[:-1])
+        output = made.trajectories.output_tokens.astype(np.float64)
+        lengths = np.add.reduceat(output, made.trajectories.first_turn[:-1])
         lost.append(lengths[_thrown_away(job)])
         used.append(lengths[job.used_by >= 0])
     all_lost, all_used = np.concatenate(lost), np.concatenate(used)
@@ -214,17 +214,19 @@ def _staleness(outcome: ClusterOutcome) -> float:
 
 def _served(built: Built) -> Served | None:
     loans = built.loans
-    felt = joined((one.felt, len(one.lendings)) for one in loans if one.felt is not None)
+    latencies = joined(
+        (one.latencies, len(one.lendings)) for one in loans if one.latencies is not None
+    )
     alone = joined((one.alone, len(one.lendings)) for one in loans if one.alone is not None)
-    if not len(felt.weight):
+    if not len(latencies.weight):
         return None
     excess = [one.excess for one in loans if one.excess is not None]
     return Served(
-        requests=len(felt.ttft_ms),
-        ttft_ms_p99=felt.quantile("ttft_ms", 0.99),
-        tpot_ms_p99=felt.quantile("tpot_ms", 0.99),
-        **price(felt.quantile, alone.quantile),
-        late=felt.late,
+        requests=len(latencies.ttft_ms),
+        ttft_ms_p99=latencies.quantile("ttft_ms", 0.99),
+        tpot_ms_p99=latencies.quantile("tpot_ms", 0.99),
+        **price(latencies.quantile, alone.quantile),
+        late=latencies.late,
         excess=sum(excess) if excess else None,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rose.demo.environments.text import EOS
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     TurnRequest,
@@ -64,7 +64,7 @@ class SayingWorker:
                 raise Violation("it is over already")
             self.asked.append(request)
             self.running[request.trajectory] = Running(request)
-            if request.lease_epoch != self.epoch:
+            if request.grant_epoch != self.epoch:
                 self.leave(request.trajectory, TurnEnd.INTERRUPTED)
 
     def stop_turn(self, trajectory: int) -> None:
@@ -77,17 +77,17 @@ class SayingWorker:
     def grant(self, kv_tokens: int = KV_TOKENS) -> None:
         self.epoch += 1
         self.kv_tokens = kv_tokens
-        self.report_lease()
+        self.report_grant()
 
     def revoke(self) -> None:
         """Take every turn back first, as serving does, and say so after."""
         for trajectory in list(self.running):
             self.leave(trajectory, TurnEnd.INTERRUPTED)
         self.kv_tokens = 0
-        self.report_lease()
+        self.report_grant()
 
-    def report_lease(self) -> None:
-        self._on_event(LeaseChanged(self.number, self.epoch, self.kv_tokens, self._ttl_ms))
+    def report_grant(self) -> None:
+        self._on_event(GrantChanged(self.number, self.epoch, self.kv_tokens, self._ttl_ms))
 
     def say(self, trajectory: int, tokens: int, *, with_end: bool = True) -> None:
         """Say so many tokens, or fewer if the turn is over before."""
@@ -114,7 +114,7 @@ class SayingWorker:
             worker=self.number,
             trajectory=request.trajectory,
             turn=request.turn,
-            lease_epoch=request.lease_epoch,
+            grant_epoch=request.grant_epoch,
             first_token=request.first_token + first,
             tokens=tuple(token_at(request.seed, place) for place in places),
             logprobs=tuple(logprob_at(request.seed, place) for place in places),

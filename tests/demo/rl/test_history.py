@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
-from rose.demo.rl.circle import NotedSource
-from rose.demo.rl.history import History
-from rose.scheduler.events import DropReason
-from rose.scheduler.front_events import Registered
-from rose.scheduler.state import Gone
+from rose.demo.rl.history import History, RelayedBytes
+from rose.demo.rl.rl_loop import NotedSource
+from rose.scheduler.driver_events import Registered
 from rose.scheduler.turns import Capabilities, TurnResult
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     TurnRequest,
@@ -46,14 +44,14 @@ class Book:
         self.register(1, DEDICATED)
 
     def register(self, worker: int, kind: WorkerKind) -> None:
-        self.history.heard(Registered(worker, kind, Capabilities(1, 1.0, 1.0)))
+        self.history.received(Registered(worker, kind, Capabilities(1, 1.0, 1.0)))
 
-    def hear(self, at_s: float, event) -> None:
+    def receive(self, at_s: float, event) -> None:
         self.clock.now_s = at_s
-        self.history.heard(event)
+        self.history.received(event)
 
     def lease(self, at_s: float, kv_tokens: int, *, worker: int = 0) -> None:
-        self.hear(at_s, LeaseChanged(worker, 1, kv_tokens, 100.0))
+        self.receive(at_s, GrantChanged(worker, 1, kv_tokens, 100.0))
 
 
 @pytest.fixture
@@ -77,6 +75,8 @@ def manifest(n: int, *, base: int | None, changed: tuple[int, ...] = ()) -> Mani
 
 
 def test_a_span_is_from_a_grant_to_the_revocation_after_it(book) -> None:
+    book.lease(0, 500, worker=1)  # of a dedicated worker: no span
+    assert not book.history.is_granted
     book.lease(1, 500)
     assert book.history.is_granted
     book.lease(2, 500)  # renewed
@@ -91,25 +91,19 @@ def test_a_span_is_from_a_grant_to_the_revocation_after_it(book) -> None:
     assert book.history.spans() == ((1, 4), (6, 10))
 
 
-def test_the_lease_of_a_dedicated_worker_is_no_span(book) -> None:
-    book.lease(1, 500, worker=1)
-    assert not book.history.is_granted
-    assert book.history.spans() == ()
-
-
 def test_the_lease_of_a_borrowed_worker_that_is_lost_is_over(book) -> None:
     book.lease(1, 500)
-    book.hear(2, WorkerLost(1, "killed"))
+    book.receive(2, WorkerLost(1, "killed"))
     assert book.history.is_granted
-    book.hear(3, WorkerLost(0, "its engine died"))
+    book.receive(3, WorkerLost(0, "its engine died"))
     assert not book.history.is_granted
     book.clock.now_s = 9
     assert book.history.spans() == ((1, 3),)
 
 
 def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -> None:
-    book.hear(1, VersionCommitted(0, 3, True, 2.5))
-    book.hear(2, VersionCommitted(1, 3, False, 4.0))
+    book.receive(1, VersionCommitted(0, 3, True, 2.5))
+    book.receive(2, VersionCommitted(1, 3, False, 4.0))
     assert book.history.commits == (
         CommitRecord("borrowed", 1, 2.5, is_match=True, version=3),
         CommitRecord("dedicated", 2, 4.0, is_match=False, version=3),
@@ -119,28 +113,12 @@ def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -
     assert sentence == "dedicated worker could not take a version; it is at 3"
 
 
-def test_a_lost_worker_is_an_incident_among_the_others(book) -> None:
-    book.clock.now_s = 1
-    book.history.incident("trainer died: killed")
-    book.hear(2, WorkerLost(1, "no sign of life"))
-    assert book.history.incidents == (
-        (1, "trainer died: killed"),
-        (2, "dedicated worker lost: no sign of life"),
-    )
-
-
-def test_a_worker_that_nobody_knows_has_said_nothing(book) -> None:
-    book.hear(1, WorkerLost(7, "whoever it is"))
-    book.hear(1, output(7, 3))
-    assert book.history.incidents == ()
-
-
 def test_tokens_are_counted_by_kind(book) -> None:
     book.register(2, DEDICATED)  # The next incarnation.
-    book.hear(1, output(0, 3))
-    book.hear(1, output(1, 5))
-    book.hear(1, output(2, 7))
-    book.hear(1, output(0, 0, TurnEnd.FINISHED))
+    book.receive(1, output(0, 3))
+    book.receive(1, output(1, 5))
+    book.receive(1, output(2, 7))
+    book.receive(1, output(0, 0, TurnEnd.FINISHED))
     assert (book.history.tokens(BORROWED), book.history.tokens(DEDICATED)) == (3, 12)
 
 
@@ -162,10 +140,10 @@ def test_a_version_is_noted_once_and_what_was_sent_is_of_the_change_and_the_whol
 def test_a_commit_that_went_back_is_of_the_first_version_above(book) -> None:
     for n in (3, 4, 6):
         book.history.version(manifest(n, base=n - 1, changed=(1,)))
-    book.hear(1, VersionCommitted(0, 2, True, 1.0))  # No receiver heard of that one.
-    book.hear(2, VersionCommitted(0, 3, True, 1.0))
-    book.hear(3, VersionCommitted(0, 4, False, 2.0))
-    book.hear(4, VersionCommitted(0, 6, False, 3.0))  # There is none above.
+    book.receive(1, VersionCommitted(0, 2, True, 1.0))  # No receiver heard of that one.
+    book.receive(2, VersionCommitted(0, 3, True, 1.0))
+    book.receive(3, VersionCommitted(0, 4, False, 2.0))
+    book.receive(4, VersionCommitted(0, 6, False, 3.0))  # There is none above.
     at_s = [[commit.at_s for commit in one.commits] for one in book.history.versions]
     assert at_s == [[2], [], [3, 4]]
 
@@ -246,24 +224,6 @@ def test_a_turn_that_moves_has_two_parts_with_their_own_tokens() -> None:
     assert (history.resumed, history.moved) == ({7}, {(7, 0)})
 
 
-def test_resumed_counts_trajectories_and_not_how_often() -> None:
-    history = History(TickingClock())
-    for trajectory in (1, 2):
-        for first_token in (0, 3, 5):
-            history.begin(request(trajectory, first_token=first_token), 0, BORROWED)
-    history.begin(request(3), 0, BORROWED)
-    history.begin(request(3), 1, BORROWED)  # It had said nothing yet.
-    assert (history.resumed, history.moved) == ({1, 2}, {(3, 0)})
-
-
-def test_the_next_turn_elsewhere_is_no_turn_that_moved() -> None:
-    history = History(TickingClock())
-    history.begin(request(3), 0, BORROWED)
-    end(history, 3)
-    history.begin(request(3, turn=1), 1, DEDICATED)
-    assert history.moved == set()
-
-
 def test_the_end_of_another_worker_ends_no_part() -> None:
     history = History(TickingClock())
     history.begin(request(7), 0, BORROWED)
@@ -290,9 +250,22 @@ def test_a_lost_worker_ends_its_parts_and_no_other() -> None:
     assert [part.end_s for part in history.turns()] == [4, 101, 5]
 
 
-def test_a_part_is_put_away_once() -> None:
-    history = History(TickingClock())
-    history.begin(request(7), 0, BORROWED)
-    end(history, 7)
-    history.stepped([Gone(7, DropReason.FAILED)])
-    assert len(history.turns()) == 1
+def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
+    moved = RelayedBytes()
+    moved.begin()
+    moved.receive('{"crossing_bytes": 10, "sent_bytes": 20}')
+    moved.receive('{"crossing_bytes": 11, "sent_bytes": 25}')
+    assert moved.sums() == (11, 25)
+    moved.begin()
+    assert moved.sums() == (11, 25)
+    moved.receive('{"crossing_bytes": 1, "sent_bytes": 2}')
+    assert moved.sums() == (12, 27)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "I1122 grpc says something", "[1]", '{"crossing_bytes": "1"}']
+)
+def test_line_that_is_no_figure_says_nothing(line: str) -> None:
+    moved = RelayedBytes()
+    moved.receive(line)
+    assert moved.sums() == (0, 0)

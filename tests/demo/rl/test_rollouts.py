@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from rose.clock import BootClock
 from rose.demo.environments import GridWorld, Observed, Task, task
 from rose.demo.rl.rollouts import Groups, RolloutThread
-from rose.demo.rl.settings import LoopSettings
+from rose.demo.rl.settings import RolloutSettings
 from rose.demo.rl.trajectory import Trajectory
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import InvalidArgument
 from rose.scheduler import Capabilities, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind, WorkerLost
+from rose.scheduler.worker import TurnEnd, WorkerKind, WorkerLost
 from tests.demo.rl.play import CONTEXT_MAX, GROUP_SIZE, RUN_SEED, TURN_MAX, play
 from tests.demo.rl.saying_worker import SayingWorker
 from tests.node.rig import no_thread_is_left
@@ -29,7 +29,7 @@ from tests.waiting import wait_for
 
 DEDICATED, BORROWED = WorkerKind.DEDICATED, WorkerKind.BORROWED
 PACE_S = 0.001
-LOOP = LoopSettings(
+LOOP = RolloutSettings(
     in_flight=6,
     group_size=GROUP_SIZE,
     turn_tokens_max=TURN_MAX,
@@ -76,7 +76,7 @@ class Play:
     def bring(
         self, number: int = 0, kind: WorkerKind = DEDICATED, *, epoch: int = 0
     ) -> SayingWorker:
-        worker = SayingWorker(number, kind, self.rollouts.hear)
+        worker = SayingWorker(number, kind, self.rollouts.receive)
         worker.epoch = epoch
         self.rollouts.join(worker, replace(CAN, domain=number))
         worker.grant()
@@ -123,25 +123,6 @@ def assert_played(got: Trajectory, *, context_max: int = CONTEXT_MAX) -> None:
 # ---- trajectories --------------------------------------------------------------------------------
 
 
-def test_trajectories_are_those_of_a_plain_play() -> None:
-    with playing() as on:
-        on.bring()
-        on.bring(1, BORROWED)
-        wait_for(lambda: len(on.finished) >= 20)
-    for trajectory in on.finished:
-        assert_played(trajectory)
-    # Neither the length of the turns nor the reward is the same everywhere: it could go wrong.
-    assert len({one.turns for one in on.finished}) > 2
-    assert len({one.reward for one in on.finished}) > 2
-    counts = on.rollouts.counts()
-    assert (counts.finished, counts.dropped, counts.lost) == (len(on.finished), 0, 0)
-    # The thread may be stopped between the end of one and the start of the next.
-    assert counts.started == counts.finished + counts.in_flight
-    assert 0 < counts.in_flight <= LOOP.in_flight
-    assert on.rollouts.error is None
-    assert on.rollouts.error is None
-
-
 def test_trajectories_are_those_of_a_plain_play_though_workers_come_and_go() -> None:
     with playing() as on:
         borrowed = on.bring(0, BORROWED)
@@ -157,7 +138,7 @@ def test_trajectories_are_those_of_a_plain_play_though_workers_come_and_go() -> 
             with other.lock:
                 on.workers.remove(other)
                 other.is_up = False
-                on.rollouts.hear(WorkerLost(number, "killed"))
+                on.rollouts.receive(WorkerLost(number, "killed"))
             time.sleep(PACE_S)
     for trajectory in on.finished:
         assert_played(trajectory)
@@ -211,7 +192,7 @@ def test_each_turn_waits_for_the_tool_before_it_and_only_for_that() -> None:
         return 0.02
 
     with playing(draw_task=draw_timed, wait_s=wait_s) as on:
-        worker = TimedWorker(0, DEDICATED, on.rollouts.hear)
+        worker = TimedWorker(0, DEDICATED, on.rollouts.receive)
         worker.began = {}
         on.workers.append(worker)
         on.rollouts.join(worker, CAN)
@@ -269,11 +250,11 @@ def test_no_more_begin_than_the_trainer_will_use_soon_enough() -> None:
         wait_for(lambda: len(on.finished) == 2)
         time.sleep(0.1)
         assert {request.trajectory for request in worker.asked} == {0, 1}
-        on.rollouts.tell(Consumed(2))
+        on.rollouts.send(Consumed(2))
         wait_for(lambda: len(on.finished) == 4)
         assert {request.trajectory for request in worker.asked} == {0, 1, 2, 3}
         wait_for(lambda: on.rollouts.counts().in_flight == LOOP.in_flight)
-        on.rollouts.tell(VersionPublished(1))
+        on.rollouts.send(VersionPublished(1))
         wait_for(lambda: on.rollouts.scheduler.counts().job(0).published == 1)
 
 
@@ -290,64 +271,21 @@ def test_stop_takes_every_turn_back_and_ends_the_thread() -> None:
         assert on.rollouts.error is None
         finished = len(on.finished)
         on.is_silent = False
-        on.rollouts.tell(VersionPublished(1))  # Nobody listens.
-        on.rollouts.join(SayingWorker(1, BORROWED, on.rollouts.hear), CAN)
+        on.rollouts.send(VersionPublished(1))  # Nobody listens.
+        on.rollouts.join(SayingWorker(1, BORROWED, on.rollouts.receive), CAN)
     assert len(on.finished) == finished
     assert on.rollouts.counts().in_flight == LOOP.in_flight
-
-
-@pytest.mark.parametrize("fault", [KeyError("turn"), Unavailable("its stream")])
-def test_a_worker_that_cannot_stop_keeps_no_other_from_it(monkeypatch, fault) -> None:
-    def fail(_trajectory: int) -> None:
-        raise fault
-
-    with playing(in_flight=16) as on:
-        broken, other = on.bring(), on.bring(1)
-        on.is_silent = True
-        wait_for(lambda: broken.running and other.running)
-        monkeypatch.setattr(broken, "stop_turn", fail)
-        on.rollouts.stop()
-        assert not other.running
-        assert on.rollouts.error is None
-
-
-@pytest.mark.parametrize("kv_tokens", [1e5, "many", None])
-def test_what_no_count_fits_is_left_out(kv_tokens) -> None:
-    with playing() as on:
-        worker = on.bring()
-        wait_for(lambda: on.finished)
-        on.rollouts.hear(LeaseChanged(worker.number, 9, kv_tokens, 0.0))
-        finished = len(on.finished)
-        wait_for(lambda: len(on.finished) > finished + 4)
-        assert on.rollouts.error is None
-
-
-def test_rollouts_that_were_never_started_can_be_stopped() -> None:
-    with no_thread_is_left():
-        Play().rollouts.stop()
 
 
 def test_an_error_of_the_scheduler_ends_the_thread_and_is_seen() -> None:
     with playing() as on:
         on.bring()
-        on.rollouts.tell(Consumed(-1))
+        on.rollouts.send(Consumed(-1))
         wait_for(lambda: on.rollouts.error)
         assert isinstance(on.rollouts.error, InvalidArgument)
         assert "trajectories" in str(on.rollouts.error)
         assert on.running() == set()
     assert on.rollouts.counts().lost == 0
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_fault_of_something_else_is_seen_as_the_threads_death() -> None:
-    def fail(group: int) -> Task:
-        if group:
-            raise KeyError(group)
-        return draw(group)
-
-    with playing(draw_task=fail) as on:
-        wait_for(lambda: on.rollouts.error)
-        assert "'rose-rollouts' has ended" in str(on.rollouts.error)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 5), max_size=60))
@@ -361,11 +299,3 @@ def test_a_group_is_full_before_a_later_one_begins(size: int, drops: list[int]) 
         if drop == 0:
             members[group] -= 1
             groups.give_back(group)
-
-
-def test_those_that_lost_one_come_first_in_the_order_of_their_losses() -> None:
-    groups = Groups(2)
-    assert [groups.take() for _ in range(5)] == [0, 0, 1, 1, 2]
-    groups.give_back(1)
-    groups.give_back(0)
-    assert [groups.take() for _ in range(4)] == [1, 0, 2, 3]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rose.clock import BootClock
-from rose.demo.rl.settings import LoopSettings
+from rose.demo.rl.settings import RolloutSettings
 from rose.demo.workload import TurnFeeder
 from rose.engines.transformers import Engine
 from rose.scheduler.worker import WorkerKind
 from tests.engines.policies import engine_of, policy
 from tests.waiting import wait_for
 
-LOOP = LoopSettings(in_flight=12, group_size=2, turn_tokens_max=8, context_tokens_max=96)
+LOOP = RolloutSettings(in_flight=12, group_size=2, turn_tokens_max=8, context_tokens_max=96)
 
 
 class Fed:
@@ -22,7 +22,7 @@ class Fed:
         self.feeder = TurnFeeder(
             self.engine,
             WorkerKind.DEDICATED,
-            loop=LOOP,
+            rollouts=LOOP,
             wait_s=wait_s,
             seats=4,
             seed=5,
@@ -44,9 +44,9 @@ def fed() -> Iterator[Fed]:
 
 def test_trajectories_go_on_turn_by_turn_and_none_is_lost(fed: Fed) -> None:
     fed.feeder.resume()
-    wait_for(lambda: fed.feeder._loop.counts().finished >= 15)
+    wait_for(lambda: fed.feeder._rollouts.counts().finished >= 15)
     fed.close()
-    counts = fed.feeder._loop.counts()
+    counts = fed.feeder._rollouts.counts()
     assert (counts.dropped, counts.lost) == (0, 0)
     assert counts.in_flight >= LOOP.in_flight - 2
     # More than one turn of each, none longer than it may be.
@@ -62,25 +62,15 @@ def test_a_paused_engine_says_nothing_and_keeps_its_turns(fed: Fed) -> None:
         said = fed.feeder.tokens
         time.sleep(0.2)
         assert fed.feeder.tokens == said
-    assert fed.feeder._loop.history.resumed == set()
+    assert fed.feeder._rollouts.history.resumed == set()
     assert fed.feeder.failures == []
-
-
-def test_nothing_is_said_before_it_may_run(fed: Fed) -> None:
-    fed.feeder.resume()
-    wait_for(lambda: fed.feeder.tokens)
-    late = Fed()
-    late.feeder.start()
-    time.sleep(0.2)
-    assert late.feeder.tokens == 0
-    late.close()
 
 
 def test_a_trajectory_whose_tool_takes_for_ever_keeps_no_other_from_its_turns() -> None:
     fed = Fed(wait_s=lambda number, _turn: 1e6 if number < LOOP.in_flight // 2 else 0.0)
     fed.feeder.start()
     fed.feeder.resume()
-    wait_for(lambda: fed.feeder._loop.counts().finished >= 10)
+    wait_for(lambda: fed.feeder._rollouts.counts().finished >= 10)
     fed.close()
     assert fed.feeder.failures == []
 

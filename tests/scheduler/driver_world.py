@@ -1,4 +1,4 @@
-"""A front that is killed at any step, with workers that live on, in virtual time.
+"""A driver that is killed at any step, with workers that live on, in virtual time.
 
 Workers say true tokens: the one at a place of a context is a function of the trajectory's seed and
 the place. What they say comes late, twice, out of order or not at all. Callers repeat whatever was
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.course import SlowCopy
+from rose.scheduler.driver_events import Begun, Ended, Entry, Registered, Step
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered, Step
 from rose.scheduler.state import Checkpoint, Gone, Outcome
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnRequest,
     VersionCommitted,
@@ -115,19 +115,19 @@ class Caller:
         if self.trajectory in rollouts.state.used:
             self.is_over = True
             return None
-        course = rollouts.state.trajectories.get(self.trajectory)
-        if course is None:
+        state = rollouts.state.trajectories.get(self.trajectory)
+        if state is None:
             return Begun(self.trajectory, self.trajectory // 4, 0, self.trajectory)
-        if not course.record().is_admitted:
+        if not state.record().is_admitted:
             return None
         if self.turn == turns_of(self.trajectory):
             return Ended(self.trajectory, is_wanted=True)
-        if self.turn < len(course.turns):
-            self.hear(course.turns[self.turn])
+        if self.turn < len(state.turns):
+            self.receive(state.turns[self.turn])
             return self.entry(durable)
-        return course.asked(self.turn, self.prompt, SAMPLING)
+        return state.asked(self.turn, self.prompt, SAMPLING)
 
-    def hear(self, result: TurnResult) -> None:
+    def receive(self, result: TurnResult) -> None:
         assert result.turn == self.turn
         expected = truth(self.trajectory, self.prompt, self.turn)
         for field in ("tokens", "logprobs", "versions", "is_cut"):
@@ -154,26 +154,26 @@ class MortalStore(FileStore):
         super().save(checkpoint)
 
 
-class DeadEpochs(FrontWatch):
+class DeadEpochs(DriverWatch):
     """Fails when a turn is started under a lease that was heard to be over."""
 
     def __init__(self, last: dict[int, int]) -> None:
         self.last = last  # by worker: the newest epoch that was heard
         self.revoked: set[tuple[int, int]] = set()
 
-    def heard(self, entry: Entry) -> None:
-        if isinstance(entry, LeaseChanged):
-            newest = max(self.last.get(entry.worker, 0), entry.lease_epoch)
+    def received(self, entry: Entry) -> None:
+        if isinstance(entry, GrantChanged):
+            newest = max(self.last.get(entry.worker, 0), entry.grant_epoch)
             self.last[entry.worker] = newest
-            if entry.kv_tokens == 0 and entry.lease_epoch == newest:
+            if entry.kv_tokens == 0 and entry.grant_epoch == newest:
                 self.revoked.add((entry.worker, newest))
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
-        assert request.lease_epoch == self.last[worker]
-        assert (worker, request.lease_epoch) not in self.revoked
+        assert request.grant_epoch == self.last[worker]
+        assert (worker, request.grant_epoch) not in self.revoked
 
 
-class FrontWorld:
+class DriverWorld:
     def __init__(
         self,
         path: Path,
@@ -275,7 +275,7 @@ class FrontWorld:
         elif worker.running and self.chance(0.03):
             worker.leave(self.random.choice(list(worker.running)), TurnEnd.INTERRUPTED)
         elif not self.chance(0.05):
-            worker.report_lease()
+            worker.report_grant()
         for trajectory in list(worker.running):
             if self.chance(0.02):
                 worker.leave(trajectory, TurnEnd.FAILED)
@@ -338,7 +338,7 @@ class FrontWorld:
         self.mail = [one for one in self.mail if one[0] > self.clock.now_ms]
         for *_, event in due:
             if event.worker not in self.away:
-                yield partial(self.hear, event)
+                yield partial(self.receive, event)
         for caller in self.callers:
             if not caller.is_over:
                 yield partial(self.speak, caller)
@@ -349,10 +349,10 @@ class FrontWorld:
         can = replace(CAPABILITIES, version=self.versions.get(worker.number, 0))
         worker.running.clear()  # Its stream ended with the life before.
         self.durable.take(Registered(worker.number, worker.kind, can), worker)
-        worker.report_lease()
+        worker.report_grant()
 
-    def hear(self, event: WorkerEvent) -> None:
-        self.durable.hear(event)
+    def receive(self, event: WorkerEvent) -> None:
+        self.durable.receive(event)
 
     def speak(self, caller: Caller) -> None:
         patience_ms = caller.gives_up_after_ms
@@ -375,7 +375,7 @@ class FrontWorld:
         if left == 0 or (left < SETTINGS.batch_trajectories and not is_last):
             # What was given up is not trained on, so batches may stay short.
             under_way = self.durable.rollouts.state.trajectories.values()
-            if left == 0 or any(course.record().is_admitted for course in under_way):
+            if left == 0 or any(state.record().is_admitted for state in under_way):
                 return
         self.durable.take(Consumed(min(left, SETTINGS.batch_trajectories)))
 

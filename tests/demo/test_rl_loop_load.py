@@ -1,10 +1,10 @@
-"""What the demo makes of a circle that does not end as it should."""
+"""What the demo makes of an RL loop that does not end as it should."""
 
 from types import SimpleNamespace
 
 from rose.clock import BootClock
 from rose.demo.rl.history import History
-from rose.demo.workload import CircleLoad
+from rose.demo.workload import RlLoopLoad
 from rose.errors import DeadlineExceeded
 
 
@@ -12,8 +12,8 @@ def test_what_does_not_end_is_an_incident_and_the_report_still_comes() -> None:
     def stop() -> None:
         raise DeadlineExceeded("the rollouts have not ended")
 
-    load = object.__new__(CircleLoad)
-    load.circle = SimpleNamespace(stop=stop, history=History(BootClock()))
+    load = object.__new__(RlLoopLoad)
+    load.rl_loop = SimpleNamespace(stop=stop, history=History(BootClock()))
     load.stop()
-    ((_, said),) = load.circle.history.incidents
+    ((_, said),) = load.rl_loop.history.incidents
     assert said == "the rollouts have not ended"

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rose.errors import InvalidArgument
 from rose.scheduler.coerce import checked, counts, reals
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     VersionCommitted,
@@ -21,7 +21,7 @@ _LOGPROB_MAX: Final = 1e-6
 _WORKERS_MAX: Final = 4096
 
 
-def believable(event: object) -> WorkerEvent | None:
+def validated(event: object) -> WorkerEvent | None:
     """Return an event with checked fields; None if it is invalid.
 
     Numbers become Python's. An output with unusable tokens becomes a failed one: the worker could
@@ -60,7 +60,7 @@ def _row(event: TurnOutput) -> dict[str, Any] | None:
     return {"tokens": tokens, "logprobs": logprobs, "versions": versions}
 
 
-class EarlyNews:
+class PreRegistrationBuffer:
     """Pre-registration buffer: a worker's event stream may start before its registration.
 
     Keeps of each worker the newest capacity grant and the last version event.
@@ -76,16 +76,16 @@ class EarlyNews:
         if isinstance(event, WorkerLost):
             self._kept.pop(event.worker, None)
             return False
-        if not isinstance(event, LeaseChanged | VersionCommitted):
+        if not isinstance(event, GrantChanged | VersionCommitted):
             return False
         if event.worker in self._kept or len(self._kept) < _WORKERS_MAX:
             kept = self._kept.setdefault(event.worker, {})
             before = kept.get(type(event))
             # A broken stream may repeat an old grant after the new one.
             if not (
-                isinstance(event, LeaseChanged)
-                and isinstance(before, LeaseChanged)
-                and event.lease_epoch < before.lease_epoch
+                isinstance(event, GrantChanged)
+                and isinstance(before, GrantChanged)
+                and event.grant_epoch < before.grant_epoch
             ):
                 kept[type(event)] = event
         return True

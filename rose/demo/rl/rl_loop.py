@@ -20,7 +20,7 @@ from rose.demo.rl.handoff import Handoff
 from rose.demo.rl.history import RelayedBytes
 from rose.demo.rl.messages import submit
 from rose.demo.rl.rollouts import RolloutThread
-from rose.demo.rl.settings import CircleSettings, TrainerOptions
+from rose.demo.rl.settings import RlLoopSettings, TrainerOptions
 from rose.demo.rl.supervisor import OnReady, Supervisor
 from rose.demo.rl.training import unsaved_max
 from rose.engines.transformers import EngineWorker, LiveWeights
@@ -29,7 +29,7 @@ from rose.node.feed import receive
 from rose.scheduler import Capabilities
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.remote import RemoteWorker
-from rose.scheduler.worker import LeaseChanged, WorkerEvent, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.manifest import Manifest
 from rose.transfer.receiving.receiver import Receiver
 from rose.transfer.receiving.staging import ReceiverState
@@ -76,11 +76,11 @@ _TOKEN_BYTES: Final = 32
 def _is_beyond_help(event: WorkerEvent) -> bool:
     """Return whether a dedicated worker is lost, or gave up its grant over unknown weights."""
     return isinstance(event, WorkerLost) or (
-        isinstance(event, LeaseChanged) and event.kv_tokens == 0
+        isinstance(event, GrantChanged) and event.kv_tokens == 0
     )
 
 
-class Circle:
+class RlLoop:
     """Owns the programs, the rollouts and all connections between them.
 
     Args:
@@ -93,25 +93,25 @@ class Circle:
     """
 
     def __init__(
-        self, settings: CircleSettings, *, wait_s: Callable[[int, int], float], clock: Clock
+        self, settings: RlLoopSettings, *, wait_s: Callable[[int, int], float], clock: Clock
     ) -> None:
         self._settings = settings
         self._checkpoint = settings.folder / "trainer.checkpoint"
         self._clock = clock
         self.handoff = Handoff(
-            kept=unsaved_max(settings.trainer.batch, settings.loop.group_size),
-            tell=self._tell,
+            kept=unsaved_max(settings.trainer.batch, settings.rollouts.group_size),
+            report=self._send,
             on_refused=self._refused,
         )
-        self.loop = RolloutThread(
-            settings.loop,
+        self.rollouts = RolloutThread(
+            settings.rollouts,
             scheduler=settings.scheduler,
             seed=settings.seed,
             wait_s=wait_s,
             on_finished=self.handoff.put,
             clock=clock,
         )
-        self.history = self.loop.history
+        self.history = self.rollouts.history
         self._token = secrets.token_hex(_TOKEN_BYTES)
         self._trainer_address = self._weights_address = "127.0.0.1:0"  # the second is the relay's
         self.relayed = RelayedBytes()
@@ -133,10 +133,10 @@ class Circle:
             DeadlineExceeded: a program is not ready in time.
         """
         self._start(TRAINER, self._trainer_command, self._trainer_began)
-        self._start(RELAY, self._relay_command, self._relay_began, on_line=self.relayed.hear)
+        self._start(RELAY, self._relay_command, self._relay_began, on_line=self.relayed.receive)
         self._parts.callback(self.handoff.stop)
-        self._parts.callback(self.loop.stop)
-        self.loop.start()
+        self._parts.callback(self.rollouts.stop)
+        self.rollouts.start()
         self.handoff.start()
         self._start(DEDICATED, self._worker_command, self._worker_began)
         self._parts.callback(self._hang_up)
@@ -147,7 +147,7 @@ class Circle:
         """Add a borrowed worker after `start`; its engine must be running.
 
         Args:
-            worker: number `BORROWED`, made with `on_event=circle.loop.hear`.
+            worker: number `BORROWED`, made with `on_event=rl_loop.rollouts.receive`.
             weights: weights of its engine's model, loaded from the same preset or folder.
             seats: maximum concurrent turns.
             share: expected share of the time in which it runs, > 0; scales the measured speed of
@@ -166,7 +166,7 @@ class Circle:
             decode_ms_per_sequence=measured["decode_ms_per_sequence"] / share,
             domain=BORROWED,
         )
-        self.loop.join(worker, can)
+        self.rollouts.join(worker, can)
 
     def lost(self) -> int:
         """Return the number of unaccounted trajectories; exact after `stop`.
@@ -174,13 +174,13 @@ class Circle:
         A started trajectory must be in flight, dropped, waiting for handoff, refused by the
         trainer, or known to the trainer.
         """
-        counts, handoff = self.loop.counts(), self.handoff
+        counts, handoff = self.rollouts.counts(), self.handoff
         known = handoff.status.consumed + handoff.waiting + handoff.refused
         return counts.lost + max(0, counts.finished - known)
 
     def failure(self) -> str | None:
         """Return why the loop ended for good; None while it runs."""
-        for part in (self.loop, self.handoff):
+        for part in (self.rollouts, self.handoff):
             if part.error is not None:
                 return str(part.error)
         if self._receiver is not None and self._receiver.state is ReceiverState.QUARANTINED:
@@ -195,12 +195,12 @@ class Circle:
         """
         self._parts.close()
 
-    def _tell(self, news: VersionPublished | Consumed) -> None:
-        self.loop.tell(news)
+    def _send(self, news: VersionPublished | Consumed) -> None:
+        self.rollouts.send(news)
 
     def _refused(self, why: str) -> None:
         self.history.incident(f"the trainer refuses a trajectory: {why}")
-        self.loop.tell(Consumed(1))  # Lets the scheduler admit another trajectory instead.
+        self.rollouts.send(Consumed(1))  # Lets the scheduler admit another trajectory instead.
 
     def _hang_up(self) -> None:
         if self._dedicated is not None:
@@ -256,7 +256,7 @@ class Circle:
             seed=settings.seed,
             run=f"seed-{settings.seed}",
             checkpoint=str(self._checkpoint),
-            group_size=settings.loop.group_size,
+            group_size=settings.rollouts.group_size,
             settings=settings.trainer,
             first_version=version + 1 if version else 0,
             weights_address=self._trainer_address,
@@ -303,14 +303,14 @@ class Circle:
         )
         before = self._dedicated
 
-        def hear(event: WorkerEvent) -> None:
-            self.loop.hear(event)
+        def receive(event: WorkerEvent) -> None:
+            self.rollouts.receive(event)
             if _is_beyond_help(event) and self._started == incarnation:
                 self.programs[DEDICATED].kill()  # The supervisor starts the next incarnation.
 
         self._dedicated = RemoteWorker(
-            ready["address"], ready["token"], number, WorkerKind.DEDICATED, hear
+            ready["address"], ready["token"], number, WorkerKind.DEDICATED, receive
         )
-        self.loop.join(self._dedicated, can)
+        self.rollouts.join(self._dedicated, can)
         if before is not None:
             before.close()

@@ -1,4 +1,4 @@
-"""A whole circle, small: serving and a borrower on one device, a trainer and a dedicated worker."""
+"""A small RL loop: serving and a borrower on one device, a trainer and a dedicated worker."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from typing_extensions import Self
 
 from rose.clock import BootClock
 from rose.demo.record import CommitRecord
-from rose.demo.rl.circle import BORROWED, DEDICATED, Circle
-from rose.demo.rl.settings import CircleSettings, LoopSettings, TrainerSettings
+from rose.demo.rl.rl_loop import BORROWED, DEDICATED, RlLoop
+from rose.demo.rl.settings import RlLoopSettings, RolloutSettings, TrainerSettings
 from rose.engines.transformers import EngineWorker, LiveWeights, load_model
 from rose.scheduler import SchedulerSettings
 from rose.scheduler.worker import WorkerKind
@@ -26,14 +26,14 @@ HEARD_S = 0.5
 MODEL = "micro-policy"
 
 
-def settings(folder: Path, **changes) -> CircleSettings:
-    return CircleSettings(
+def settings(folder: Path, **changes) -> RlLoopSettings:
+    return RlLoopSettings(
         **{
             "model": MODEL,
             "seed": 3,
             "folder": folder,
             "is_background": False,
-            "loop": LoopSettings(
+            "rollouts": RolloutSettings(
                 in_flight=24,
                 group_size=4,
                 turn_tokens_max=96,  # Longer than a worker waits before it reports tokens.
@@ -50,16 +50,16 @@ def settings(folder: Path, **changes) -> CircleSettings:
     )
 
 
-class CircleRig:
+class RlLoopRig:
     """Everything at work: the borrowed worker has a lease, and serving asks for memory."""
 
     def __init__(self, folder: Path) -> None:
         self.model = load_model(MODEL, seed=3)
         self.weights = LiveWeights(self.model)
         self.pair = Pair((thin_qwen2(seed=1), self.model), is_sampling=True)
-        self.circle = Circle(settings(folder), wait_s=lambda _n, _turn: 0.02, clock=BootClock())
+        self.rl_loop = RlLoop(settings(folder), wait_s=lambda _n, _turn: 0.02, clock=BootClock())
         self.worker = EngineWorker(
-            self.pair.rollout, BORROWED, WorkerKind.BORROWED, self.circle.loop.hear
+            self.pair.rollout, BORROWED, WorkerKind.BORROWED, self.rl_loop.rollouts.receive
         )
         self._serving = Client(self.pair.serving, "serving", seed=5)
         self._is_over = threading.Event()
@@ -67,8 +67,8 @@ class CircleRig:
 
     def __enter__(self) -> Self:
         self.pair.__enter__()
-        self.circle.start()
-        self.circle.add_borrowed(self.worker, self.weights, seats=6, share=0.5)
+        self.rl_loop.start()
+        self.rl_loop.add_borrowed(self.worker, self.weights, seats=6, share=0.5)
         self.worker.grant()
         self._traffic.start()
         return self
@@ -76,7 +76,7 @@ class CircleRig:
     def __exit__(self, *failure: object) -> None:
         self._is_over.set()
         self._traffic.join(timeout=LONG_S)
-        self.circle.stop()
+        self.rl_loop.stop()
         self.pair.__exit__(*failure)
 
     def _send(self) -> None:
@@ -91,32 +91,32 @@ class CircleRig:
             self._serving.wait()
 
     def commits(self, kind: WorkerKind) -> list[CommitRecord]:
-        return [one for one in self.circle.history.commits if one.worker == kind.value]
+        return [one for one in self.rl_loop.history.commits if one.worker == kind.value]
 
     def newest(self, kind: WorkerKind) -> int:
         return max((one.version for one in self.commits(kind) if one.is_match), default=0)
 
     def incidents(self, said: str) -> int:
-        return sum(said in what for _, what in self.circle.history.incidents)
+        return sum(said in what for _, what in self.rl_loop.history.incidents)
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; the circle must turn all the while."""
+        """Wait until a condition holds; the RL loop must turn all the while."""
         until = time.monotonic() + LONG_S
         while not condition():
-            assert self.circle.failure() is None, self.circle.failure()
+            assert self.rl_loop.failure() is None, self.rl_loop.failure()
             assert time.monotonic() < until, (
-                self.circle.loop.counts(),
-                self.circle.history.incidents,
+                self.rl_loop.rollouts.counts(),
+                self.rl_loop.history.incidents,
             )
             time.sleep(LOOK_S)
 
     def finished(self) -> int:
-        return self.circle.loop.counts().finished
+        return self.rl_loop.rollouts.counts().finished
 
     def wait_for_more_tokens(self, kind: WorkerKind) -> None:
         """Wait until a worker of `kind` says something."""
-        tokens = self.circle.history.tokens(kind)
-        self.wait(lambda: self.circle.history.tokens(kind) > tokens)
+        tokens = self.rl_loop.history.tokens(kind)
+        self.wait(lambda: self.rl_loop.history.tokens(kind) > tokens)
 
     def kill_dedicated_mid_turn(self) -> int:
         """Kill the dedicated worker when it has said a part of a turn that never moved before.
@@ -125,8 +125,8 @@ class CircleRig:
             How many had resumed until then.
         """
         self.wait(self._is_frozen_mid_turn)
-        resumed = self.circle.loop.counts().resumed
-        self.circle.programs[DEDICATED].kill()
+        resumed = self.rl_loop.rollouts.counts().resumed
+        self.rl_loop.programs[DEDICATED].kill()
         return resumed
 
     def _is_frozen_mid_turn(self) -> bool:
@@ -134,10 +134,10 @@ class CircleRig:
 
         A turn that looks open may have ended already: that is heard a moment later.
         """
-        pid = self.circle.programs[DEDICATED].pid
+        pid = self.rl_loop.programs[DEDICATED].pid
         os.kill(pid, signal.SIGSTOP)
         time.sleep(HEARD_S)
-        history = self.circle.history
+        history = self.rl_loop.history
         if any(
             part.worker == WorkerKind.DEDICATED.value and part.tokens and not part.end_s
             for part in list(history._open.values())
