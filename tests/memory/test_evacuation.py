@@ -98,11 +98,3 @@ def test_copies_read_all_sources_first() -> None:
     assert [bytes_of(space, block) for block in ids] == before[::-1]
     with pytest.raises(InvalidArgument, match="1 blocks cannot be copied to 2"):
         space.copy_blocks(ids[:1], ids)
-
-
-def test_only_a_planned_move_can_be_ended() -> None:
-    _, space = space_of(LAYERED)
-    ids = space.allocator.alloc(2)
-    assert ids is not None
-    with pytest.raises(InvalidArgument, match=f"no move of block {ids[0]} to {ids[1]} is planned"):
-        space.allocator.finish_evacuation(ids[:1], ids[1:])

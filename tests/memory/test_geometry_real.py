@@ -105,14 +105,6 @@ def test_larger_blocks_have_a_slab_or_the_reason_why_not(model: str, tokens: int
             choose_slab_bytes(*groups)
 
 
-def test_slab_is_chosen_for_the_null_blocks_too() -> None:
-    one_block = KVGeometry(1, 1, 2 * MIB)
-    assert one_block.waste(2 * MIB) == 0
-    assert choose_slab_bytes(one_block) == 4 * MIB
-    with pytest.raises(InvalidArgument, match="2 must fit a slab for null blocks"):
-        choose_slab_bytes(one_block, at_most=2 * MIB)
-
-
 def test_sizes_that_suit_one_each_are_no_size_for_both() -> None:
     of_three, of_five = KVGeometry(1, 1, 3 * MIB), KVGeometry(1, 1, 5 * MIB)
     assert choose_slab_bytes(of_three, page_bytes=MIB, at_most=14 * MIB) == 6 * MIB
@@ -178,11 +170,3 @@ def few_layers(model: str, layers: int) -> ModelShape:
 def test_no_cell_of_a_model_touches_another(pair, layers, kv, tokens, page_kib) -> None:
     models = [few_layers(model, count) for model, count in zip(pair, layers, strict=True)]
     check_cells(*spaces_of(models, kv=kv, tokens=tokens, page_bytes=page_kib * KIB))
-
-
-def test_latent_blocks_that_do_not_divide_a_slab_stay_apart_at_full_size() -> None:
-    models = [find_model("Qwen2.5-7B"), find_model("DeepSeek-V3")]
-    arbiter, spaces = spaces_of(models, kv=FP8, tokens=16, page_bytes=2 * MIB)
-    assert spaces[1].geometry.layer_block_bytes == 9 * KIB
-    assert arbiter.slab_bytes % (9 * KIB) != 0
-    check_cells(arbiter, spaces)

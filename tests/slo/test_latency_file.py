@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose._core import LatencyModel, LatencyState
+from rose._core import LatencyModel
 from rose.errors import CorruptData, InvalidArgument
 from rose.slo import Policy, latency_file
 from rose.slo.latency_file import (
@@ -91,10 +91,6 @@ def forged(**changed: object) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     document["crc32"] = zlib.crc32(canonical.encode())
     return json.dumps(document)
-
-
-def test_a_forged_text_is_told_from_a_wrong_one() -> None:
-    assert saved(load_text(forged(), Policy())) == SAVED
 
 
 @pytest.mark.parametrize(
@@ -206,11 +202,3 @@ def test_a_place_that_cannot_be_written_or_read_is_the_callers_to_mend(tmp_path:
     with pytest.raises(InvalidArgument, match="cannot read the latency model"):
         load_latency_model(tmp_path, Policy())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_is_what_was_learned() -> None:
-    taken = [(1.0, 10.0, 512.0, 5.0), *[(1.0, 10.0, 0.0, 6.0)] * 10]
-    state = learned_from(taken, Policy()).state()
-    assert isinstance(state, LatencyState)
-    assert (state.observations, state.seen) == (11, [10, 0, 1])
-    assert [len(scores) for scores in state.scores] == [2, 0, 0]  # the first 8 train the model
