@@ -241,6 +241,8 @@ class Engine:
             self.prober.stop()
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
+            # Kept at the model, it would be the manager of every later engine, whatever its config.
+            vars(self.manager.model).pop("_cached_continuous_batching_manager", None)
         # Its thread is gone, so this thread may restore the weights.
         self.processor.abandon_commits()
         for action in reversed(self._on_stop):
