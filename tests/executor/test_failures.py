@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rose.compute.gpu as compute_gpu
-from rose._core import CloseReason, HostGate, ManualClock, Verdict
+from rose._core import CloseReason, ManualClock
 from rose.errors import RoseError, StepAborted
 from rose.executor import SLO, CoServing, Policy, Quantum, Reason, Refusal, StepBatch
 from rose.units import NS_PER_MS
@@ -31,8 +31,6 @@ from tests.known_model import confirm
 from tests.waiting import LONG_S, wait_for
 
 QUANTUM = Policy().max_segments
-# A parked borrower looks up so often, whether it was rung for or not (`HostGate::kLookAgainNs`).
-LOOK_AGAIN_S = 0.02
 
 
 # ---- serving's process freezes or dies -----------------------------------------------------------
@@ -139,7 +137,7 @@ def test_a_parked_borrower_that_looks_up_keeps_its_lease(open_rig) -> None:
     step.park()
     looks = [0]
     rig.rollout.on_look = lambda: looks.__setitem__(0, looks[0] + 1)
-    wait_for(lambda: looks[0] >= 30)  # 50 ms each: longer than a lease lasts
+    wait_for(lambda: looks[0] >= 22)  # 50 ms each: longer than a lease lasts
     assert rig.counts()[1] == lent
     assert rig.rollout.leaving() == frozenset()
     rig.serving.finished("a")
@@ -160,33 +158,6 @@ def test_a_device_whose_borrower_never_parks_closes_all_the_same(open_rig) -> No
     wait_for(lambda: step.outcome == "closed")
     rig.threads[0].join(LONG_S)
     assert not rig.device.gate.is_running()
-
-
-# ---- the parked host sleeps ----------------------------------------------------------------------
-
-
-def test_a_host_at_a_closed_gate_sleeps_between_its_looks() -> None:
-    gate = HostGate()
-    gate.begin_step()
-    before, began = gate.demand, time.monotonic()
-    assert gate.pass_(timeout_ms=300) is Verdict.TIMED_OUT
-    looks = gate.demand - before
-    # However slow the machine is, that makes the time longer and not the looks more.
-    assert 1 <= looks <= (time.monotonic() - began) / LOOK_AGAIN_S + 2
-
-
-@in_child()
-def test_a_host_whose_stream_stops_at_a_closed_gate_sleeps_too(fake: Fake) -> None:
-    rig = gpu.Rig()
-    with rig.step():
-        rig.serving.arrived("a", prompt_tokens=8)
-        before, began = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.monotonic()
-        assert rig.rollout._gate.pass_(timeout_ms=300) is Verdict.TIMED_OUT
-        woken = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
-        # Its first naps are shorter: a stream rings no bell when it has passed an open gate.
-        assert 1 <= woken <= (time.monotonic() - began) / LOOK_AGAIN_S + 40
-    rig.serving.finished("a")
-    rig.close()
 
 
 # ---- clocks that jump ----------------------------------------------------------------------------

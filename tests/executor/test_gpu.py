@@ -98,29 +98,6 @@ def test_a_closed_device_leaves_nothing_on_the_gpu(fake: Fake) -> None:
 
 
 @in_child()
-def test_steps_run_while_serving_is_idle_and_none_starts_after_an_arrival(fake: Fake) -> None:
-    rig = Rig()
-    with rig.step():
-        rig.rollout.gate()
-        rig.rollout.finish()
-    passed = rig.device.gate.passed
-    assert passed >= 2
-    rig.serving.arrived("a", prompt_tokens=8)
-    match rig.rollout.try_step(timeout_ms=20):
-        case Quantum():
-            raise AssertionError("a step began although serving has a request")
-        case Refusal():
-            pass
-    assert rig.device.gate.passed == passed
-    rig.serving.finished("a")
-    with rig.step():
-        rig.rollout.finish()
-    assert rig.device.gate.passed > passed
-    rig.close()
-    assert fake.faults() == []
-
-
-@in_child()
 def test_a_step_is_granted_when_its_first_segment_has_started_and_not_before(fake: Fake) -> None:
     rig = Rig()
     with rig.step():  # the creditor is there
@@ -298,12 +275,6 @@ def test_a_pool_that_does_not_fit_is_said_and_leaves_nothing(fake: Fake) -> None
     del device
     gc.collect()
     assert fake.live() == []
-
-
-@in_child()
-def test_a_gpu_that_is_not_there_is_one_sentence(fake: Fake) -> None:
-    with pytest.raises(InvalidArgument, match="no CUDA device 7"):
-        CoServing.open("cuda:7", pool_bytes=64 * MIB)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:0,1", "CPU"])

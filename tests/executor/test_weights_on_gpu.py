@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from rose.errors import DeadlineExceeded, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, WeightsLease
-from rose.executor.weight_bins import HostUpload, StreamUpload
 from rose.executor.weights import WeightsState
 from rose.memory import DeviceArray
 from rose.units import MIB
@@ -134,16 +133,4 @@ def test_every_copy_that_fails_gives_all_slabs_back_and_is_said(fake: Fake) -> N
         assert rig.held == 0
     assert rig.lease.activate() is None
     assert rig.on_device() == rig.expected()
-    rig.close(fake)
-
-
-@in_child()
-def test_each_way_of_copying_refuses_the_others_bytes(fake: Fake) -> None:
-    rig = Rig()
-    rig.lease.activate()
-    with pytest.raises(InvalidArgument, match="StreamUpload"):
-        HostUpload().copy(rig.lease.window_of(0), rig.rows[0])
-    with pytest.raises(InvalidArgument, match="HostUpload"):
-        rig.lane.upload.copy(rig.rows[1], rig.rows[1])
-    assert isinstance(rig.lane.upload, StreamUpload)
     rig.close(fake)
