@@ -120,33 +120,6 @@ def test_a_pending_request_keeps_the_gate_closed_until_it_ends(tmp_path: Path) -
     assert verify_log(device.path).violations == []
 
 
-def test_one_wild_segment_does_not_end_lending_for_ever(tmp_path: Path) -> None:
-    clock = ManualClock()
-    device = Device(tmp_path / "log", clock=clock)
-    device.state.beat()
-    device.creditor.start()
-    device.gate.begin_step()
-    assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
-    clock.advance(10**9)  # a second: more than blocking_ms allows for any quantum
-    slot = device.state.arrived(tokens=1)
-    device.gate.leave()
-    device.state.beat()
-    device.state.finished(slot)
-    device.wait_for(QuantumRefusal.SLO_AT_RISK)
-    assert device.creditor.segment_upper_ms == 1000
-    assert device.gate.pass_(timeout_ms=5) is Verdict.TIMED_OUT
-    clock.advance(5 * 10**9 + 1)
-    device.state.beat()
-    for _ in range(MAX_SEGMENTS + 1):
-        assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
-        clock.advance(10**6)
-        device.state.beat()
-    assert device.creditor.segment_upper_ms < 5
-    device.gate.end_step()
-    device.close()
-    assert verify_log(device.path).violations == []
-
-
 def test_every_quantum_of_a_busy_device_verifies(tmp_path: Path) -> None:
     device = Device(tmp_path / "log", clock=ManualClock())
     device.state.beat()

@@ -121,24 +121,6 @@ def test_kv_in_slabs_that_leave_moves_and_its_requests_go_on(
         assert stepper.client.wrong(truth) == []
 
 
-def test_what_does_not_fit_elsewhere_is_requeued(
-    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with stepping(models, monkeypatch, "alike") as (stepper, truth):
-        stepper.client.send(prompt_tokens=60, new_tokens=20)
-        stepper.step()
-        stepper.pair.rollout_lane.give_back_idle()
-        held = stepper.pair.device.arbiter.snapshot().partitions[1].held
-        stepper.prepare()
-        stepper.pair.device.lender.take_back(held)
-        stepper.processor._generation_step(stepper.engine.manager.model)
-        stepper.processor.update_batch()
-        assert stepper.pair.device.arbiter.snapshot().partitions[1].held == 0
-        assert stepper.processor.scheduler.preempted_tokens > 0
-        stepper.finish()
-        assert stepper.client.wrong(truth) == []
-
-
 def test_weights_are_not_moved_like_kv(
     models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,8 @@
 """Hosts that freeze and die, clocks that jump, gates that never park, drivers that fail."""
 
 import gc
-import json
 import resource
-import selectors
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,7 +21,8 @@ from rose.executor import SLO, CoServing, Policy, Quantum, Reason, Refusal, Step
 from rose.units import NS_PER_MS
 from tests.executor import test_gpu as gpu
 from tests.executor.conftest import CALM, SERVING_KV, SLAB, ParkedStep, Rig
-from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, Child
+from tests.executor.test_attached import BLOCKS_PER_SLAB, Child
+from tests.executor.test_serving_dies import Serving
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
 from tests.waiting import LONG_S, wait_for
@@ -36,25 +33,14 @@ QUANTUM = Policy().max_segments
 # ---- serving's process freezes or dies -----------------------------------------------------------
 
 
-class ServingProcess:
-    """The program of `serving_program.py`, with a borrower of another process in a step."""
+class ServingProcess(Serving):
+    """Serving in a process of its own, with a borrower of another process in a step."""
 
     def __init__(self, folder: Path) -> None:
-        path = str(folder / "device.sock")
         # No lease expires: what is looked at is credit.
-        knobs = {**CALM, "lease_ttl_ms": 1e7, "heartbeat_ttl_ms": 250.0}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.executor.serving_program", path, json.dumps(knobs)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            assert selector.select(LONG_S), "serving's process says nothing"
-        assert self.process.stdout.readline() == '"ready"\n'
-        self.borrower = Child(path)
+        knobs = {"lease_ttl_ms": 1e7, "heartbeat_ttl_ms": 250.0}
+        super().__init__(str(folder / "device.sock"), "shared", **knobs)
+        self.borrower = Child(self.path)
         self.borrower.do("borrow", BLOCKS_PER_SLAB)
         assert self.borrower.do("begin_step")
         self.borrower.do("go_on")  # segment after segment, for ever
@@ -71,8 +57,7 @@ class ServingProcess:
 
     def end(self) -> None:
         self.borrower.end()
-        self.process.kill()
-        self.process.communicate()
+        self.kill()
 
 
 @pytest.fixture

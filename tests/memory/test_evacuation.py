@@ -77,16 +77,6 @@ def test_leaving_slabs_go_home_while_their_data_stays(geometry: KVGeometry) -> N
         assert bytes_of(space, moved.get(block, block)) == data
 
 
-def test_no_more_blocks_move_than_allowed() -> None:
-    _, space = space_of(LAYERED)
-    stamped(space, stride=8)
-    fewest = min(used for slab in range(SLABS) if (used := space.allocator.used(slab)))
-    assert space.evacuate(limit=fewest - 1) == {}
-    assert len(space.evacuate(limit=fewest)) == fewest
-    with pytest.raises(InvalidArgument, match="less than no block"):
-        space.evacuate(limit=-1)
-
-
 def test_copies_read_all_sources_first() -> None:
     _, space = space_of(LAYERED)
     ids = space.allocator.alloc(2)

@@ -168,19 +168,6 @@ def test_null_blocks_of_groups_share_no_byte() -> None:
     assert sum(ranges[-1]) <= 2 * arbiter.slab_bytes
 
 
-def test_evacuation_of_one_group_may_use_what_the_other_left() -> None:
-    arbiter, tenant, groups = device(*SIZES)
-    lend(arbiter, tenant, 2)
-    first, second = (space.allocator for space in groups.spaces)
-    of_second = second.alloc(1)
-    of_first = first.alloc(1)
-    slab = first.slab_of(of_first[0])
-    second.free(of_second)
-    moved = groups.spaces[0].evacuate([slab])
-    assert first.slab_of(moved[of_first[0]]) != slab
-    arbiter.check_invariants()
-
-
 def test_bad_groups_are_refused_in_a_sentence() -> None:
     with pytest.raises(InvalidArgument, match="at least one group of layers"):
         groups_of([])

@@ -70,11 +70,6 @@ def test_a_worker_in_a_process_says_where_it_is_and_serves(spawn, node) -> None:
     wait_for(scheduler.losses)
 
 
-def test_every_run_has_a_token_of_its_own(spawn) -> None:
-    one, two = spawn(), spawn()
-    assert one.address()[1] != two.address()[1]
-
-
 def test_a_worker_killed_mid_turn_is_lost_once_and_what_it_said_is_kept(spawn, node) -> None:
     worker, scheduler = spawn(SLOW), Scheduler()
     address, token = worker.address()

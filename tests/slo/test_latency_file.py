@@ -130,24 +130,6 @@ def test_another_version_is_refused() -> None:
         load_text(json.dumps(document), Policy())
 
 
-def test_a_smaller_window_keeps_the_newest_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = [(1.0, 10.0, 0.0, 5.0 + number / 100) for number in range(60)]
-    monkeypatch.setattr(latency_file, "RESIDUAL_WINDOW", 50)
-    model = learned_from(taken, Policy())
-    monkeypatch.setattr(latency_file, "RESIDUAL_WINDOW", 20)
-    loaded = load_text(saved(model), Policy())
-    assert loaded.state().scores[0] == model.state().scores[0][-20:]
-
-
-def test_another_epsilon_starts_the_levels_anew() -> None:
-    model = learned_from(
-        [*[(1.0, 10.0, 0.0, 5.0)] * 60, (1.0, 10.0, 0.0, 50.0)], Policy(epsilon=0.05)
-    )
-    assert model.state().levels[0] != 0.05
-    assert load_text(saved(model), Policy(epsilon=0.05)).state().levels == model.state().levels
-    assert load_text(saved(model), Policy(epsilon=0.2)).state().levels == [0.2] * 3
-
-
 def test_a_model_is_saved_to_a_file_and_found_there(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     assert load_latency_model(path, Policy()) is None

@@ -77,19 +77,6 @@ def test_pieces_are_what_chunks_of_chunks_are(spread) -> None:
         assert sum(piece.region.count for piece in mine) == local.numel()
 
 
-def test_shard_of_a_shard_is_one_piece_and_strided_ones_are_joined_where_they_meet() -> None:
-    tp_then_fsdp = [StridedShard(0, 2), Shard(0)]
-    pieces = pieces_of_placements("t", (8, 3), (2, 2), tp_then_fsdp, ranks=[4, 5, 6, 7])
-    assert [(one.rank, one.region.offset[0], one.region.shape[0]) for one in pieces] == [
-        (4, 0, 2),
-        (5, 4, 2),
-        (6, 2, 2),
-        (7, 6, 2),
-    ]
-    alone = pieces_of_placements("t", (8, 3), (1,), [StridedShard(0, 4)])
-    assert [one.region.shape for one in alone] == [(8, 3)]
-
-
 @pytest.mark.parametrize(
     ("placements", "ranks", "words"),
     [
@@ -150,10 +137,6 @@ def test_map_of_one_rank_says_what_torch_holds_on_each(held) -> None:
 def _whole_shape(held, name: str) -> list[int]:
     pieces = [piece for piece in held[0]["pieces"] if piece[0] == name]
     return [max(p[2][d] + p[3][d] for p in pieces) for d in range(len(pieces[0][2]))]
-
-
-def test_every_rank_makes_the_same_map(held) -> None:
-    assert all(one["pieces"] == held[0]["pieces"] for one in held)
 
 
 def test_strided_and_tied_tensors_were_among_them(held) -> None:
