@@ -49,11 +49,6 @@ def test_a_step_waits_for_serving(rig) -> None:
     assert sequence.computed == 8
 
 
-def test_no_step_comes_after_the_timeout(rig) -> None:
-    with rig.serving.request(prompt_tokens=8):
-        assert list(rig.borrower.steps([rig.sequence(8)], timeout_ms=20)) == []
-
-
 def test_the_device_lends_no_more_after_its_close(open_rig) -> None:
     rig = open_rig()
     sequence = rig.sequence(8)

@@ -150,20 +150,6 @@ def test_turns_in_slabs_that_serving_took_come_back_and_the_lease_shrinks_then_g
         assert borrowed.heard.tokens(one) == truth(borrowed.model, one, 120)
 
 
-def test_lease_that_serving_took_all_of_ends_and_the_next_has_a_higher_epoch(
-    borrowed: Borrowed,
-) -> None:
-    borrowed.grant()
-    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
-    borrowed.heard.wait_tokens(0, 3)
-    borrowed.take(borrowed.held)
-    over = borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
-    assert over.lease_epoch == 1
-    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
-    lease = borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2)
-    assert lease.kv_tokens > 0
-
-
 def test_revocation_reaches_a_worker_whose_step_is_parked(borrowed: Borrowed) -> None:
     borrowed.grant()
     borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))

@@ -2,18 +2,13 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling, flat_bits
 from rose.errors import Unavailable
-from rose.transfer import Delta
-from rose.transfer.manifest import StagedVersion
-from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.receiving.commit import Commit, CommitState
+from rose.transfer.receiving.commit import CommitState
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
     TILE,
@@ -112,30 +107,6 @@ def test_request_after_a_commit_reads_no_kv_of_the_version_before(live: Live) ->
     client.wait()
 
 
-def test_new_version_has_a_prefix_cache_of_its_own() -> None:
-    live = Live(prefix_cache=True)
-    live.engine.start()
-    try:
-        client = Client(live.engine, "shared", 3)
-        matched: list[int] = []
-        cache = live.engine.processor.cache
-        stock = cache.search_prefix_match
-
-        def search(request_id: str, prompt_ids: list[int]) -> int:
-            matched.append(stock(request_id, prompt_ids))
-            return matched[-1]
-
-        cache.search_prefix_match = search
-        for version in (1, 2):
-            for _ in range(2):
-                client.send(prompt=PROMPT, new_tokens=2, sampling=SAMPLING)
-                client.wait()
-            live.commit(version)
-        assert matched == [0, 64, 0, 64]
-    finally:
-        live.engine.stop()
-
-
 def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
     before = live.weights.row.copy()
     said = say_alone(live.model, PROMPT, 10, SAMPLING)
@@ -197,47 +168,3 @@ def test_stopped_engine_brings_a_half_done_commit_back() -> None:
     assert live.weights.sweep()
     with pytest.raises(Unavailable):
         live.ask(3)
-
-
-# ---- the commit of rose.transfer -----------------------------------------------------------------
-
-
-class Trainer:
-    """Publishes what the live weights are to become."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.row = live.weights.row.copy()
-        self.log = VersionLog()
-        self.publisher = RowPublisher(self.row.copy(), "run", 0, 0, self.log, tile_elements=TILE)
-
-    def next_commit(self, *, is_spoilt: bool = False) -> Commit:
-        self.row = later(self.row, seed=self.publisher.version.n + 1)
-        manifest = self.publisher.publish(self.row)
-        if is_spoilt:
-            manifest = replace(manifest, digest=(1, 2))
-        key = manifest.key
-        deltas = [
-            (one.tile, Delta.from_bytes(self.log.chunk(key, one.tile))) for one in manifest.chunks
-        ]
-        base = self.live.weights.digests().total
-        return Commit(StagedVersion(manifest, tuple(deltas)), self.live.weights, base)
-
-    def tell(self, commit: Commit) -> Committed:
-        version = commit.staged.manifest.version.n
-        self.live.engine.commit(commit, version=version, on_done=self.live.on_done)
-        assert self.live.ended.acquire(timeout=WAIT_S)
-        return self.live.ends[-1]
-
-
-def test_published_versions_become_the_weights_of_an_engine_that_runs(live: Live) -> None:
-    trainer = Trainer(live)
-    client = Client(live.engine, "busy", 7)
-    name = client.send(prompt=PROMPT, new_tokens=900, sampling=SAMPLING)
-    for version in (1, 2, 3):
-        wait_for(lambda: client.streamed.get(name))
-        assert trainer.tell(trainer.next_commit()).version == version
-        assert np.array_equal(live.weights.row, trainer.row)
-    live.engine.cancel(name)
-    client.wait()
-    assert live.weights.sweep()

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from rose._core import CloseReason
-from rose.engines.transformers import Model, Sampling, shut_out
+from rose.engines.transformers import Model, Sampling
 from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.engines.transformers.shut_out import ShutOut
 from rose.events import Reason
 from rose.scheduler.worker import TurnEnd
-from rose.transfer.receiving.commit import CommitState
 from rose.units import NS_PER_MS, NS_PER_S
 from tests.engines.borrowed import Borrowed
 from tests.engines.policies import say_alone
@@ -158,22 +157,6 @@ def test_turns_come_back_with_their_tokens_and_go_on_under_the_lease_that_follow
         assert borrowed.heard.tokens(one) == truth(borrowed, one, 80)
 
 
-def test_commit_that_waits_is_done_at_the_first_quantum(borrowed: Borrowed, gate: Gate) -> None:
-    start(borrowed, 0)
-    gate.shut()
-    commit = borrowed.commit(1)
-    wait_shut_out(borrowed)
-    assert commit.state is CommitState.APPLYING
-    assert commit.slices == 0
-    gate.open()
-    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
-    epoch = borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2).lease_epoch
-    borrowed.worker.start_turn(turn(1, PROMPTS[1], 20, lease_epoch=epoch))
-    borrowed.heard.wait_ended(1)
-    assert borrowed.heard.outputs(1)[-1].versions[-1] == 1
-    assert borrowed.heard.tokens(1) == truth(borrowed, 1, 20)
-
-
 def test_worker_that_is_shut_out_can_be_revoked_granted_and_stopped(
     borrowed: Borrowed, gate: Gate
 ) -> None:
@@ -206,20 +189,6 @@ def test_lease_waits_for_evidence(models: tuple[Model, Model]) -> None:
         made.heard.wait_ended(0, times=2)
         assert made.heard.tokens(0) == truth(made, 0, 20)
     assert made.heard.faults == []
-
-
-def test_burst_of_serving_ends_a_lease_only_after_a_longer_bound(
-    borrowed: Borrowed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start(borrowed, 0)
-    monkeypatch.setattr(shut_out, "_BUSY_NS", int(1.5 * NS_PER_S))
-    lane = borrowed.pair.serving_lane
-    lane.arrived("a", prompt_tokens=8)
-    began_ns = borrowed.processor.clock.now_ns()
-    wait_shut_out(borrowed)
-    assert borrowed.processor.clock.now_ns() - began_ns > 1.5 * NS_PER_S
-    lane.finished("a")
-    assert borrowed.heard.wait_lease(lambda lease: lease.lease_epoch == 2).kv_tokens > 0
 
 
 def test_on_a_gpu_the_lease_ends_while_the_step_stays_at_its_gate(

@@ -198,29 +198,6 @@ def test_weights_taken_in_the_middle_of_their_copy_are_copied_again(
     assert stepper.client.wrong(truth(pair)) == []
 
 
-def test_copy_that_fails_ends_the_step_and_gives_every_slab_back(
-    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease, uploads = stepper.pair.weights.lease, []
-    stock = lease._lane.upload.copy
-
-    def upload(to, host) -> None:
-        uploads.append(host.nbytes)
-        if len(uploads) == 9:
-            raise OSError("planted")
-        stock(to, host)
-
-    monkeypatch.setattr(lease._lane.upload, "copy", upload)
-    stepper.client.send(prompt=prompt(4), new_tokens=2)
-    with pytest.raises(OSError, match="planted"):
-        stepper.prepare()
-    assert not stepper.pair.device.gate.is_in_step()
-    assert lease.state is WeightsState.DORMANT
-    assert held(stepper.pair) == 0
-    stepper.finish()
-    assert stepper.client.wrong(truth(stepper.pair)) == []
-
-
 def test_kv_stays_while_weights_can_come_back_and_makes_room_when_they_cannot(
     stepper: Stepper,
 ) -> None:
@@ -296,24 +273,6 @@ def test_commit_changes_the_host_and_what_is_active(
     stepper.finish()
     assert live.sweep()
     assert second.wrong(truth(pair)) == []
-
-
-def test_commit_that_is_abandoned_when_the_loop_is_over_leaves_the_version_before(
-    open_pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = open_pair(is_live=True)
-    stepper, live = Stepper(pair, monkeypatch), pair.live
-    stepper.client.send(prompt=prompt(1), new_tokens=2)
-    stepper.finish()
-    before, commit = live.row.copy(), TileCommit(live, later(live.row, seed=9))
-    stepper.processor.commits.add(commit, version=1, on_done=lambda _done: None)
-    assert commit.step()
-    assert not (live.row == before).all()
-    pair.rollout.stop()
-    assert (live.row == before).all()
-    assert pair.weights.equals_host()
-    live.mirror = None
-    assert live.sweep()
 
 
 # ---- as a worker ---------------------------------------------------------------------------------

@@ -395,15 +395,6 @@ def test_a_socket_whose_device_is_about_to_listen_is_not_taken(tmp_path: Path) -
     made.close()
 
 
-def test_what_took_the_place_of_the_socket_stays(tmp_path: Path) -> None:
-    made = RemoteRig(tmp_path)
-    path = Path(made.path)
-    path.unlink()
-    path.write_bytes(b"precious")
-    made.close()
-    assert path.read_bytes() == b"precious"
-
-
 @pytest.mark.parametrize("path", ["", "a\0b"])
 def test_a_socket_needs_a_name(tmp_path: Path, path: str) -> None:
     rig = Rig(tmp_path / "log", lends=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rose._core import CudaDriver, GateKind
-from rose.errors import InvalidArgument, StepAborted, Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Refusal
 from rose.memory import DeviceArray
 from rose.units import MIB
@@ -173,43 +173,6 @@ def test_memory_goes_out_and_comes_home_without_a_driver_call(fake: Fake) -> Non
     assert rig.serving.ensure(free + SLABS * 8 - 8)  # all but serving's own slab
     assert [line for line in fake.log() if line.startswith("cuMem")] == memory_calls
     rig.close()
-
-
-@in_child()
-def test_an_aborted_step_lets_out_what_is_in_its_stream_and_then_its_slabs(fake: Fake) -> None:
-    rig = Rig()
-    wait_for(lambda: rig.rollout.ensure(16))
-    blocks = rig.rollout.kv.allocator.alloc(16)
-    outcome: list[str] = []
-    in_step, may_go_on = threading.Event(), threading.Event()
-
-    def run() -> None:
-        with rig.step():
-            pin = rig.rollout.pin(blocks)
-            in_step.set()
-            may_go_on.wait(30)
-            try:
-                for _ in range(100):
-                    rig.rollout.gate()
-                outcome.append("passed")
-            except StepAborted:
-                outcome.append("aborted")
-            rig.rollout.unpin(pin)
-            rig.rollout.kv.allocator.free(blocks)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert in_step.wait(30)
-    rig.serving.arrived("a", prompt_tokens=8)  # closes the gate
-    may_go_on.set()
-    free = rig.serving.kv.allocator.free_blocks
-    assert rig.serving.ensure(free + SLABS * 8 - 8)
-    thread.join(30)
-    assert outcome == ["aborted"]
-    assert fake.pending(rig.rollout.stream) == 0
-    rig.serving.finished("a")
-    rig.close()
-    assert fake.faults() == []
 
 
 @in_child(**MEMOP_MISSING)

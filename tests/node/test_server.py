@@ -28,7 +28,6 @@ from rose.scheduler.worker import (
     WorkerLost,
 )
 from tests.node.rig import Scheduler, request
-from tests.node.steady import KV_TOKENS
 from tests.waiting import LONG_S, wait_for
 
 
@@ -135,16 +134,6 @@ def test_a_turn_is_stopped_while_events_flow(node) -> None:
         scheduler.check_said(one)
         assert scheduler.ends(one.trajectory) == [TurnEnd.INTERRUPTED]
         assert scheduler.outputs(one.trajectory)[-1].end is TurnEnd.INTERRUPTED
-
-
-def test_a_turn_the_worker_would_not_queue_comes_back_failed(node) -> None:
-    scheduler = Scheduler()
-    worker = node.connect(node.serve(), scheduler)
-    worker.start_turn(request(7, prompt=(0,) * (KV_TOKENS + 1)))
-    wait_for(lambda: scheduler.ends(7))
-    (output,) = scheduler.outputs(7)
-    assert output.end is TurnEnd.FAILED
-    assert output.error == "the prompt is longer than the lease"
 
 
 def test_a_second_scheduler_is_refused_and_the_first_goes_on(node) -> None:

@@ -91,7 +91,7 @@ def test_numbers_that_do_not_fit_are_refused(placements, ranks, words) -> None:
         pieces_of_placements("t", (4, 4), (2, 2), placements, ranks=ranks)
 
 
-# ---- against torch ------------------------------------------------------------------------------
+# ---- against torch, in processes that take it a quarter of a minute -----------------------------
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
+@pytest.mark.slow
 def test_map_of_one_rank_says_what_torch_holds_on_each(held) -> None:
     for rank, one in enumerate(held):
         for name, tensor in one["tensors"].items():
@@ -139,6 +140,7 @@ def _whole_shape(held, name: str) -> list[int]:
     return [max(p[2][d] + p[3][d] for p in pieces) for d in range(len(pieces[0][2]))]
 
 
+@pytest.mark.slow
 def test_strided_and_tied_tensors_were_among_them(held) -> None:
     placements = held[0]["tensors"]["up.weight"]["placements"]
     assert any("Strided" in one or "_S" in one for one in placements), placements
