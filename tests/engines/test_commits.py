@@ -14,9 +14,9 @@ from tests.engines.policies import (
     TILE,
     TileCommit,
     engine_of,
+    generate_alone,
     later,
     policy,
-    say_alone,
     true_logprobs,
 )
 from tests.waiting import wait_for
@@ -109,7 +109,7 @@ def test_request_after_a_commit_reads_no_kv_of_the_version_before(live: Live) ->
 
 def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
     before = live.weights.row.copy()
-    said = say_alone(live.model, PROMPT, 10, SAMPLING)
+    said = generate_alone(live.model, PROMPT, 10, SAMPLING)
     live.commit(3, end=CommitState.ROLLED_BACK)
     assert (live.ends[0].version, live.ends[0].is_match) == (0, False)
     assert live.engine.version == 0

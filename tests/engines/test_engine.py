@@ -134,8 +134,8 @@ def test_step_pins_the_slabs_of_its_batch_and_no_others(stepper: Stepper) -> Non
     for _ in range(2):
         assert pinned() == set()
         stepper.prepare()
-        touched = stepper.processor.cache.sectors_of(name)
-        assert pinned() == {allocator.slab_of(sector) for sector in touched} != set()
+        touched = stepper.processor.cache.blocks_of(name)
+        assert pinned() == {allocator.slab_of(block) for block in touched} != set()
         stepper.processor._generation_step(stepper.engine.manager.model)
         assert pinned() != set()
         stepper.processor.update_batch()
@@ -156,7 +156,7 @@ def test_aborted_step_lets_go_of_its_slabs(stepper: Stepper) -> None:
     assert pair.device.arbiter.snapshot().partitions[1].held == lent  # pinned, so they wait
     # The request in flight keeps its blocks: the step may also end before it comes to a gate.
     assert stepper.state(name).status is RequestStatus.DECODING
-    assert stepper.processor.cache.sectors_of(name) != []
+    assert stepper.processor.cache.blocks_of(name) != []
     stepper.processor._generation_step(stepper.engine.manager.model)
     stepper.processor.update_batch()
     assert pair.device.arbiter.snapshot().partitions[1].held == 0
@@ -205,9 +205,9 @@ def test_slabs_that_no_step_needs_leave_inside_the_call(stepper: Stepper) -> Non
     assert stepper.client.wrong(pair.rollout_model) == []
 
 
-def test_every_sector_that_serving_takes_is_checked_before_it_is_taken(pair: Pair) -> None:
+def test_every_block_that_serving_takes_is_checked_before_it_is_taken(pair: Pair) -> None:
     device, lane = pair.device, pair.serving_lane
-    device._parts.keeper.stop()  # so that the sector itself must have asked
+    device._parts.keeper.stop()  # so that the block itself must have asked
     while isinstance(device.lender.grow(10_000), Grant):
         pass
     supply: list[int] = []

@@ -24,9 +24,9 @@ from tests.engines.policies import (
     TileCommit,
     copy_of,
     engine_of,
+    generate_alone,
     later,
     policy,
-    say_alone,
     true_logprobs,
 )
 from tests.engines.recorder import Recorder, turn
@@ -85,7 +85,7 @@ def test_recomputed_requests_go_on_as_a_fresh_engine_of_the_new_weights_would() 
             assert output.versions == [0] * switched + [1] * (TOKENS - switched)
             said = output.generated_tokens
             assert len(said) == len(output.logprobs) == TOKENS
-            assert said[:switched] == say_alone(old, prompt, switched, SAMPLING)
+            assert said[:switched] == generate_alone(old, prompt, switched, SAMPLING)
             truth = true_logprobs(live.model, prompt, said, 1.0)
             # As if all of it had been read by the new weights, which is what a fresh engine does.
             assert output.logprobs[switched:] == pytest.approx(truth[switched:], abs=1e-4)
@@ -95,22 +95,22 @@ def test_worker_reports_aborted_turns_as_interrupted_and_they_resume_at_the_toke
     model = policy(seed=9)
     weights = LiveWeights(model, tile_elements=TILE)
     engine = engine_of(model, inflight="abort")
-    heard = Recorder()
-    worker = EngineWorker(engine, 4, WorkerKind.DEDICATED, heard, flush_ms=0.0)
+    received = Recorder()
+    worker = EngineWorker(engine, 4, WorkerKind.DEDICATED, received, flush_ms=0.0)
     engine.start()
     try:
-        heard.wait_lease(lambda _: True)
+        received.wait_lease(lambda _: True)
         worker.start_turn(turn(1, PROMPTS[0], 300))
-        heard.wait_tokens(1, 5)
+        received.wait_tokens(1, 5)
         worker.commit(TileCommit(weights, later(weights.row, seed=1)), 7)
-        heard.wait_ended(1)
-        assert heard.ends(1) == [TurnEnd.INTERRUPTED]
-        said = heard.tokens(1)
+        received.wait_ended(1)
+        assert received.ends(1) == [TurnEnd.INTERRUPTED]
+        said = received.tokens(1)
         assert 5 <= len(said) < 300
         worker.start_turn(turn(1, PROMPTS[0] + said, 300 - len(said), first_token=len(said)))
-        heard.wait_ended(1, times=2)
-        assert heard.ends(1)[-1] is TurnEnd.FINISHED
-        assert heard.outputs(1)[-1].versions[-1] == 7
+        received.wait_ended(1, times=2)
+        assert received.ends(1)[-1] is TurnEnd.FINISHED
+        assert received.outputs(1)[-1].versions[-1] == 7
     finally:
         engine.stop()
 
@@ -127,18 +127,18 @@ def test_sweep_runs_between_steps_and_finds_and_mends_what_drifted() -> None:
     model = policy(seed=9)
     weights = LiveWeights(model, tile_elements=TILE)
     engine = engine_of(model)
-    heard, swept = Recorder(), []
-    worker = EngineWorker(engine, 4, WorkerKind.DEDICATED, heard, flush_ms=0.0, sweep_ms=0.0)
+    received, swept = Recorder(), []
+    worker = EngineWorker(engine, 4, WorkerKind.DEDICATED, received, flush_ms=0.0, sweep_ms=0.0)
     digests = TileDigests({tile: weights.digest(tile) for tile in range(weights.tiles)})
     weights.row[TILE + 5] ^= 1  # The row drifted, and
     weights._live_bits[2 * TILE + 7] ^= 1  # elsewhere what steps read of it.
     engine.start()
     try:
-        heard.wait_lease(lambda _: True)
+        received.wait_lease(lambda _: True)
         sweep = Sweep(weights, digests, clock=BootClock(), mend=weights.mend)
         worker.sweep(sweep, swept.append)
         worker.start_turn(turn(1, PROMPTS[0], 4 * weights.tiles))
-        heard.wait_ended(1)
+        received.wait_ended(1)
         wait_for(lambda: bool(swept))
     finally:
         engine.stop()

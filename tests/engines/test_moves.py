@@ -17,7 +17,7 @@ POISON = 0xFF
 
 # Models and lanes: one group; two groups; two groups in the unit that both can divide, of which a
 # block is a part.
-KINDS = ["alike", "groups", "sectors"]
+KINDS = ["alike", "groups", "one unit"]
 
 
 @contextmanager
@@ -173,13 +173,13 @@ def test_a_prefix_that_moved_is_found_where_it_is(
         stepper.step()
         lane.kv.allocator.free(held)
         cache = stepper.processor.cache
-        before = cache.sectors_of(first)
+        before = cache.blocks_of(first)
         stepper.processor._move_bytes = 64 << 20
         stepper.step()
-        assert cache.sectors_of(first) != before
+        assert cache.blocks_of(first) != before
         second = stepper.client.send(prompt=prompt, new_tokens=8)
         stepper.prepare()
-        shared = set(cache.sectors_of(first)) & set(cache.sectors_of(second))
+        shared = set(cache.blocks_of(first)) & set(cache.blocks_of(second))
         assert len(shared) == len(prompt) // 16
         stepper.processor._generation_step(stepper.engine.manager.model)
         stepper.processor.update_batch()

@@ -9,7 +9,7 @@ import pytest
 from rose.engines.transformers import Model
 from rose.errors import DeadlineExceeded, Unavailable
 from rose.executor import StepBatch
-from tests.engines.pair import WAIT_S, Client, Pair, would_say
+from tests.engines.pair import WAIT_S, Client, Pair, would_generate
 from tests.waiting import wait_for
 
 WAIT_MS = WAIT_S * 1000
@@ -160,7 +160,7 @@ def test_a_prober_that_fails_ends_lending_and_serving_goes_on(
         client.send(prompt_tokens=20, new_tokens=5)
         client.wait()
         answer = next(iter(client.answers.values()))
-        assert would_say(pair.serving_model, answer.prompt_ids, answer.generated_tokens)
+        assert would_generate(pair.serving_model, answer.prompt_ids, answer.generated_tokens)
 
 
 def test_engine_that_stops_within_a_probe_lends_on(still: Pair) -> None:

@@ -11,7 +11,7 @@ from rose.engines.transformers import (
     Sampling,
 )
 from tests.engines.pair import Client, Pair
-from tests.engines.policies import engine_of, policy, say_alone, true_logprobs
+from tests.engines.policies import engine_of, generate_alone, policy, true_logprobs
 from tests.engines.stepper import Stepper
 from tests.engines.thin import thin_policy
 
@@ -55,7 +55,7 @@ def stepper(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Stepper:
 
 
 def undisturbed(model: Model, prompt: list[int], new_tokens: int, sampling: Sampling) -> list[int]:
-    return say_alone(model, prompt, new_tokens, sampling)
+    return generate_alone(model, prompt, new_tokens, sampling)
 
 
 @pytest.mark.parametrize("gate", [4])
@@ -98,7 +98,7 @@ def test_preemption_changes_no_token_no_logprob_and_no_stamp(
 def test_any_of_several_stop_tokens_ends_the_request_and_is_said(
     engine: Engine, model: Model
 ) -> None:
-    whole = say_alone(model, PROMPTS[1], 40, sampling_of(2))
+    whole = generate_alone(model, PROMPTS[1], 40, sampling_of(2))
     for place in (0, 5, 20):
         stop = whole[place]
         first = whole.index(stop)

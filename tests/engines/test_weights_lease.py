@@ -14,7 +14,7 @@ from rose.transfer.receiving.commit import CommitState
 from rose.units import MIB
 from tests.engines.borrowed import LEASED_POOL_BYTES, Borrowed
 from tests.engines.pair import Client, Pair
-from tests.engines.policies import TileCommit, copy_of, later, say_alone
+from tests.engines.policies import TileCommit, copy_of, generate_alone, later
 from tests.engines.recorder import turn
 from tests.engines.stepper import Stepper
 from tests.waiting import wait_for
@@ -284,7 +284,7 @@ def borrowed(models: tuple[Model, Model]) -> Iterator[Borrowed]:
     with made.pair:
         yield made
         made.pair.rollout.stop()
-        assert made.heard.faults == []
+        assert made.received.faults == []
         assert made.pair.device.gave_back is None
         made.pair.device.arbiter.check_invariants()
 
@@ -296,24 +296,24 @@ def test_worker_whose_weights_serving_took_ends_its_lease_and_opens_the_next_wit
     borrowed.grant()
     slab_tokens = lane.kv.blocks_per_slab * lane.kv.geometry.block_tokens
     kv_slabs = lane.slabs_max() - lease.slabs_max
-    assert borrowed.heard.leases[-1].kv_tokens == kv_slabs * slab_tokens
+    assert borrowed.received.leases[-1].kv_tokens == kv_slabs * slab_tokens
     borrowed.worker.start_turn(turn(0, prompt(1), 400))
-    borrowed.heard.wait_tokens(0, 3)
+    borrowed.received.wait_tokens(0, 3)
     taken = borrowed.held
     borrowed.take(taken)
-    borrowed.heard.wait_ended(0)
-    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
-    over = borrowed.heard.wait_lease(lambda one: one.kv_tokens == 0)
+    borrowed.received.wait_ended(0)
+    assert borrowed.received.ends(0) == [TurnEnd.INTERRUPTED]
+    over = borrowed.received.wait_lease(lambda one: one.kv_tokens == 0)
     assert over.lease_epoch == 1
     # Not before the weights have slabs again: its turns would wait for them.
-    borrowed.heard.wait_lease(lambda one: one.lease_epoch == 2 and one.kv_tokens > 0)
+    borrowed.received.wait_lease(lambda one: one.lease_epoch == 2 and one.kv_tokens > 0)
     assert lease.state is not WeightsState.DORMANT
-    said = borrowed.heard.tokens(0)
+    said = borrowed.received.tokens(0)
     rest = turn(0, prompt(1) + said, 12, first_token=len(said), lease_epoch=2)
     borrowed.worker.start_turn(rest)
-    borrowed.heard.wait_ended(0, times=2)
-    whole = say_alone(truth(borrowed.pair), prompt(1), len(said) + 12, Sampling(1000, 1.0))
-    assert borrowed.heard.tokens(0) == whole
+    borrowed.received.wait_ended(0, times=2)
+    whole = generate_alone(truth(borrowed.pair), prompt(1), len(said) + 12, Sampling(1000, 1.0))
+    assert borrowed.received.tokens(0) == whole
 
 
 def test_worker_commits_to_weights_that_are_away(borrowed: Borrowed) -> None:
@@ -321,13 +321,13 @@ def test_worker_commits_to_weights_that_are_away(borrowed: Borrowed) -> None:
     borrowed.grant()
     assert lease.state is WeightsState.DORMANT
     commit = borrowed.commit(1)
-    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    borrowed.received.wait_for(lambda: borrowed.received.commits, "commit")
     assert commit.state is CommitState.COMMITTED
     borrowed.worker.start_turn(turn(0, prompt(1), 9))
-    borrowed.heard.wait_ended(0)
+    borrowed.received.wait_ended(0)
     assert lease.state is WeightsState.ACTIVE
     assert borrowed.weights.sweep()
-    assert borrowed.heard.tokens(0) == say_alone(
+    assert borrowed.received.tokens(0) == generate_alone(
         truth(borrowed.pair), prompt(1), 9, Sampling(1000, 1.0)
     )
 

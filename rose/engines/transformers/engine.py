@@ -21,8 +21,8 @@ from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import (
     SlabCache,
     VersionedCache,
+    block_geometry,
     group_geometries,
-    sector_geometry,
 )
 from rose.engines.transformers.commits import (
     IN_FLIGHT,
@@ -347,7 +347,7 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
         Unavailable: the installed transformers is not supported.
     """
     manager = _manager(model, config)
-    return sector_geometry(
+    return block_geometry(
         model.config.get_text_config(),
         dtype=model.dtype,
         cb_config=manager.continuous_batching_config,
