@@ -86,7 +86,7 @@ class Channel(Closing):
                 self._end, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
             )
         except TimeoutError as error:
-            raise DeadlineExceeded("the other end of the connection says nothing") from error
+            raise DeadlineExceeded("the other end of the connection sends nothing") from error
         except OSError as error:
             raise Unavailable("the other end of the connection is gone") from error
         try:

@@ -236,7 +236,7 @@ def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
 def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
     with Ending(pipe[0]) as ending:
         for number in range(100_000):  # More than a pipe holds: nobody may wait for room.
-            ending.tell(f"reason {number}")
+            ending.report(f"reason {number}")
         assert ending.wait(print) == "reason 0"
 
 

@@ -148,8 +148,8 @@ def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, slowdown
         ({"outstanding": 4}, "outstanding already"),
         ({"committed": 2}, "committed is 2"),
         ({"committed": 1, "step_upper_ms": 471.0}, "a next request takes 501.0 ms"),
-        ({"pending": 0}, "says that 0 requests were pending, 1 were"),
-        ({"pending": 2}, "says that 2 requests were pending, 1 were"),
+        ({"pending": 0}, "reports that 0 requests were pending, 1 were"),
+        ({"pending": 2}, "reports that 2 requests were pending, 1 were"),
     ],
 )
 def test_a_forged_term_is_a_violation(tmp_path, terms, says):
