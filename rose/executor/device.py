@@ -280,12 +280,12 @@ class CoServing(Closing):
         """Send the ledger, the cap and the refusals to an observer."""
         from rose.executor.messages import Ledger  # noqa: PLC0415 (an extra)
 
-        said = read_refusals(parts.creditor)
-        binding, cap = said["binding"], self.lender.cap.left()
+        found = read_refusals(parts.creditor)
+        binding, cap = found["binding"], self.lender.cap.left()
         answer = Ledger(
             os.getpid(),
             cap=None if cap is None else (cap[0] * self.arbiter.slab_bytes, cap[1]),
-            refusals=dict(said["refusals"]),
+            refusals=dict(found["refusals"]),
             binding=None if binding is None else binding.sentence,
         )
         ledger = self.arbiter.share_ledger()

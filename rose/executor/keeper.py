@@ -28,13 +28,13 @@ class Keeper:
         self._tend = tend
         self._bell = bell
         self._every_ns = int(every_ms * NS_PER_MS)
-        self._heard = 0
+        self._rings = 0
         self._stop = threading.Event()
         self._thread = Thread(self._run, name="rose-keeper", on_failure=on_failure)
 
     def start(self) -> None:
         """Start the thread; it responds to every ring from now on."""
-        self._heard = self._bell.listen(0, timeout_ns=0)
+        self._rings = self._bell.listen(0, timeout_ns=0)
         # A thread that waits in the core must end before the interpreter does.
         atexit.register(self.stop)
         self._thread.start()
@@ -42,11 +42,11 @@ class Keeper:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._heard = self._bell.listen(self._heard, timeout_ns=self._every_ns)
+                self._rings = self._bell.listen(self._rings, timeout_ns=self._every_ns)
                 if not self._stop.is_set():
                     self._tend()
         finally:
-            self._bell.listen(self._heard, timeout_ns=0)  # The last call: nobody listens after it.
+            self._bell.listen(self._rings, timeout_ns=0)  # The last call: nobody listens after it.
 
     def stop(self) -> None:
         """Stop and join the thread."""

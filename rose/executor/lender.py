@@ -86,6 +86,7 @@ class Lender:
         self._lock = threading.Lock()  # Guards the fields below.
         self._leases: list[Grant] = []
         self._renewed_ns = 0
+        self._has_settled = False  # Serving offered its surplus, and has asked for no slab since.
         self.cap = Cap(self._slab_count, clock)
         self.is_closed = False
 
@@ -204,13 +205,29 @@ class Lender:
             lent = self._lent(borrower)
             self.collector.revoke(borrower, slabs, cause=Cause.PRESSURE, lent=lent)
 
+    def keep_surplus(self) -> None:
+        """Keep all of serving's slabs until `offer_surplus`: serving is about to use them."""
+        with self._lock:
+            self._has_settled = False
+
     def offer_surplus(self) -> None:
-        """Make slabs that exceed serving's demand unowned, and notify the borrower."""
-        snapshot = self.arbiter.snapshot()
-        own_free = snapshot.partitions[self._serving].free_blocks
-        surplus = min(own_free, self._slack_blocks(snapshot)) // self._blocks_per_slab
+        """Make slabs that exceed serving's demand unowned, and notify the borrower.
+
+        Slabs that serving keeps for a remembered burst follow when the demand has forgotten it.
+        """
+        with self._lock:
+            self._has_settled = True
+        self._offer()
+
+    def _offer(self) -> None:
         borrower = self._borrower
-        if surplus > 0 and self.arbiter.give_back(self._serving, surplus) and borrower:
+        with self._lock:  # Without it, slabs could leave after `keep_surplus`.
+            snapshot = self.arbiter.snapshot()
+            own_free = snapshot.partitions[self._serving].free_blocks
+            surplus = min(own_free, self._slack_blocks(snapshot)) // self._blocks_per_slab
+            given = self._has_settled and surplus > 0
+            given = given and self.arbiter.give_back(self._serving, surplus) > 0
+        if given and borrower is not None:
             borrower.note_room()
 
     # ---- the cap --------------------------------------------------------------------------------
@@ -290,6 +307,8 @@ class Lender:
     def tend(self) -> None:
         """Fence late slabs, revoke leases past their TTL, enforce the cap, and recheck the demand.
 
+        While serving is idle, offer its surplus: the demand falls as bursts are forgotten.
+
         A borrower in this process cannot be stuck outside a step, so an idle or paused one keeps
         its leases; within a step it renews them at its gates. A borrower in another process stamps
         its mailbox.
@@ -302,6 +321,8 @@ class Lender:
         if borrower is not None:
             self._keep_to_cap(borrower)
             borrower.mind_late(self._lent(borrower).quarantined)
+        if borrower is not None and self.state.pending == 0:
+            self._offer()
 
     def _keep_to_cap(self, borrower: Borrower) -> None:
         """Begin to take back slabs over the cap."""

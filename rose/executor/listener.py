@@ -194,7 +194,7 @@ class Listener:
             case Hello():
                 return self._admit_tenant(question, channel)
             case _:
-                channel.send(Rejected("a borrower says hello first", True))
+                channel.send(Rejected("a borrower must send Hello first", True))
         return False
 
     def _admit_tenant(self, hello: Hello, channel: Channel) -> bool:

@@ -125,7 +125,7 @@ class DeviceReading:
 
         It compares the largest loan before any of them with the smallest after any, so several
         small revocations count as one large one. None without revocations, or if there are too
-        many to tell.
+        many to list.
         """
         count = self.revocations - since
         if not 0 < count <= len(self.ebbs):

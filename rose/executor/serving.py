@@ -434,9 +434,14 @@ class ServingLane:
     # ---- memory ---------------------------------------------------------------------------------
 
     def ensure(self, blocks: int) -> bool:
-        """Ensure `blocks` free blocks, with a revocation if necessary; waits at most T."""
+        """Ensure `blocks` free blocks, with a revocation if necessary; waits at most T.
+
+        They stay serving's until it calls `settle`.
+        """
         if not self._can_hold(blocks):
             return False
+        with self.safety:
+            self._lender.keep_surplus()
         missing = blocks - self.kv.allocator.free_blocks
         if missing > 0:
             with self.safety:
@@ -478,7 +483,10 @@ class ServingLane:
         return Ticket(self.kv.allocator, reservation)
 
     def settle(self) -> None:
-        """Offer slabs that serving does not need now; call it after freeing blocks."""
+        """Offer slabs that serving does not need now; call it after freeing blocks.
+
+        Those kept for a remembered burst are offered later, while no request is live.
+        """
         with self.safety:
             self._lender.offer_surplus()
 

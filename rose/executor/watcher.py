@@ -51,12 +51,12 @@ class Watcher:
                     return
                 if not self._lane.is_in_step:
                     self._loans.renew()
-                self._tell(news)
+                self._report(news)
                 self._loans.tidy()
                 continue
             self._stop.wait(_LOOK_MS / MS_PER_S)  # After a failure: do not retry at once.
 
-    def _tell(self, news: TenantNews) -> None:
+    def _report(self, news: TenantNews) -> None:
         self._has_room |= news.was_rung
         if news.closed:
             note = self._attachment.revocation()

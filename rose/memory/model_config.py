@@ -75,12 +75,12 @@ def read_shape(config: Mapping[str, Any], *, name: str) -> ModelShape:
 
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
-    said = config.get("model_type")
+    found = config.get("model_type")
     for family in Family:
-        if family.value == said:
+        if family.value == found:
             return family
     known = ", ".join(family.value for family in Family)
-    raise InvalidArgument(f"{name}: model_type is {said!r}, and rose can count {known} only")
+    raise InvalidArgument(f"{name}: model_type is {found!r}, and rose can count {known} only")
 
 
 def _head_dim(fields: ConfigFields, hidden: int, heads: int) -> int:

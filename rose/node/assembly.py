@@ -41,7 +41,7 @@ class DedicatedWorker:
         """Return the worker's fields of `WorkerJoined`."""
         return {**self._joined, "version": self._engine.version}
 
-    def told(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Follow a restarted publisher: `{"weights": HOST:PORT, "token": TOKEN}`.
 
         Raises:

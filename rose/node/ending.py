@@ -42,7 +42,7 @@ class Ending:
         os.close(self._read)
         os.close(self._write)
 
-    def tell(self, reason: str) -> None:
+    def report(self, reason: str) -> None:
         """Let `wait` return with a reason; any thread, inside the `with` block."""
         self._reasons.append(reason)
         with suppress(BlockingIOError):  # The pipe is full; one byte is enough.
@@ -72,4 +72,4 @@ class Ending:
         return bool(piece)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self.tell(f"got {signal.Signals(number).name}")
+        self.report(f"got {signal.Signals(number).name}")

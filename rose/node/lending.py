@@ -120,17 +120,17 @@ class _Device:
 
     def __init__(self, brokered: BrokeredDevice, *, loan_bytes_min: int, period_ms: float) -> None:
         self._device = brokered.device
-        said = self._device.reading()
+        reading = self._device.reading()
         self._as_serving = ServingDevice(
             name=brokered.name,
-            kv_bytes=said.pool_bytes,
-            reserve_bytes=said.reserve_bytes,
-            slab_bytes=said.slab_bytes,
-            slo=said.slo,
+            kv_bytes=reading.pool_bytes,
+            reserve_bytes=reading.reserve_bytes,
+            slab_bytes=reading.slab_bytes,
+            slo=reading.slo,
         )
         self._reader = EngineReader(self._as_serving)
         self._broker = Broker(self._as_serving, loan_bytes_min=loan_bytes_min, reading_ms=period_ms)
-        self._revocations = said.revocations
+        self._revocations = reading.revocations
 
     def poll(self, now_ms: float) -> Decision:
         decision = self._broker.decide(self._read(now_ms), now_ms)
@@ -139,34 +139,34 @@ class _Device:
 
     def _read(self, now_ms: float) -> Reading:
         try:
-            said = self._device.reading()
+            reading = self._device.reading()
         except RoseError as error:
             return Unread(self._as_serving, sentence(error))
-        seen = self._reader.observe(_metrics(said), now_ms)
-        since, self._revocations = self._revocations, said.revocations
+        seen = self._reader.observe(_metrics(reading), now_ms)
+        since, self._revocations = self._revocations, reading.revocations
         return replace(
             seen,
-            lent_bytes=said.lent_bytes,
-            revocations=said.revocations,
-            revoked_share=said.fallen_share(since),
+            lent_bytes=reading.lent_bytes,
+            revocations=reading.revocations,
+            revoked_share=reading.fallen_share(since),
         )
 
     def give_back(self, cause: BaseException) -> None:
         self._device.safety.report(cause)
 
 
-def _metrics(said: DeviceReading) -> EngineMetrics:
+def _metrics(reading: DeviceReading) -> EngineMetrics:
     """Convert a device reading to engine metrics."""
     return EngineMetrics(
         engine="rose",
         model="",
-        kv_used=said.used_share,
+        kv_used=reading.used_share,
         kv_tokens=None,
-        running=said.running,
-        waiting=said.waiting,
+        running=reading.running,
+        waiting=reading.waiting,
         preempted=0,  # Engines do not report it; a shortage of blocks shows in `kv_used`.
-        ttft=_histogram(said.first_tokens),
-        tpot=_histogram(said.later_tokens),
+        ttft=_histogram(reading.first_tokens),
+        tpot=_histogram(reading.later_tokens),
     )
 
 

@@ -26,7 +26,7 @@ class Assembled(Protocol):
         """Return the worker's description for a scheduler, as JSON values."""
         ...
 
-    def told(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Handle a message from the parent process.
 
         Raises:
@@ -65,13 +65,13 @@ def serve_until_told(
     with Ending(stdin.fileno()) as ending:
 
         def make(on_event: Callable[[WorkerEvent], None]) -> Worker:
-            def tell(event: WorkerEvent) -> None:
+            def report(event: WorkerEvent) -> None:
                 on_event(event)
                 if isinstance(event, WorkerLost):
                     losses.append(event.reason)
-                    ending.tell(f"the worker is lost: {event.reason}")
+                    ending.report(f"the worker is lost: {event.reason}")
 
-            assembled.append(assemble(tell))
+            assembled.append(assemble(report))
             return assembled[0].worker
 
         try:
@@ -80,7 +80,7 @@ def serve_until_told(
                 line = {"address": server.address, "token": token, **assembled[0].ready()}
                 stdout.write(json.dumps(line) + "\n")
                 stdout.flush()
-                reason = ending.wait(lambda line: _tell(assembled[0], line))
+                reason = ending.wait(lambda line: _receive(assembled[0], line))
                 _LOG.info("ending: %s", reason)
                 is_told = not losses  # Before the close below, which reports a loss too.
         finally:
@@ -90,16 +90,16 @@ def serve_until_told(
     return is_told
 
 
-def _tell(assembled: Assembled, line: str) -> None:
+def _receive(assembled: Assembled, line: str) -> None:
     """Pass a line of stdin to the worker; log an invalid one."""
     try:
         message = json.loads(line)
     except ValueError:
         message = None
     if not isinstance(message, dict):
-        _LOG.warning("stdin said what is no JSON object: '%s'", line[:80])
+        _LOG.warning("stdin sent no JSON object: '%s'", line[:80])
         return
     try:
-        assembled.told(message)
+        assembled.receive(message)
     except InvalidArgument as error:
-        _LOG.warning("stdin said what makes no sense: %s", error)
+        _LOG.warning("stdin sent an invalid message: %s", error)

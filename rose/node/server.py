@@ -122,7 +122,7 @@ class WorkerServer:
                     # A grant with a TTL is renewed anyway, and would be stale when it is sent.
                     self._holds.pop(GrantChanged, None)
             if self._session is not None:
-                self._session.tell(event)
+                self._session.send(event)
 
     # ---- threads of gRPC ------------------------------------------------------------------------
 
@@ -164,6 +164,6 @@ class WorkerServer:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the worker was given away meanwhile")
             self._session = session
             for event in self._holds.values():
-                session.tell(event)
+                session.send(event)
             session.start()
         return session

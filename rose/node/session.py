@@ -80,7 +80,7 @@ class Session:
         self._clock = clock
         self._limits = limits
         self._outbox: Mailbox[WorkerEvent] = Mailbox(items_max=limits.events_max)
-        self._heard_ns = clock.now_ns()
+        self._received_ns = clock.now_ns()
         self._fault: RoseError | None = None
         self._drained = threading.Condition()  # guards _live and _is_over
         self._live: set[tuple[int, int]] = set()
@@ -91,7 +91,7 @@ class Session:
         """Start the command thread."""
         self._thread.start()
 
-    def tell(self, event: WorkerEvent) -> None:
+    def send(self, event: WorkerEvent) -> None:
         """Add an event to the stream; if its queue is full, end the stream. Never waits."""
         if isinstance(event, TurnOutput) and event.end is not None:
             with self._drained:
@@ -146,16 +146,16 @@ class Session:
             raise self._fault
 
     def _check_scheduler_lives(self) -> None:
-        silence_ns = self._clock.now_ns() - self._heard_ns
+        silence_ns = self._clock.now_ns() - self._received_ns
         if silence_ns > self._limits.silence_max_s * NS_PER_S:
-            raise DeadlineExceeded(f"the scheduler said nothing for {self._limits.silence_max_s} s")
+            raise DeadlineExceeded(f"the scheduler sent nothing for {self._limits.silence_max_s} s")
 
     # ---- the command thread ---------------------------------------------------------------------
 
     def _obey(self) -> None:
         try:
             for frame in self._requests:
-                self._heard_ns = self._clock.now_ns()
+                self._received_ns = self._clock.now_ns()
                 self._obey_one(frame)
         except CorruptData as error:
             self._fault = error

@@ -47,7 +47,7 @@ class QuantumRules:
         return broken(
             (
                 terms["pending"] == pending,
-                lambda: f"says that {terms['pending']} requests were pending, {pending} were",
+                lambda: f"reports that {terms['pending']} requests were pending, {pending} were",
             ),
             (
                 0 <= age_ns <= ttl_ns,

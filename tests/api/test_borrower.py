@@ -1,7 +1,6 @@
 """Sequences whose blocks rose owns, and steps that give way."""
 
 import threading
-import time
 
 import pytest
 
@@ -17,8 +16,6 @@ def fill_pool(rig, *, requests: int = 9) -> list[rose.Request]:
     for request in made:
         with rig.serving.step(decode=[request]):
             pass
-    # Serving keeps the slabs for as many arrivals as it remembers when its last request ends.
-    time.sleep(0.01)
     return made
 
 
@@ -40,39 +37,6 @@ def test_steps_end_when_no_token_remains(rig) -> None:
     assert list(rig.borrower.steps([])) == []
 
 
-def test_a_step_computes_what_its_sequences_had_when_it_began(rig) -> None:
-    sequence = rig.sequence(20)
-    steps = rig.borrower.steps([sequence])
-    with next(steps):
-        sequence.grow(1)
-    assert (sequence.computed, sequence.remaining) == (20, 1)
-    with next(steps):
-        pass
-    assert sequence.remaining == 0
-
-
-def test_sequences_may_change_between_steps(rig) -> None:
-    sequences = [rig.sequence(8)]
-    seen = []
-    for step in rig.borrower.steps(sequences):
-        with step:
-            seen.append(len(step.sequences))
-        if len(sequences) < 3:
-            sequences.append(rig.sequence(8))
-            sequences[0].grow(1)
-    assert seen == [1, 2, 2]
-
-
-def test_a_step_pins_the_blocks_of_its_sequences(rig) -> None:
-    sequence = rig.sequence(8)
-    for step in rig.borrower.steps([sequence]):
-        with step:
-            slab = next(iter(sequence._slabs()))
-            pins = [one.pins for one in rig.device.executor.arbiter.candidates(1)]
-            assert pins == [1], slab
-    assert [one.pins for one in rig.device.executor.arbiter.candidates(1)] == [0]
-
-
 def test_a_step_waits_for_serving(rig) -> None:
     request = rig.serving.request(prompt_tokens=8)
     sequence = rig.sequence(8)
@@ -83,11 +47,6 @@ def test_a_step_waits_for_serving(rig) -> None:
     request.close()
     thread.join(LONG_S)
     assert sequence.computed == 8
-
-
-def test_no_step_comes_after_the_timeout(rig) -> None:
-    with rig.serving.request(prompt_tokens=8):
-        assert list(rig.borrower.steps([rig.sequence(8)], timeout_ms=20)) == []
 
 
 def test_the_device_lends_no_more_after_its_close(open_rig) -> None:

@@ -39,11 +39,6 @@ def test_a_model_is_a_preset_a_file_a_folder_its_fields_a_config_or_a_layout(tmp
         needs_of("nothing")
 
 
-def test_windows_count_as_layers_that_keep_all() -> None:
-    windowed = {**CONFIG, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
-    assert needs_of(windowed).geometry == needs_of(CONFIG).geometry
-
-
 def test_slabs_suit_both_models() -> None:
     big = KVGeometry(layers=8, block_tokens=16, bytes_per_token=96 << 10)
     with open_device() as device:
@@ -60,11 +55,6 @@ def test_serving_alone_lays_the_pool_out_at_its_first_use() -> None:
         # Blocks of 1.5 MiB fit it although it was not known.
         big = KVGeometry(layers=8, block_tokens=16, bytes_per_token=96 << 10)
         assert device.borrower(big).kv.slab_bytes == 32 << 20
-
-
-def test_a_small_pool_of_serving_alone_has_small_slabs() -> None:
-    with open_device() as device:
-        assert device.serving(SERVING_KV, **LIMITS).kv.slab_bytes == 2 << 20
 
 
 def test_one_serving_engine_comes_first_then_one_borrower() -> None:
@@ -111,19 +101,6 @@ def test_close_writes_the_certificates_and_ends_the_device(tmp_path) -> None:
     unused.close()
     with pytest.raises(rose.InvalidArgument, match="closed"):
         unused.borrower(ROLLOUT_KV)
-
-
-def test_gave_back_says_why_the_device_stopped_lending() -> None:
-    with open_device() as device:
-        device.serving(SERVING_KV, **LIMITS)
-        device.borrower(ROLLOUT_KV)
-        device.executor.safety.report(RuntimeError("broken"))
-        assert device.gave_back == "RuntimeError: broken"
-
-
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(rose.InvalidArgument, match="'tpu'"):
-        rose.open("tpu", slo=SLO)
 
 
 def test_the_host_pool_is_a_quarter_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

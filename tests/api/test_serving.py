@@ -42,13 +42,6 @@ def test_a_request_arrives_and_finishes_with_its_block(rig) -> None:
     request.close()  # once more changes nothing
 
 
-def test_no_rollout_segment_starts_between_arrival_and_finish(rig) -> None:
-    sequence = rig.sequence(8)
-    with rig.serving.request(prompt_tokens=20):
-        assert list(rig.borrower.steps([sequence], timeout_ms=100)) == []
-    rig.compute(sequence)
-
-
 def test_a_step_computes_all_remaining_tokens_and_gives_one_more(rig, monkeypatch) -> None:
     seen = batches(rig, monkeypatch)
     request = rig.serving.request(prompt_tokens=33)
@@ -76,16 +69,6 @@ def test_a_chunk_of_a_prompt_emits_nothing(rig) -> None:
         pass
     assert (request.tokens, request.computed) == (41, 40)
     assert emitted(rig) == (1, 0)
-
-
-def test_its_token_is_emitted_at_the_end_of_the_step(rig) -> None:
-    request = rig.serving.request(prompt_tokens=8)
-    with rig.serving.step(decode=[request]):
-        assert emitted(rig) == (0, 0)
-    assert emitted(rig) == (1, 0)
-    with rig.serving.step(decode=[request]):
-        pass
-    assert emitted(rig) == (1, 1)
 
 
 def test_a_step_that_fails_has_computed_and_emitted_nothing(rig) -> None:

@@ -126,17 +126,6 @@ def test_tensors_of_torch_that_share_memory_count_once() -> None:
     assert torch.equal(trained["head"].weight, rolled_out["head"].weight)
 
 
-def test_rows_with_strides_are_published(publisher) -> None:
-    there = arrays(0)
-    there["bf16"] = np.asfortranarray(there["bf16"])
-    there["f32"] = np.repeat(there["f32"], 2, axis=1)[:, ::2]
-    assert publisher.update(there) == 2
-    here = arrays(1)
-    with received(publisher, here) as receiver:
-        follow(receiver, 2)
-    assert equal(here, arrays(0))
-
-
 def test_tensors_that_somebody_else_changed_are_repaired(publisher) -> None:
     here = arrays(1)
     with received(publisher, here) as receiver:

@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
-from pathlib import Path
 from typing import Any
 
 from rose._core import HostGate
-from tests.compute.test_creditor import Device
 
 HANG_S = 60.0
 
@@ -62,15 +60,3 @@ def borrow(conn: Connection) -> None:
             gate.end_step()
     conn.recv()
     conn.send(count)
-
-
-def serve(conn: Connection, log: Path) -> None:
-    """Be an idle serving with its creditor and its heart, until told to end."""
-    device = Device(log)
-    device.state.beat()
-    device.creditor.start()
-    conn.send(os.getpid())
-    send_fd(conn, device.gate.fileno())
-    while not conn.poll(0.005):
-        device.state.beat()
-    device.close()

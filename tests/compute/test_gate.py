@@ -1,6 +1,5 @@
 """The gate as Python sees it: two threads, two processes, and the GIL."""
 
-import multiprocessing
 import signal
 import subprocess
 import sys
@@ -45,14 +44,6 @@ def thread(target) -> Iterator[None]:
         raise errors[0]
 
 
-def test_a_new_gate_lets_nothing_pass() -> None:
-    gate = HostGate()
-    assert not gate.is_open()
-    assert gate.close_reason is CloseReason.NEVER_OPENED
-    assert gate.pass_(timeout_ms=1) is Verdict.TIMED_OUT
-    assert gate.passed == 0
-
-
 def test_a_waiting_borrower_lets_other_python_threads_run() -> None:
     gate = HostGate()
     verdicts: list[Verdict] = []
@@ -74,44 +65,6 @@ def test_waiting_for_a_segment_lets_the_borrower_end_it() -> None:
     assert gate.wait_parked(timeout_ms=0) == 0.0
 
 
-def test_nothing_runs_while_serving_has_the_device() -> None:
-    gate = HostGate()
-    serving = threading.Event()
-    in_segment = False
-
-    def borrow() -> None:
-        nonlocal in_segment
-        while gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED:
-            in_segment = True
-            assert not serving.is_set()
-            in_segment = False
-
-    with thread(borrow):
-        for _ in range(300):
-            open_with(gate, 4)
-            gate.close(CloseReason.ARRIVAL)
-            assert gate.wait_parked(timeout_ms=LONG_MS) is not None
-            serving.set()
-            assert not in_segment
-            serving.clear()
-        gate.shut_down()
-    assert gate.close_reason is CloseReason.SHUT_DOWN
-
-
-def test_an_aborted_step_leaves_no_segment_behind() -> None:
-    gate = HostGate()
-    open_with(gate, 2)
-    gate.begin_step()
-    assert gate.is_in_step()
-    assert gate.pass_(timeout_ms=1) is Verdict.PASSED
-    assert gate.abort_step()
-    assert gate.pass_(timeout_ms=1) is Verdict.ABORTED
-    assert not gate.is_running()
-    gate.end_step()
-    assert not gate.abort_step()
-    assert gate.stats().aborts == 1
-
-
 def test_statistics_say_what_happened() -> None:
     gate = HostGate()
     open_with(gate, 5)
@@ -130,31 +83,6 @@ def test_statistics_say_what_happened() -> None:
     assert len(durations) == 5
     assert max(durations) == stats.segment_ms_max
     assert gate.drain_segments_ms() == []
-
-
-def borrow_until_shut_down(fd: int, passed) -> None:
-    gate = HostGate.attach(fd)
-    while gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED:
-        passed.value += 1
-
-
-def test_the_gate_stops_a_borrower_in_another_process() -> None:
-    gate = HostGate()
-    context = multiprocessing.get_context("fork")
-    passed = context.Value("i", 0)
-    borrower = context.Process(target=borrow_until_shut_down, args=(gate.fileno(), passed))
-    borrower.start()
-    for _ in range(50):
-        open_with(gate, 3)
-        gate.close(CloseReason.ARRIVAL)
-        assert gate.wait_parked(timeout_ms=LONG_MS) is not None
-        before = gate.passed
-        assert not gate.is_running()
-        assert gate.passed == before
-    gate.shut_down()
-    borrower.join(LONG_MS / 1000)
-    assert borrower.exitcode == 0
-    assert passed.value == gate.passed
 
 
 def test_a_descriptor_that_is_no_gate_is_refused(tmp_path) -> None:

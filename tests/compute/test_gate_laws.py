@@ -3,28 +3,22 @@
 import mmap
 import os
 import random
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rose._core import CloseReason, HostGate, ManualClock, QuantumRefusal, Verdict
+from rose._core import CloseReason, HostGate, ManualClock, Verdict
 from tests.compute.gate_processes import (
     HANG_S,
     borrow,
     process_of,
-    receive_fd,
     send_fd,
-    serve,
 )
-from tests.compute.test_creditor import LONG_MS, MAX_SEGMENTS, Device
-from tests.waiting import wait_for
 
 EPOCHS = 2**32
 # Offsets and sizes of csrc/compute/gate_word.h.
@@ -185,79 +179,3 @@ def test_a_close_stops_the_borrower_whatever_the_page_holds(field: str) -> None:
         process.join(HANG_S)
         assert process.exitcode == 0
     os.close(counted)
-
-
-def test_clock_that_steps_by_hours_gives_no_credit(tmp_path: Path) -> None:
-    clock = ManualClock()
-    device = Device(tmp_path / "log", clock=clock)
-    chance = random.Random(5)
-    device.creditor.start()
-    device.gate.begin_step()
-    for _ in range(5):
-        device.state.beat()
-        for _ in range(chance.randrange(1, 10)):
-            assert device.gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
-        clock.advance(chance.randrange(1, 48) * 3_600_000_000_000)
-        started = 0
-        while device.gate.pass_(timeout_ms=30) is Verdict.PASSED:
-            started += 1
-            assert started <= MAX_SEGMENTS
-        device.wait_for(QuantumRefusal.NO_HEARTBEAT)
-        # The segment that took hours, as the clock tells it, is not remembered for ever.
-        clock.advance(6_000_000_000)
-    device.gate.end_step()
-    stats = device.gate.stats()
-    assert stats.segments == device.gate.passed
-    assert 0 <= stats.segment_ms_p50 <= stats.segment_ms_max <= 49 * 3_600_000
-    device.close()
-
-
-def started_until_it_stops(gate: HostGate) -> int:
-    started = 0
-    while gate.pass_(timeout_ms=100) is Verdict.PASSED:
-        started += 1
-        assert started <= MAX_SEGMENTS
-    return started
-
-
-def pass_some(gate: HostGate) -> None:
-    gate.begin_step()
-    for _ in range(10):
-        assert gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
-
-
-def test_borrower_of_a_killed_serving_stops_within_a_quantum(tmp_path: Path) -> None:
-    with process_of(serve, tmp_path / "log") as (serving, conn):
-        gate = HostGate.attach(receive_serving(conn))
-        pass_some(gate)
-        serving.kill()
-        serving.join()
-        started_until_it_stops(gate)
-        assert gate.pass_(timeout_ms=1) is Verdict.TIMED_OUT
-        assert gate.credit_left == 0
-        gate.end_step()
-
-
-def test_borrower_of_a_stopped_serving_stops_within_a_quantum_until_it_goes_on(
-    tmp_path: Path,
-) -> None:
-    with process_of(serve, tmp_path / "log") as (serving, conn):
-        gate = HostGate.attach(receive_serving(conn))
-        pass_some(gate)
-        assert serving.pid is not None
-        os.kill(serving.pid, signal.SIGSTOP)
-        stat = Path(f"/proc/{serving.pid}/stat")
-        wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", timeout_s=HANG_S)
-        started_until_it_stops(gate)
-        assert gate.credit_left == 0
-        os.kill(serving.pid, signal.SIGCONT)
-        for _ in range(2 * MAX_SEGMENTS):
-            assert gate.pass_(timeout_ms=LONG_MS) is Verdict.PASSED
-        gate.end_step()
-
-
-def receive_serving(conn) -> int:
-    """Take the gate of a serving process."""
-    assert conn.poll(HANG_S)
-    conn.recv()
-    return receive_fd(conn)

@@ -59,11 +59,6 @@ def refuse(fake: Fake, connections: int) -> None:
     assert sentence in choice.why
 
 
-@in_child(CUDA_DEVICE_MAX_CONNECTIONS="1")
-def test_one_connection_refuses_both_gates_in_one_sentence(fake: Fake) -> None:
-    refuse(fake, 1)
-
-
 @in_child(CUDA_DEVICE_MAX_CONNECTIONS="7")
 def test_seven_connections_refuse_both_gates_in_one_sentence(fake: Fake) -> None:
     refuse(fake, 7)

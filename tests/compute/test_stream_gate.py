@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import pytest
 
 from rose._core import (
-    CloseReason,
     CudaDevice,
     CudaGraph,
     CudaStream,
@@ -71,21 +70,6 @@ def running(fake: Fake) -> Iterator[None]:
 
 
 @in_child()
-def test_segment_starts_with_credit_and_an_open_gate(fake: Fake) -> None:
-    rig = Rig(fake)
-    assert rig.borrower.kind is GateKind.MEMOP
-    assert rig.borrower.pass_(timeout_ms=1) is Verdict.TIMED_OUT
-    assert rig.gate.open(rig.gate.close_epoch)
-    assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
-    assert (rig.borrower.enqueued, rig.borrower.in_flight, rig.gate.passed) == (1, 1, 0)
-    rig.gate.grant(1)
-    fake.pump()
-    assert (rig.borrower.enqueued, rig.borrower.in_flight, rig.gate.passed) == (1, 0, 1)
-    assert not rig.gate.is_running()
-    assert rig.borrower.overdue == 0
-
-
-@in_child()
 def test_waiting_borrower_lets_other_python_threads_run(fake: Fake) -> None:
     rig = Rig(fake)
     verdicts: list[Verdict] = []
@@ -103,40 +87,6 @@ def test_waiting_borrower_lets_other_python_threads_run(fake: Fake) -> None:
         settling.join()
     assert verdicts == [Verdict.PASSED, Verdict.PASSED]
     assert rig.gate.passed == 1
-
-
-@in_child()
-def test_abort_and_shut_down_drain_the_stream(fake: Fake) -> None:
-    rig = Rig(fake)
-    with running(fake):
-        rig.borrower.begin_step()
-        assert rig.gate.open(rig.gate.close_epoch)
-        assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
-        rig.gate.close(CloseReason.REVOCATION)
-        assert rig.gate.abort_step()
-        assert rig.borrower.pass_(timeout_ms=LONG_MS) is Verdict.ABORTED
-        assert rig.gate.passed == 1
-        assert not rig.gate.is_open()
-        rig.borrower.end_step()
-        assert not rig.gate.is_in_step()
-        rig.gate.shut_down()
-        assert rig.borrower.pass_(timeout_ms=LONG_MS) is Verdict.SHUT_DOWN
-
-
-@in_child()
-def test_graph_is_launched_with_numbers_of_its_own(fake: Fake) -> None:
-    rig = Rig(fake, window=4)
-    graph = rig.capture(2)
-    rig.open_with(4)
-    for launched in (2, 4):
-        assert rig.borrower.launch(graph, timeout_ms=1) is Verdict.PASSED
-        fake.pump()
-        assert rig.gate.passed == rig.borrower.enqueued == launched
-    assert rig.borrower.launch(graph, timeout_ms=1) is Verdict.PASSED
-    assert rig.borrower.launch(graph, timeout_ms=1) is Verdict.TIMED_OUT
-    rig.gate.grant(2)
-    fake.pump()
-    assert rig.gate.passed == 6
 
 
 @in_child()
@@ -176,18 +126,6 @@ def test_abortable_graph_needs_device_code_or_stops_at_its_gates(fake: Fake) -> 
 
 
 @in_child()
-def test_segment_durations_reach_the_statistics(fake: Fake) -> None:
-    rig = Rig(fake)
-    rig.borrower.begin_step()
-    rig.open_with(2)
-    for _ in range(2):
-        assert rig.borrower.pass_(timeout_ms=1) is Verdict.PASSED
-    rig.borrower.leave()
-    assert rig.gate.stats().segments == 2
-    assert len(rig.gate.drain_segments_ms()) == 2
-
-
-@in_child()
 def test_failures_name_the_call_and_leave_the_gate_usable(fake: Fake) -> None:
     rig = Rig(fake)
     rig.open_with(1)
@@ -216,27 +154,6 @@ def test_bad_arguments_are_refused_before_anything_is_registered(fake: Fake) -> 
     with pytest.raises(InvalidArgument, match="HostGate itself"):
         StreamGate.create(device, HostGate(), stream=stream.handle, kind=GateKind.HOST)
     assert fake.live() == alive
-
-
-@in_child()
-def test_kernel_gate_needs_device_code(fake: Fake) -> None:
-    device = CudaDevice.open(0)
-    stream = CudaStream.create(device, highest=False)
-    gate = HostGate()
-
-    def create() -> StreamGate:
-        return StreamGate.create(device, gate, stream=stream.handle, kind=GateKind.KERNEL)
-
-    if "gate" not in embedded_kernels():
-        with pytest.raises(Unavailable, match="device code"):
-            create()
-        return
-    fake.on_kernel("gate_kernel", lambda _: None)
-    borrower = create()
-    assert gate.open(gate.close_epoch)
-    assert borrower.pass_(timeout_ms=1) is Verdict.PASSED
-    fake.pump()
-    assert fake.kernels()[0].startswith("gate_kernel grid 1 1 1 block 1 1 1")
 
 
 @in_child()

@@ -83,47 +83,11 @@ FAULTS = {
         "cuGraphInstantiateWithFlags, 12000",
         "PFN_cuGraphInstantiateWithFlags_v12000",
     ),
-    "a version with another signature": (
-        "entries.h",
-        "cuStreamGetCaptureInfo, 12030",
-        "cuStreamGetCaptureInfo, 11030",
-        "cuStreamGetCaptureInfo: the number of arguments differs",
-    ),
-    "an argument too few": (
-        "entries.h",
-        "(CUgraphExec*, CUgraph, unsigned long long)",
-        "(CUgraphExec*, CUgraph)",
-        "cuGraphInstantiateWithFlags: the number of arguments differs",
-    ),
     "an argument too small": (
         "entries.h",
         "cuMemAddressFree, 10020, kRequired, (DevicePointer, std::size_t)",
         "cuMemAddressFree, 10020, kRequired, (DevicePointer, unsigned)",
         "cuMemAddressFree: an argument differs",
-    ),
-    "a number for a pointer": (
-        "entries.h",
-        "cuMemHostUnregister, 4000, kRequired, (void*)",
-        "cuMemHostUnregister, 4000, kRequired, (std::size_t)",
-        "cuMemHostUnregister: an argument differs",
-    ),
-    "an answer too small for what is written there": (
-        "entries.h",
-        "(std::size_t*, std::size_t*)",
-        "(unsigned*, unsigned*)",
-        "cuMemGetInfo: an argument differs",
-    ),
-    "another handle": (
-        "entries.h",
-        "cuGraphDestroy, 10000, kRequired, (CUgraph)",
-        "cuGraphDestroy, 10000, kRequired, (CUgraphExec)",
-        "cuGraphDestroy: an argument differs",
-    ),
-    "const where the driver writes": (
-        "entries.h",
-        "(float*, CUevent, CUevent)",
-        "(const float*, CUevent, CUevent)",
-        "cuEventElapsedTime: an argument differs",
     ),
     "another return type": (
         "abi.h",
@@ -136,18 +100,6 @@ FAULTS = {
         "  int type;\n  int id;",
         "  int id;\n  int type;",
         "MemoryLocation::type: the place differs",
-    ),
-    "a field too small": (
-        "abi.h",
-        "unsigned short usage;\n    unsigned char reserved[4];",
-        "unsigned char usage;\n    unsigned char reserved[5];",
-        "AllocationProperties::flags.usage: the size differs",
-    ),
-    "a field too many": (
-        "abi.h",
-        "  unsigned char reserved[5];",
-        "  unsigned char reserved[5];\n  int more;",
-        "GraphEdge: the size differs",
     ),
     "another number": (
         "abi.h",

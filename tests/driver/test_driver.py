@@ -12,9 +12,6 @@ from rose._core import (
     CudaEvent,
     CudaGraph,
     CudaStream,
-    GateKind,
-    HostGate,
-    StreamGate,
     embedded_kernels,
 )
 from rose.errors import (
@@ -30,21 +27,6 @@ LONG_MS = 200_000
 
 
 # ---- opening it
-
-
-@in_child()
-def test_driver_shows_its_devices(fake: Fake) -> None:
-    fake.set_devices(2)
-    driver = CudaDriver.open()
-    assert (driver.version, driver.device_count()) == (13000, 2)
-    facts = driver.facts(1)
-    assert (facts.ordinal, facts.name) == (1, "Fake GPU 1")
-    assert (facts.compute_major, facts.compute_minor, facts.multiprocessors) == (9, 0, 132)
-    assert facts.has_virtual_memory
-    assert facts.has_posix_fd_handles
-    assert facts.has_stream_mem_ops_64
-    assert facts.has_wait_value_nor
-    assert fake.live() == []
 
 
 @pytest.mark.parametrize(
@@ -76,30 +58,6 @@ def test_unusable_driver_is_one_sentence(
         CudaDriver.open()
     assert str(caught.value) == sentence
     assert fake.faults() == []
-
-
-@in_child(
-    FAKECUDA_FAIL="cuInit@1=999", FAKECUDA_DEVICES="3", FAKECUDA_MISSING="cuStreamGetCaptureInfo"
-)
-def test_environment_sets_the_driver_too(fake: Fake) -> None:
-    with pytest.raises(Unavailable, match=r"^cuInit: error 999$"):
-        CudaDriver.open()
-    device = CudaDevice.open(2)
-    stream = CudaStream.create(device, highest=False).handle
-    gate = StreamGate.create(device, HostGate(), stream=stream, kind=GateKind.MEMOP)
-    with pytest.raises(
-        Unavailable, match=r"no cuStreamGetCaptureInfo, which came with CUDA 12.3: update"
-    ):
-        gate.insert(stream)
-
-
-@in_child(FAKECUDA_VERSION="12010", FAKECUDA_ATTRIBUTES="102=0,16=4")
-def test_older_driver_does_what_it_can(fake: Fake) -> None:
-    driver = CudaDriver.open()
-    assert driver.version == 12010
-    assert not driver.facts(0).has_virtual_memory
-    assert driver.facts(0).multiprocessors == 4
-    assert CudaStream.create(CudaDevice.open(0, driver=driver), highest=True).is_idle()
 
 
 def open_in(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -162,18 +120,6 @@ def test_device_is_open_while_anything_uses_it(fake: Fake) -> None:
 
 
 @in_child()
-def test_two_drivers_share_one_context(fake: Fake) -> None:
-    first = CudaDevice.open(0)
-    second = CudaDevice.open(0, driver=CudaDriver.open())
-    assert fake.live() == ["contexts 2"]
-    del first
-    assert CudaStream.create(second, highest=True).priority == -5
-    del second
-    assert fake.live() == []
-    assert fake.faults() == []
-
-
-@in_child()
 def test_nonsense_is_refused(fake: Fake) -> None:
     with pytest.raises(InvalidArgument, match="no CUDA device 1: the driver reports 1"):
         CudaDevice.open(1)
@@ -224,20 +170,6 @@ def test_who_waits_for_a_stream_lets_go_of_the_gil(fake: Fake) -> None:
     stream.wait(timeout_ms=LONG_MS)
     other.join()
     assert event.is_done()
-
-
-@in_child()
-def test_events_measure_a_stream(fake: Fake) -> None:
-    device = CudaDevice.open(0)
-    stream = CudaStream.create(device, highest=False)
-    first, second = (CudaEvent.create(device, has_timing=True) for _ in range(2))
-    first.record(stream.handle)
-    fake.hold(stream.handle)
-    second.record(stream.handle)
-    with pytest.raises(Unavailable, match="cuEventElapsedTime: CUDA_ERROR_NOT_READY"):
-        second.since_ms(first)
-    fake.release(stream.handle)
-    assert second.since_ms(first) == -first.since_ms(second) > 0
 
 
 @in_child()

@@ -1,14 +1,12 @@
 """The fake driver sees what it is there to see, shown by calling it as rose never would."""
 
 import ctypes
-import re
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.fake_driver import HERE, Fake, build, in_child
+from tests.fake_driver import Fake, in_child
 
 PAGE = 2 << 20
 
@@ -61,23 +59,8 @@ def destroy_twice(raw: Raw) -> None:
     assert raw("cuStreamDestroy", 4000, stream) == 400
 
 
-def release_what_was_never_made(raw: Raw) -> None:
-    raw.use_context()
-    assert raw("cuMemRelease", 10020, 0xDEAD) == 400
-
-
 def call_without_context(raw: Raw) -> None:
     assert raw("cuStreamQuery", 2000, 0) == 201
-
-
-def pop_nothing(raw: Raw) -> None:
-    assert raw("cuCtxPopCurrent", 4000, ctypes.addressof(ctypes.c_void_p())) == 201
-
-
-def push_what_nobody_retains(raw: Raw) -> None:
-    context = raw.make("cuDevicePrimaryCtxRetain", 7000, 0)
-    assert raw("cuDevicePrimaryCtxRelease", 11000, 0) == 0
-    assert raw("cuCtxPushCurrent", 4000, context) == 201
 
 
 def end_the_context_first(raw: Raw) -> None:
@@ -109,41 +92,15 @@ def reach_memory_that_is_gone(raw: Raw) -> None:
     assert page[0] == 0
 
 
-def load_by_launching(raw: Raw) -> None:
-    raw.use_context()
-    code = ctypes.create_string_buffer(4)
-    library = raw.make("cuLibraryLoadData", 12000, ctypes.addressof(code), 0, 0, 0, 0, 0, 0)
-    kernel = raw.make("cuLibraryGetKernel", 12000, library, ctypes.c_char_p(b"late"))
-    assert raw("cuLaunchKernel", 4000, kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == 0
-
-
-def unload_under_a_launch(raw: Raw) -> None:
-    raw.use_context()
-    code = ctypes.create_string_buffer(4)
-    library = raw.make("cuLibraryLoadData", 12000, ctypes.addressof(code), 0, 0, 0, 0, 0, 0)
-    kernel = raw.make("cuLibraryGetKernel", 12000, library, ctypes.c_char_p(b"late"))
-    raw.make("cuKernelGetFunction", 12000, kernel)
-    stream = raw.make("cuStreamCreateWithPriority", 5050, 1, 0)
-    raw.library.fakecuda_hold(ctypes.c_void_p(stream))
-    assert raw("cuLaunchKernel", 4000, kernel, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0) == 0
-    assert raw("cuLibraryUnload", 12000, library) == 0
-    raw.library.fakecuda_release(ctypes.c_void_p(stream))
-
-
 MISTAKES: dict[str, tuple[Callable[[Raw], None], str]] = {
     "destroy_twice": (destroy_twice, "unknown stream 0x"),
-    "release_what_was_never_made": (release_what_was_never_made, "unknown memory 0xdead"),
     "call_without_context": (call_without_context, "cuStreamQuery without a current context"),
-    "pop_nothing": (pop_nothing, "no context to pop"),
-    "push_what_nobody_retains": (push_what_nobody_retains, "is pushed and nobody retains it"),
     "end_the_context_first": (end_the_context_first, "a context ends before event 0x"),
     "free_addresses_in_use": (free_addresses_in_use, "addresses are freed that memory is mapped"),
     "reach_memory_that_is_gone": (
         reach_memory_that_is_gone,
         "a memset reached memory that is gone",
     ),
-    "load_by_launching": (load_by_launching, "kernel late is loaded by its first launch"),
-    "unload_under_a_launch": (unload_under_a_launch, "a kernel ran after its library was unloaded"),
 }
 
 
@@ -154,46 +111,3 @@ def test_mistake_is_a_fault(fake: Fake, mistake: str) -> None:
     make(Raw())
     assert len(fake.faults()) == 1
     assert says in fake.faults()[0]
-
-
-@in_child()
-def test_call_before_init_is_a_fault(fake: Fake) -> None:
-    raw = Raw.__new__(Raw)
-    raw.library = ctypes.CDLL("libcuda.so.1")
-    count = ctypes.c_int()
-    assert raw("cuDeviceGetCount", 2000, ctypes.addressof(count)) == 3
-    assert fake.faults() == ["cuDeviceGetCount before cuInit"]
-
-
-@in_child()
-def test_kernel_runs_a_function_of_the_test(fake: Fake) -> None:
-    raw = Raw()
-    raw.use_context()
-    code = ctypes.create_string_buffer(4)
-    library = raw.make("cuLibraryLoadData", 12000, ctypes.addressof(code), 0, 0, 0, 0, 0, 0)
-    kernel = raw.make("cuLibraryGetKernel", 12000, library, ctypes.c_char_p(b"scale"))
-    raw.make("cuKernelGetFunction", 12000, kernel)
-    seen: list[list[int]] = []
-    fake.arguments("scale", [8, 4])
-    fake.on_kernel("scale", seen.append)
-    first, second = ctypes.c_uint64(1 << 40), ctypes.c_uint32(7)
-    values = (ctypes.c_void_p * 2)(ctypes.addressof(first), ctypes.addressof(second))
-    sizes = (4, 1, 1, 32, 1, 1, 0, 0)
-    at = ctypes.addressof(values)
-    assert raw("cuLaunchKernel", 4000, kernel, *sizes, at, 0) == 0
-    assert seen == [[1 << 40, 7]]
-    assert fake.kernels() == [
-        "scale grid 4 1 1 block 32 1 1 shared 0 stream 0x0 arguments 0x10000000000 0x7"
-    ]
-
-
-def test_fake_exports_nothing_but_itself() -> None:
-    shown = subprocess.run(
-        ["nm", "-D", "--defined-only", build() / "libcuda.so.1"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = {line.split()[-1] for line in shown.stdout.splitlines()}
-    declared = set(re.findall(r"^  X\((\w+), ", (HERE / "controls.h").read_text(), re.M))
-    assert names == {"cuGetProcAddress_v2"} | {f"fakecuda_{name}" for name in declared}

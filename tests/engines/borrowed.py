@@ -41,9 +41,9 @@ class Borrowed:
             **(leased if is_leased else {}),
             **settings,
         )
-        self.heard = Recorder()
+        self.received = Recorder()
         self.worker = EngineWorker(
-            self.pair.rollout, 2, WorkerKind.BORROWED, self.heard, flush_ms=0.0, ttl_ms=ttl_ms
+            self.pair.rollout, 2, WorkerKind.BORROWED, self.received, flush_ms=0.0, ttl_ms=ttl_ms
         )
 
     @property
@@ -60,13 +60,13 @@ class Borrowed:
 
     @property
     def epoch(self) -> int:
-        return self.heard.leases[-1].grant_epoch
+        return self.received.leases[-1].grant_epoch
 
     def grant(self) -> int:
         """Grant, and return the epoch of the new lease."""
-        epoch = self.heard.leases[-1].grant_epoch if self.heard.leases else 0
+        epoch = self.received.leases[-1].grant_epoch if self.received.leases else 0
         self.worker.grant()
-        return self.heard.wait_lease(
+        return self.received.wait_lease(
             lambda lease: lease.grant_epoch > epoch and lease.kv_tokens > 0
         ).grant_epoch
 

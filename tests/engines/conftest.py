@@ -19,7 +19,7 @@ def models() -> tuple[Model, Model]:
 
 @pytest.fixture
 def poisoned_on_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill every sector with NaN when its new owner gets it, as a slab that changed hands would be.
+    """Fill every block with NaN when its new owner gets it, as a slab that changed hands would be.
 
     If the old owner still read it, or the new one read before it wrote, tokens would change.
     """
@@ -28,10 +28,10 @@ def poisoned_on_hand_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(pool: SlabPool, index: int, count: int) -> bool:
         before = set(pool._free_blocks[index].trees)
         is_taken = stock(pool, index, count)
-        space = pool.spaces[pool.places[index]]
+        space = pool.spaces[pool.space_index[index]]
         size = space.geometry.block_bytes
-        for sector in set(pool._free_blocks[index].trees) - before:
-            space.flat()[sector * size : (sector + 1) * size] = POISON
+        for block in set(pool._free_blocks[index].trees) - before:
+            space.flat()[block * size : (block + 1) * size] = POISON
         return is_taken
 
     monkeypatch.setattr(SlabPool, "_take", take)

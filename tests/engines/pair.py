@@ -47,7 +47,7 @@ def generate(model: Model, prompt: list[int], new_tokens: int) -> list[int]:
 
 
 @torch.no_grad()
-def would_say(model: Model, prompt: list[int], tokens: list[int]) -> bool:
+def would_generate(model: Model, prompt: list[int], tokens: list[int]) -> bool:
     """Return whether `tokens` are what `generate` says, but for ties.
 
     One pass over all of them: each must have the best logit after those before it.
@@ -207,5 +207,5 @@ class Client:
             for request_id, (prompt, new_tokens) in self.asked.items()
             if self.answers[request_id].prompt_ids != prompt
             or len(self.answers[request_id].generated_tokens) != new_tokens
-            or not would_say(model, prompt, self.answers[request_id].generated_tokens)
+            or not would_generate(model, prompt, self.answers[request_id].generated_tokens)
         ]

@@ -52,7 +52,9 @@ def true_logprobs(
     return logprobs.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1).tolist()
 
 
-def say_alone(model: Model, prompt: list[int], new_tokens: int, sampling: Sampling) -> list[int]:
+def generate_alone(
+    model: Model, prompt: list[int], new_tokens: int, sampling: Sampling
+) -> list[int]:
     """What a fresh engine of a copy of `model` says to `prompt` alone."""
     engine = engine_of(copy_of(model))
     engine.start()

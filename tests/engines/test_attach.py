@@ -6,7 +6,7 @@ import pytest
 
 import rose
 from rose.engines.transformers import EngineConfig
-from tests.engines.pair import WAIT_S, would_say
+from tests.engines.pair import WAIT_S, would_generate
 from tests.known_model import confirm
 
 CONFIG = EngineConfig(max_batch_tokens=64)
@@ -54,11 +54,11 @@ def test_both_engines_say_what_their_models_say(engines, models) -> None:
         prompt = [number, 3, 5, 8]
         answer = Call(serving, f"s{number}", prompt, 4)
         assert answer.over.wait(WAIT_S)
-        assert would_say(models[0], prompt, answer.tokens)
+        assert would_generate(models[0], prompt, answer.tokens)
     for number, rollout in enumerate(rollouts):
         assert rollout.over.wait(WAIT_S)
         assert rollout.error is None
-        assert would_say(models[1], [number, 7, 9], rollout.tokens)
+        assert would_generate(models[1], [number, 7, 9], rollout.tokens)
     assert device.executor.reading().later_tokens[-1][1] == 6 * 3
 
 

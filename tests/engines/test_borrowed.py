@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from rose.clock import BootClock
-from rose.engines.transformers import EngineWorker, Model, Sampling
+from rose.engines.transformers import Model, Sampling
 from rose.errors import StepAborted
-from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerKind, WorkerLost
+from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
 from rose.transfer.receiving.commit import CommitState
 from tests.engines.borrowed import TTL_MS, Borrowed
 from tests.engines.pair import WAIT_S
-from tests.engines.policies import TileCommit, copy_of, engine_of, later, say_alone
-from tests.engines.recorder import Recorder, turn
+from tests.engines.policies import TileCommit, generate_alone, later
+from tests.engines.recorder import turn
 from tests.waiting import wait_for
 
 PROMPTS = [[(13 * place + 7 * one) % 128 for place in range(30 + one)] for one in range(6)]
@@ -28,14 +28,14 @@ def borrowed(models: tuple[Model, Model], request: pytest.FixtureRequest) -> Ite
     with made.pair:
         yield made
         made.pair.rollout.stop()
-        assert made.heard.faults == []
-        assert len(made.heard.threads) <= 1
+        assert made.received.faults == []
+        assert len(made.received.threads) <= 1
         assert made.pair.device.gave_back is None
         made.pair.device.arbiter.check_invariants()
 
 
 def truth(model: Model, trajectory: int, tokens: int) -> list[int]:
-    return say_alone(model, PROMPTS[trajectory], tokens, Sampling(1000 + trajectory, 1.0))
+    return generate_alone(model, PROMPTS[trajectory], tokens, Sampling(1000 + trajectory, 1.0))
 
 
 def has_renewals(leases: list[GrantChanged], count: int) -> bool:
@@ -49,18 +49,18 @@ def has_renewals(leases: list[GrantChanged], count: int) -> bool:
 
 def test_borrowed_worker_takes_turns_between_grant_and_revoke_only(borrowed: Borrowed) -> None:
     borrowed.worker.start_turn(turn(0, PROMPTS[0], 5, grant_epoch=0))
-    borrowed.heard.wait_ended(0)
-    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    borrowed.received.wait_ended(0)
+    assert borrowed.received.ends(0) == [TurnEnd.INTERRUPTED]
     epoch = borrowed.grant()
     assert epoch == 1
-    lease = borrowed.heard.leases[-1]
+    lease = borrowed.received.leases[-1]
     slab_tokens = borrowed.lane.kv.blocks_per_slab * borrowed.lane.kv.geometry.block_tokens
     assert lease.kv_tokens == borrowed.lane.slabs_max() * slab_tokens
     assert lease.ttl_ms == TTL_MS
     borrowed.worker.start_turn(turn(1, PROMPTS[1], 12))
-    borrowed.heard.wait_ended(1)
-    assert borrowed.heard.ends(1) == [TurnEnd.FINISHED]
-    assert borrowed.heard.tokens(1) == truth(borrowed.model, 1, 12)
+    borrowed.received.wait_ended(1)
+    assert borrowed.received.ends(1) == [TurnEnd.FINISHED]
+    assert borrowed.received.tokens(1) == truth(borrowed.model, 1, 12)
 
 
 def test_revoked_worker_gives_every_token_back_and_the_next_grant_is_a_new_lease(
@@ -70,42 +70,18 @@ def test_revoked_worker_gives_every_token_back_and_the_next_grant_is_a_new_lease
     for trajectory in range(3):
         borrowed.worker.start_turn(turn(trajectory, PROMPTS[trajectory], 400))
     for trajectory in range(3):
-        borrowed.heard.wait_tokens(trajectory, 4)
+        borrowed.received.wait_tokens(trajectory, 4)
     borrowed.worker.revoke()
-    borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
-    assert all(borrowed.heard.ends(one) == [TurnEnd.INTERRUPTED] for one in range(3))
+    borrowed.received.wait_lease(lambda lease: lease.kv_tokens == 0)
+    assert all(borrowed.received.ends(one) == [TurnEnd.INTERRUPTED] for one in range(3))
     wait_for(lambda: not borrowed.processor.scheduler.active_requests)
     cache = borrowed.processor.cache
     assert all(not one.block_table for one in cache.cache_allocators.values())
-    said = borrowed.heard.tokens(1)
+    said = borrowed.received.tokens(1)
     borrowed.worker.start_turn(turn(1, PROMPTS[1] + said, 5, first_token=len(said)))
-    borrowed.heard.wait_ended(1, times=2)
-    assert borrowed.heard.tokens(1) == said  # that lease is over
+    borrowed.received.wait_ended(1, times=2)
+    assert borrowed.received.tokens(1) == said  # that lease is over
     assert borrowed.grant() == 2
-
-
-def test_turn_revoked_midway_and_resumed_on_another_engine_says_the_same(
-    borrowed: Borrowed,
-) -> None:
-    borrowed.grant()
-    borrowed.worker.start_turn(turn(2, PROMPTS[2], 120))
-    borrowed.heard.wait_tokens(2, 7)
-    borrowed.worker.revoke()
-    borrowed.heard.wait_ended(2)
-    said = borrowed.heard.tokens(2)
-    assert len(said) < 120
-    engine = engine_of(copy_of(borrowed.model))
-    heard = Recorder()
-    worker = EngineWorker(engine, 1, WorkerKind.DEDICATED, heard)
-    engine.start()
-    try:
-        heard.wait_lease(lambda _: True)
-        rest = 120 - len(said)
-        worker.start_turn(turn(2, PROMPTS[2] + said, rest, first_token=len(said)))
-        heard.wait_ended(2)
-    finally:
-        engine.stop()
-    assert said + heard.tokens(2) == truth(borrowed.model, 2, 120)
 
 
 @pytest.mark.parametrize("borrowed", [600.0], indirect=True)
@@ -114,24 +90,28 @@ def test_lease_is_renewed_while_the_gate_is_closed_and_a_frozen_loop_loses_it(
 ) -> None:
     borrowed.grant()
     borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
-    borrowed.heard.wait_tokens(0, 2)
+    borrowed.received.wait_tokens(0, 2)
     lane = borrowed.pair.serving_lane
     lane.arrived("a", prompt_tokens=8)
     wait_for(lambda: not borrowed.pair.device.gate.is_running())
-    count = len(borrowed.heard.leases)
-    borrowed.heard.wait_for(lambda: has_renewals(borrowed.heard.leases[count:], 3), "renewals")
+    count = len(borrowed.received.leases)
+    borrowed.received.wait_for(
+        lambda: has_renewals(borrowed.received.leases[count:], 3), "renewals"
+    )
     lane.finished("a")
     # Frozen: inside a slice that does not end.
     commit = watched(borrowed, hold_at=1)
-    count, epoch = len(borrowed.heard.leases), borrowed.epoch
+    count, epoch = len(borrowed.received.leases), borrowed.epoch
     BootClock().sleep(0.7)  # more than its TTL
-    assert len(borrowed.heard.leases) == count
+    assert len(borrowed.received.leases) == count
     commit.go_on.set()
     # Whoever counts has ended it, and hears no renewal of a dead epoch: turns come back.
-    borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == epoch + 1 and lease.kv_tokens > 0)
-    dead = [lease.kv_tokens for lease in borrowed.heard.leases if lease.grant_epoch == epoch]
+    borrowed.received.wait_lease(
+        lambda lease: lease.grant_epoch == epoch + 1 and lease.kv_tokens > 0
+    )
+    dead = [lease.kv_tokens for lease in borrowed.received.leases if lease.grant_epoch == epoch]
     assert dead[-1] == 0
-    borrowed.heard.wait_ended(0)
+    borrowed.received.wait_ended(0)
 
 
 # ---- serving takes slabs -------------------------------------------------------------------------
@@ -141,81 +121,72 @@ def test_turns_in_slabs_that_serving_took_come_back_and_the_lease_shrinks_then_g
     borrowed: Borrowed,
 ) -> None:
     borrowed.grant()
-    full = borrowed.heard.leases[-1].kv_tokens
+    full = borrowed.received.leases[-1].kv_tokens
     # More than one slab, so that something is left.
     for trajectory in range(5):
         borrowed.worker.start_turn(turn(trajectory, PROMPTS[trajectory], 120))
     for trajectory in range(5):
-        borrowed.heard.wait_tokens(trajectory, 30)
+        borrowed.received.wait_tokens(trajectory, 30)
     wait_for(lambda: borrowed.held > 1)
     borrowed.take(1)
-    small = borrowed.heard.wait_lease(lambda lease: lease.kv_tokens < full)
+    small = borrowed.received.wait_lease(lambda lease: lease.kv_tokens < full)
     assert (small.grant_epoch, small.kv_tokens > 0) == (1, True)
-    again = borrowed.heard.events.index(small)
-    borrowed.heard.wait_for(
+    again = borrowed.received.events.index(small)
+    borrowed.received.wait_for(
         lambda: any(
-            getattr(event, "kv_tokens", 0) == full for event in borrowed.heard.events[again:]
+            getattr(event, "kv_tokens", 0) == full for event in borrowed.received.events[again:]
         ),
         "growth",
     )
-    gone = [one for one in range(5) if borrowed.heard.ends(one) == [TurnEnd.INTERRUPTED]]
+    gone = [one for one in range(5) if borrowed.received.ends(one) == [TurnEnd.INTERRUPTED]]
     assert 0 < len(gone) < 5
     # They were reported before the lease shrank, and the engine has forgotten them.
-    assert all(borrowed.heard.events.index(borrowed.heard.outputs(one)[-1]) < again for one in gone)
+    assert all(
+        borrowed.received.events.index(borrowed.received.outputs(one)[-1]) < again for one in gone
+    )
     for one in gone:
-        said = borrowed.heard.tokens(one)
+        said = borrowed.received.tokens(one)
         rest = 120 - len(said)
         borrowed.worker.start_turn(turn(one, PROMPTS[one] + said, rest, first_token=len(said)))
     for one in range(5):
-        borrowed.heard.wait_ended(one, times=2 if one in gone else 1)
-        assert borrowed.heard.tokens(one) == truth(borrowed.model, one, 120)
-
-
-def test_lease_that_serving_took_all_of_ends_and_the_next_has_a_higher_epoch(
-    borrowed: Borrowed,
-) -> None:
-    borrowed.grant()
-    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
-    borrowed.heard.wait_tokens(0, 3)
-    borrowed.take(borrowed.held)
-    over = borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
-    assert over.grant_epoch == 1
-    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
-    lease = borrowed.heard.wait_lease(lambda lease: lease.grant_epoch == 2)
-    assert lease.kv_tokens > 0
+        borrowed.received.wait_ended(one, times=2 if one in gone else 1)
+        assert len(borrowed.received.tokens(one)) == 120
+    stayed = next(one for one in range(5) if one not in gone)
+    for one in (gone[0], stayed):
+        assert borrowed.received.tokens(one) == truth(borrowed.model, one, 120)
 
 
 def test_revocation_reaches_a_worker_whose_step_is_parked(borrowed: Borrowed) -> None:
     borrowed.grant()
     borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
-    borrowed.heard.wait_tokens(0, 3)
+    borrowed.received.wait_tokens(0, 3)
     lane = borrowed.pair.serving_lane
     lane.arrived("a", prompt_tokens=8)
     wait_for(lambda: not borrowed.pair.device.gate.is_running())
     borrowed.worker.revoke()
-    borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
-    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    borrowed.received.wait_lease(lambda lease: lease.kv_tokens == 0)
+    assert borrowed.received.ends(0) == [TurnEnd.INTERRUPTED]
     assert not borrowed.pair.device.gate.is_open()
-    said = borrowed.heard.tokens(0)
+    said = borrowed.received.tokens(0)
     lane.finished("a")
     borrowed.grant()
-    assert borrowed.heard.tokens(0) == said  # the step that was parked says nothing more
+    assert borrowed.received.tokens(0) == said  # the step that was parked says nothing more
 
 
 def test_borrower_parked_by_serving_can_be_stopped_and_loses_no_token(borrowed: Borrowed) -> None:
     borrowed.grant()
     borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
-    borrowed.heard.wait_tokens(0, 3)
+    borrowed.received.wait_tokens(0, 3)
     lane = borrowed.pair.serving_lane
     lane.arrived("a", prompt_tokens=8)
     wait_for(lambda: not borrowed.pair.device.gate.is_running())
     borrowed.pair.rollout.stop()
     assert not borrowed.pair.device.gate.is_open()
     assert not borrowed.pair.device.gate.is_in_step()
-    said = borrowed.heard.tokens(0)
-    assert borrowed.heard.ends(0) == [TurnEnd.INTERRUPTED]
+    said = borrowed.received.tokens(0)
+    assert borrowed.received.ends(0) == [TurnEnd.INTERRUPTED]
     assert said == truth(borrowed.model, 0, len(said))
-    assert len(borrowed.heard.of(WorkerLost)) == 1
+    assert len(borrowed.received.of(WorkerLost)) == 1
     lane.finished("a")
 
 
@@ -228,13 +199,13 @@ def test_worker_is_lost_once_when_the_device_gave_back_even_if_idle(
             made.grant()
             if not is_idle:
                 made.worker.start_turn(turn(0, PROMPTS[0], 900))
-                made.heard.wait_tokens(0, 3)
+                made.received.wait_tokens(0, 3)
             made.pair.device.safety.report(RuntimeError("planted"))
-            made.heard.wait_for(lambda heard=made.heard: heard.of(WorkerLost), "loss")
-        assert len(made.heard.of(WorkerLost)) == 1
-        assert made.heard.faults == []
+            made.received.wait_for(lambda received=made.received: received.of(WorkerLost), "loss")
+        assert len(made.received.of(WorkerLost)) == 1
+        assert made.received.faults == []
         if not is_idle:
-            assert made.heard.ends(0) == [TurnEnd.INTERRUPTED]
+            assert made.received.ends(0) == [TurnEnd.INTERRUPTED]
 
 
 # ---- commits -------------------------------------------------------------------------------------
@@ -277,7 +248,7 @@ def test_serving_waits_for_the_slice_that_runs_and_for_no_other(borrowed: Borrow
         assert commit.slices == 3
     assert commit.state is CommitState.APPLYING
     lane.finished("a")
-    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    borrowed.received.wait_for(lambda: borrowed.received.commits, "commit")
     assert commit.slices == borrowed.weights.tiles > 4
     assert borrowed.weights.sweep()
 
@@ -287,7 +258,7 @@ def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed)
     for one in range(2):
         borrowed.worker.start_turn(turn(one, PROMPTS[one], 900))
     for one in range(2):
-        borrowed.heard.wait_tokens(one, 3)
+        borrowed.received.wait_tokens(one, 3)
     commit = watched(borrowed, hold_at=4)
     assert borrowed.held > 0
     borrowed.take(borrowed.held)
@@ -296,11 +267,11 @@ def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed)
     assert borrowed.pair.device.arbiter.snapshot().quarantined == 0
     assert commit.slices == 3
     commit.go_on.set()
-    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
-    borrowed.heard.wait_ended(0, 1)
-    (event,) = borrowed.heard.commits
+    borrowed.received.wait_for(lambda: borrowed.received.commits, "commit")
+    borrowed.received.wait_ended(0, 1)
+    (event,) = borrowed.received.commits
     assert (event.version, event.is_match) == (1, True)
-    assert [borrowed.heard.ends(one) for one in range(2)] == [[TurnEnd.INTERRUPTED]] * 2
+    assert [borrowed.received.ends(one) for one in range(2)] == [[TurnEnd.INTERRUPTED]] * 2
     assert borrowed.weights.sweep()
 
 
@@ -318,61 +289,8 @@ def test_commit_goes_on_in_the_next_quantum_after_an_abort(
     monkeypatch.setattr(borrowed.lane, "gate", gate)
     base = borrowed.weights.row.copy()
     commit = borrowed.commit(1)
-    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
+    borrowed.received.wait_for(lambda: borrowed.received.commits, "commit")
     assert len(quanta) == 3
     assert commit.slices == borrowed.weights.tiles
     assert np.array_equal(borrowed.weights.row, later(base, seed=1))
     assert not borrowed.pair.device.gate.is_in_step()
-
-
-def test_commit_finishes_after_a_revocation_of_the_worker(borrowed: Borrowed) -> None:
-    borrowed.grant()
-    borrowed.worker.start_turn(turn(0, PROMPTS[0], 900))
-    borrowed.heard.wait_tokens(0, 3)
-    commit = watched(borrowed, hold_at=2)
-    borrowed.worker.revoke()
-    commit.go_on.set()
-    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
-    borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
-    epoch = borrowed.grant()
-    borrowed.worker.start_turn(turn(1, PROMPTS[1], 6, grant_epoch=epoch))
-    borrowed.heard.wait_ended(1)
-    assert borrowed.heard.outputs(1)[-1].versions[-1] == 1
-    assert borrowed.heard.tokens(1) == truth(borrowed.model, 1, 6)
-
-
-def test_stopped_borrower_brings_a_half_done_commit_back(borrowed: Borrowed) -> None:
-    base = borrowed.weights.row.copy()
-    commit = watched(borrowed, hold_at=5)
-    stopping = threading.Thread(target=borrowed.pair.rollout.stop)
-    stopping.start()
-    wait_for(lambda: not borrowed.pair.rollout.is_accepting)
-    commit.go_on.set()
-    stopping.join(WAIT_S)
-    assert not stopping.is_alive()
-    assert commit.slices == 5
-    assert commit.state is CommitState.ROLLED_BACK
-    assert np.array_equal(borrowed.weights.row, base)
-    assert borrowed.weights.sweep()
-
-
-def test_request_after_a_commit_reads_no_kv_of_the_version_before(borrowed: Borrowed) -> None:
-    borrowed.grant()
-    borrowed.worker.start_turn(turn(0, PROMPTS[0] * 3, 900))
-    borrowed.heard.wait_tokens(0, 20)
-    borrowed.worker.start_turn(turn(1, PROMPTS[1], 3))
-    borrowed.heard.wait_ended(1)
-    borrowed.commit(1)
-    borrowed.heard.wait_for(lambda: borrowed.heard.commits, "commit")
-    borrowed.heard.wait_tokens(0, len(borrowed.heard.tokens(0)) + 20)
-    for trajectory, prompt in ((1, PROMPTS[1]), (2, PROMPTS[0] * 3)):
-        borrowed.worker.start_turn(turn(trajectory, prompt, 8))
-        borrowed.heard.wait_for(
-            lambda one=trajectory: (
-                TurnEnd.FINISHED in borrowed.heard.ends(one)[-1:]
-                and borrowed.heard.outputs(one)[-1].versions[-1:] == (1,)
-            ),
-            "end under the new version",
-        )
-        said = say_alone(borrowed.model, prompt, 8, Sampling(1000 + trajectory, 1.0))
-        assert borrowed.heard.tokens(trajectory)[-8:] == said

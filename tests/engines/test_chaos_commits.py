@@ -58,7 +58,7 @@ class Chaos:
         self.now: dict[int, Stay] = {}
 
     def start(self, trajectory: int) -> None:
-        lease = self.borrowed.heard.leases[-1]
+        lease = self.borrowed.received.leases[-1]
         prompt = self.prompts[trajectory] + self.said[trajectory]
         self.running.add(trajectory)
         self.now[trajectory] = Stay(trajectory, prompt, self.borrowed.pair.rollout.version)
@@ -91,7 +91,7 @@ class Chaos:
 
     def listen(self) -> None:
         """Take in what was said since; a turn that ended is idle, or over."""
-        events = self.borrowed.heard.events
+        events = self.borrowed.received.events
         while self.seen < len(events):
             event = events[self.seen]
             self.seen += 1
@@ -143,7 +143,7 @@ class Chaos:
 
 
 @torch.no_grad()
-def is_what_it_would_say(model: Model, stay: Stay) -> bool:
+def is_what_it_would_generate(model: Model, stay: Stay) -> bool:
     """Whether tokens and logprobs are those of `model`, but for ties."""
     logits = model(torch.tensor([stay.context + stay.tokens])).logits
     logits = logits[0, len(stay.context) - 1 : -1].float()
@@ -191,16 +191,16 @@ def test_every_token_is_of_the_version_it_names_while_slabs_leases_and_weights_c
         chaos.run([serve, take, revoke, chaos.commit, pair.device.gate.abort_step, *idle])
         serving.wait()
         borrowed.worker.revoke()
-        borrowed.heard.wait_lease(lambda lease: lease.kv_tokens == 0)
+        borrowed.received.wait_lease(lambda lease: lease.kv_tokens == 0)
         assert borrowed.weights.sweep()
         assert pair.device.gave_back is None
         pair.rollout.stop()
         pair.device.arbiter.check_invariants()
         assert pair.device.arbiter.snapshot().quarantined == 0
-    assert borrowed.heard.faults == []
+    assert borrowed.received.faults == []
     assert serving.errors() == []
     assert serving.wrong(pair.serving_model) == []
-    versions = {one for output in chaos.borrowed.heard.of(TurnOutput) for one in output.versions}
+    versions = {one for output in chaos.borrowed.received.of(TurnOutput) for one in output.versions}
     assert versions <= set(chaos.rows)
     assert len(versions) > 1
     assert [one.is_match for one in chaos.ends] == [True, True, False] * (_COMMITS // 3)
@@ -209,7 +209,9 @@ def test_every_token_is_of_the_version_it_names_while_slabs_leases_and_weights_c
     assert len(pure) > turns // 2
     for version, row in chaos.rows.items():
         rewrite(twin, row)
-        assert all(is_what_it_would_say(twin, stay) for stay in pure if stay.version == version)
+        assert all(
+            is_what_it_would_generate(twin, stay) for stay in pure if stay.version == version
+        )
 
 
 def rewrite(model: Model, row: np.ndarray) -> None:

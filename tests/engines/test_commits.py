@@ -2,27 +2,21 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rose.engines.transformers import Committed, Engine, LiveWeights, Sampling, flat_bits
 from rose.errors import Unavailable
-from rose.transfer import Delta
-from rose.transfer.manifest import StagedVersion
-from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.row_publisher import RowPublisher
-from rose.transfer.receiving.commit import Commit, CommitState
+from rose.transfer.receiving.commit import CommitState
 from tests.engines.pair import WAIT_S, Client
 from tests.engines.policies import (
     TILE,
     TileCommit,
-    copy_of,
     engine_of,
+    generate_alone,
     later,
     policy,
-    say_alone,
     true_logprobs,
 )
 from tests.waiting import wait_for
@@ -57,9 +51,9 @@ class Live:
         return commit
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "prefix cache"])
-def live(request: pytest.FixtureRequest) -> Iterator[Live]:
-    made = Live(prefix_cache=request.param)
+@pytest.fixture
+def live() -> Iterator[Live]:
+    made = Live(prefix_cache=True)
     made.engine.start()
     yield made
     made.engine.stop()
@@ -85,22 +79,6 @@ def test_commit_ends_the_wait_of_an_idle_loop() -> None:
     live.engine.manager._wake_up_loop.clear()
     live.ask(1)
     assert live.engine.manager._wake_up_loop.is_set()
-
-
-def test_tokens_before_a_commit_carry_the_old_version_and_those_after_the_new(live: Live) -> None:
-    old = copy_of(live.model)
-    client = Client(live.engine, "across", 1)
-    name = client.send(prompt=PROMPT, new_tokens=400, sampling=SAMPLING)
-    wait_for(lambda: len(client.streamed.get(name, ())) > 5)
-    live.commit(1)
-    client.wait()
-    output = client.answers[name]
-    switched = output.versions.index(1)
-    assert 5 < switched < 400
-    assert output.versions == [0] * switched + [1] * (400 - switched)
-    truth = say_alone(old, PROMPT, 400, SAMPLING)
-    assert output.generated_tokens[:switched] == truth[:switched]
-    assert output.generated_tokens != truth
 
 
 def test_request_after_a_commit_reads_no_kv_of_the_version_before(live: Live) -> None:
@@ -129,33 +107,9 @@ def test_request_after_a_commit_reads_no_kv_of_the_version_before(live: Live) ->
     client.wait()
 
 
-def test_new_version_has_a_prefix_cache_of_its_own() -> None:
-    live = Live(prefix_cache=True)
-    live.engine.start()
-    try:
-        client = Client(live.engine, "shared", 3)
-        matched: list[int] = []
-        cache = live.engine.processor.cache
-        stock = cache.search_prefix_match
-
-        def search(request_id: str, prompt_ids: list[int]) -> int:
-            matched.append(stock(request_id, prompt_ids))
-            return matched[-1]
-
-        cache.search_prefix_match = search
-        for version in (1, 2):
-            for _ in range(2):
-                client.send(prompt=PROMPT, new_tokens=2, sampling=SAMPLING)
-                client.wait()
-            live.commit(version)
-        assert matched == [0, 64, 0, 64]
-    finally:
-        live.engine.stop()
-
-
 def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
     before = live.weights.row.copy()
-    said = say_alone(live.model, PROMPT, 10, SAMPLING)
+    said = generate_alone(live.model, PROMPT, 10, SAMPLING)
     live.commit(3, end=CommitState.ROLLED_BACK)
     assert (live.ends[0].version, live.ends[0].is_match) == (0, False)
     assert live.engine.version == 0
@@ -180,25 +134,6 @@ def test_engine_in_quarantine_runs_no_step_until_a_commit_goes_well(live: Live) 
     client.wait()
     assert client.answers[name].versions == [3, 3, 3]
     assert not live.engine.is_quarantined
-
-
-def test_commits_run_in_the_order_they_were_asked_for(live: Live) -> None:
-    client = Client(live.engine, "busy", 6)
-    client.send(prompt=PROMPT, new_tokens=300, sampling=SAMPLING)
-    base = live.weights.row.copy()
-    rows = [later(base, seed=1)]
-    rows.append(later(rows[0], seed=2))
-    commits = [TileCommit(live.weights, rows[0])]
-    live.weights.row[:] = rows[0]  # the second one is packed against the first
-    commits.append(TileCommit(live.weights, rows[1]))
-    live.weights.row[:] = base
-    for version, commit in enumerate(commits, start=1):
-        live.engine.commit(commit, version=version, on_done=live.on_done)
-    for _ in commits:
-        assert live.ended.acquire(timeout=WAIT_S)
-    client.wait()
-    assert [end.version for end in live.ends] == [1, 2]
-    assert np.array_equal(live.weights.row, rows[1])
 
 
 def test_stopped_engine_brings_a_half_done_commit_back() -> None:
@@ -233,56 +168,3 @@ def test_stopped_engine_brings_a_half_done_commit_back() -> None:
     assert live.weights.sweep()
     with pytest.raises(Unavailable):
         live.ask(3)
-
-
-# ---- the commit of rose.transfer -----------------------------------------------------------------
-
-
-class Trainer:
-    """Publishes what the live weights are to become."""
-
-    def __init__(self, live: Live) -> None:
-        self.live = live
-        self.row = live.weights.row.copy()
-        self.log = VersionLog()
-        self.publisher = RowPublisher(self.row.copy(), "run", 0, 0, self.log, tile_elements=TILE)
-
-    def next_commit(self, *, is_spoilt: bool = False) -> Commit:
-        self.row = later(self.row, seed=self.publisher.version.n + 1)
-        manifest = self.publisher.publish(self.row)
-        if is_spoilt:
-            manifest = replace(manifest, digest=(1, 2))
-        key = manifest.key
-        deltas = [
-            (one.tile, Delta.from_bytes(self.log.chunk(key, one.tile))) for one in manifest.chunks
-        ]
-        base = self.live.weights.digests().total
-        return Commit(StagedVersion(manifest, tuple(deltas)), self.live.weights, base)
-
-    def tell(self, commit: Commit) -> Committed:
-        version = commit.staged.manifest.version.n
-        self.live.engine.commit(commit, version=version, on_done=self.live.on_done)
-        assert self.live.ended.acquire(timeout=WAIT_S)
-        return self.live.ends[-1]
-
-
-def test_published_versions_become_the_weights_of_an_engine_that_runs(live: Live) -> None:
-    trainer = Trainer(live)
-    client = Client(live.engine, "busy", 7)
-    name = client.send(prompt=PROMPT, new_tokens=900, sampling=SAMPLING)
-    for version in (1, 2, 3):
-        wait_for(lambda: client.streamed.get(name))
-        assert trainer.tell(trainer.next_commit()).version == version
-        assert np.array_equal(live.weights.row, trainer.row)
-    live.engine.cancel(name)
-    client.wait()
-    assert live.weights.sweep()
-
-
-def test_version_whose_digest_is_another_goes_back_bit_by_bit(live: Live) -> None:
-    trainer = Trainer(live)
-    base = live.weights.row.copy()
-    ended = trainer.tell(trainer.next_commit(is_spoilt=True))
-    assert (ended.version, ended.is_match, ended.is_quarantined) == (0, False, False)
-    assert np.array_equal(live.weights.row, base)
-    assert live.weights.sweep()

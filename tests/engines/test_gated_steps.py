@@ -11,7 +11,7 @@ from torch import nn
 
 from rose._core import CloseReason, HostGate, Verdict
 from rose.engines.torch import gate_graphs, gate_layers, insert_gates
-from rose.errors import InvalidArgument, StepAborted
+from rose.errors import StepAborted
 from tests.engines.test_gate_layers import Lane, Model
 
 LAYERS = 6
@@ -91,8 +91,7 @@ def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager")  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("prepare", [lambda model: model, compiled], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("prepare", "every"), [(lambda model: model, 2), (compiled, 1)])
 @torch.no_grad()
 def test_pauses_change_no_bit_and_every_gate_fires(prepare, every: int) -> None:
     inputs = [torch.randn(3, 16) for _ in range(ROUNDS)]
@@ -109,19 +108,6 @@ def test_pauses_change_no_bit_and_every_gate_fires(prepare, every: int) -> None:
             assert torch.equal(found, wanted)
             assert lane.host.passed - before == 1 + LAYERS // every
     assert lane.host.stats().pauses > 0
-
-
-@torch.no_grad()
-def test_compiled_model_has_no_gates_outside_a_step() -> None:
-    lane, model = Lane(), Model(4)
-    gate_layers(lane, model, every=1)
-    run = compiled(model)
-    x = torch.randn(2, 4)
-    first = run(x)
-    assert lane.gates == 0
-    lane.step_thread = threading.get_ident()
-    assert torch.equal(run(x), first)
-    assert lane.gates == 4
 
 
 @torch.no_grad()
@@ -198,7 +184,7 @@ def test_step_of_graphs_is_the_step_whatever_pauses_it() -> None:
     assert lane.host.passed == ROUNDS * LAYERS
 
 
-@pytest.mark.parametrize("done", range(1, LAYERS))
+@pytest.mark.parametrize("done", [1, LAYERS - 1])
 def test_abort_leaves_out_the_graphs_behind_its_gate(done: int) -> None:
     lane, state, seen = GatedLane(), torch.zeros(1, 16), []
     run = gate_graphs(lane, parts(state, seen))
@@ -218,11 +204,6 @@ def abort_at(host: HostGate, passed: int) -> None:
     while host.passed < passed:
         over.wait(0.0001)
     assert host.abort_step()
-
-
-def test_step_without_graphs_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="at least one"):
-        gate_graphs(GatedLane(), [])
 
 
 class Capture:
@@ -250,10 +231,3 @@ def test_capture_gets_its_gates_and_nothing_else_does(prepare) -> None:
     take_out()
     assert torch.equal(model(x), expected)
     assert len(gate.put) == LAYERS // 2
-
-
-def test_without_a_gpu_nothing_is_being_captured() -> None:
-    gate, model = Capture(), deep()
-    insert_gates(gate, model, every=1)
-    model(torch.randn(1, 16))
-    assert gate.put == []

@@ -102,6 +102,15 @@ def test_substitution_points_are_what_they_were(models: tuple[Model, Model]) -> 
     pair.device.close()
 
 
+def test_the_next_engine_of_a_model_has_settings_of_its_own() -> None:
+    model = policy(seed=1)
+    for prefix_cache in (False, True):
+        engine = engine_of(model, prefix_cache=prefix_cache)
+        engine.start()
+        engine.stop()
+        assert engine.processor.cache.use_prefix_sharing is prefix_cache
+
+
 def test_what_sampling_relies_on_is_what_it_was() -> None:
     """The canary of `SamplingRunner`: which row is whose, and how far a prepared request is."""
     engine = engine_of(policy(seed=1))

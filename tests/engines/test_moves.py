@@ -17,7 +17,7 @@ POISON = 0xFF
 
 # Models and lanes: one group; two groups; two groups in the unit that both can divide, of which a
 # block is a part.
-KINDS = ["alike", "groups", "sectors"]
+KINDS = ["alike", "groups", "one unit"]
 
 
 @contextmanager
@@ -121,24 +121,6 @@ def test_kv_in_slabs_that_leave_moves_and_its_requests_go_on(
         assert stepper.client.wrong(truth) == []
 
 
-def test_what_does_not_fit_elsewhere_is_requeued(
-    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with stepping(models, monkeypatch, "alike") as (stepper, truth):
-        stepper.client.send(prompt_tokens=60, new_tokens=20)
-        stepper.step()
-        stepper.pair.rollout_lane.give_back_idle()
-        held = stepper.pair.device.arbiter.snapshot().partitions[1].held
-        stepper.prepare()
-        stepper.pair.device.lender.take_back(held)
-        stepper.processor._generation_step(stepper.engine.manager.model)
-        stepper.processor.update_batch()
-        assert stepper.pair.device.arbiter.snapshot().partitions[1].held == 0
-        assert stepper.processor.scheduler.preempted_tokens > 0
-        stepper.finish()
-        assert stepper.client.wrong(truth) == []
-
-
 def test_weights_are_not_moved_like_kv(
     models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,13 +173,13 @@ def test_a_prefix_that_moved_is_found_where_it_is(
         stepper.step()
         lane.kv.allocator.free(held)
         cache = stepper.processor.cache
-        before = cache.sectors_of(first)
+        before = cache.blocks_of(first)
         stepper.processor._move_bytes = 64 << 20
         stepper.step()
-        assert cache.sectors_of(first) != before
+        assert cache.blocks_of(first) != before
         second = stepper.client.send(prompt=prompt, new_tokens=8)
         stepper.prepare()
-        shared = set(cache.sectors_of(first)) & set(cache.sectors_of(second))
+        shared = set(cache.blocks_of(first)) & set(cache.blocks_of(second))
         assert len(shared) == len(prompt) // 16
         stepper.processor._generation_step(stepper.engine.manager.model)
         stepper.processor.update_batch()

@@ -50,24 +50,6 @@ def test_a_row_is_the_same_alone_and_in_any_batch(rows: list[tuple[int, int]]) -
         assert torch.equal(gumbel_noise(keys_of([place]), 128)[0], together[row])
 
 
-def test_tokens_come_as_often_as_their_probability() -> None:
-    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])
-    rows = 20_000
-    logits = probabilities.log().expand(rows, -1)
-    keys = keys_of([(seed, seed % 7) for seed in range(rows)])
-    tokens, _ = choose(logits, keys, torch.ones(rows))
-    counts = torch.bincount(tokens, minlength=5).double()
-    expected = probabilities.double() * rows
-    # Chi-square with 4 degrees of freedom; 23.5 is exceeded once in ten thousand times.
-    assert float(((counts - expected) ** 2 / expected).sum()) < 23.5
-
-
-def test_noise_is_finite_but_where_a_token_can_never_win() -> None:
-    noise = gumbel_noise(keys_of([(seed, 0) for seed in range(64)]), 4096)
-    assert not torch.isnan(noise).any()
-    assert not torch.isposinf(noise).any()
-
-
 @pytest.mark.parametrize("temperature", [-0.1, math.nan, math.inf])
 def test_temperature_without_a_softmax_is_refused(temperature: float) -> None:
     with pytest.raises(InvalidArgument, match="temperature"):

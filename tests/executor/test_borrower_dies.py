@@ -82,7 +82,7 @@ def kill(rig: RemoteRig, seed: int, deaths: int, tried: Callable[..., None]) -> 
 
 
 def test_serving_has_its_memory_whenever_a_borrower_dies(rig: RemoteRig, tried) -> None:
-    kill(rig, 0, 10, tried)
+    kill(rig, 0, 6, tried)
 
 
 @pytest.mark.slow

@@ -7,11 +7,10 @@ import pytest
 
 from rose._core import Grant, ManualClock
 from rose.errors import InvalidArgument, Unavailable
-from rose.executor import CoServing, Reason, StepBatch
+from rose.executor import CoServing, Reason
 from rose.executor.revocation import Cause
 from rose.units import NS_PER_MS
 from tests.executor.conftest import SLAB, SLABS, ParkedStep, Rig
-from tests.executor.test_lender import before_the_grant
 from tests.waiting import wait_for
 
 BLOCKS = 8  # of the borrower in a slab
@@ -50,23 +49,6 @@ def test_growth_ends_at_the_cap_and_the_borrower_hears_when_it_rises(open_rig) -
     assert len(rooms) == 1
     assert isinstance(rig.device.lender.grow(1000), Grant)
     assert rig.counts()[1] == 5
-
-
-def test_without_a_cap_or_with_an_endless_one_of_all_certificates_alone_decide(open_rig) -> None:
-    free, capped = open_rig(), open_rig()
-    cap(capped, 0)
-    cap(capped, 2 * SLABS)
-    for rig in (free, capped):
-        assert isinstance(rig.device.lender.grow(1000), Grant)
-        assert refused(rig) is Reason.RESERVE_AT_RISK
-    assert free.counts() == capped.counts()
-
-
-def test_no_grant_slips_in_behind_a_cap_that_falls(open_rig, monkeypatch) -> None:
-    rig = open_rig()
-    before_the_grant(monkeypatch, lambda: cap(rig, 1))
-    assert isinstance(rig.device.lender.grow(1000), Grant)
-    assert rig.counts()[1] == 1
 
 
 def test_late_slabs_count_as_lent(open_rig) -> None:
@@ -113,21 +95,6 @@ def test_slabs_on_their_way_over_a_cap_are_not_demanded_twice(open_rig) -> None:
     wait_for(lambda: rig.counts()[1] == 2)
 
 
-def test_serving_goes_on_while_slabs_over_the_cap_are_in_use(open_rig) -> None:
-    rig = open_rig(park_wait_ms=20.0, revoke_ms=60_000.0)
-    step = ParkedStep(rig, rig.borrow(6 * BLOCKS))
-    cap(rig, 0)
-    wait_for(lambda: rig.revocations)
-    rig.serving.arrived("a", prompt_tokens=8)
-    with rig.serving.step(StepBatch(1, 8, 8)):
-        assert rig.serving.alloc(4) is not None
-    rig.serving.finished("a")
-    assert rig.counts()[1] == 6  # the step that pins them has not come to its gate
-    step.may_go_on.set()
-    wait_for(lambda: rig.counts()[1] == 0)
-    wait_for(lambda: step.outcome == "aborted")
-
-
 def test_serving_that_needs_more_has_what_comes_home_over_the_cap(open_rig) -> None:
     rig = open_rig()
     rig.stop_keeper()
@@ -163,34 +130,6 @@ def test_a_cap_that_nobody_renews_ends_and_nothing_is_lent_until_the_next(open_r
     cap(rig, 6, ttl_ms=1000.0)
     assert len(rooms) == 1  # after its end there was none, so as much as before is more
     borrow(rig, 6)
-
-
-def test_a_renewed_cap_lasts_from_its_renewal(open_rig) -> None:
-    clock = ManualClock()
-    rig = open_rig(clock=clock)
-    rig.stop_keeper()
-    cap(rig, 3, ttl_ms=1000.0)
-    borrow(rig, 3)
-    for _ in range(5):
-        clock.advance(900 * NS_PER_MS)
-        cap(rig, 3, ttl_ms=1000.0)
-        rig.device._tend()
-    assert rig.counts()[1] == 3
-    assert rig.revocations == []
-
-
-def test_a_cap_that_runs_out_is_kept_to_by_the_keeper(open_rig) -> None:
-    rig = open_rig(tend_every_ms=2.0)
-    cap(rig, 5)
-    borrow(rig, 5)
-    cap(rig, 5, ttl_ms=20.0)
-    wait_for(lambda: rig.counts()[1] == 0)
-
-
-def test_a_cap_of_nothing_for_no_time_is_one(open_rig) -> None:
-    rig = open_rig()
-    cap(rig, 0, ttl_ms=0.0)
-    assert refused(rig) is Reason.OVER_LIMIT
 
 
 # ---- what can go wrong ---------------------------------------------------------------------------

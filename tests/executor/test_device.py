@@ -9,7 +9,7 @@ import pytest
 
 from rose._core import Arbiter
 from rose.errors import InvalidArgument, OutOfMemory, RoseError, Unavailable
-from rose.executor import SLO, CoServing, KVGeometry, Policy, wiring
+from rose.executor import SLO, CoServing, KVGeometry, wiring
 from rose.slo.verify import verify_log
 from tests.executor.conftest import HEADERS, ROLLOUT_KV, SERVING_KV, SLAB, SLABS, ParkedStep
 from tests.waiting import wait_for
@@ -90,16 +90,6 @@ def test_close_takes_back_what_is_lent(open_rig) -> None:
     assert rig.serving.ensure(64)
 
 
-def test_lane_calls_after_the_close_do_not_raise_in_serving(open_rig) -> None:
-    rig = open_rig()
-    rig.device.close()
-    rig.serving.arrived("a", prompt_tokens=8)
-    rig.serving.emitted("a")
-    rig.serving.finished("a")
-    rig.serving.settle()
-    assert rig.device.gave_back is None
-
-
 class FailingArbiter:
     """Makes arbiters whose `n`-th call of the back end fails."""
 
@@ -135,17 +125,6 @@ def test_nothing_leaks_when_the_nth_backend_call_of_opening_fails(monkeypatch, t
     else:
         pytest.fail("opening never succeeded")
     assert failures > 2
-
-
-def test_serving_can_be_added_again_after_it_was_refused() -> None:
-    before = belongings()
-    with open_device() as device:
-        with pytest.raises(InvalidArgument):
-            device.serving(SERVING_KV, slo=TARGETS, reserve_bytes=1 << 40, **LIMITS)
-        use(device)
-        assert device.gave_back is None
-    del device
-    assert belongings() == before
 
 
 def says(call, *words: str) -> None:
@@ -208,24 +187,6 @@ def test_borrower_that_wastes_too_much_is_refused_with_the_size_that_suits() -> 
             "slab_bytes=",
         )
         assert device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
-
-
-def test_frozen_host_gets_no_fresh_credit(open_rig) -> None:
-    rig = open_rig(heartbeat_ttl_ms=60.0, tend_every_ms=5.0)
-    gate = rig.device.gate
-    with rig.rollout.try_step(timeout_ms=5000):
-        for _ in range(20):
-            rig.rollout.gate()
-        rig.device._parts.keeper.stop()
-        started = 0
-        while gate.pass_(timeout_ms=300).name == "PASSED":
-            started += 1
-            # Slow enough for the heartbeat to grow old before the credit is used up.
-            threading.Event().wait(0.02)
-        # Credit that was there, and what was granted while the last beat was still young.
-        assert started <= 2 * Policy().max_segments + 60 / 20
-        rig.device._tend()
-        assert gate.pass_(timeout_ms=5000).name == "PASSED"
 
 
 def test_borrower_that_only_asks_now_and_then_gets_its_turn(open_rig) -> None:

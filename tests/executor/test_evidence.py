@@ -6,7 +6,6 @@ import pytest
 
 from rose.executor import CoServing, Reason, StepBatch
 from rose.executor.probing import ProbeRation
-from rose.executor.reading import Binding
 from tests.executor.conftest import ROLLOUT_KV, SLAB
 from tests.known_model import confirm
 from tests.waiting import wait_for
@@ -125,24 +124,3 @@ def test_reading_tells_the_time_in_which_rollouts_could_run(open_rig) -> None:
 
     wait_for(is_counted)
     assert rig.device.reading().refusals["slo_at_risk"] == 0
-
-
-@pytest.mark.parametrize(
-    ("binding", "parts"),
-    [
-        (
-            Binding("chunk", 120, 310.4, 8, "ttft", 200),
-            ("largest prompt chunk", "120 ms (bound 310 ms)", "TTFT target of 200 ms", "8 ms of"),
-        ),
-        (
-            Binding("step", 5, None, 8, "deadline", 2.5),
-            ("largest step", "5 ms (no bound yet)", "2.5 ms that a running request had left"),
-        ),
-        (
-            Binding("segment", 150, 150, 151, "blocking", 100),
-            ("151 ms, the shortest wait", "100 ms for which rollouts may block serving"),
-        ),
-    ],
-)
-def test_binding_is_one_sentence(binding: Binding, parts: tuple[str, ...]) -> None:
-    assert all(part in binding.sentence for part in parts)

@@ -1,12 +1,8 @@
 """Hosts that freeze and die, clocks that jump, gates that never park, drivers that fail."""
 
 import gc
-import json
 import resource
-import selectors
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,44 +15,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rose.compute.gpu as compute_gpu
-from rose._core import CloseReason, HostGate, ManualClock, Verdict
+from rose._core import CloseReason, ManualClock
 from rose.errors import RoseError, StepAborted
 from rose.executor import SLO, CoServing, Policy, Quantum, Reason, Refusal, StepBatch
 from rose.units import NS_PER_MS
 from tests.executor import test_gpu as gpu
 from tests.executor.conftest import CALM, SERVING_KV, SLAB, ParkedStep, Rig
-from tests.executor.test_attached import BLOCKS_PER_SLAB, ROOT, Child
+from tests.executor.test_attached import BLOCKS_PER_SLAB, Child
+from tests.executor.test_serving_dies import Serving
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
 from tests.waiting import LONG_S, wait_for
 
 QUANTUM = Policy().max_segments
-# A parked borrower looks up so often, whether it was rung for or not (`HostGate::kLookAgainNs`).
-LOOK_AGAIN_S = 0.02
 
 
 # ---- serving's process freezes or dies -----------------------------------------------------------
 
 
-class ServingProcess:
-    """The program of `serving_program.py`, with a borrower of another process in a step."""
+class ServingProcess(Serving):
+    """Serving in a process of its own, with a borrower of another process in a step."""
 
     def __init__(self, folder: Path) -> None:
-        path = str(folder / "device.sock")
         # No lease expires: what is looked at is credit.
-        knobs = {**CALM, "lease_ttl_ms": 1e7, "heartbeat_ttl_ms": 250.0}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.executor.serving_program", path, json.dumps(knobs)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            assert selector.select(LONG_S), "serving's process says nothing"
-        assert self.process.stdout.readline() == '"ready"\n'
-        self.borrower = Child(path)
+        knobs = {"lease_ttl_ms": 1e7, "heartbeat_ttl_ms": 250.0}
+        super().__init__(str(folder / "device.sock"), "shared", **knobs)
+        self.borrower = Child(self.path)
         self.borrower.do("borrow", BLOCKS_PER_SLAB)
         assert self.borrower.do("begin_step")
         self.borrower.do("go_on")  # segment after segment, for ever
@@ -73,8 +57,7 @@ class ServingProcess:
 
     def end(self) -> None:
         self.borrower.end()
-        self.process.kill()
-        self.process.communicate()
+        self.kill()
 
 
 @pytest.fixture
@@ -139,7 +122,7 @@ def test_a_parked_borrower_that_looks_up_keeps_its_lease(open_rig) -> None:
     step.park()
     looks = [0]
     rig.rollout.on_look = lambda: looks.__setitem__(0, looks[0] + 1)
-    wait_for(lambda: looks[0] >= 30)  # 50 ms each: longer than a lease lasts
+    wait_for(lambda: looks[0] >= 22)  # 50 ms each: longer than a lease lasts
     assert rig.counts()[1] == lent
     assert rig.rollout.leaving() == frozenset()
     rig.serving.finished("a")
@@ -160,33 +143,6 @@ def test_a_device_whose_borrower_never_parks_closes_all_the_same(open_rig) -> No
     wait_for(lambda: step.outcome == "closed")
     rig.threads[0].join(LONG_S)
     assert not rig.device.gate.is_running()
-
-
-# ---- the parked host sleeps ----------------------------------------------------------------------
-
-
-def test_a_host_at_a_closed_gate_sleeps_between_its_looks() -> None:
-    gate = HostGate()
-    gate.begin_step()
-    before, began = gate.demand, time.monotonic()
-    assert gate.pass_(timeout_ms=300) is Verdict.TIMED_OUT
-    looks = gate.demand - before
-    # However slow the machine is, that makes the time longer and not the looks more.
-    assert 1 <= looks <= (time.monotonic() - began) / LOOK_AGAIN_S + 2
-
-
-@in_child()
-def test_a_host_whose_stream_stops_at_a_closed_gate_sleeps_too(fake: Fake) -> None:
-    rig = gpu.Rig()
-    with rig.step():
-        rig.serving.arrived("a", prompt_tokens=8)
-        before, began = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.monotonic()
-        assert rig.rollout._gate.pass_(timeout_ms=300) is Verdict.TIMED_OUT
-        woken = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
-        # Its first naps are shorter: a stream rings no bell when it has passed an open gate.
-        assert 1 <= woken <= (time.monotonic() - began) / LOOK_AGAIN_S + 40
-    rig.serving.finished("a")
-    rig.close()
 
 
 # ---- clocks that jump ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rose._core import CudaDriver, GateKind
-from rose.errors import InvalidArgument, StepAborted, Unavailable
+from rose.errors import InvalidArgument, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Refusal
 from rose.memory import DeviceArray
 from rose.units import MIB
@@ -98,29 +98,6 @@ def test_a_closed_device_leaves_nothing_on_the_gpu(fake: Fake) -> None:
 
 
 @in_child()
-def test_steps_run_while_serving_is_idle_and_none_starts_after_an_arrival(fake: Fake) -> None:
-    rig = Rig()
-    with rig.step():
-        rig.rollout.gate()
-        rig.rollout.finish()
-    passed = rig.device.gate.passed
-    assert passed >= 2
-    rig.serving.arrived("a", prompt_tokens=8)
-    match rig.rollout.try_step(timeout_ms=20):
-        case Quantum():
-            raise AssertionError("a step began although serving has a request")
-        case Refusal():
-            pass
-    assert rig.device.gate.passed == passed
-    rig.serving.finished("a")
-    with rig.step():
-        rig.rollout.finish()
-    assert rig.device.gate.passed > passed
-    rig.close()
-    assert fake.faults() == []
-
-
-@in_child()
 def test_a_step_is_granted_when_its_first_segment_has_started_and_not_before(fake: Fake) -> None:
     rig = Rig()
     with rig.step():  # the creditor is there
@@ -198,43 +175,6 @@ def test_memory_goes_out_and_comes_home_without_a_driver_call(fake: Fake) -> Non
     rig.close()
 
 
-@in_child()
-def test_an_aborted_step_lets_out_what_is_in_its_stream_and_then_its_slabs(fake: Fake) -> None:
-    rig = Rig()
-    wait_for(lambda: rig.rollout.ensure(16))
-    blocks = rig.rollout.kv.allocator.alloc(16)
-    outcome: list[str] = []
-    in_step, may_go_on = threading.Event(), threading.Event()
-
-    def run() -> None:
-        with rig.step():
-            pin = rig.rollout.pin(blocks)
-            in_step.set()
-            may_go_on.wait(30)
-            try:
-                for _ in range(100):
-                    rig.rollout.gate()
-                outcome.append("passed")
-            except StepAborted:
-                outcome.append("aborted")
-            rig.rollout.unpin(pin)
-            rig.rollout.kv.allocator.free(blocks)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert in_step.wait(30)
-    rig.serving.arrived("a", prompt_tokens=8)  # closes the gate
-    may_go_on.set()
-    free = rig.serving.kv.allocator.free_blocks
-    assert rig.serving.ensure(free + SLABS * 8 - 8)
-    thread.join(30)
-    assert outcome == ["aborted"]
-    assert fake.pending(rig.rollout.stream) == 0
-    rig.serving.finished("a")
-    rig.close()
-    assert fake.faults() == []
-
-
 @in_child(**MEMOP_MISSING)
 def test_without_gates_in_the_stream_the_host_waits_for_each_segment(fake: Fake) -> None:
     rig = Rig()
@@ -298,12 +238,6 @@ def test_a_pool_that_does_not_fit_is_said_and_leaves_nothing(fake: Fake) -> None
     del device
     gc.collect()
     assert fake.live() == []
-
-
-@in_child()
-def test_a_gpu_that_is_not_there_is_one_sentence(fake: Fake) -> None:
-    with pytest.raises(InvalidArgument, match="no CUDA device 7"):
-        CoServing.open("cuda:7", pool_bytes=64 * MIB)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:0,1", "CPU"])

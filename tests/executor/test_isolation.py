@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rose.errors import InvalidArgument, Unavailable
@@ -27,12 +26,8 @@ from tests.executor.test_attached import (  # noqa: F401 (collected here too)
     Child,
     RemoteRig,
     descriptors,
-    test_a_borrower_that_is_killed_in_a_step_holds_nobody_up,
     test_a_step_that_pins_what_serving_needs_is_aborted_in_its_process,
-    test_an_admission_that_fails_leaves_its_place_to_the_next,
-    test_blocks_in_use_come_home_when_the_borrower_is_told,
     test_idle_slabs_come_home_from_a_process_that_is_stopped,
-    test_noise_at_the_socket_changes_nothing,
     test_nothing_leaks_from_many_tenants,
 )
 from tests.fake_driver import Fake, in_child
@@ -156,11 +151,6 @@ def test_borrower_of_the_same_process_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="another process"):
         rig.device.rollout(ROLLOUT_KV, limit_bytes=SLAB)
     rig.close()
-
-
-def test_isolation_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="'vault' is unknown: use 'shared' or 'mapped'"):
-        CoServing.open("cpu", pool_bytes=SLAB, isolation="vault")  # type: ignore[arg-type]
 
 
 def test_pool_of_more_slabs_than_descriptors_is_refused() -> None:
@@ -337,16 +327,3 @@ def test_slabs_that_were_lent_too_late_are_let_go_of() -> None:
         one.step_began()
         one.take(lent())
     assert descriptors() == before
-
-
-def test_views_are_those_of_the_window(rig: RemoteRig) -> None:
-    with CoServing.attach(rig.path) as device:
-        lane = device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
-        wait_for(lambda: lane.ensure(BLOCKS_PER_SLAB))
-        blocks = lane.kv.allocator.alloc(4)
-        (view,) = lane.kv.views()
-        view = np.asarray(view)
-        view[blocks] = 3
-        lane.kv.copy_blocks(blocks[:1], blocks[1:2])
-        assert set(view[blocks].ravel().tolist()) == {3}
-        lane.kv.allocator.free(blocks)

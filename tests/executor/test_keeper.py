@@ -18,9 +18,9 @@ class RingsOnce:
         self.first = True
         self.change = threading.Condition()
 
-    def listen(self, heard: int, *, timeout_ns: int) -> int:
+    def listen(self, rings: int, *, timeout_ns: int) -> int:
         with self.change:
-            self.change.wait_for(lambda: self.rung != heard, timeout_ns / 1e9)
+            self.change.wait_for(lambda: self.rung != rings, timeout_ns / 1e9)
             answer = self.rung
             self.rung += self.first
             self.first = False
@@ -32,7 +32,7 @@ class RingsOnce:
             self.change.notify_all()
 
 
-def test_a_ring_is_heard_though_the_thread_has_not_come_to_listen_yet() -> None:
+def test_a_ring_is_noticed_though_the_thread_has_not_come_to_listen_yet() -> None:
     tended = threading.Event()
     keeper = Keeper(tended.set, RingsOnce(), every_ms=NEVER_MS, on_failure=pytest.fail)
     keeper.start()

@@ -79,27 +79,12 @@ def test_each_round_that_changed_nothing_halves_the_share_down_to_that_of_renewa
     assert device.ration.share == 0.25
 
 
-def test_refusals_beside_grants_are_no_search() -> None:
-    device = Device(probe_ms=100)
-    seen = replace(LENDING, binding="chunk")
-    for _ in range(1000):
-        seen = replace(seen, granted=seen.granted + 1, refused=seen.refused + 1)
-        device.run(seen, for_s=0.02)
-    assert device.ration.share == 0.02
-
-
 def test_time_in_which_steps_began_is_no_idle_time() -> None:
     ration = ProbeRation(wanted=10)
     assert ration.due(0, LENDING) is None
     ration.stepped()
     assert ration.due(10 * NS_PER_S, LENDING) is None
     assert ration.due(10 * NS_PER_S + LOOK_NS, LENDING) is not None
-
-
-def test_never_beside_a_request() -> None:
-    device = Device(probe_ms=100)
-    device.run(replace(LENDING, is_idle=False, binding="chunk"), for_s=100, is_refused=True)
-    assert device.probed == {"step": 0, "chunk": 0}
 
 
 def test_a_warm_up_puts_the_next_probe_off_for_a_bounded_time() -> None:

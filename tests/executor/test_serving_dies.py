@@ -111,11 +111,6 @@ def nothing(_borrower: Child) -> None:
     """It has borrowed nothing."""
 
 
-def idle(borrower: Child) -> None:
-    borrower.do("borrow", 4 * BLOCKS_PER_SLAB)
-    borrower.do("give")
-
-
 def in_use(borrower: Child) -> None:
     borrower.do("borrow", 4 * BLOCKS_PER_SLAB)
 
@@ -126,8 +121,11 @@ def in_a_step(borrower: Child) -> None:
     borrower.do("go_on")
 
 
-@pytest.mark.parametrize("room", ["shared", "mapped"], indirect=True)
-@pytest.mark.parametrize("begin", [nothing, idle, in_use, in_a_step])
+@pytest.mark.parametrize(
+    ("room", "begin"),
+    [("shared", nothing), ("shared", in_use), ("shared", in_a_step), ("mapped", in_a_step)],
+    indirect=["room"],
+)
 def test_borrower_lets_go_of_a_dead_pool_and_borrows_of_the_next(room: Room, begin) -> None:
     begin(room.borrower)
     room.serving.kill()
@@ -163,15 +161,3 @@ def test_writes_to_a_dead_pool_reach_nobody(room: Room) -> None:
         assert room.borrower.do("content") == [9]
     finally:
         successor.end()
-
-
-def test_serving_that_is_killed_again_and_again_leaves_nothing_in_its_borrower(room: Room) -> None:
-    for _ in range(3):
-        in_use(room.borrower)
-        room.serving.kill()
-        room.hears_the_end()
-        assert room.borrower.do("let_go") == [0, 0]
-        room.next_serving()
-        room.borrower.do("attach")
-    left = {one.name for one in Path(room.path).parent.iterdir()}
-    assert left <= {"device.sock", "device.sock.lock"}

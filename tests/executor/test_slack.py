@@ -224,27 +224,6 @@ def test_rollouts_take_no_more_of_a_request_than_its_slowdown(run) -> None:
     running.rig.close()  # It verifies the log: each loan against what was earned before it.
 
 
-def test_a_batch_that_leaves_a_running_request_out_is_not_taken_as_fixed(run) -> None:
-    running = run(**{**SLACK, "latency_prior_ms": (1.0, 0.0, 0.0, TPOT_MS / 16, 0.0)})
-    running.serve("a")
-    running.serve("b")
-    running.rig.serving.emitted_all(("a", "b"))
-    with running.rig.serving.step(DECODE):
-        assert running.rig.device._parts.creditor.granted(HarvestMode.SLACK) == 0
-
-
-def test_a_step_whose_requests_have_finished_is_still_protected(run) -> None:
-    running = run()
-    running.serve("a")
-    with running.rig.serving.step(DECODE):
-        running.rig.serving.finished("a")
-        passed = running.gate.passed
-        threading.Event().wait(0.05)  # the creditor looks every few milliseconds
-        assert running.gate.passed == passed
-        assert not running.gate.is_open()
-    wait_for(running.gate.is_open)
-
-
 def test_a_device_that_gives_back_lends_no_slack(run) -> None:
     running = run(**SLACK)
     running.serve("a")

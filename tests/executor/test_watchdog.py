@@ -77,41 +77,11 @@ def test_a_declared_call_ends_though_the_borrower_is_parked(rig: DeadlockRig) ->
     assert rig.device.gave_back is None
 
 
-def test_without_a_declaration_the_borrower_stays_parked(rig: DeadlockRig) -> None:
-    passed = rig.device.gate.passed
-    assert not rig.device_wide_call(timeout_s=LONG_ENOUGH_S)
-    assert (rig.device.gate.passed, rig.forced) == (passed, 0)
-
-
-def test_nothing_is_let_through_once_the_declaration_is_over(rig: DeadlockRig) -> None:
-    with rig.serving.blocking():
-        wait_for(lambda: rig.forced >= 1)
-    passed, forced = rig.device.gate.passed, rig.forced
-    assert not rig.is_over.wait(LONG_ENOUGH_S)
-    assert (rig.device.gate.passed, rig.forced) == (passed, forced)
-
-
 def test_a_call_that_raises_ends_its_declaration(rig: DeadlockRig) -> None:
     with pytest.raises(ZeroDivisionError), rig.serving.blocking():
         raise ZeroDivisionError
     assert not rig.device._parts.serving._watchdog.is_declared
     assert rig.device.gave_back is None
-
-
-def test_a_short_call_lets_nothing_through(tmp_path: Path) -> None:
-    rig = DeadlockRig(tmp_path, patience_ms=1e9)
-    with rig.serving.blocking():
-        assert not rig.device_wide_call(timeout_s=LONG_ENOUGH_S)
-    assert rig.forced == 0
-    rig.end()
-
-
-def test_a_call_is_freed_while_nothing_beats_for_serving(rig: DeadlockRig) -> None:
-    """As when the blocked call holds the interpreter, and with it the keeper."""
-    rig.stop_keeper()
-    with rig.serving.blocking():
-        assert rig.device_wide_call()
-    assert rig.forced == GATES
 
 
 @pytest.mark.parametrize("name", ["enter", "leave"])

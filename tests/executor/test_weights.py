@@ -1,6 +1,5 @@
 """The borrower's weights: in slabs like any others, which leave by the deadline."""
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -8,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rose.errors import InternalError, InvalidArgument, StepAborted
+from rose.errors import InternalError, InvalidArgument
 from rose.executor import Reason, Refusal, WeightsLease
 from rose.executor.revocation import Revocation
 from rose.executor.weight_bins import HostUpload
 from rose.executor.weights import WeightsState
 from tests.executor.conftest import SLAB, Rig
-from tests.waiting import LONG_S, wait_for
+from tests.waiting import wait_for
 
 # One tensor of two slabs, some that share one, one of nothing.
 SIZES = (5000, 900, 0, 3000, SLAB, 700, 1)
@@ -103,46 +102,6 @@ def test_active_weights_are_the_hosts_in_slabs_of_the_borrower_alone(weights: We
     assert owners(weights) == [weights.rig.rollout.kv.partition] * SLABS_NEEDED
 
 
-def test_no_sequence_gets_a_block_of_a_slab_with_weights(weights: Weights) -> None:
-    weights.lease.activate()
-    allocator = weights.rig.rollout.kv.allocator
-    blocks = weights.rig.borrow(8)
-    slabs = {allocator.slab_of(block) for block in blocks}
-    weights.rig.rollout.kv.slab_window(range(min(slabs), max(slabs) + 1))[:] = 0xFF
-    assert slabs.isdisjoint(weights.lease.slabs)
-    assert weights.are_right()
-    allocator.free(blocks)
-
-
-def test_kv_that_lies_between_free_slabs_is_left_alone(weights: Weights) -> None:
-    rig = weights.rig
-    allocator = rig.rollout.kv.allocator
-    blocks = rig.borrow(5 * 8)
-    kept = [block for block in blocks if allocator.slab_of(block) % 2]
-    allocator.free([block for block in blocks if block not in kept])
-    used = allocator.used_blocks
-    assert weights.lease.activate() is None
-    assert weights.are_right()
-    assert {allocator.slab_of(block) for block in kept}.isdisjoint(weights.lease.slabs)
-    assert allocator.used_blocks == used + 8 * SLABS_NEEDED
-    allocator.free(kept)
-
-
-def test_each_slice_copies_no_more_than_a_piece_beyond_its_size(weights: Weights) -> None:
-    lease = weights.lease
-    assert lease.begin() is None
-    assert lease.begin() is None  # Once.
-    assert lease.pin()
-    slices = 1
-    while lease.advance():
-        slices += 1
-        assert lease.state is WeightsState.ACTIVATING
-    lease.unpin()
-    assert not lease.advance()
-    assert slices >= sum(SIZES) // (2 * SLICE)
-    assert weights.are_right()
-
-
 def test_weights_without_room_are_refused_and_hold_nothing(open_rig) -> None:
     weights = Weights(open_rig(regrow_after_ms=0), sizes=(14 * SLAB,))
     refusal = weights.lease.activate()
@@ -172,7 +131,7 @@ def test_large_tensor_without_neighbouring_slabs_is_refused_and_holds_nothing(op
     assert weights.are_right()
 
 
-@pytest.mark.parametrize("failing", [1, 3, 12])
+@pytest.mark.parametrize("failing", [1, 12])
 def test_copy_that_fails_gives_every_slab_back(weights: Weights, failing: int) -> None:
     def fail() -> None:
         if weights.uploads.count == failing:
@@ -188,60 +147,6 @@ def test_copy_that_fails_gives_every_slab_back(weights: Weights, failing: int) -
 
 
 # ---- eviction ------------------------------------------------------------------------------------
-
-
-def test_idle_weights_leave_inside_the_call_of_who_wants_their_slabs(weights: Weights) -> None:
-    weights.lease.activate()
-    weights.rig.device.lender.take_back(1)
-    (revocation,) = weights.rig.revocations
-    assert revocation.slabs_returned == 1
-    assert weights.lease.state is WeightsState.DORMANT
-    assert weights.states[-1] is WeightsState.DORMANT
-    assert weights.held == 0  # Not the one only: without it the others are of no use.
-
-
-def test_kv_is_taken_before_weights(weights: Weights) -> None:
-    rig = weights.rig
-    weights.lease.activate()
-    rig.held += rig.borrow(3 * 8)
-    rig.device.lender.take_back(3)
-    assert rig.revocations[-1].slabs_returned == 3
-    assert weights.lease.state is WeightsState.ACTIVE
-    assert weights.are_right()
-    rig.device.lender.take_back(1)
-    assert weights.lease.state is WeightsState.DORMANT
-
-
-def test_weights_in_a_step_leave_when_the_step_is_aborted(weights: Weights) -> None:
-    rig, lease = weights.rig, weights.lease
-    lease.activate()
-    in_step, may_gate, outcome = threading.Event(), threading.Event(), []
-
-    def body() -> None:
-        assert lease.pin()
-        in_step.set()
-        assert may_gate.wait(LONG_S)
-        try:
-            rig.rollout.gate()
-        except StepAborted:
-            outcome.append(weights.are_right())  # Until it lets go they are its own.
-        lease.unpin()
-
-    rig.start(lambda: rig.step_once(body))
-    assert in_step.wait(LONG_S)
-    rig.serving.arrived("a", prompt_tokens=8)  # The gate is closed.
-    taking = rig.start(lambda: rig.device.lender.take_back(2))
-    wait_for(lambda: lease.state is WeightsState.EVICTING)
-    assert not lease.pin()
-    may_gate.set()
-    taking.join(LONG_S)
-    wait_for(lambda: lease.state is WeightsState.DORMANT)
-    assert outcome == [True]
-    wait_for(lambda: rig.revocations[0].slabs_pending() == 0)
-    assert (rig.revocations[0].slabs_returned, rig.revocations[0].slabs_fenced) == (2, 0)
-    rig.serving.finished("a")
-    assert lease.activate() is None
-    assert weights.are_right()
 
 
 def test_weights_given_up_during_any_copy_leave_and_never_become_active(weights: Weights) -> None:
@@ -267,22 +172,6 @@ def test_weights_given_up_during_any_copy_leave_and_never_become_active(weights:
         weights.rig.serving.settle()
 
 
-def test_arbiter_knows_what_a_step_pins(weights: Weights) -> None:
-    lease, partition = weights.lease, weights.rig.rollout.kv.partition
-    lease.activate()
-
-    def pinned() -> set[int]:
-        candidates = weights.rig.device.arbiter.candidates(partition)
-        return {one.slab for one in candidates if one.pins}
-
-    assert pinned() == set()
-    assert lease.pin()
-    assert pinned() == lease.slabs
-    lease.unpin()
-    lease.unpin()  # Nothing happens.
-    assert pinned() == set()
-
-
 def test_pinned_weights_that_miss_the_deadline_are_fenced_and_come_home_when_let_go(
     open_rig,
 ) -> None:
@@ -299,23 +188,7 @@ def test_pinned_weights_that_miss_the_deadline_are_fenced_and_come_home_when_let
     assert rig.counts()[1] == rig.counts()[3] == 0
 
 
-def test_weights_whose_lease_ran_out_leave_when_the_borrower_looks(open_rig) -> None:
-    weights = Weights(open_rig(regrow_after_ms=0, lease_ttl_ms=20.0))
-    rig, lease = weights.rig, weights.lease
-    assert lease.activate() is None
-
-    def body() -> None:  # Within a step nobody renews for a borrower that does not come by.
-        assert lease.pin()
-        wait_for(rig.rollout.leaving)
-        assert lease.give_up(rig.rollout.leaving())
-        lease.unpin()
-
-    rig.step_once(body)
-    assert lease.state is WeightsState.DORMANT
-    assert weights.held == 0
-
-
-@pytest.mark.parametrize("bound_slabs", [0, 1, 2, 3, 100])
+@pytest.mark.parametrize("bound_slabs", [0, 2, 100])
 def test_dormant_weights_hold_no_more_than_the_bound(open_rig, bound_slabs: int) -> None:
     weights = Weights(open_rig(regrow_after_ms=0), dormant_bytes_max=bound_slabs * SLAB)
     lease = weights.lease
@@ -362,16 +235,6 @@ def test_close_leaves_nothing_whatever_the_bound(open_rig) -> None:
     weights.lease.unpin()
 
 
-def test_bytes_that_change_while_nobody_pins_them_leave_the_device(weights: Weights) -> None:
-    lease = weights.lease
-    lease.activate()
-    lease.write(10, 10)
-    assert lease.state is WeightsState.ACTIVE  # Nothing has changed.
-    lease.write(10, 11)
-    assert lease.state is WeightsState.DORMANT
-    assert weights.held == 0
-
-
 # ---- the host's copy is the truth ----------------------------------------------------------------
 
 
@@ -414,9 +277,6 @@ def test_what_the_host_changes_is_on_the_device_whenever_it_is_active(
         assert lease.activate() is None
         assert weights.are_right()
     lease.close()
-
-
-ORDERS = ("begin", "advance", "pin", "unpin", "evict", "revoke", "borrow", "return")
 
 
 @given(

@@ -6,43 +6,24 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rose.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from rose.executor import SLO, CoServing, KVGeometry, Policy, WeightsLease
-from rose.executor.weight_bins import HostUpload, StreamUpload
+from rose.errors import DeadlineExceeded, Unavailable
+from rose.executor import WeightsLease
 from rose.executor.weights import WeightsState
 from rose.memory import DeviceArray
 from rose.units import MIB
+from tests.executor import test_gpu as gpu
 from tests.fake_driver import Fake, in_child
-from tests.known_model import confirm
 
-SLAB = 2 * MIB
-SLABS = 12
-KV = KVGeometry(layers=2, block_tokens=16, bytes_per_token=16384)  # 8 blocks in a slab
-SIZES = (SLAB + 100, 4096, SLAB // 2, 77)
+SIZES = (gpu.SLAB + 100, 4096, gpu.SLAB // 2, 77)
 COPY = "cuMemcpyHtoDAsync"
-LAUNCH_FAILED = 719
 
 
-class Rig:
-    """A borrower's lane on GPU 0, and weights for it."""
+class Rig(gpu.Rig):
+    """Both lanes on GPU 0, and weights for the borrower."""
 
     def __init__(self) -> None:
-        self.device = CoServing.open(
-            "cuda:0",
-            pool_bytes=(SLABS + 2) * SLAB,
-            slab_bytes=SLAB,
-            policy=Policy(
-                revoke_ms=5000.0,
-                regrow_after_ms=0.0,
-                heartbeat_ttl_ms=5000.0,
-                lease_ttl_ms=600_000.0,
-                latency_prior_ms=(500.0, 0.0, 0.0, 0.0, 0.0),
-            ),
-        )
-        slo = SLO(ttft_ms=200_000, tpot_ms=1000)
-        self.device.serving(KV, slo=slo, reserve_bytes=SLAB, step_tokens=32, request_tokens=64)
-        confirm(self.device._parts.model, 32)
-        self.lane = self.device.rollout(KV, limit_bytes=SLABS * SLAB)
+        super().__init__(regrow_after_ms=0.0)
+        self.lane = self.rollout
         rng = np.random.default_rng(3)
         self.rows = [rng.integers(0, 256, size, dtype=np.uint8) for size in SIZES]
         self.lease = WeightsLease(self.lane, self.rows, slice_bytes=MIB)
@@ -60,10 +41,9 @@ class Rig:
     def held(self) -> int:
         return self.device.arbiter.snapshot().partitions[1].held
 
-    def close(self, fake: Fake) -> None:
+    def end(self, fake: Fake) -> None:
         self.lease.close()
-        self.device.close()
-        self.device.arbiter.check_invariants()
+        self.close()
         assert fake.faults() == []
 
 
@@ -76,7 +56,7 @@ def test_weights_are_copied_once_and_in_the_borrowers_stream(fake: Fake) -> None
     calls = [line for line in fake.log() if line.startswith(COPY)]
     assert len(calls) == fake.calls(COPY) == 6  # Pieces of up to a MiB: three of the large one.
     assert all(f"{rig.lane.stream:#x}" in line for line in calls)
-    rig.close(fake)
+    rig.end(fake)
 
 
 @in_child()
@@ -101,7 +81,7 @@ def test_slabs_do_not_leave_under_copies_that_wait_in_the_stream(fake: Fake) -> 
     assert rig.on_device() == rig.expected()
     rig.lease.unpin()
     assert rig.held == 0
-    rig.close(fake)
+    rig.end(fake)
 
 
 @in_child()
@@ -119,14 +99,14 @@ def test_stream_that_does_not_end_keeps_the_slabs_pinned(fake: Fake) -> None:
     assert rig.held == rig.lease.slabs_max
     rig.lease.unpin()
     assert rig.held == 0
-    rig.close(fake)
+    rig.end(fake)
 
 
 @in_child()
 def test_every_copy_that_fails_gives_all_slabs_back_and_is_said(fake: Fake) -> None:
     rig = Rig()
     for number in range(1, 7):
-        fake.fail(COPY, nth=number, code=LAUNCH_FAILED)
+        fake.fail(COPY, nth=number, code=gpu.LAUNCH_FAILED)
         with pytest.raises(Unavailable, match=COPY):
             rig.lease.activate()
         assert not fake.is_fail_pending()
@@ -134,16 +114,4 @@ def test_every_copy_that_fails_gives_all_slabs_back_and_is_said(fake: Fake) -> N
         assert rig.held == 0
     assert rig.lease.activate() is None
     assert rig.on_device() == rig.expected()
-    rig.close(fake)
-
-
-@in_child()
-def test_each_way_of_copying_refuses_the_others_bytes(fake: Fake) -> None:
-    rig = Rig()
-    rig.lease.activate()
-    with pytest.raises(InvalidArgument, match="StreamUpload"):
-        HostUpload().copy(rig.lease.window_of(0), rig.rows[0])
-    with pytest.raises(InvalidArgument, match="HostUpload"):
-        rig.lane.upload.copy(rig.rows[1], rig.rows[1])
-    assert isinstance(rig.lane.upload, StreamUpload)
-    rig.close(fake)
+    rig.end(fake)

@@ -60,13 +60,6 @@ def test_bound_of_a_long_request_is_reached(window, block_tokens, step_tokens, m
     )
 
 
-def test_long_decode_holds_its_window_and_one_block() -> None:
-    group = group_of(Reach.SLIDING, 1024, 16)
-    assert group.blocks_for(100) == 7
-    assert group.blocks_for(131_072) == 1024 // 16 + 1
-    assert group.blocks_for(131_072, step_tokens=8192) == (1024 + 8192) // 16 + 1
-
-
 GROUPS = st.lists(
     st.builds(group_of, st.sampled_from(Reach), st.integers(1, 60), st.sampled_from([1, 4, 7, 16])),
     min_size=1,

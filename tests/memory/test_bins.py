@@ -41,12 +41,6 @@ def test_a_bin_is_no_longer_than_its_largest_tensor_and_at_most_one_is_half_empt
     assert sum(one_slab == 1 and bytes_ <= SLAB // 2 for bytes_, one_slab in used) <= 1
 
 
-def test_small_tensors_fill_what_a_large_one_leaves() -> None:
-    (one,) = pack_bins([SLAB // 2, SLAB + SLAB // 2], SLAB)
-    assert one.slabs == 2
-    assert [(place.tensor, place.offset) for place in one.places] == [(1, 0), (0, 3 * SLAB // 2)]
-
-
 LENGTHS = st.lists(st.integers(1, 5), max_size=8)
 
 
@@ -62,11 +56,6 @@ def test_runs_are_disjoint_neighbours_out_of_what_there_is(
     taken = [slab for run in runs for slab in run]
     assert len(taken) == len(set(taken))
     assert set(taken) <= slabs
-
-
-@given(LENGTHS, st.integers(0, 9))
-def test_one_run_as_long_as_all_together_is_enough(lengths: list[int], first: int) -> None:
-    assert find_runs(lengths, range(first, first + sum(lengths))) is not None
 
 
 @given(st.integers(0, 12), st.frozensets(st.integers(0, 40), max_size=12))

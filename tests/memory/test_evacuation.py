@@ -77,16 +77,6 @@ def test_leaving_slabs_go_home_while_their_data_stays(geometry: KVGeometry) -> N
         assert bytes_of(space, moved.get(block, block)) == data
 
 
-def test_no_more_blocks_move_than_allowed() -> None:
-    _, space = space_of(LAYERED)
-    stamped(space, stride=8)
-    fewest = min(used for slab in range(SLABS) if (used := space.allocator.used(slab)))
-    assert space.evacuate(limit=fewest - 1) == {}
-    assert len(space.evacuate(limit=fewest)) == fewest
-    with pytest.raises(InvalidArgument, match="must be at least 0"):
-        space.evacuate(limit=-1)
-
-
 def test_copies_read_all_sources_first() -> None:
     _, space = space_of(LAYERED)
     ids = space.allocator.alloc(2)
@@ -98,11 +88,3 @@ def test_copies_read_all_sources_first() -> None:
     assert [bytes_of(space, block) for block in ids] == before[::-1]
     with pytest.raises(InvalidArgument, match="1 blocks cannot be copied to 2"):
         space.copy_blocks(ids[:1], ids)
-
-
-def test_only_a_planned_move_can_be_ended() -> None:
-    _, space = space_of(LAYERED)
-    ids = space.allocator.alloc(2)
-    assert ids is not None
-    with pytest.raises(InvalidArgument, match=f"no move of block {ids[0]} to {ids[1]} is planned"):
-        space.allocator.finish_evacuation(ids[:1], ids[1:])

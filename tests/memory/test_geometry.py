@@ -63,18 +63,6 @@ def test_chosen_size_is_the_smallest_that_suits_all(
             choose_slab_bytes(*geometries, page_bytes=page, at_most=at_most)
 
 
-def test_real_pairs_have_a_size() -> None:
-    def plain(layers: int, kv_heads: int) -> KVGeometry:
-        return KVGeometry.from_attention(
-            layers=layers, kv_heads=kv_heads, head_dim=128, dtype_bytes=2, block_tokens=16
-        )
-
-    llama_8b, qwen_7b, qwen_14b = plain(32, 8), plain(28, 4), plain(48, 8)
-    assert choose_slab_bytes(llama_8b) == 4 * MIB  # two blocks: a slab holds the null blocks
-    assert choose_slab_bytes(llama_8b, qwen_7b) <= 32 * MIB
-    assert choose_slab_bytes(llama_8b, qwen_7b, qwen_14b) <= 128 * MIB
-
-
 def test_refusal_names_the_geometry_and_its_waste() -> None:
     fine, coarse = KVGeometry(1, 1, 1), KVGeometry(1, 1, 600 << 10)
     with pytest.raises(InvalidArgument, match=r"bytes_per_token=614400.* at least 41\.4%"):

@@ -92,37 +92,6 @@ def test_every_pair_of_presets_has_a_slab_that_wastes_little(kv: KVDtype) -> Non
         assert min(one.blocks_per_slab(slab_bytes) for one in groups) >= NULL_BLOCKS_MIN, pair
 
 
-@pytest.mark.parametrize("tokens", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("model", preset_names())
-def test_larger_blocks_have_a_slab_or_the_reason_why_not(model: str, tokens: int) -> None:
-    groups = geometries(model, tokens=tokens)
-    largest = max(one.block_bytes for one in groups)
-    if largest <= 64 * MIB:
-        slab_bytes = choose_slab_bytes(*groups)
-        assert max(one.waste(slab_bytes) for one in groups) <= 0.0625
-    else:  # two of them are more than the largest slab, and null blocks take two
-        with pytest.raises(InvalidArgument, match=f"blocks of {largest} .* lower block_tokens"):
-            choose_slab_bytes(*groups)
-
-
-def test_slab_is_chosen_for_the_null_blocks_too() -> None:
-    one_block = KVGeometry(1, 1, 2 * MIB)
-    assert one_block.waste(2 * MIB) == 0
-    assert choose_slab_bytes(one_block) == 4 * MIB
-    with pytest.raises(InvalidArgument, match="2 must fit a slab for null blocks"):
-        choose_slab_bytes(one_block, at_most=2 * MIB)
-
-
-def test_sizes_that_suit_one_each_are_no_size_for_both() -> None:
-    of_three, of_five = KVGeometry(1, 1, 3 * MIB), KVGeometry(1, 1, 5 * MIB)
-    assert choose_slab_bytes(of_three, page_bytes=MIB, at_most=14 * MIB) == 6 * MIB
-    assert choose_slab_bytes(of_five, page_bytes=MIB, at_most=14 * MIB) == 10 * MIB
-    with pytest.raises(InvalidArgument, match="none of them suits the others"):
-        choose_slab_bytes(of_three, of_five, page_bytes=MIB, at_most=14 * MIB)
-    # At 15 MiB: nothing lost by either, for each starts where its block does.
-    assert choose_slab_bytes(of_three, of_five, page_bytes=MIB, at_most=15 * MIB) == 15 * MIB
-
-
 # --- addresses ------------------------------------------------------------------------------------
 
 
@@ -178,11 +147,3 @@ def few_layers(model: str, layers: int) -> ModelShape:
 def test_no_cell_of_a_model_touches_another(pair, layers, kv, tokens, page_kib) -> None:
     models = [few_layers(model, count) for model, count in zip(pair, layers, strict=True)]
     check_cells(*spaces_of(models, kv=kv, tokens=tokens, page_bytes=page_kib * KIB))
-
-
-def test_latent_blocks_that_do_not_divide_a_slab_stay_apart_at_full_size() -> None:
-    models = [find_model("Qwen2.5-7B"), find_model("DeepSeek-V3")]
-    arbiter, spaces = spaces_of(models, kv=FP8, tokens=16, page_bytes=2 * MIB)
-    assert spaces[1].geometry.layer_block_bytes == 9 * KIB
-    assert arbiter.slab_bytes % (9 * KIB) != 0
-    check_cells(arbiter, spaces)

@@ -118,20 +118,6 @@ class SharedSlabs(RuleBasedStateMachine):
 TestSharedSlabs = SharedSlabs.TestCase
 
 
-def test_a_slab_that_one_group_left_is_room_for_the_other() -> None:
-    arbiter, tenant, groups = device(*SIZES)
-    lend(arbiter, tenant, 2)
-    first, second = (space.allocator for space in groups.spaces)
-    every = [first.alloc(first.free_blocks), None]
-    assert second.free_blocks == 0
-    assert second.alloc(1) is None
-    first.free(every[0])
-    taken = second.alloc(second.free_blocks)
-    assert taken is not None
-    assert len(taken) == 2 * groups.spaces[1].blocks_per_slab
-    assert first.free_blocks == 0
-
-
 def test_a_pinned_slab_does_not_change_group() -> None:
     arbiter, tenant, groups = device(*SIZES)
     lend(arbiter, tenant, 1)
@@ -180,30 +166,6 @@ def test_null_blocks_of_groups_share_no_byte() -> None:
         assert start + size <= after
     assert ranges[0][0] >= arbiter.slab_bytes
     assert sum(ranges[-1]) <= 2 * arbiter.slab_bytes
-
-
-def test_each_group_fills_slabs_as_it_would_alone() -> None:
-    _, _, groups = device(*SIZES)
-    for space in groups.spaces:
-        _, _, alone = device(space.geometry.block_bytes)
-        for slab in range(SLABS):
-            assert (
-                space.allocator.slab_blocks(slab)[1]
-                == alone.spaces[0].allocator.slab_blocks(slab)[1]
-            )
-
-
-def test_evacuation_of_one_group_may_use_what_the_other_left() -> None:
-    arbiter, tenant, groups = device(*SIZES)
-    lend(arbiter, tenant, 2)
-    first, second = (space.allocator for space in groups.spaces)
-    of_second = second.alloc(1)
-    of_first = first.alloc(1)
-    slab = first.slab_of(of_first[0])
-    second.free(of_second)
-    moved = groups.spaces[0].evacuate([slab])
-    assert first.slab_of(moved[of_first[0]]) != slab
-    arbiter.check_invariants()
 
 
 def test_bad_groups_are_refused_in_a_sentence() -> None:

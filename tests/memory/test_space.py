@@ -89,15 +89,6 @@ def test_views_have_one_shape_and_one_stride() -> None:
     assert views[1][0, 0] == 3
 
 
-def test_flat_view_is_whole_blocks_from_the_own_header() -> None:
-    shared = arbiter()
-    space = space_of(shared, WHOLE, 2)
-    flat = space.flat()
-    assert len(flat) == (1 + SLABS) * SLAB // 300 * 300
-    assert flat.ctypes.data == shared.pool_view().ctypes.data + 2 * SLAB
-    assert space.lendable_bytes == SLABS * SLAB
-
-
 def test_null_blocks_are_never_lent() -> None:
     shared = arbiter()
     for header, geometry in enumerate((SERVING, LAYERED, WHOLE)):
@@ -107,20 +98,6 @@ def test_null_blocks_are_never_lent() -> None:
         assert space.null_block == 0
         assert {0, 1} <= set(space.null_blocks)
         assert not set(ids) & set(space.null_blocks)
-
-
-def test_same_bytes_serve_one_tenant_after_the_other() -> None:
-    shared = arbiter()
-    serving, rollout = space_of(shared, SERVING, 0), space_of(shared, WHOLE, 1)
-    shared.grant(rollout.partition, SLABS, ttl_ns=1 << 40)
-    ids = all_blocks(rollout)
-    write(rollout, ids, 2)
-    shared.revoke(rollout.partition, SLABS, deadline_ns=1 << 60, taker=serving.partition)
-    rollout.allocator.free(ids)
-    assert serving.allocator.free_blocks == SLABS * SERVING.blocks_per_slab(SLAB)
-    write(serving, all_blocks(serving), 1)
-    assert slabs_touched(shared, 2) <= set(range(SLABS))
-    shared.check_invariants()
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -27,7 +27,7 @@ class Steady:
     def ready(self):
         return {"version": VERSION, "seats": 4}
 
-    def told(self, message) -> None:
+    def receive(self, message) -> None:
         if "lost" not in message:
             raise InvalidArgument("that is nothing to say")
         self.worker.on_event(WorkerLost(self.worker.number, message["lost"]))

@@ -154,20 +154,6 @@ def test_serving_that_gets_late_has_all_back_and_lends_again_when_its_hold_is_ov
     assert world.lent > 2
 
 
-def test_serving_that_comes_close_has_a_part_back(open_world) -> None:
-    world = open_world()
-    world.grown()
-    for number in range(4):  # one more than may wait
-        world.rig.serving.arrived(str(number), prompt_tokens=8)
-    shrunk = world.round()
-    assert (shrunk.move, shrunk.why) == (Move.SHRINK, "4 requests wait for serving")
-    assert world.lent == shrunk.lend_bytes // SLAB == MOST // 2
-    for number in range(4):
-        world.rig.serving.finished(str(number))
-    world.slow_tokens(every_ms=TPOT_MS // 2)  # in time: no pressure
-    assert world.round().move is Move.KEEP
-
-
 def test_the_broker_is_told_what_serving_took_back_and_what_is_left(open_world) -> None:
     world = open_world()
     world.grown()
@@ -206,14 +192,6 @@ def test_serving_that_takes_back_more_than_ebbs_at_once_or_bit_by_bit_is_a_revoc
     decision = bit_by_bit.ebb(6, flows=False)  # 1 of 11 each second, and none comes back
     assert (decision.move, decision.why) == (Move.SHRINK, "its executor took a loan back")
     assert decision.retry_after_ms == pytest.approx(20e3)
-
-
-def test_serving_that_fills_its_pool_is_lent_less_of(open_world) -> None:
-    world = open_world()
-    assert world.rig.serving.ensure(16)
-    blocks = world.rig.serving.alloc(16)  # a quarter of the pool
-    assert world.rounds(9)[-1].lend_bytes // SLAB == int(0.8 * (0.75 * SLABS - 2))
-    world.rig.serving.kv.allocator.free(blocks)
 
 
 def test_a_loop_that_stops_lends_nothing_for_longer_than_it_said(open_world) -> None:

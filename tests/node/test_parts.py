@@ -236,13 +236,8 @@ def test_a_program_ends_by_sigterm_which_is_given_back(pipe) -> None:
 def test_a_program_ends_for_the_first_reason_of_its_own(pipe) -> None:
     with Ending(pipe[0]) as ending:
         for number in range(100_000):  # More than a pipe holds: nobody may wait for room.
-            ending.tell(f"reason {number}")
+            ending.report(f"reason {number}")
         assert ending.wait(print) == "reason 0"
-
-
-def test_a_file_as_stdin_is_as_good_as_closed(tmp_path) -> None:
-    with (tmp_path / "empty").open("w+") as file, Ending(file.fileno()) as ending:
-        assert "closed" in ending.wait(print)
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -257,18 +252,3 @@ def test_options_are_read() -> None:
     weights = "--weights 127.0.0.1:5 --version 9".split()
     options = read_options([*ARGUMENTS, *weights])
     assert (options.weights, options.version) == ("127.0.0.1:5", 9)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ("--seats 0", "0 is not above 0"),
-        ("--kv-tokens -5", "-5 is not above 0"),
-        ("--version=-1", "-1 is less than 0"),
-        ("--seats many", "invalid"),
-    ],
-)
-def test_a_wrong_option_is_a_sentence(capsys, wrong: str, sentence: str) -> None:
-    with pytest.raises(SystemExit):
-        read_options([*ARGUMENTS, *wrong.split()])
-    assert sentence in capsys.readouterr().err

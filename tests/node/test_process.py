@@ -13,9 +13,8 @@ import pytest
 
 from rose.demo.rl.supervisor import Supervisor
 from rose.scheduler import remote as remote_worker
-from rose.scheduler.worker import GrantChanged, TurnEnd
+from rose.scheduler.worker import TurnEnd
 from tests.node.rig import Program, Scheduler, request
-from tests.node.steady import KV_TOKENS, VERSION
 from tests.node.steady_program import DEADLY_SEED
 from tests.waiting import wait_for
 
@@ -54,25 +53,6 @@ def spawn() -> Iterator[partial[Watched]]:
             return watched
 
         yield start
-
-
-def test_a_worker_in_a_process_says_where_it_is_and_serves(spawn, node) -> None:
-    worker, scheduler = spawn(), Scheduler()
-    address, token = worker.address()
-    assert (worker.ready[0]["version"], worker.ready[0]["seats"]) == (VERSION, 4)
-    remote = node.connect(address, scheduler, token=token)
-    asked = request(1, tokens=50)
-    remote.start_turn(asked)
-    wait_for(lambda: scheduler.ends(1))
-    scheduler.check_said(asked)
-    assert scheduler.events[0] == GrantChanged(1, 1, KV_TOKENS, ttl_ms=0)
-    assert "it ended with 0" in worker.end()
-    wait_for(scheduler.losses)
-
-
-def test_every_run_has_a_token_of_its_own(spawn) -> None:
-    one, two = spawn(), spawn()
-    assert one.address()[1] != two.address()[1]
 
 
 def test_a_worker_killed_mid_turn_is_lost_once_and_what_it_said_is_kept(spawn, node) -> None:

@@ -27,9 +27,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from rose.units import NS_PER_S
 from tests.node.rig import Scheduler, request
-from tests.node.steady import KV_TOKENS, SteadyWorker
 from tests.waiting import LONG_S, wait_for
 
 
@@ -136,16 +134,6 @@ def test_a_turn_is_stopped_while_events_flow(node) -> None:
         scheduler.check_said(one)
         assert scheduler.ends(one.trajectory) == [TurnEnd.INTERRUPTED]
         assert scheduler.outputs(one.trajectory)[-1].end is TurnEnd.INTERRUPTED
-
-
-def test_a_turn_the_worker_would_not_queue_comes_back_failed(node) -> None:
-    scheduler = Scheduler()
-    worker = node.connect(node.serve(), scheduler)
-    worker.start_turn(request(7, prompt=(0,) * (KV_TOKENS + 1)))
-    wait_for(lambda: scheduler.ends(7))
-    (output,) = scheduler.outputs(7)
-    assert output.end is TurnEnd.FAILED
-    assert output.error == "the prompt is longer than the lease"
 
 
 def test_a_second_scheduler_is_refused_and_the_first_goes_on(node) -> None:
@@ -296,7 +284,7 @@ def test_a_frozen_scheduler_is_gone_after_a_while(node, raw) -> None:
     frozen.send(encode(request(1, tokens=100_000)))
     code, details = frozen.status()
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "said nothing for 0.3 s" in details
+    assert "sent nothing for 0.3 s" in details
     wait_for(lambda: not server.worker.running())
 
 
@@ -306,33 +294,7 @@ def test_an_idle_worker_shows_that_it_lives(node, raw) -> None:
     assert said == [Greeting(1, WorkerKind.DEDICATED), *[Heartbeat()] * 5]
 
 
-class HandClock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.at_ns = 0
-
-    def now_ns(self) -> int:
-        return self.at_ns
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("nobody sleeps by this clock")
-
-
-def test_a_scheduler_that_pings_stays(node) -> None:
-    clock, scheduler = HandClock(), Scheduler()
-    limits = ServerLimits(heartbeat_s=0.01, silence_max_s=10.0)
-    server = node.serve(QuietWorker, limits=limits, clock=clock)
-    worker = node.connect(server, scheduler)
-    worker.start_turn(request(1))
-    wait_for(lambda: server.worker.started == [1])
-    for _ in range(10):
-        clock.at_ns += 6 * NS_PER_S
-        wait_for(lambda: server._session._heard_ns == clock.at_ns or scheduler.losses())
-    assert scheduler.losses() == []
-
-
-@pytest.mark.parametrize("token", ["", "wrong", "secret2", "secre"])
+@pytest.mark.parametrize("token", ["", "secret2"])
 def test_a_wrong_token_learns_nothing(node, raw, token: str) -> None:
     server = node.serve()
     stranger = raw(server, token=token)
@@ -424,10 +386,3 @@ def test_a_taken_address_is_unavailable(node) -> None:
     server = node.serve(QuietWorker)
     with pytest.raises(Unavailable, match="cannot be served"):
         node.serve(QuietWorker, address=server.address)
-
-
-def test_steady_worker_stops_with_the_server(node) -> None:
-    """The rig itself: a turn that runs when everything is closed leaves no thread."""
-    server = node.serve(lambda on_event: SteadyWorker(1, on_event))
-    node.connect(server, Scheduler()).start_turn(request(1, tokens=100_000))
-    wait_for(server.worker.running)

@@ -1,18 +1,14 @@
 """A certificate means that what it counts on fits, and a refusal that it might not."""
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rose._core import (
     AdmissionTerms,
-    CertificateLog,
-    ServingState,
     admission_balance,
     admission_certificate,
     largest_grant,
 )
-from rose.errors import InvalidArgument
 from tests.reference.slo import (
     ServingMemory,
     events_within,
@@ -128,87 +124,3 @@ def test_a_further_arrival_is_reckoned_with_a_block_too_many_at_most(known, rate
     balance = admission_balance(terms)
     reckoned = balance.request_blocks + balance.burst_blocks
     assert needed <= reckoned <= needed + requests - 1
-
-
-@given(known=KNOWN, rates=RATES, running=st.integers(0, 4))
-def test_the_balance_adds_up(known, rates, running) -> None:
-    balance = admission_balance(terms_of(known, rates, slabs=0, running=running))
-    parts = balance.growth_blocks + balance.request_blocks + balance.burst_blocks
-    assert balance.demand_blocks == parts
-    assert balance.slack_blocks == balance.supply_blocks - balance.demand_blocks
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"block_tokens": 0},
-        {"horizon_ms": -1.0},
-        {"decode_tokens_per_s": float("nan")},
-        {"prefill_tokens_per_s": 2e8},
-        {"burst_requests": 1_000_001},
-    ],
-)
-def test_terms_without_a_meaning_are_invalid(wrong) -> None:
-    good = {
-        "epoch": 1,
-        "to_partition": 1,
-        "slabs": 1,
-        "blocks_per_slab": 4,
-        "block_tokens": 16,
-        "free_serving_blocks": 1,
-        "unowned_slabs": 1,
-        "revocable_blocks": 0,
-        "horizon_ms": 50.0,
-        "running_requests": 0,
-        "decode_tokens_per_s": 100.0,
-        "prefill_tokens_per_s": 100.0,
-        "max_request_tokens": 10,
-        "max_batch_tokens": 10,
-        "burst_requests": 0,
-        "burst_request_tokens": 0,
-    }
-    AdmissionTerms(**good)
-    with pytest.raises(InvalidArgument):
-        AdmissionTerms(**{**good, **wrong})
-
-
-def test_a_certificate_counts_the_arrivals_before_it() -> None:
-    log = CertificateLog(
-        "",
-        ttft_ms=1,
-        tpot_ms=1,
-        epsilon=0.1,
-        signal_ms=0,
-        blocking_ms=1,
-        heartbeat_ttl_ms=1,
-        max_segments=1,
-        slabs=1,
-        partitions=2,
-        blocks_per_slab=1,
-    )
-    serving = ServingState(log)
-    known = {
-        "blocks_per_slab": 4,
-        "block_tokens": 16,
-        "free_serving_blocks": 3,
-        "unowned_slabs": 1,
-        "revocable_blocks": 0,
-    }
-    rates = {
-        "horizon_ms": 1,
-        "decode_tokens_per_s": 1,
-        "prefill_tokens_per_s": 1,
-        "max_request_tokens": 1,
-        "max_batch_tokens": 1,
-        "burst_requests": 1,
-        "burst_request_tokens": 1,
-    }
-    terms = terms_of(known, rates, slabs=1, running=0)  # what comes next takes two blocks
-    serving.arrived(tokens=1)
-    certificate = admission_certificate(terms, log=log, serving=serving)
-    assert certificate is not None
-    assert (terms.running_requests, certificate.slack_blocks) == (1, 0)
-    records = log.records
-    serving.arrived(tokens=1)
-    assert admission_certificate(terms, log=log, serving=serving) is None
-    assert log.records == records + 1  # the arrival's

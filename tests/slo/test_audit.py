@@ -8,9 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rose.errors import CorruptData, InvalidArgument
 from rose.slo.audit import CAUSES, Miss, Part, audit
-from tests.reference.log_bytes import MS, NO_SLOT, LogBytes
+from tests.reference.log_bytes import MS, LogBytes
 
 IDLE, SLACK = 0, 1
 
@@ -89,28 +88,6 @@ def test_a_cause_that_was_injected_alone_is_found(tmp_path, inject, parts):
     assert miss.took_ms == sum(parts.values())
 
 
-def test_every_cause_is_injected_above():
-    assert {inject.__name__ for inject in INJECTED} == {part.value for part in CAUSES}
-    assert set(Part) - set(CAUSES) == {Part.PROMISED}
-
-
-def test_what_is_in_time_is_no_miss(tmp_path):
-    log = decoding()
-    log.wait(40)
-    decode(log, 10)
-    assert misses_of(log, tmp_path) == []
-
-
-def test_justified_slack_is_no_cause_beside_a_late_host(tmp_path):
-    log = decoding()
-    log.wait(30)
-    log.wait(12)
-    decode(log, 10, lent_ms=30.0, blocked_ms=6.0)
-    (miss,) = misses_of(log, tmp_path)
-    assert miss.cause is Part.HOST
-    assert parts_ms(miss) == {"host": 6.0, "promised": 46.0}
-
-
 def test_slack_that_was_lent_twice_within_one_gap_is_counted_together(tmp_path):
     log = decoding()
     for _ in range(2):
@@ -139,14 +116,6 @@ def test_a_step_that_was_too_large_for_the_target_is_load(tmp_path):
     assert (miss.cause, parts_ms(miss)) == (Part.LOAD, {"load": 10.0, "promised": 50.0})
 
 
-def test_where_everybody_did_as_promised_the_load_was_too_high(tmp_path):
-    log = decoding()
-    log.wait(6)
-    decode(log, 45, upper_ms=45.0, blocked_ms=6.0)
-    (miss,) = misses_of(log, tmp_path)
-    assert (miss.cause, parts_ms(miss)) == (Part.LOAD, {"promised": 51.0})
-
-
 def test_what_was_promised_is_what_the_quantum_before_said(tmp_path):
     log = decoding()
     log.quantum(SLACK, segment_upper_ms=20.0, segments=1)
@@ -168,15 +137,6 @@ def test_steps_that_overlap_share_no_time(tmp_path):
     log.step(40, upper_ms=30.0, lent_ms=10.0, began_ns=began_ns + 10 * MS)
     (miss,) = misses_of(log, tmp_path)
     assert parts_ms(miss) == {"load": 30.0, "estimator": 20.0, "host": 10.0}
-
-
-def test_a_wait_without_any_quantum_is_blocking_from_its_beginning(tmp_path):
-    log = LogBytes()
-    log.arrived(0, prefilled=1)
-    log.wait(50)
-    decode(log, 10, blocked_ms=50.0)
-    (miss,) = misses_of(log, tmp_path)
-    assert miss.parts_ns[Part.BLOCKING] == 50 * MS
 
 
 # ---- first tokens --------------------------------------------------------------------------------
@@ -228,39 +188,6 @@ def test_requests_are_numbered_by_arrival_and_only_those_met_alone_are_excess(tm
     assert [miss.request for miss in misses_of(log, tmp_path)] == [0, 1, 2]
     assert [miss.request for miss in misses_of(log, tmp_path, met_alone={0, 2})] == [0, 2]
     assert misses_of(log, tmp_path, met_alone=()) == []
-
-
-def test_a_slot_that_is_used_again_is_another_request(tmp_path):
-    log = LogBytes()
-    for _ in range(2):
-        log.arrived(0)
-        log.wait(1)
-        log.tokens(0)
-        log.finished(0)
-        log.wait(1000)
-    log.arrived(0)
-    log.wait(501)
-    log.tokens(0)
-    (miss,) = misses_of(log, tmp_path)
-    assert (miss.request, miss.token, miss.took_ms) == (2, 1, 501.0)
-
-
-def test_tokens_of_nobody_and_requests_without_a_slot_miss_nothing(tmp_path):
-    log = LogBytes()
-    log.arrived(NO_SLOT)
-    log.arrived(4, tokens=0)
-    log.wait(1000)
-    log.tokens(0, 4)
-    assert misses_of(log, tmp_path) == []
-
-
-def test_a_log_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(InvalidArgument, match="has version 2"):
-        misses_of(LogBytes(version=2), tmp_path)
-    path = decoding().save(tmp_path / "log")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CorruptData):
-        audit(path)
 
 
 # ---- laws ----------------------------------------------------------------------------------------

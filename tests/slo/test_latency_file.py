@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose._core import LatencyModel, LatencyState
+from rose._core import LatencyModel
 from rose.errors import CorruptData, InvalidArgument
 from rose.slo import Policy, latency_file
 from rose.slo.latency_file import (
@@ -93,10 +93,6 @@ def forged(**changed: object) -> str:
     return json.dumps(document)
 
 
-def test_a_forged_text_is_told_from_a_wrong_one() -> None:
-    assert saved(load_text(forged(), Policy())) == SAVED
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -132,24 +128,6 @@ def test_another_version_is_refused() -> None:
     document = json.loads(SAVED) | {"version": 1}
     with pytest.raises(CorruptData, match="version 2"):
         load_text(json.dumps(document), Policy())
-
-
-def test_a_smaller_window_keeps_the_newest_residuals(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = [(1.0, 10.0, 0.0, 5.0 + number / 100) for number in range(60)]
-    monkeypatch.setattr(latency_file, "RESIDUAL_WINDOW", 50)
-    model = learned_from(taken, Policy())
-    monkeypatch.setattr(latency_file, "RESIDUAL_WINDOW", 20)
-    loaded = load_text(saved(model), Policy())
-    assert loaded.state().scores[0] == model.state().scores[0][-20:]
-
-
-def test_another_epsilon_starts_the_levels_anew() -> None:
-    model = learned_from(
-        [*[(1.0, 10.0, 0.0, 5.0)] * 60, (1.0, 10.0, 0.0, 50.0)], Policy(epsilon=0.05)
-    )
-    assert model.state().levels[0] != 0.05
-    assert load_text(saved(model), Policy(epsilon=0.05)).state().levels == model.state().levels
-    assert load_text(saved(model), Policy(epsilon=0.2)).state().levels == [0.2] * 3
 
 
 def test_a_model_is_saved_to_a_file_and_found_there(tmp_path: Path) -> None:
@@ -206,11 +184,3 @@ def test_a_place_that_cannot_be_written_or_read_is_the_callers_to_mend(tmp_path:
     with pytest.raises(InvalidArgument, match="cannot read the latency model"):
         load_latency_model(tmp_path, Policy())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_is_what_was_learned() -> None:
-    taken = [(1.0, 10.0, 512.0, 5.0), *[(1.0, 10.0, 0.0, 6.0)] * 10]
-    state = learned_from(taken, Policy()).state()
-    assert isinstance(state, LatencyState)
-    assert (state.observations, state.seen) == (11, [10, 0, 1])
-    assert [len(scores) for scores in state.scores] == [2, 0, 0]  # the first 8 train the model

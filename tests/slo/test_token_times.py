@@ -72,11 +72,6 @@ def test_the_next_request_in_a_slot_has_its_own_arrival(clock, state) -> None:
     assert taken_ms(state.first_tokens) == pytest.approx([50], rel=1 / 31)
 
 
-def test_slots_of_no_request_count_nowhere(clock, state) -> None:
-    assert state.emitted([5]) == 0
-    assert taken_ms(state.first_tokens) == taken_ms(state.later_tokens) == []
-
-
 def test_what_is_longer_or_shorter_than_all_edges_is_in_the_last_or_the_first(clock, state) -> None:
     short, long = state.arrived(tokens=8), state.arrived(tokens=8)
     state.emitted([short])

@@ -4,10 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from rose._core import CertificateLog, RecordKind
 from rose.errors import CorruptData, InvalidArgument
 from rose.slo.verify import verify_log
 from tests.reference.slo import RECORD, recounted, reseal
@@ -51,21 +48,20 @@ def test_an_honest_log_verifies(log_path: Path) -> None:
 
 def test_every_flipped_byte_is_found(log_path: Path) -> None:
     content = log_path.read_bytes()
-    for at in range(len(content)):
-        for mask in (0x01, 0x80, 0xFF):
-            damaged = bytearray(content)
-            damaged[at] ^= mask
-            log_path.write_bytes(damaged)
-            with pytest.raises((CorruptData, InvalidArgument)) as caught:
-                verify_log(log_path)
-            if at >= RECORD:
-                assert caught.type is CorruptData
-                assert f"record {at // RECORD} at byte {at // RECORD * RECORD}" in str(caught.value)
+    for at in (*range(RECORD), *range(RECORD, len(content), 13)):  # a prime: all fields, in turn
+        damaged = bytearray(content)
+        damaged[at] ^= (0x01, 0x80, 0xFF)[at % 3]
+        log_path.write_bytes(damaged)
+        with pytest.raises((CorruptData, InvalidArgument)) as caught:
+            verify_log(log_path)
+        if at >= RECORD:
+            assert caught.type is CorruptData
+            assert f"record {at // RECORD} at byte {at // RECORD * RECORD}" in str(caught.value)
 
 
 def test_every_truncation_is_found(log_path: Path) -> None:
     content = log_path.read_bytes()
-    for length in range(len(content)):
+    for length in (*range(RECORD), *range(RECORD, len(content), 13)):
         log_path.write_bytes(content[:length])
         with pytest.raises((CorruptData, InvalidArgument)):
             verify_log(log_path)
@@ -104,56 +100,6 @@ def forge(log_path: Path, records: list[bytes]) -> list[str]:
     if any("QUANTUM" in one or "ADMISSION" in one for one in verification.violations):
         assert verification.verified < verification.granted
     return verification.violations
-
-
-def test_a_quantum_while_a_request_is_pending_is_a_violation(log_path: Path) -> None:
-    records = split(log_path)
-    arrived, quantum = first(records, ARRIVED), first(records, QUANTUM, skip=1)
-    late = [*records[: arrived + 1], records[quantum], *records[arrived + 1 :]]
-    stamp = records[arrived][16:24]
-    late[arrived + 1] = late[arrived + 1][:16] + stamp + late[arrived + 1][24:]
-    assert any("1 requests were pending" in one for one in forge(log_path, late))
-
-
-def test_an_end_without_an_arrival_is_a_violation(log_path: Path) -> None:
-    records = split(log_path)
-    del records[first(records, ARRIVED)]
-    assert any("had not arrived" in one for one in forge(log_path, records))
-
-
-@pytest.mark.parametrize(
-    ("offset", "form", "values", "says"),
-    [
-        (24, "dd", (40.0, 160.0), "delays serving"),
-        (24, "d", (0.0,), "no length"),
-        (24, "d", (float("nan"),), "delays serving"),
-        (32, "d", (1.0,), "quantum_ms is not"),
-        (40, "d", (499.0,), "a next request takes"),
-        (48, "d", (499.0,), "a next request takes"),
-        (40, "d", (float("nan"),), "a decode step of no length"),
-        (48, "d", (float("nan"),), "a prefill chunk of no length"),
-        (56, "d", (0.5,), "budget_ms is 0.5 in mode idle"),
-        (64, "q", (1_000_000_000,), "the earliest was 0"),
-        (72, "q", (100_000_001,), "heartbeat"),
-        (72, "q", (-1,), "heartbeat"),
-        (80, "I", (5,), "5 segments, 4 are allowed"),
-        (84, "I", (4,), "outstanding already"),
-        (96, "I", (2,), "2 requests were pending"),
-        (100, "I", (2,), "mode 2 does not exist"),
-    ],
-)
-def test_a_forged_quantum_is_a_violation(log_path: Path, offset, form, values, says) -> None:
-    records = split(log_path)
-    quantum = first(records, QUANTUM)
-    records[quantum] = put(records[quantum], offset, form, *values)
-    assert any(says in one for one in forge(log_path, records))
-
-
-def test_more_segments_than_were_credited_are_a_violation(log_path: Path) -> None:
-    records = split(log_path)
-    quantum = first(records, QUANTUM, skip=1)
-    records[quantum] = put(records[quantum], 88, "I", 5)
-    assert any("5 segments started on a credit of 4" in one for one in forge(log_path, records))
 
 
 # Every field of an ADMISSION, by its offset: one that is forged alone is found.
@@ -204,21 +150,6 @@ def test_free_blocks_that_serving_had_no_slabs_for_are_a_violation(log_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("offset", "form", "says"),
-    [
-        (88, "I", "block_tokens differs"),
-        (92, "I", "max_request_tokens differs"),
-        (96, "I", "max_batch_tokens differs"),
-        (104, "d", "horizon_ms differs"),
-    ],
-)
-def test_a_header_that_says_0_is_held_against_an_admission(log_path, offset, form, says) -> None:
-    records = split(log_path)
-    records[0] = put(records[0], offset, form, 0)
-    assert any(says in one for one in forge(log_path, records))
-
-
-@pytest.mark.parametrize(
     ("offset", "value", "says"),
     [
         (16, float("inf"), "ttft_ms is inf"),
@@ -233,12 +164,6 @@ def test_a_header_of_impossible_numbers_is_a_violation(log_path, offset, value, 
     records = split(log_path)
     records[0] = put(records[0], offset, "d", value)
     assert f"header: {says}" in forge(log_path, records)
-
-
-def test_a_log_that_began_before_its_header_says_is_a_violation(log_path: Path) -> None:
-    records = split(log_path)
-    records[0] = put(records[0], 64, "q", 2**62)
-    assert any("header: started_ns is" in one for one in forge(log_path, records))
 
 
 def test_a_revocation_that_may_take_longer_than_t_is_a_violation(log_path: Path) -> None:
@@ -301,13 +226,6 @@ def test_slabs_out_of_nowhere_are_a_violation(log_path: Path, skip, field, says)
     assert any(says in one for one in forge(log_path, records))
 
 
-def test_an_upper_estimate_under_the_prediction_is_a_violation(log_path: Path) -> None:
-    records = split(log_path)
-    at = first(records, STEP)
-    records[at] = put(records[at], 32, "d", 1.0)
-    assert any("upper_ms 1.0 under" in one for one in forge(log_path, records))
-
-
 def test_coverage_is_the_share_of_steps_within_their_estimate(log_path: Path) -> None:
     records = split(log_path)
     at = first(records, STEP)
@@ -338,62 +256,3 @@ def test_a_record_that_is_missing_without_another_trace_shows_in_the_counts(log_
     assert verify_log(log_path).violations == [
         f"record {len(records) - 1}: END: counts 3 STEP, the log has 2"
     ]
-
-
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("move"), st.integers(-2, 3), st.integers(-2, 3), st.integers(0, 2**32 - 1)
-        ),
-        st.tuples(st.just("revoke"), st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63 - 1)),
-        st.tuples(st.just("gave_back"), st.text(max_size=200)),
-    ),
-    max_size=20,
-)
-
-
-@given(events=EVENTS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_appended_is_what_is_read(tmp_path: Path, events) -> None:
-    path = tmp_path / "round_trip.log"
-    log = CertificateLog(
-        str(path),
-        ttft_ms=1,
-        tpot_ms=1,
-        epsilon=0.1,
-        signal_ms=0,
-        blocking_ms=1,
-        heartbeat_ttl_ms=1,
-        max_segments=1,
-        slabs=1,
-        partitions=4,
-        blocks_per_slab=1,
-    )
-    for event in events:
-        match event:
-            case ("move", source, target, slabs):
-                assert log.append_move(
-                    from_partition=source,
-                    to_partition=target,
-                    slabs=slabs,
-                    lease_id=1,
-                    epoch=2,
-                    move_kind=3,
-                )
-            case ("revoke", slabs, deadline_ns):
-                assert log.append_revoke_begun(deadline_ns=deadline_ns, slabs=slabs)
-            case ("gave_back", reason):
-                assert log.append_gave_back(reason)
-    log.close()
-    assert log.count(RecordKind.MOVE) == sum(event[0] == "move" for event in events)
-    records = split(path)
-    assert len(records) == len(events) + 3 == log.records + 1
-    for event, record in zip(events, records[2:-1], strict=True):
-        match event:
-            case ("move", source, target, slabs):
-                assert struct.unpack_from("<QQiiII", record, 24) == (1, 2, source, target, slabs, 3)
-            case ("revoke", slabs, deadline_ns):
-                assert struct.unpack_from("<qI", record, 24) == (deadline_ns, slabs)
-            case ("gave_back", reason):
-                assert record[24:120] == reason.encode()[:96].ljust(96, b"\0")
-    verify_log(path)  # whatever it says, it can be read

@@ -97,68 +97,6 @@ def test_sums_are_rounded_as_the_page_adds_them(tmp_path):
         assert (violations(log, tmp_path) == []) is is_in_time
 
 
-def test_nothing_is_committed_while_serving_is_idle(tmp_path):
-    log = LogBytes()
-    log.quantum(IDLE, committed=1)
-    assert any("committed in mode idle" in one for one in violations(log, tmp_path))
-
-
-def test_slack_without_a_request_is_bounded_by_the_next_one_only(tmp_path):
-    log = LogBytes()
-    log.quantum(SLACK)
-    log.quantum(SLACK, passed=4)
-    assert violations(log, tmp_path) == []
-
-
-def test_nobody_may_wait_for_a_first_token(tmp_path):
-    for slot in (1, NO_SLOT):
-        log = running(0)
-        log.arrived(slot)
-        log.quantum(SLACK, deadline_ns=log.now_ns + 50 * MS, pending=2)
-        assert any("waited for its first token" in one for one in violations(log, tmp_path))
-        log = running(0)
-        log.arrived(slot)
-        log.finished(slot)
-        log.quantum(SLACK, deadline_ns=log.now_ns + 50 * MS, pending=1)
-        assert violations(log, tmp_path) == []
-
-
-def test_idle_needs_all_requests_to_be_over(tmp_path):
-    log = running(0)
-    log.quantum(IDLE, deadline_ns=log.now_ns + 50 * MS, pending=1)
-    assert any("while 1 requests were pending" in one for one in violations(log, tmp_path))
-
-
-def test_a_prefilled_request_is_due_from_its_arrival_on(tmp_path):
-    log = LogBytes()
-    log.arrived(0, prefilled=1)
-    log.wait(19)
-    slack(log, tokens_ms_ago=19)
-    assert violations(log, tmp_path) == []
-    log = LogBytes()
-    log.arrived(0, prefilled=1)
-    log.wait(21)
-    slack(log, tokens_ms_ago=21)
-    assert any("takes 30.0 ms" in one for one in violations(log, tmp_path))
-
-
-def test_a_slot_that_is_used_again_has_forgotten_its_tokens(tmp_path):
-    log = running(0)
-    log.finished(0)
-    log.wait(100)
-    log.arrived(0)
-    log.wait(10)
-    log.tokens(0)
-    log.wait(5)
-    slack(log, tokens_ms_ago=5)
-    assert violations(log, tmp_path) == []
-    log = running(0)
-    log.finished(0)
-    log.arrived(0)
-    log.quantum(SLACK, deadline_ns=log.now_ns + 50 * MS, pending=1)
-    assert any("waited for its first token" in one for one in violations(log, tmp_path))
-
-
 @pytest.mark.parametrize("error_ms", [-1, 1])
 def test_a_deadline_that_no_request_has_is_a_violation(tmp_path, error_ms):
     log = running(0)
@@ -210,8 +148,8 @@ def test_a_mode_that_the_header_does_not_allow_is_a_violation(tmp_path, slowdown
         ({"outstanding": 4}, "outstanding already"),
         ({"committed": 2}, "committed is 2"),
         ({"committed": 1, "step_upper_ms": 471.0}, "a next request takes 501.0 ms"),
-        ({"pending": 0}, "says that 0 requests were pending, 1 were"),
-        ({"pending": 2}, "says that 2 requests were pending, 1 were"),
+        ({"pending": 0}, "reports that 0 requests were pending, 1 were"),
+        ({"pending": 2}, "reports that 2 requests were pending, 1 were"),
     ],
 )
 def test_a_forged_term_is_a_violation(tmp_path, terms, says):
@@ -229,13 +167,6 @@ def test_more_segments_than_were_credited_are_a_violation(tmp_path):
         log.quantum(IDLE)
         log.quantum(IDLE, passed=passed)
         assert (violations(log, tmp_path) == []) is is_credited
-
-
-def test_segments_are_counted_across_the_wrap_of_their_number(tmp_path):
-    log = LogBytes()
-    log.quantum(IDLE, passed=2**32 - 2)
-    log.quantum(IDLE, passed=2)
-    assert violations(log, tmp_path) == []
 
 
 def test_an_epoch_that_goes_back_is_a_violation_and_excuses_nothing(tmp_path):
@@ -277,13 +208,6 @@ def test_a_segment_that_the_watchdog_forced_is_one_more_and_only_one(tmp_path):
         assert answer.kinds["FORCED"] == forced
 
 
-def test_a_forced_segment_does_not_hide_segments_before_it(tmp_path):
-    log = LogBytes()
-    log.quantum(IDLE)
-    log.forced(passed=5)
-    assert violations(log, tmp_path) == ["record 3: FORCED: 5 segments started on a credit of 4"]
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
@@ -314,17 +238,6 @@ def test_tokens_are_counted_and_stay_within_the_slots(tmp_path):
     assert len(found) == 4
     assert "count is 2, the bitmap has 1" in found[0]
     assert all("beyond the 1048576" in one for one in found[1:])
-
-
-def test_the_last_slot_and_a_bitmap_that_begins_anywhere_are_read(tmp_path):
-    log = LogBytes()
-    for slot in (SLOTS - 1, 7, 8, 700):
-        log.arrived(slot)
-    log.tokens(SLOTS - 1, first_slot=SLOTS - 704)
-    log.tokens(7, 8, 700, first_slot=5)
-    log.wait(3)
-    slack(log, tokens_ms_ago=3, pending=4)
-    assert violations(log, tmp_path) == []
 
 
 def test_prefilled_is_a_yes_or_a_no(tmp_path):
@@ -382,31 +295,6 @@ def test_running_requests_pay_with_a_share_of_their_steps(tmp_path):
         assert is_paid or "delays requests by 21.0 ms, their budget is 20.5 ms" in found[0]
 
 
-def test_what_was_lent_since_the_last_step_is_not_lent_again(tmp_path):
-    for budget_ms, is_right in ((25 - 6.0, True), (25.0, False)):
-        log = running(0, slowdown=0.25, tpot_ms=500.0)
-        log.wait(130)
-        log.step(100.0, upper_ms=200.0)
-        terms = {"deadline_ns": log.now_ns + 370 * MS, "pending": 1, "segments": 1}
-        log.quantum(SLACK, budget_ms=25.0, **terms)
-        log.quantum(SLACK, budget_ms=budget_ms, passed=1, **terms)
-        found = violations(log, tmp_path)
-        assert (found == []) is is_right
-        assert is_right or "budget_ms is 25.0, the steps leave 19.0" in found[0]
-
-
-def test_a_step_that_is_slower_after_a_loan_pays_for_that_too(tmp_path):
-    # It earns a quarter of the 90 ms that were forecast; the 10 ms more cost what they are.
-    for lent_ms, budget_ms in ((0.0, 25.0), (0.5, 22.5 - 0.5 - 10)):
-        log = running(0, slowdown=0.25, tpot_ms=500.0)
-        log.wait(130)
-        log.step(100.0, lent_ms=lent_ms, predicted_ms=90.0, upper_ms=200.0)
-        deadline_ns = log.now_ns + 370 * MS
-        terms = {"deadline_ns": deadline_ns, "pending": 1, "quantum_ms": 5.0}
-        log.quantum(SLACK, segments=1, budget_ms=budget_ms, **terms)
-        assert violations(log, tmp_path) == []
-
-
 def test_a_request_pays_only_for_what_was_earned_since_its_first_token(tmp_path):
     for second, budget_ms in ((1, 0.0), (None, 25.0)):
         log = running(0, slowdown=0.25, tpot_ms=500.0)
@@ -460,13 +348,6 @@ def test_only_the_mechanism_that_is_off_excuses_what_it_would_have_prevented(tmp
         log = LogBytes(without=1 << bit)
         what(log)
         assert (violations(log, tmp_path) == []) is (1 << bit == by)
-
-
-def test_without_the_hypothetical_request_the_step_still_has_to_be_in_time(tmp_path):
-    log = running(0, without=HYPOTHETICAL)
-    log.wait(25)
-    slack(log, tokens_ms_ago=25, chunk_upper_ms=0.0, step_upper_ms=5.0)  # 26 of 25 ms
-    assert any("takes 26.0 ms" in one for one in violations(log, tmp_path))
 
 
 def test_switched_off_mechanisms_are_named(tmp_path):
@@ -557,7 +438,7 @@ def test_of_many_batches_only_what_is_the_last_of_nobody_is_forgotten(tmp_path):
     log = LogBytes()
     for slot in range(3):
         log.arrived(slot)
-    for turn in range(20_000):
+    for turn in range(9_000):
         log.wait(0.1)
         log.tokens(turn % 3)
     slack(log, tokens_ms_ago=0.2, pending=3)

@@ -94,9 +94,11 @@ def _placement(name: str, placement: Any) -> Placement:
 
 def _check_local(name: str, local: torch.Tensor, pieces: list[Piece]) -> None:
     """Compare the local tensor with its placements; those of other ranks are trusted."""
-    said = local_shape(pieces)
-    if (said or (0,)) != tuple(local.shape) and (said or local.numel()):
-        raise InvalidArgument(f"{name} must have the local shape {said}, got {tuple(local.shape)}")
+    expected = local_shape(pieces)
+    if (expected or (0,)) != tuple(local.shape) and (expected or local.numel()):
+        raise InvalidArgument(
+            f"{name} must have the local shape {expected}, got {tuple(local.shape)}"
+        )
     if local.numel() and (not local.is_contiguous() or look_of(local).offset):
         raise InvalidArgument(
             f"{name} lies at element {look_of(local).offset} of a storage with the strides "

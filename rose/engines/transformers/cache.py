@@ -1,8 +1,9 @@
 """The KV cache of continuous batching, over slabs of rose's pool.
 
-A cache of transformers is one flat tensor that is addressed by sector ids only. A tenant's tensor
-is a view of the pool, and its `CachePool` allocates sectors from rose's block allocator, so a slab
-changes owner without copying a byte: one rose block is one sector.
+A cache of transformers is one flat tensor that is addressed by ids of sectors only. A tenant's
+tensor is a view of the pool, and its `CachePool` allocates from rose's block allocator, so a slab
+changes owner without copying a byte. A *block* here is rose's: transformers calls it a sector. What
+transformers calls a block is a *page* here: `blocks_per_sector` of them make a block.
 """
 
 import copy
@@ -23,7 +24,7 @@ from transformers.generation.continuous_batching.requests import RequestState
 
 from rose.engines.lane import KVLane
 from rose.engines.torch import as_tensor
-from rose.engines.transformers.moves import move_sectors, rename_blocks
+from rose.engines.transformers.moves import move_blocks, rename_pages
 from rose.engines.transformers.pool import SlabPool
 from rose.engines.transformers.prefixes import SlabLedger
 from rose.errors import check
@@ -37,10 +38,10 @@ _ALIGNMENT: Final = 128
 _HELD_OVER_NEEDED: Final = 1.1
 
 
-def sector_geometry(
+def block_geometry(
     config: PreTrainedConfig, *, dtype: torch.dtype, cb_config: ContinuousBatchingConfig
 ) -> KVGeometry:
-    """Return the geometry of a model's KV in sectors, the unit transformers allocates.
+    """Return the geometry of a model's KV with one block size for all groups of layers.
 
     Found by asking a cache of one block, so it follows transformers' own rules.
 
@@ -54,7 +55,7 @@ def sector_geometry(
         cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
         for allocator in cache.cache_allocators.values()
     )
-    # With several types, a sector belongs to one at a time: no layer count divides all of them.
+    # With several types, a block belongs to one at a time: no layer count divides all of them.
     layers = config.num_hidden_layers if len(cache.cache_allocators) == 1 else 1
     return KVGeometry(
         layers=layers,
@@ -69,7 +70,7 @@ def group_geometries(
 ) -> tuple[KVGeometry, ...]:
     """Return the geometry of each attention group, in the order of transformers' allocators.
 
-    While `sector_geometry` has one unit that all groups divide, here each has its own blocks.
+    While `block_geometry` has one unit that all groups divide, here each has its own blocks.
 
     Args:
         config: configuration of the model.
@@ -160,7 +161,7 @@ class VersionedCache(PagedAttentionCache):  # type: ignore[misc]  # transformers
 class SlabCache(VersionedCache):
     """A `PagedAttentionCache` over the slabs of one tenant.
 
-    All types of attention share the sectors of one geometry, or each has a group of the lane.
+    All types of attention share the blocks of one geometry, or each has a group of the lane.
     Rose's allocator keeps a borrower's prefixes, in a namespace per version of the weights;
     serving's prefixes are held like blocks in use, so that they are not lent.
     """
@@ -201,7 +202,7 @@ class SlabCache(VersionedCache):
         )
         self.max_tokens_read = max(
             lendable // space.geometry.block_bytes * one.tokens_per_page * one.blocks_per_sector
-            for one, space in self._placed()
+            for one, space in self._with_spaces()
         )
         self._ledger: SlabLedger | None = None
         only = next(iter(self.cache_allocators.values()))
@@ -211,27 +212,27 @@ class SlabCache(VersionedCache):
             only.ledger = self._ledger
 
     def _lay_out(self) -> None:
-        """Give each allocator the memory of its sectors."""
+        """Give each allocator the memory of its blocks."""
         needed = (
             [self.bytes_per_sector]
             if len(self.spaces) == 1
             else [_group_geometry(one).block_bytes for one in self.cache_allocators.values()]
         )
         found = [space.geometry.block_bytes for space in self.spaces]
-        check(found == needed, f"the cache has sectors of {needed} bytes, the lane {found}")
+        check(found == needed, f"the cache has blocks of {needed} bytes, the lane {found}")
         self._tensors = [as_tensor(space.flat(), self.device) for space in self.spaces]
-        # By space: row i is sector i.
+        # By space: row i is block i.
         self._rows = [
             tensor.view(-1, size) for tensor, size in zip(self._tensors, found, strict=True)
         ]
         for allocator in self.cache_allocators.values():
-            place = self.pool.places[allocator.index]
-            size, sectors = found[place], len(self._rows[place]) - 2
-            allocator.register_cache_tensor(size, sectors * size, self._tensors[place], self.pool)
+            at = self.pool.space_index[allocator.index]
+            size, blocks = found[at], len(self._rows[at]) - 2
+            allocator.register_cache_tensor(size, blocks * size, self._tensors[at], self.pool)
 
-    def _placed(self) -> list[tuple[CacheAllocator, KVSpace]]:
+    def _with_spaces(self) -> list[tuple[CacheAllocator, KVSpace]]:
         return [
-            (one, self.spaces[self.pool.places[one.index]])
+            (one, self.spaces[self.pool.space_index[one.index]])
             for one in self.cache_allocators.values()
         ]
 
@@ -293,26 +294,26 @@ class SlabCache(VersionedCache):
             return self._make_free(of_space)
         return self._make_free([of_space[0], *[0] * (len(self.cache_allocators) - 1)])
 
-    def _has_free(self, sectors: Sequence[int]) -> bool:
+    def _has_free(self, blocks: Sequence[int]) -> bool:
         if len(self.spaces) > 1 and isinstance(self.lane, RolloutLane):
-            return self.lane.groups.missing_slabs(sectors) == 0
-        return self.pool.num_free_sectors >= sum(sectors)
+            return self.lane.groups.missing_slabs(blocks) == 0
+        return self.pool.num_free_sectors >= sum(blocks)
 
-    def _make_free(self, sectors: Sequence[int]) -> bool:
-        """Free this many sectors for each allocator, by a loan before dropping cache."""
+    def _make_free(self, blocks: Sequence[int]) -> bool:
+        """Free this many blocks for each allocator, by a loan before dropping cache."""
         kept = int(self.lane.kv.allocator.cached_blocks)
-        if self.pool.ensure([sectors[0] + kept, *sectors[1:]]):
+        if self.pool.ensure([blocks[0] + kept, *blocks[1:]]):
             return True
-        return self._has_free(sectors) or self._evict_oldest(sectors)
+        return self._has_free(blocks) or self._evict_oldest(blocks)
 
-    def _evict_oldest(self, sectors: Sequence[int]) -> bool:
+    def _evict_oldest(self, blocks: Sequence[int]) -> bool:
         """Drop cached prefix blocks, oldest first, until there is room; False if it never is."""
         for allocator in self.cache_allocators.values():
             for block in list(allocator.ledger.cached_blocks):
-                if self._has_free(sectors):
+                if self._has_free(blocks):
                     return True
                 self._forget(allocator, [block])
-        return self._has_free(sectors)
+        return self._has_free(blocks)
 
     def _forget(self, allocator: CacheAllocator, blocks: list[int]) -> None:
         ledger = allocator.ledger
@@ -353,31 +354,31 @@ class SlabCache(VersionedCache):
 
     # ---- slabs
 
-    def sectors_of(self, request_id: str) -> list[int]:
-        """Return the sectors with blocks of `request_id`, in all groups, with repetitions."""
-        return [sector for of_space in self.sectors_by_space([request_id]) for sector in of_space]
+    def blocks_of(self, request_id: str) -> list[int]:
+        """Return the blocks with pages of `request_id`, in all groups, with repetitions."""
+        return [block for of_space in self.blocks_by_space([request_id]) for block in of_space]
 
-    def sectors_by_space(self, request_ids: Sequence[str]) -> list[set[int]]:
-        """Return, for each space of the lane, the sectors with blocks of these requests."""
+    def blocks_by_space(self, request_ids: Sequence[str]) -> list[set[int]]:
+        """Return, for each space of the lane, the blocks with pages of these requests."""
         found: list[set[int]] = [set() for _ in self.spaces]
         for allocator in self.cache_allocators.values():
             size = allocator.blocks_per_sector
-            sectors = found[self.pool.places[allocator.index]]
+            blocks = found[self.pool.space_index[allocator.index]]
             for request_id in request_ids:
-                sectors.update(block // size for block in allocator.block_table.get(request_id, ()))
+                blocks.update(page // size for page in allocator.block_table.get(request_id, ()))
         return found
 
     def slabs_of(self, request_id: str) -> frozenset[int]:
         """Return the slabs with blocks of `request_id`."""
         return frozenset(
-            space.allocator.slab_of(sector)
-            for space, sectors in zip(self.spaces, self.sectors_by_space([request_id]), strict=True)
-            for sector in sectors
+            space.allocator.slab_of(block)
+            for space, blocks in zip(self.spaces, self.blocks_by_space([request_id]), strict=True)
+            for block in blocks
         )
 
     def drop_cached_in(self, slabs: frozenset[int]) -> None:
         """Drop unused prefix blocks in `slabs`."""
-        for allocator, space in self._placed():
+        for allocator, space in self._with_spaces():
             slab_of = space.allocator.slab_of
             leaving = [
                 block
@@ -390,7 +391,7 @@ class SlabCache(VersionedCache):
     def move(
         self, slabs: Sequence[int] | None, *, bytes_max: int, settle: Callable[[], None]
     ) -> int:
-        """Move KV out of `slabs`, or compact it, with `move_sectors`; between two steps.
+        """Move KV out of `slabs`, or compact it, with `move_blocks`; between two steps.
 
         Args:
             slabs: slabs to empty; None for the sparsest.
@@ -401,13 +402,13 @@ class SlabCache(VersionedCache):
             The number of bytes moved.
         """
         moved_bytes = 0
-        for place, (space, rows) in enumerate(zip(self.spaces, self._rows, strict=True)):
+        for at, (space, rows) in enumerate(zip(self.spaces, self._rows, strict=True)):
             limit = (bytes_max - moved_bytes) // space.geometry.block_bytes
-            moved = move_sectors(space, rows, slabs, limit=limit, settle=settle)
+            moved = move_blocks(space, rows, slabs, limit=limit, settle=settle)
             moved_bytes += len(moved) * space.geometry.block_bytes
             for allocator in self.cache_allocators.values():
-                if moved and self.pool.places[allocator.index] == place:
-                    rename_blocks(allocator, moved)
+                if moved and self.pool.space_index[allocator.index] == at:
+                    rename_pages(allocator, moved)
                     self.pool.moved(allocator.index, moved)
         return moved_bytes
 

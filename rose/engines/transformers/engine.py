@@ -21,8 +21,8 @@ from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import (
     SlabCache,
     VersionedCache,
+    block_geometry,
     group_geometries,
-    sector_geometry,
 )
 from rose.engines.transformers.commits import (
     IN_FLIGHT,
@@ -241,6 +241,8 @@ class Engine:
             self.prober.stop()
         if self.manager.is_running():
             self.manager.stop(block=True, hard_stop=True, keep_for_next_session=True)
+            # Kept at the model, it would be the manager of every later engine, whatever its config.
+            vars(self.manager.model).pop("_cached_continuous_batching_manager", None)
         # Its thread is gone, so this thread may restore the weights.
         self.processor.abandon_commits()
         for action in reversed(self._on_stop):
@@ -345,7 +347,7 @@ def kv_geometry(model: PreTrainedModel, config: EngineConfig) -> KVGeometry:
         Unavailable: the installed transformers is not supported.
     """
     manager = _manager(model, config)
-    return sector_geometry(
+    return block_geometry(
         model.config.get_text_config(),
         dtype=model.dtype,
         cb_config=manager.continuous_batching_config,

@@ -11,7 +11,7 @@ from transformers.generation.continuous_batching.cache_allocators.cache_allocato
 from rose.memory import KVSpace
 
 
-def move_sectors(
+def move_blocks(
     space: KVSpace,
     rows: torch.Tensor,
     slabs: Sequence[int] | None,
@@ -19,20 +19,20 @@ def move_sectors(
     limit: int,
     settle: Callable[[], None],
 ) -> dict[int, int]:
-    """Compact sectors; nobody may read or write this space during the call.
+    """Compact blocks; nobody may read or write this space during the call.
 
     A slab under revocation that becomes empty leaves inside the call; pinned slabs are not moved.
 
     Args:
-        space: space of the sectors.
-        rows: (sectors, bytes) uint8, row i is sector i, on the device.
+        space: space of the blocks.
+        rows: (blocks, bytes) uint8, row i is block i, on the device.
         slabs: slabs to empty, in this order, each wholly or not at all; None for the sparsest, as
             far as the others have room.
-        limit: most sectors to move.
+        limit: most blocks to move.
         settle: waits until the copy is complete, on an asynchronous device.
 
     Returns:
-        The new id of each moved sector.
+        The new id of each moved block.
     """
     from_ids, to_ids = space.allocator.plan_evacuation(slabs, limit)
     if not from_ids:
@@ -48,18 +48,18 @@ def move_sectors(
     return {old: new for old, new in zip(from_ids, now_at, strict=True) if old != new}
 
 
-def rename_blocks(allocator: CacheAllocator, sectors: Mapping[int, int]) -> None:
-    """Update an allocator's block tables and prefixes after its sectors have moved."""
+def rename_pages(allocator: CacheAllocator, blocks: Mapping[int, int]) -> None:
+    """Update an allocator's tables of pages and its prefixes after blocks have moved."""
     size = int(allocator.blocks_per_sector)
 
-    def at(block: int) -> int:
-        return sectors.get(block // size, block // size) * size + block % size
+    def at(page: int) -> int:
+        return blocks.get(page // size, page // size) * size + page % size
 
     for table in allocator.block_table.values():
         table[:] = map(at, table)
     ledger = allocator.ledger
     for name in ("shared_ref_counts", "block_to_hash", "cached_blocks"):
         known = getattr(ledger, name)
-        setattr(ledger, name, {at(block): of for block, of in known.items()})
+        setattr(ledger, name, {at(page): of for page, of in known.items()})
     if isinstance(ledger.hash_to_block, dict):  # Otherwise it is the allocator's, which has moved.
-        ledger.hash_to_block = {key: at(block) for key, block in ledger.hash_to_block.items()}
+        ledger.hash_to_block = {key: at(page) for key, page in ledger.hash_to_block.items()}

@@ -1,4 +1,4 @@
-"""The source of sectors for transformers' cache: the blocks of a lane."""
+"""The source of memory for transformers' cache: the blocks of a lane."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from rose.memory import KVSpace
 class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
     """A `CachePool` whose free sectors are the free blocks of rose's allocators.
 
-    Either all of transformers' allocators share the sectors of one geometry, or each uses its own
-    group of the lane: then a sector is one of its blocks, and an empty slab moves between groups.
+    Either all of transformers' allocators share the blocks of one geometry, or each uses its own
+    group of the lane, with its own blocks, and an empty slab moves between groups.
 
     Args:
         lane: lane of the tenant.
@@ -30,28 +30,28 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         self.spaces = spaces_of(lane)
         is_shared = len(self.spaces) == 1
         # Index of each allocator's space.
-        self.places = [0] * num_allocators if is_shared else list(range(num_allocators))
+        self.space_index = [0] * num_allocators if is_shared else list(range(num_allocators))
         super().__init__(0, num_allocators)
 
     @property
     def space(self) -> KVSpace:
-        """The space of the first allocator's sectors."""
+        """The space of the first allocator's blocks."""
         return self.spaces[0]
 
     def reset(self) -> None:
-        """Return every free sector to rose; callers free all requests first."""
+        """Return every free block to rose; callers free all requests first."""
         if hasattr(self, "_free_blocks"):
             self.try_to_free_sectors()
         self._free_blocks = [RegularTrees(count) for count in self.blocks_per_sector]
 
     @property
     def free_sectors(self) -> range:
-        """The number of free sectors, as an object whose length stock code takes."""
+        """The number of free blocks, as an object whose length stock code takes."""
         return range(self.num_free_sectors)
 
     @property
     def num_free_sectors(self) -> int:
-        """Number of available sectors, for any combination of allocators."""
+        """Number of available blocks, for any combination of allocators."""
         free = min(int(space.allocator.free_blocks) for space in self.spaces)
         if not isinstance(self.lane, RolloutLane) or len(self.spaces) == 1:
             return free
@@ -63,51 +63,51 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
             - 1
         )
 
-    def by_space(self, sectors: Sequence[int]) -> list[int]:
+    def by_space(self, blocks: Sequence[int]) -> list[int]:
         """Return sums per space of one number per allocator."""
         sums = [0] * len(self.spaces)
-        for place, count in zip(self.places, sectors, strict=True):
-            sums[place] += count
+        for at, count in zip(self.space_index, blocks, strict=True):
+            sums[at] += count
         return sums
 
-    def ensure(self, sectors: Sequence[int]) -> bool:
-        """Have this many sectors free at once for each allocator; requests a loan if needed."""
-        wanted = self.by_space(sectors)
+    def ensure(self, blocks: Sequence[int]) -> bool:
+        """Have this many blocks free at once for each allocator; requests a loan if needed."""
+        wanted = self.by_space(blocks)
         if len(wanted) > 1 and isinstance(self.lane, RolloutLane):
             return self.lane.ensure_groups(wanted)
         return self.lane.ensure(wanted[0])
 
-    def take(self, sectors: Sequence[int]) -> bool:
-        """Take sectors for each allocator; if too few are free, return False and take none."""
-        taken = [self._take(index, count) for index, count in enumerate(sectors) if count > 0]
+    def take(self, blocks: Sequence[int]) -> bool:
+        """Take blocks for each allocator; if too few are free, return False and take none."""
+        taken = [self._take(index, count) for index, count in enumerate(blocks) if count > 0]
         if all(taken):
             return True
         self.try_to_free_sectors()
         return False
 
     def _take(self, index: int, count: int) -> bool:
-        """Take sectors, from the fullest slabs.
+        """Take blocks, from the fullest slabs.
 
         Via the lane: serving's lane keeps enough free, even if a batch takes its blocks long before
         or after a step.
         """
-        place = self.places[index]
-        sectors = self.spaces[place].allocator.alloc(count) if place else self.lane.alloc(count)
-        for sector in sectors or ():
-            self._free_blocks[index].add_tree(sector)
-        return sectors is not None
+        at = self.space_index[index]
+        blocks = self.spaces[at].allocator.alloc(count) if at else self.lane.alloc(count)
+        for block in blocks or ():
+            self._free_blocks[index].add_tree(block)
+        return blocks is not None
 
     def allocate_sector(self, index: int) -> None:
-        """Take one sector for the allocator `index`, where stock code has counted free ones.
+        """Take one block for the allocator `index`, where stock code has counted free ones.
 
         Raises:
             OutOfMemory: it has not, or slabs have left since.
         """
         if not self._take(index, 1):
-            raise OutOfMemory("a sector was asked for, and the lane has no block left")
+            raise OutOfMemory("stock code counted a free block, and the lane has none left")
 
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
-        """Mark blocks as free, and return sectors without a live block at once.
+        """Mark pages as free, and return blocks without a live page at once.
 
         An emptied slab under revocation leaves inside this call; and a block that the allocator
         keeps as a prefix must not be written.
@@ -116,24 +116,22 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         self._give(index)
 
     def try_to_free_sectors(self) -> None:
-        """Return sectors without a live block."""
+        """Return blocks without a live page."""
         for index in range(self.num_allocators):
             self._give(index)
 
     def _give(self, index: int) -> None:
         roots = self._free_blocks[index].delete_full_trees()
         if roots:
-            self.spaces[self.places[index]].allocator.free(roots)
+            self.spaces[self.space_index[index]].allocator.free(roots)
 
-    def moved(self, index: int, sectors: dict[int, int]) -> None:
-        """Rename an allocator's partly free sectors after a move."""
-        trees = self._free_blocks[index]
-        size = trees.elems_per_tree
-        trees.trees = {
-            sectors.get(root, root): [
-                sectors.get(root, root) * size + leaf % size for leaf in leaves
-            ]
-            for root, leaves in trees.trees.items()
+    def moved(self, index: int, blocks: dict[int, int]) -> None:
+        """Rename an allocator's partly free blocks after a move."""
+        free = self._free_blocks[index]
+        size = free.elems_per_tree
+        free.trees = {
+            blocks.get(root, root): [blocks.get(root, root) * size + leaf % size for leaf in leaves]
+            for root, leaves in free.trees.items()
         }
 
 

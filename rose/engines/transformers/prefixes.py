@@ -35,7 +35,7 @@ class PrefixIndex:
 
 
 class SlabLedger(BlockLedger):  # type: ignore[misc]  # transformers ships no types
-    """A `BlockLedger` with the allocator's references and prefixes: one block is one sector.
+    """A `BlockLedger` with the allocator's references and prefixes: one block is one block.
 
     An unused prefix counts as free memory, and leaves with its slab when serving needs it. Each
     namespace is a model at one version of its weights: after `renew` earlier prefixes are not

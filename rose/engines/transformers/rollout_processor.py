@@ -290,7 +290,7 @@ class RolloutProcessor(DeviceProcessor):
     def _pin_batch(self) -> None:
         batch = self.inputs_and_outputs.requests_in_batch
         self._in_flight = frozenset(future.state.request_id for future in batch)
-        self._pin = self.lane.groups.pin(self.cache.sectors_by_space(sorted(self._in_flight)))
+        self._pin = self.lane.groups.pin(self.cache.blocks_by_space(sorted(self._in_flight)))
         if self.lane.takes_ranks:  # Until the next step: slabs may be taken without asking here.
             self.lane.rank([*self._cheapest_slabs(), *self._slabs_of_weights])
 

@@ -11,7 +11,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from rose.engines.transformers.capacity import CacheCapacity, Capacity, LaneCapacity
 from rose.engines.transformers.commits import Committed, OnCommitted, Slices
 from rose.engines.transformers.engine import Engine
-from rose.engines.transformers.lease import WorkerLease
+from rose.engines.transformers.grants import CapacityGrants
 from rose.engines.transformers.outputs import Output
 from rose.engines.transformers.rollout_processor import RolloutProcessor
 from rose.engines.transformers.turns import Turn, checked_sampling
@@ -94,7 +94,7 @@ class EngineWorker:
             if isinstance(processor, RolloutProcessor)
             else CacheCapacity(processor.cache)
         )
-        self._lease = WorkerLease(number, ttl_ms if is_borrowed else 0.0)
+        self._grants = CapacityGrants(number, ttl_ms if is_borrowed else 0.0)
         self._is_granted = not is_borrowed
         self._is_short = False
         self._is_lost = False
@@ -122,19 +122,19 @@ class EngineWorker:
 
         A turn under an expired grant is reported INTERRUPTED; one that runs already is ignored.
         """
-        self._tell(partial(self._start, request))
+        self._send(partial(self._start, request))
 
     def stop_turn(self, trajectory: int) -> None:
         """Recall a turn: its last output is INTERRUPTED. Unknown ones are ignored."""
-        self._tell(partial(self._stop, trajectory))
+        self._send(partial(self._stop, trajectory))
 
     def grant(self) -> None:
         """Accept turns from now on, under a new capacity grant."""
-        self._tell(self._begin)
+        self._send(self._begin)
 
     def revoke(self) -> None:
         """Recall every turn and end the grant; the loop thread does so and reports it."""
-        self._tell(self._end)
+        self._send(self._end)
 
     def commit(self, commit: Slices, version: int, on_done: OnCommitted | None = None) -> None:
         """Change the weights at the next step boundary, then report `VersionCommitted`.
@@ -161,9 +161,9 @@ class EngineWorker:
             sweep: sweep over the weights of the engine.
             on_swept: called when it is over, in the loop thread; must not wait.
         """
-        self._tell(partial(self._begin_sweep, sweep, on_swept))
+        self._send(partial(self._begin_sweep, sweep, on_swept))
 
-    def _tell(self, command: Callable[[], None]) -> None:
+    def _send(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)
         self._engine.wake()
 
@@ -200,7 +200,7 @@ class EngineWorker:
         self._report_ended()
         while self._inbox:
             self._inbox.popleft()()
-        self._report_lease()
+        self._report_grant()
 
     # ---- turns ----------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class EngineWorker:
         running = self._turns.get(request.trajectory)
         if running is not None and running.request == request:
             return  # A repeated message.
-        if not self._lease.is_live or request.grant_epoch != self._lease.grant_epoch:
+        if not self._grants.is_live or request.grant_epoch != self._grants.grant_epoch:
             self._emit(turn.report(TurnEnd.INTERRUPTED))
             return
         try:
@@ -228,12 +228,12 @@ class EngineWorker:
             turn.request_id,
             list(request.prompt),
             max_new_tokens=request.max_new_tokens,
-            on_output=partial(self._said, turn),
+            on_output=partial(self._on_output, turn),
             sampling=sampling,
             stop_tokens=request.stop_tokens,
         )
 
-    def _said(self, turn: Turn, output: Output) -> None:
+    def _on_output(self, turn: Turn, output: Output) -> None:
         """Store the engine's output; called under the lock that a revocation waits for."""
         turn.output = output
         if output.is_finished():
@@ -282,27 +282,27 @@ class EngineWorker:
 
     def _end(self) -> None:
         self._is_granted = False
-        self._close_lease()
+        self._close_grant()
 
-    def _close_lease(self) -> None:
+    def _close_grant(self) -> None:
         self._stop_all()
-        if self._lease.is_live:
-            self._emit(self._lease.close(now_ms=self._now_ms()))
+        if self._grants.is_live:
+            self._emit(self._grants.close(now_ms=self._now_ms()))
 
-    def _report_lease(self) -> None:
+    def _report_grant(self) -> None:
         """Shrink the grant to the remaining loan, or end it, or renew it."""
-        if self._capacity.is_shut_out and self._lease.is_live:
-            self._close_lease()
-        if self._lease.has_run_out(now_ms=self._now_ms()):
-            self._close_lease()  # The loop was frozen; outputs under this epoch are ignored.
+        if self._capacity.is_shut_out and self._grants.is_live:
+            self._close_grant()
+        if self._grants.has_run_out(now_ms=self._now_ms()):
+            self._close_grant()  # The loop was frozen; outputs under this epoch are ignored.
         left = self._capacity.squeezed()
         if left is not None:
             self._is_short = True
         if left == 0:
-            self._close_lease()
-        elif left is not None and self._lease.is_live and left != self._lease.kv_tokens:
-            self._emit(self._lease.resize(left, now_ms=self._now_ms()))
-        renewed = self._lease.renew(now_ms=self._now_ms())
+            self._close_grant()
+        elif left is not None and self._grants.is_live and left != self._grants.kv_tokens:
+            self._emit(self._grants.resize(left, now_ms=self._now_ms()))
+        renewed = self._grants.renew(now_ms=self._now_ms())
         if renewed is not None:
             self._emit(renewed)
 
@@ -311,11 +311,11 @@ class EngineWorker:
             if not self._capacity.has_regrown():
                 return
             self._is_short = False
-        elif self._lease.is_live:
+        elif self._grants.is_live:
             return
         size, now_ms = self._capacity.tokens_max, self._now_ms()
-        lease = self._lease
-        change = lease.resize if lease.is_live else lease.open
+        grants = self._grants
+        change = grants.resize if grants.is_live else grants.open
         self._emit(change(size, now_ms=now_ms))
 
     # ---- weights --------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class EngineWorker:
             )
         )
         if committed.is_quarantined:
-            self._close_lease()
+            self._close_grant()
         if on_done is not None:
             on_done(committed)
 

@@ -112,34 +112,6 @@ def test_undo_puts_back_every_bit_of_what_was_written_and_of_nothing_else(loaded
     assert (computed.parameters["host:scale"] == named["scale"] + 1).all()
 
 
-def test_places_stay_where_they_are(loaded) -> None:
-    model, _, computed, _ = loaded
-    at = [one.data_ptr() for one in (model.A, model.qk, model.scale, model.derived)]
-    computed.load()
-    assert [one.data_ptr() for one in (model.A, model.qk, model.scale, model.derived)] == at
-
-
-def test_settled_load_stays(loaded) -> None:
-    model, _, computed, _ = loaded
-    computed.parameters["host:A_log"].add_(1)
-    computed.load()
-    after = state(model)
-    computed.settle()
-    computed.undo()
-    assert equal(state(model), after)
-
-
-def test_only_the_last_load_is_undone(loaded) -> None:
-    model, _, computed, _ = loaded
-    computed.parameters["host:A_log"].add_(1)
-    computed.load()
-    between = state(model)
-    computed.parameters["host:A_log"].add_(1)
-    computed.load()
-    computed.undo()
-    assert equal(state(model), between)
-
-
 def test_only_what_changed_is_loaded_with_what_ends_in_the_same_place(loaded) -> None:
     model, _, computed, _ = loaded
     computed.load(["q"])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.engines.shards.look import BOXES_MAX, Look, boxes_of, row_major
+from rose.engines.shards.look import BOXES_MAX, Look, boxes_of
 
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple)
 
@@ -93,26 +93,6 @@ def test_boxes_put_every_element_where_the_copy_puts_it(case, data) -> None:
     assert elements == seen.numel()
 
 
-def test_slice_along_any_dimension_is_one_box() -> None:
-    whole = torch.arange(6 * 8 * 5).view(6, 8, 5)
-    for seen in (
-        whole[2:5],
-        whole[:, 3:7],
-        whole[..., 1:4],
-        whole[1:3, 2:6, 4:],
-        whole.permute(2, 0, 1),
-    ):
-        (box,) = boxes_of(whole.shape, look_of(seen), look_of(torch.empty(seen.shape)))
-        assert box.region.count == seen.numel()
-
-
-def test_heads_cut_out_of_a_view_of_heads_are_one_box() -> None:
-    whole = torch.arange(8 * 4 * 6).view(8 * 4, 6)
-    seen = whole.view(8, 4, 6)[2:5].reshape(3 * 4, 6)
-    (box,) = boxes_of(whole.shape, look_of(seen), look_of(torch.empty(12, 6)))
-    assert (box.region.offset, box.region.shape) == ((8, 0), (12, 6))
-
-
 def test_rows_that_go_on_are_one_box_though_both_sides_look_at_them_as_heads() -> None:
     whole = torch.arange(8 * 4 * 6).view(8 * 4, 6)
     (box,) = boxes_of(whole.shape, look_of(whole.view(8, 4, 6)[2:5]), look_of(torch.empty(3, 4, 6)))
@@ -143,8 +123,3 @@ def test_look_that_is_too_fine_is_not_followed() -> None:
 def test_scalar_is_a_box_without_dimensions() -> None:
     (box,) = boxes_of((), Look(0, (), ()), Look(7, (), ()))
     assert (box.region.offset, box.region.shape, box.offset, box.strides) == ((), (), 7, ())
-
-
-@given(SHAPES)
-def test_row_major_strides_are_those_of_torch(shape) -> None:
-    assert row_major(shape) == torch.empty(shape).stride()

@@ -63,21 +63,6 @@ def test_what_a_delta_could_not_change_is_refused(named, words) -> None:
         shard_map_of(named(torch.randn(4, 4)))
 
 
-def test_columns_of_one_matrix_lie_between_each_other_and_are_kept() -> None:
-    both = torch.randn(4, 6)
-    shards = shard_map_of({"a": both[:, :3], "b": both[:, 3:]})
-    assert [one.view for one in shards.pieces] == [
-        LocalView("a", 0, (6, 1)),
-        LocalView("a", 3, (6, 1)),
-    ]
-
-
-def test_tensor_without_elements_has_no_piece() -> None:
-    shards = shard_map_of({"a": torch.empty(0, 4), "b": torch.empty(2)})
-    assert [one.tensor for one in shards.pieces] == ["b"]
-    assert shards.tensors.keys() == {"a", "b"}
-
-
 def test_joined_maps_have_every_piece_once_and_compute_on_all_ranks_what_one_computes() -> None:
     one = shard_map_of({"a": torch.randn(2), "b": torch.randn(3)}, rank=0)
     two = shard_map_of({"b": torch.randn(3), "c": torch.randn(4)}, rank=1)
@@ -112,12 +97,6 @@ def test_view_is_refused_exactly_when_it_leaves_the_storage(rows, columns, gap, 
     else:
         with pytest.raises(InvalidArgument, match="its storage has 24"):
             views_of({"p": parameter}, {0: ((view, (rows, columns)),)})
-
-
-def test_bounds_are_those_of_the_storage_and_not_of_the_tensor_that_is_passed() -> None:
-    flat = torch.arange(24.0)
-    ((tile,),) = views_of({"p": flat[20:]}, {0: ((LocalView("p", 2, (1,)), (5,)),)}).values()
-    assert tile.tolist() == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(

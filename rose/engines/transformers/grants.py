@@ -1,4 +1,4 @@
-"""The capacity grant that a worker reports: whether it accepts turns, and how many tokens."""
+"""The capacity grants that a worker reports: whether it accepts turns, and how many tokens."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,7 +10,7 @@ _RENEWALS: Final = 3
 
 
 @dataclass(slots=True)
-class WorkerLease:
+class CapacityGrants:
     """One worker's capacity grants, one after the other. For the loop thread.
 
     Life: `open` → (`resize` | `renew`)* → `close`; the next has a higher epoch.
