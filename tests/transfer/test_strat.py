@@ -172,7 +172,7 @@ def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
     bent = replace(RULE, shift=9)
     for shadow, rule, says in (
         (old, bent, "class rule"),
-        (box, RULE, "row"),
+        (box, RULE, "contiguous"),
         (old.T[:3], RULE, "shape"),
     ):
         before = shadow.copy()
@@ -220,7 +220,7 @@ def test_a_link_cannot_be_applied_nor_packed_again() -> None:
     with pytest.raises(CorruptData, match="STRAT"):
         delta_apply(old, encoded)
     assert np.array_equal(old, before)
-    with pytest.raises(InvalidArgument, match="encoded already"):
+    with pytest.raises(InvalidArgument, match="wire encoding already"):
         strat_pack(encoded, old, RULE)
     delta_apply(old, strat_unpack(encoded, old))
     assert digest(old) == delta.digest
