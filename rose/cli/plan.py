@@ -209,7 +209,7 @@ def plan(
 
 def _bytes(option: str, gib: float) -> int:
     if not math.isfinite(gib):
-        raise InvalidArgument(f"{option} of {gib} is no size")
+        raise InvalidArgument(f"{option} of {gib} is not a valid size")
     return int(gib * GIB)
 
 

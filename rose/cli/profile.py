@@ -109,7 +109,7 @@ def _slo(text: str) -> SLO:
         return SLO(ttft_ms=float(ttft), tpot_ms=float(tpot))
     except ValueError:
         raise InvalidArgument(
-            f"--slo {text} is no pair of targets in ms above 0, such as 500:50"
+            f"--slo {text} is not a pair of targets in ms above 0, such as 500:50"
         ) from None
 
 
@@ -126,5 +126,5 @@ def _check_times(seconds: float, every_s: float) -> None:
 
 def _bytes(option: str, gib: float) -> int:
     if not (math.isfinite(gib) and 0 <= gib <= 1 << 20):
-        raise InvalidArgument(f"{option} of {gib:g} is no size")
+        raise InvalidArgument(f"{option} of {gib:g} is not a valid size")
     return int(gib * GIB)

@@ -70,7 +70,9 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
                     "from 0, in order"
                 )
             if not 0 <= rate < math.inf:
-                raise InvalidArgument(f"{path} line {line}: a rate of {rate} is none")
+                raise InvalidArgument(
+                    f"{path} line {line}: the rate {rate} is not a number of at least 0"
+                )
             of_model.append(rate)
     if not rates or any(max(of_model) == 0 for of_model in rates.values()):
         raise InvalidArgument(f"{path} has a model without requests")
