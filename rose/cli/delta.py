@@ -127,7 +127,7 @@ def undo(checkpoint: Path, file: Path, out: Path | None, in_place: bool) -> None
 
 def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bool) -> None:
     if (out is None) != in_place:
-        raise InvalidArgument("name a place with -o, or say --in-place: one of the two")
+        raise InvalidArgument("give either -o PATH or --in-place")
     checkpoint = open_checkpoint(path)
     opened = DeltaFile(file)
     with progress("checking", checkpoint.nbytes) as advance:

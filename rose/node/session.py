@@ -148,7 +148,7 @@ class Session:
     def _check_scheduler_lives(self) -> None:
         silence_ns = self._clock.now_ns() - self._heard_ns
         if silence_ns > self._limits.silence_max_s * NS_PER_S:
-            raise DeadlineExceeded(f"the scheduler said nothing for {self._limits.silence_max_s} s")
+            raise DeadlineExceeded(f"the scheduler sent nothing for {self._limits.silence_max_s} s")
 
     # ---- the command thread ---------------------------------------------------------------------
 

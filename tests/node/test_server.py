@@ -296,7 +296,7 @@ def test_a_frozen_scheduler_is_gone_after_a_while(node, raw) -> None:
     frozen.send(encode(request(1, tokens=100_000)))
     code, details = frozen.status()
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "said nothing for 0.3 s" in details
+    assert "sent nothing for 0.3 s" in details
     wait_for(lambda: not server.worker.running())
 
 

@@ -140,9 +140,7 @@ class RolloutThread(Background):
         super().stop()
 
     def counts(self) -> TrajectoryCounts:
-        """Return the counts of trajectories so far, without those of the trainer; exact after
-        `stop`.
-        """
+        """Return the counts of trajectories so far, without the trainer's; exact after `stop`."""
         in_flight, over = len(self._in_flight), self._finished + self._dropped
         return TrajectoryCounts(
             started=self._started,

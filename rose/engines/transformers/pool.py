@@ -104,7 +104,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
             OutOfMemory: it has not, or slabs have left since.
         """
         if not self._take(index, 1):
-            raise OutOfMemory("a sector was asked for, and the lane has no block left")
+            raise OutOfMemory("the lane has no free block for the requested sector")
 
     def free_blocks(self, index: int, block_ids: list[int]) -> None:
         """Mark blocks as free, and return sectors without a live block at once.
