@@ -39,9 +39,7 @@ def test_a_base_that_differs_where_it_is_touched_is_refused(
             st.integers(0, width - 1)
         )
         held = LAYOUTS[layout](wrong)
-        with pytest.raises(
-            CorruptData, match=r"are not the (base|result) of the delta"
-        ):
+        with pytest.raises(CorruptData, match=r"are not the (base|result) of the delta"):
             delta_apply(held, delta, undo=undo, verify=True)
         assert elements(held) == wrong.tolist()
 

@@ -87,7 +87,7 @@ class LaneCapacity:
         return max(0, self._lane.slabs_max() - taken) * self._slab_tokens
 
     def squeezed(self) -> int | None:
-        """Return the remaining capacity if serving has taken slabs since the last call; else None."""
+        """Return the remaining capacity if serving has taken slabs since the last call."""
         pressures = self._processor.pressures
         if pressures == self._pressures:
             return None

@@ -302,7 +302,7 @@ def _label(text: str) -> str:
 
 def _number(value: int) -> int:
     if value > _N_MAX:
-        raise InvalidArgument(f"{value} is more than {_N_MAX}")
+        raise InvalidArgument(f"{value} exceeds {_N_MAX}")
     return value
 
 
@@ -314,7 +314,7 @@ def _port(value: int) -> int:
 
 def _at_most(column: C, most: int, what: str) -> C:
     if len(column) > most:
-        raise InvalidArgument(f"{len(column)} {what}: at most {most}")
+        raise InvalidArgument(f"at most {most} {what} are allowed, got {len(column)}")
     return column
 
 
