@@ -54,7 +54,7 @@ def sector_geometry(
         cache.bytes_per_sector // allocator.bytes_per_block * allocator.tokens_per_page
         for allocator in cache.cache_allocators.values()
     )
-    # With several types, a sector belongs to one at a time: no layer count divides all of them.
+    # With several types of attention the layer counts differ, so a sector is not divided by layers.
     layers = config.num_hidden_layers if len(cache.cache_allocators) == 1 else 1
     return KVGeometry(
         layers=layers,

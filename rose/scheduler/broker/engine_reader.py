@@ -36,7 +36,7 @@ class Histogram:
         if list(self.bounds_s) != sorted(set(self.bounds_s)):
             raise CorruptData("the bounds of a histogram must be ascending and distinct")
         if not all(math.isfinite(one) and one >= 0 for one in self.counts):
-            raise CorruptData("a histogram has a count that is negative or no number")
+            raise CorruptData("a histogram has a count that is not a number of at least 0")
         if list(self.counts) != sorted(self.counts):
             raise CorruptData("the counts of a histogram descend")
 
