@@ -31,7 +31,7 @@ class ReceiverState(Enum):
     STAGED = "a version lies ready"
     APPLYING = "the engine commits it"
     ROLLED_BACK = "the commit went back; what to do next is not yet said"
-    QUARANTINED = "its weights are no known version; final"
+    QUARANTINED = "its weights match no known version; final"
 
 
 MOVES: Final = frozenset(
