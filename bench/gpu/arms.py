@@ -103,7 +103,7 @@ class Quiet(Nobody):
 
 
 def window_of_one(place: Place, quiet: Quiet, closed: threading.Event) -> OneStep:
-    """Return a function whose host waits after each part until serving is idle."""
+    """Return a function that starts a part only while serving is idle, and waits for its end."""
 
     def one_step(step: Step) -> bool:
         for part in step.parts:
