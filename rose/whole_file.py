@@ -107,7 +107,7 @@ def open_input(path: Path) -> io.BufferedReader:
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Opening a folder fails by itself.
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path.open("rb")
 
 

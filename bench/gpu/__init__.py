@@ -1,1 +1,1 @@
-"""What rose does on an NVIDIA GPU, in one command: `make gpu OUT=dir`. See docs/gpu.md."""
+"""The device suite, in one command: `make gpu OUT=dir`. See docs/gpu.md."""

@@ -1,4 +1,4 @@
-"""The arms of m6: how serving and rollouts share a device, from not at all to rose."""
+"""The arms of the end-to-end suite: ways to share a device, from not at all to rose."""
 
 import math
 import threading
@@ -12,7 +12,7 @@ from bench.gpu.engines import Nobody, Place, Watched
 from rose.errors import StepAborted, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Quantum, RolloutLane, StepBatch
 
-# Only counts of blocks matter to rose here: the models keep their KV to themselves.
+# Only numbers of blocks matter to rose here: the models have separate KV memory.
 _KV: Final = KVGeometry(layers=1, block_tokens=16, bytes_per_token=64)
 _POOL_BYTES: Final = 64 << 20
 _NAP_S: Final = 0.0005
@@ -23,7 +23,7 @@ OneStep = Callable[[Step], bool]
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What serving says of itself: its targets, and the largest step and prompt it will have."""
+    """Serving's parameters: its targets, its largest step and its largest prompt."""
 
     slo: SLO
     step_tokens: int
@@ -35,11 +35,12 @@ Opened = Callable[[Any, Promise], AbstractContextManager["Sharing"]]
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What an arm sets up: where each engine's work goes, whom serving tells, how a step runs.
+    """The set-up of an arm: the streams of both engines, serving's observer, and the way to run a
+    step.
 
     Args:
-        one_step: runs a step of the rollouts; None where there are none.
-        close: lets whoever waits in `one_step` go.
+        one_step: runs a step of the rollouts; None without rollouts.
+        close: releases a thread that waits in `one_step`.
     """
 
     serving: Place
@@ -50,7 +51,7 @@ class Sharing:
 
 
 class Streams:
-    """Streams of a GPU for the arms without rose; on a CPU there are none."""
+    """Streams of a GPU for the arms without rose; none on a CPU."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -68,7 +69,7 @@ class Streams:
 
 
 def run_through(place: Place) -> OneStep:
-    """Return steps that nobody stops."""
+    """Return a function that runs steps without stopping."""
 
     def one_step(step: Step) -> bool:
         for part in step.parts:
@@ -83,7 +84,7 @@ class Quiet(Nobody):
     """Knows whether serving has a request: the flag of the host window."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # Guards `_live` and its word in `is_quiet`.
+        self._lock = threading.Lock()  # guards `_live` and its event in `is_quiet`
         self._live: set[str] = set()
         self.is_quiet = threading.Event()
         self.is_quiet.set()
@@ -102,7 +103,7 @@ class Quiet(Nobody):
 
 
 def window_of_one(place: Place, quiet: Quiet, closed: threading.Event) -> OneStep:
-    """Return steps whose host waits for each part, and goes on only while serving has nothing."""
+    """Return a function that starts a part only while serving is idle, and waits for its end."""
 
     def one_step(step: Step) -> bool:
         for part in step.parts:
@@ -117,7 +118,7 @@ def window_of_one(place: Place, quiet: Quiet, closed: threading.Event) -> OneSte
 
 
 def gated(lane: RolloutLane, closed: threading.Event) -> OneStep:
-    """Return steps that rose grants, with a gate between two parts."""
+    """Return a function that runs steps granted by rose, with a gate between two parts."""
     from rose.engines.torch import gate_graphs
 
     def one_step(step: Step) -> bool:
@@ -142,7 +143,7 @@ def gated(lane: RolloutLane, closed: threading.Event) -> OneStep:
 
 
 class LaneWatched:
-    """Passes on to a serving lane."""
+    """Forwards to a serving lane."""
 
     def __init__(self, lane: Any) -> None:
         self._lane = lane

@@ -1,6 +1,6 @@
-"""Which GPU this is: `python -m bench.gpu.card` says it as JSON, in a process of its own.
+"""Describes the GPU: `python -m bench.gpu.card` prints it as JSON, in a separate process.
 
-Everything is read, nothing is set: clocks and limits are reported as they are found.
+Everything is read and nothing is set: clocks and limits are reported as found.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ NO_DRIVER: Final = "no NVIDIA driver"
 NO_DEVICE: Final = "the NVIDIA driver has no GPU"
 EXIT_NO_GPU: Final = 3
 
-# Of the driver's enumeration CUdevice_attribute.
+# Values of the driver's enumeration CUdevice_attribute.
 _MULTIPROCESSORS: Final = 16
 _L2_BYTES: Final = 38
 _COMPUTE_MAJOR: Final = 75
@@ -25,7 +25,7 @@ _PACKAGES: Final = ("triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-ml-py", "p
 
 
 def driver_library() -> ctypes.CDLL | None:
-    """Return the CUDA driver, which is not initialised yet, or None."""
+    """Return the CUDA driver, not initialised yet, or None."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -33,7 +33,7 @@ def driver_library() -> ctypes.CDLL | None:
 
 
 def why_no_gpu() -> str | None:
-    """Return why no GPU can be used here, or None. Makes no context."""
+    """Return the reason why no GPU can be used here, or None. Creates no context."""
     cuda = driver_library()
     if cuda is None:
         return NO_DRIVER
@@ -68,7 +68,7 @@ def _of_driver(cuda: ctypes.CDLL) -> dict[str, object]:
     }
 
 
-# What is said: NVML's function, and the kind of clock or sensor.
+# Reported values: the function of NVML, and the kind of clock or sensor.
 _ASKED: Final = {
     "clock_sm_mhz": ("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
     "clock_memory_mhz": ("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),
@@ -80,13 +80,13 @@ _ASKED: Final = {
 
 
 def _of_nvml() -> dict[str, object]:
-    """Return the driver's version and the clocks as found; nothing where NVML cannot be asked."""
+    """Return the driver's version and the clocks as found; nothing without NVML."""
     try:
         import pynvml
     except ImportError:
         return {}
     found: dict[str, object] = {}
-    # A sandbox may answer some of these and refuse others; versions of NVML differ in what it has.
+    # A sandbox may refuse some of these, and versions of NVML differ.
     with suppress(pynvml.NVMLError, AttributeError):
         pynvml.nvmlInit()
         driver = pynvml.nvmlSystemGetDriverVersion()
@@ -112,7 +112,7 @@ def _of_software() -> dict[str, object]:
 
 
 def gpu_card() -> dict[str, object]:
-    """Describe the first GPU and what programs it; only where `why_no_gpu` is None."""
+    """Describe the first GPU and its software; only if `why_no_gpu` is None."""
     cuda = driver_library()
     return (_of_driver(cuda) if cuda is not None else {}) | _of_nvml() | _of_software()
 

@@ -1,4 +1,4 @@
-"""One suite in a process of its own: `python -m bench.gpu.child MODULE ROWS_FILE`."""
+"""One suite in a separate process: `python -m bench.gpu.child MODULE ROWS_FILE`."""
 
 import faulthandler
 import importlib
@@ -10,7 +10,7 @@ from bench.gpu.report import Report
 
 
 def main(module: str, rows: str) -> int:
-    # Stopped at its limit, it says where every thread was, then ends as SIGTERM ends a process.
+    # Stopped at its limit, it prints the position of every thread, then ends as by SIGTERM.
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     suite = importlib.import_module(module)
     suite.measure(Report(Path(rows), suite.ROWS))

@@ -1,4 +1,4 @@
-"""Child processes with a time limit: what hangs on a device costs its own part, not the run."""
+"""Child processes with a time limit: a hang on a device costs only its own part of the run."""
 
 import os
 import signal
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-# A child that is told to stop has this long to write where it was; a killed one, to be gone. One
-# that waits inside the driver may never be: then it is left behind.
+# Time for a stopped child to write its position, and for a killed one to end. A child that waits in
+# the driver may never end; then it is left behind.
 GRACE_S: Final = 2.0
-# Of each log the first and the last bytes are kept: together less than a megabyte.
+# Bytes kept of each log, at its start and end: together less than a megabyte.
 LOG_BYTES_MAX: Final = 1 << 20
 
 
 class Deadline:
-    """What is left of the whole run."""
+    """The remaining time of the whole run."""
 
     def __init__(self, total_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -30,17 +30,17 @@ class Deadline:
         return max(0.0, self._end_s - self._now())
 
     def less(self, reserve_s: float) -> "Deadline":
-        """Return a deadline that comes `reserve_s` earlier, to leave that time to others."""
+        """Return a deadline that is `reserve_s` earlier, to leave that time to others."""
         return Deadline(self._end_s - reserve_s - self._now(), now=self._now)
 
     def at_most(self, limit_s: float) -> float:
-        """Return `limit_s`, or less when less is left."""
+        """Return `limit_s`, or the remaining time if it is shorter."""
         return min(limit_s, self.left_s())
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a child ended: `status` is None when it was stopped at its limit."""
+    """The end of a child; `status` is None if it was stopped at its limit."""
 
     status: int | None
     seconds: float
@@ -50,7 +50,7 @@ class Ending:
         return self.status == 0
 
     def reason(self, last_line: str = "") -> str:
-        """Say why it did not end well."""
+        """Return the reason of its failure."""
         if self.status is None and self.seconds == 0:
             return "no time was left for it"
         if self.status is None:
@@ -60,18 +60,18 @@ class Ending:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a child: this checkout comes first on its path."""
+    """Return the environment of a child, with this checkout first on its path."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # Kernels that load at their first launch can wait for a borrower that is parked.
+    # A kernel that loads at its first launch can wait for a parked borrower.
     eager = {"CUDA_MODULE_LOADING": "EAGER"}
     ours = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **eager}
     return os.environ | ours | more
 
 
 def _stop(child: "subprocess.Popen[bytes]") -> None:
-    """End a child and all it started."""
+    """End a child and all of its descendants."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):  # it has ended, and left nobody behind
+        with suppress(ProcessLookupError):  # it has ended, and left nothing behind
             os.killpg(child.pid, sign)
         with suppress(subprocess.TimeoutExpired):
             child.wait(GRACE_S)
@@ -84,9 +84,9 @@ def run_child(
     limit_s: float,
     more_environment: Mapping[str, str] | None = None,
 ) -> Ending:
-    """Run a command in the root of the checkout; what it says is appended to `log`.
+    """Run a command in the root of the checkout; append its output to `log`.
 
-    On every way out, an interrupt too, neither the child nor what it started runs on.
+    On every exit, also an interrupt, the child and its descendants are ended.
     """
     began_s = time.monotonic()
     if limit_s <= 0:
@@ -94,7 +94,7 @@ def run_child(
     with log.open("ab") as output:
         output.write(f"\n$ {' '.join(command)}\n".encode())
         output.flush()
-        # A group of its own, so that what it starts is ended with it.
+        # A separate group, so that its descendants end with it.
         child = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -114,7 +114,7 @@ def run_child(
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that says something, shortened."""
+    """Return the last nonempty line of a log, shortened."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -124,7 +124,7 @@ def last_line(log: Path) -> str:
 
 
 def shorten(log: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
-    """Cut the middle out of a log that grew too long."""
+    """Remove the middle of a log that is too long."""
     if not log.exists() or (size := log.stat().st_size) <= bytes_max:
         return
     half = bytes_max // 2 - 64

@@ -1,8 +1,8 @@
-"""A decoder of the size and shape of a real one, with random weights: what m6 loads a device with.
+"""A decoder of realistic size and shape with random weights, the load of the end-to-end suite.
 
-Its arithmetic is that of a Llama block without positions: the same products, the same bytes of
-weights and KV, and nothing that means anything. Runs on any torch device; on a GPU its steps are
-captured in parts, so that neither Python nor its lock is on the way.
+Its arithmetic is that of a Llama block without positions: the same products and the same bytes of
+weights and KV, without a meaning. It runs on any torch device. On a GPU its steps are captured in
+parts, so that neither Python nor its lock delays them.
 """
 
 import math
@@ -17,8 +17,8 @@ class Shape:
     """Sizes of a decoder and of its KV.
 
     Args:
-        context: tokens that a sequence can have.
-        slots: sequences that can be there at once.
+        context: most tokens of a sequence.
+        slots: most sequences at once.
     """
 
     layers: int
@@ -111,7 +111,7 @@ class Decoder:
             cache = self._kv[number, which]
             new = parts[which + 1].view(rows, tokens, shape.kv_heads, shape.head)
             cache.index_put_((step.slots[:, None], step.places), new)
-            # All slots up to the last are a view, one slot is a copy of one slot.
+            # All slots up to the last are a view; one slot is a copy.
             held.append(cache[:rows] if step.is_whole else cache.index_select(0, step.slots))
         mixed = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
@@ -134,13 +134,13 @@ class Decoder:
 
 
 class Step:
-    """One kind of step: `rows` sequences that get `tokens` each. Its tensors stay where they are.
+    """One kind of step: `rows` sequences get `tokens` each. Its tensors keep their addresses.
 
     Args:
-        decoder: whose.
-        rows: 1 with many tokens is a chunk of a prompt; many with 1 token is a decode step, of the
-            first `rows` slots.
-        tokens: of each.
+        decoder: decoder to run.
+        rows: 1 with many tokens for a chunk of a prompt; many with 1 token for a decode step of
+            the first `rows` slots.
+        tokens: new tokens per sequence.
         every: layers in one part.
     """
 
@@ -164,7 +164,7 @@ class Step:
         self.parts = [Part(self._run, *pair) for pair in pairwise(borders)]
 
     def aim(self, slots: list[int], first: list[int]) -> None:
-        """Say which sequences, and where in each the new tokens come; before it is run."""
+        """Set the sequences, and the positions of the new tokens in each; before a run."""
         import torch
 
         self.slots.copy_(torch.tensor(slots), non_blocking=True)
@@ -183,24 +183,25 @@ class Step:
             self.out.copy_(self._decoder.tokens_of(x))
 
     def capture(self, stream: Any, pool: Any) -> None:
-        """Make each part a CUDA graph. For use before anything is parked: it allocates.
+        """Make each part a CUDA graph. Call it before anything is parked, because it allocates.
 
         Args:
-            stream: that it is captured on; it can be launched on any.
-            pool: of `torch.cuda.graph_pool_handle`, for all steps that run one after the other.
+            stream: stream to capture on; the graph can be launched on any.
+            pool: memory pool of `torch.cuda.graph_pool_handle`, for steps that run one after the
+                other.
         """
         import torch
 
         with torch.cuda.stream(stream):
             for part in self.parts:
-                part.replay()  # the first time takes workspaces
+                part.replay()  # the first run allocates workspaces
         stream.synchronize()
         for part in self.parts:
             part.capture(stream, pool)
 
 
 class Part:
-    """Some layers of a step, as `rose.engines.torch.gate_graphs` takes them."""
+    """Some layers of a step, in the form that `rose.engines.torch.gate_graphs` takes."""
 
     def __init__(self, run: Callable[[int, int], None], first: int, last: int) -> None:
         self._run = lambda: run(first, last)
@@ -214,12 +215,12 @@ class Part:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph, stream=stream, pool=pool):
             self._run()
-        # What torch replays has the priority of the stream that it was captured on, wherever it is
-        # launched. This has that of the stream it is launched on.
+        # A graph replayed by torch has the priority of the stream that it was captured on. This one
+        # has that of the stream it is launched on.
         launchable = gated_graph(CudaDevice.open(stream.device.index or 0), graph)
-        self._captured = graph  # it has the memory
+        self._captured = graph  # it owns the memory
         self._run = lambda: launchable.launch(int(torch.cuda.current_stream().cuda_stream))
 
     def replay(self) -> None:
-        """Put it into the current stream."""
+        """Enqueue it on the current stream."""
         self._run()

@@ -1,4 +1,4 @@
-"""The driver's own memory calls, timed from the host: what rose does not do on the way back."""
+"""The driver's memory calls, timed from the host: rose makes none of them when memory returns."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from typing import Any, Final
 from bench.gpu.card import driver_library
 from bench.gpu.report import Cannot
 
-# As the driver's header has them.
+# Values of the driver's header.
 _PINNED: Final = 1
 _POSIX_FD: Final = 1
 _DEVICE: Final = 1
@@ -45,7 +45,7 @@ class Access(ctypes.Structure):
 
 
 class DriverCalls:
-    """Makes, maps, unmaps and drops device memory in the current context, which must be there."""
+    """Creates, maps, unmaps and releases device memory in the current context, which must exist."""
 
     def __init__(self) -> None:
         library = driver_library()
@@ -73,7 +73,7 @@ class DriverCalls:
         self._access = Access(location=location, flags=_READ_WRITE)
 
     def _call(self, name: str, *arguments: Any) -> float:
-        """Return how long it took, in microseconds."""
+        """Return the duration of a call, in microseconds."""
         function = getattr(self._cuda, name)
         began_ns = time.perf_counter_ns()
         answer = function(*arguments)
@@ -90,7 +90,7 @@ class DriverCalls:
         return handle, took_us
 
     def cycle_us(self, size_bytes: int) -> tuple[float, float, float]:
-        """Create, map and unmap once; returns what each took. Nothing is left behind."""
+        """Create, map and unmap once; return the duration of each. Nothing is left behind."""
         address = ctypes.c_uint64(0)
         handle, create_us = self._create(size_bytes)
         try:
@@ -130,7 +130,7 @@ class DriverCalls:
 
     @contextmanager
     def exported(self, size_bytes: int) -> Iterator[tuple[int, int]]:
-        """Make memory; yields a descriptor of it that a child may inherit, and its address."""
+        """Create memory; yield a descriptor that a child may inherit, and its address."""
         handle, _ = self._create(size_bytes)
         fd = ctypes.c_int(-1)
         try:
@@ -145,9 +145,9 @@ class DriverCalls:
 
     @contextmanager
     def imported(self, fd: int, size_bytes: int) -> Iterator[int]:
-        """Map the memory that another process made; yields its address here."""
+        """Map another process's memory; yield its address here."""
         handle = ctypes.c_uint64(0)
-        # The interface takes the descriptor itself in the place of a pointer.
+        # The interface takes the descriptor itself in place of a pointer.
         number = ctypes.c_void_p(fd)
         self._call("cuMemImportFromShareableHandle", ctypes.byref(handle), number, _POSIX_FD)
         try:

@@ -1,4 +1,4 @@
-"""m6: two decoders on one device, serving's latencies in each arm over its latencies alone.
+"""End to end: two decoders on one device; serving's latencies in each arm divided by those alone.
 
 `make gpu` runs it for seconds, which is enough for medians. A P99 of TTFT needs 2,000 requests:
 
@@ -28,15 +28,15 @@ from rose.errors import check
 from rose.executor import SLO
 
 WARM_UP_SHARE: Final = 0.1
-# A run may take so many times its arrivals before serving is stopped: an arm that drowns.
+# An overloaded arm is stopped after its arrivals' duration times this factor.
 LIMIT: Final = 3.0
 JOIN_S: Final = 30.0
-# What P99s are worth saying for.
+# Fewest requests for a meaningful P99.
 REQUESTS_FOR_P99: Final = 100
 
 
 ROWS: Final = END_TO_END_ROWS
-# Serving alone, twice: every arm is held against the first, and the second says what that is worth.
+# Serving alone, twice: every arm is compared with the first; the second is the control.
 _CONTROLS: Final = ("alone", "again")
 
 
@@ -45,10 +45,10 @@ class Settings:
     """One run of all arms.
 
     Args:
-        seconds: of arrivals in each arm.
-        rate: requests a second.
+        seconds: duration of arrivals in each arm.
+        rate: requests per second.
         every: layers in a segment of the rollouts.
-        seeds: of the traces; an arm runs once with each.
+        seeds: seeds of the traces; an arm runs once with each.
     """
 
     device: str
@@ -79,7 +79,7 @@ SMALL: Final = Settings(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one arm did with one trace."""
+    """Result of one arm with one trace."""
 
     latencies: Latencies
     rollout_tokens_per_s: float
@@ -87,7 +87,7 @@ class Outcome:
 
 
 class Bench:
-    """Both engines, made once for all arms."""
+    """Both engines, built once for all arms."""
 
     def __init__(self, settings: Settings) -> None:
         import torch
@@ -96,7 +96,7 @@ class Bench:
         self.device = torch.device(settings.device)
         self._need_room()
         if self.device.type == "cpu":
-            run_on_cores(1)  # both engines' threads want one each
+            run_on_cores(1)  # both engines' threads need one core each
         with torch.inference_mode():
             models = [Decoder(settings.shape, self.device, seed=seed) for seed in (1, 2)]
             self.serving = ServingEngine(models[0], Place())
@@ -123,7 +123,7 @@ class Bench:
         torch.cuda.synchronize()
 
     def rollout_alone(self, seconds: float) -> float:
-        """Return the tokens a second of rollouts that have the device."""
+        """Return the tokens per second of rollouts that have the device alone."""
         import torch
 
         began_s, before = time.perf_counter(), self.rollout.tokens
@@ -220,7 +220,7 @@ class _Rollouts:
 
 
 class Trials:
-    """What each arm did with each trace so far, and why arms are missing."""
+    """Results of each arm with each trace so far, and the reasons for missing arms."""
 
     def __init__(self, bench: Bench) -> None:
         self.outcomes: dict[str, list[Outcome]] = {name: [] for name in (*_CONTROLS, *ARMS)}
@@ -238,10 +238,10 @@ class Trials:
 
 
 def measure(report: Report, settings: Settings = FULL) -> None:
-    """Report each arm's medians over the traces, as soon as its last one is done."""
+    """Report each arm's medians over the traces after its last one."""
     with report.rows(*ROWS):
         bench = Bench(settings)
-        # The first runs take what there is to take of allocations and caches.
+        # The first runs make all allocations and fill caches.
         warm_s = min(2.0, settings.seconds / 4)
         rollout_rate = [bench.rollout_alone(warm_s) for _ in range(2)][-1]
         bench.run(ALONE, settings.seeds[0])
@@ -287,7 +287,7 @@ def _report(report: Report, arm: str, outcomes: dict[str, list[Outcome]], reques
                 peer=statistics.median(alone),
             )
             peer = Peer("serving alone", paired.peer, "ms")
-            # Slack mode raises TPOT towards its target by design, so it is held to the target.
+            # Slack mode raises TPOT towards its target by design, so the target is its bar.
             bar = Bar(at_most=1.02) if arm == "rose_idle" else None
             report.add_ratio(row, paired, peer=peer, bar=bar)
 

@@ -1,4 +1,4 @@
-"""Two engines of m6: one that serves requests as they come, one that rolls out without end."""
+"""Two engines of the end-to-end suite: one serves requests, one rolls out without end."""
 
 import queue
 import threading
@@ -19,7 +19,7 @@ BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Watched(Protocol):
-    """Whom serving tells what it does: a `ServingLane`, or nobody."""
+    """Observer of serving: a `ServingLane`, or nobody."""
 
     def arrived(self, request_id: str, *, prompt_tokens: int) -> None: ...
     def emitted_all(self, request_ids: Sequence[str]) -> None: ...
@@ -41,7 +41,7 @@ class Nobody:
         """Ignore it."""
 
     def warm_up(self, run: Callable[[StepBatch], None]) -> None:
-        """Promise nothing, and need no evidence."""
+        """Collect no evidence."""
 
     def step(self, batch: StepBatch) -> AbstractContextManager[Any]:
         """Run the step as it is."""
@@ -50,7 +50,7 @@ class Nobody:
 
 
 class Place:
-    """Where an engine's work goes: a stream of a GPU, or this thread on a CPU."""
+    """The stream of an engine's work on a GPU, or this thread on a CPU."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream
@@ -66,12 +66,13 @@ class Place:
 
 
 class ServingEngine:
-    """Continuous batching on one thread: prompts in chunks first, else one token for everybody.
+    """Continuous batching on one thread: prompt chunks first, otherwise one token for each
+    sequence.
 
     Args:
-        decoder: its model.
-        place: whose work this is.
-        chunk: the most prompt tokens in one step.
+        decoder: model of the engine.
+        place: stream of its work.
+        chunk: most prompt tokens of a step.
     """
 
     def __init__(self, decoder: Decoder, place: Place, *, chunk: int = CHUNK) -> None:
@@ -83,7 +84,7 @@ class ServingEngine:
         self._decode = {size: Step(decoder, size, 1, every=whole) for size in (*sizes, shape.slots)}
 
     def warm_up(self, watched: Watched) -> None:
-        """Run the largest steps until whoever watches has evidence of their time."""
+        """Run the largest steps until the observer has evidence of their time."""
 
         def run(batch: StepBatch) -> None:
             if batch.prefill_tokens:
@@ -108,7 +109,7 @@ class ServingEngine:
         stop: threading.Event,
         began_s: float,
     ) -> None:
-        """Serve until all requests are done, or `stop` is set. They come by themselves."""
+        """Serve until all requests are done, or `stop` is set. Requests arrive by themselves."""
         inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         source = threading.Thread(
             target=_arrive, args=(requests, watched, inbox, stop, began_s), daemon=True
@@ -128,7 +129,7 @@ class ServingEngine:
         self.place.wait()
 
     def decode(self, lengths: dict[int, int]) -> None:
-        """Give each slot that has a length its next token."""
+        """Give each slot with a length its next token."""
         rows = next(size for size in self._decode if size > max(lengths))
         with self.place.inside():
             self._decode[rows].aim(list(range(rows)), [lengths.get(one, 0) for one in range(rows)])
@@ -144,7 +145,7 @@ def _arrive(
     stop: threading.Event,
     began_s: float,
 ) -> None:
-    """Let requests come at their times; rose is told first, so the gate closes before work."""
+    """Let requests arrive at their times; rose learns first, so the gate closes before the work."""
     for one in requests:
         if stop.wait(max(0.0, began_s + one.at_s - time.perf_counter())):
             return
@@ -153,7 +154,7 @@ def _arrive(
 
 
 class _Batch:
-    """The requests that a serving engine has now."""
+    """The current requests of a serving engine."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class _Batch:
         self._engine, self._watched, self._inbox = engine, watched, inbox
         self._began_s = began_s
         self._waiting: list[Request] = []
-        self._done_tokens = 0  # of the prompt that is being processed
+        self._done_tokens = 0  # of the current prompt
         self._running: dict[int, Request] = {}
         self._ended = 0
 
@@ -219,11 +220,11 @@ class _Batch:
 
 
 class RolloutEngine:
-    """Prompts of rollouts and decode steps by turns, for as long as it is let.
+    """Alternating prompts of rollouts and decode steps, as long as it may run.
 
     Args:
-        decoder: its model.
-        place: whose work this is.
+        decoder: model of the engine.
+        place: stream of its work.
         every: layers in one segment.
     """
 
@@ -249,12 +250,12 @@ class RolloutEngine:
         return self._steps[self._turn % len(self._steps)]
 
     def count(self) -> None:
-        """Say that the next step was done."""
+        """Count the next step as done."""
         self.tokens += self.next.rows * self.next.tokens
         self._turn += 1
 
     def run(self, one_step: Callable[[Step], bool], stop: threading.Event) -> None:
-        """Step until `stop` is set. `one_step` returns whether the step was done."""
+        """Run steps until `stop` is set. `one_step` returns whether the step was completed."""
         while not stop.is_set():
             with self.place.inside():
                 is_done = one_step(self.next)

@@ -1,4 +1,4 @@
-"""Another process that makes a pool on the device, hands it over, and waits to be killed."""
+"""Another process that creates a pool on the device, exports it, and waits to be killed."""
 
 import os
 import signal
@@ -13,15 +13,15 @@ from bench.gpu.children import ROOT, environment, python
 from rose.errors import check
 
 LIMIT_S: Final = 30.0
-FDS_MAX: Final = 253  # of one message over a socket
+FDS_MAX: Final = 253  # of one message on a socket
 
 
 class Exporter:
     """The other process.
 
     Args:
-        child: which it is.
-        export: its pool, as this process may attach to it.
+        child: handle of the process.
+        export: its pool, to attach to here.
     """
 
     def __init__(self, child: "subprocess.Popen[bytes]", export: Any) -> None:
@@ -29,7 +29,7 @@ class Exporter:
         self.export = export
 
     def kill(self) -> None:
-        """End it as a crash would; returns when it is gone, and its context with it."""
+        """Kill it like a crash; return when its process and context are gone."""
         self._child.kill()
         check(self._child.wait(LIMIT_S) == -signal.SIGKILL, "it lived until now")
 
@@ -74,7 +74,7 @@ def exporter(*, slab_bytes: int, slabs: int) -> Iterator[Exporter]:
 
 
 def main(number: int, slab_bytes: int, slabs: int) -> None:
-    """Make the pool, hand it over, and hold it until the other side is gone."""
+    """Create the pool, export it, and hold it until the other side is gone."""
     from rose._core import Arbiter, CudaDevice
 
     with socket.socket(fileno=number) as line:

@@ -1,4 +1,4 @@
-"""A serving and a borrower's stream on one GPU, with a gate between: what gate rows run on."""
+"""A serving and a borrower's stream on one GPU with a gate between them, for the gate rows."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ from rose.errors import check
 CREDIT_MAX: Final = 1 << 20
 LONG_MS: Final = 10_000.0
 WINDOW_MAX: Final = 64
-# Events of segments that are not looked at any more are used again.
+# Events of finished segments are reused.
 EVENTS: Final = 256
 PARK_SEGMENT_MS: Final = 2.0
 
 
 def spin_until(condition: Callable[[], bool], *, limit_s: float = 5.0, nap_s: float = 0.0) -> None:
-    """Poll, without sleeping where the answer is microseconds away."""
+    """Poll; without sleeping where the result is microseconds away."""
     end_s = time.monotonic() + limit_s
     while not condition():
         check(time.monotonic() < end_s, "the device did not get there in time")
@@ -27,7 +27,7 @@ def spin_until(condition: Callable[[], bool], *, limit_s: float = 5.0, nap_s: fl
 
 
 class Lanes:
-    """Rose's two streams, as torch sees them, on the context that torch uses."""
+    """Rose's two streams as torch streams, in torch's context."""
 
     def __init__(self) -> None:
         import torch
@@ -47,14 +47,14 @@ class Lanes:
         return sleeper(self.cycles_each_ms, length_ms)
 
     def borrower(self, kind: Any, *, window: int) -> "Borrower":
-        """Return a borrower with the gate that the executor would give it."""
+        """Return a borrower with the gate that the executor would choose."""
         from rose._core import HostGate
 
         host = HostGate()
         return Borrower(self, host, self.gpu.borrower_gate(host, kind, window=window))
 
     def graph_borrower(self, kind: Any, *, window: int) -> "Borrower":
-        """Return a borrower with a bare gate, which can be put into graphs."""
+        """Return a borrower with a bare gate, which can be inserted into graphs."""
         from rose._core import HostGate, StreamGate
 
         host, stream = HostGate(), self.gpu.rollout.handle
@@ -63,9 +63,9 @@ class Lanes:
 
 
 class Borrower:
-    """Both halves of a gate on the rollout stream; `push` puts one segment into it.
+    """Both halves of a gate on the rollout stream; `push` enqueues a segment.
 
-    Segments are numbered from 1, as the gate counts them.
+    Segments are numbered from 1, as in the gate.
     """
 
     def __init__(self, lanes: Lanes, host: Any, half: Any) -> None:
@@ -91,7 +91,7 @@ class Borrower:
         self.host.close(CloseReason.ARRIVAL)
 
     def push(self, work: Callable[[], Any], *, timeout_ms: float = LONG_MS) -> bool:
-        """Put a gate and a segment into the stream; False when the gate did not let it."""
+        """Enqueue a gate and a segment; False if the gate refused it."""
         import torch
 
         with torch.cuda.stream(self.lanes.rollout):
@@ -105,7 +105,7 @@ class Borrower:
         return True
 
     def has_ended(self, number: int) -> bool:
-        # Before the push is over, the event is still that of an earlier segment.
+        # Until the push is complete, the event is still that of an earlier segment.
         return number <= self.pushed and bool(self._ends[number % EVENTS].query())
 
     def length_ms(self, number: int) -> float:
@@ -113,12 +113,12 @@ class Borrower:
 
     @contextmanager
     def parked(self) -> Iterator[None]:
-        """Have a segment in the stream that waits at its closed gate, and nothing that runs."""
+        """Have a segment in the stream that waits at its closed gate, and no running one."""
         work = self.lanes.sleep_ms(PARK_SEGMENT_MS)
         self.half.begin_step()
         self.open()
         check(self.push(work) and self.push(work), "an open gate lets two segments in")
-        # The first one runs, for a time that is long for a host: the second has to wait for it.
+        # The first segment runs for a time that is long for a host, so the second must wait for it.
         spin_until(lambda: self.host.passed == self.pushed - 1)
         self.close()
         spin_until(lambda: self.has_ended(self.pushed - 1))
@@ -130,7 +130,7 @@ class Borrower:
             self.drain()
 
     def drain(self) -> None:
-        """Let all run to its end, with the gate open; ends the step."""
+        """Let everything run to its end with an open gate, and end the step."""
         spin_until(lambda: self.host.passed == self.pushed and self.has_ended(self.pushed))
         self.half.leave()
         self.half.end_step()
@@ -138,7 +138,7 @@ class Borrower:
 
 
 class Running:
-    """A thread that pushes segments as fast as its gate lets it."""
+    """A thread that enqueues segments as fast as its gate permits."""
 
     def __init__(self, borrower: Borrower, length_ms: float) -> None:
         self.borrower = borrower

@@ -1,4 +1,4 @@
-"""What serving feels of a borrower in another process: the rows of two suites."""
+"""Interference of a borrower in another process with serving: the rows of two suites."""
 
 import statistics
 import time
@@ -16,16 +16,16 @@ SEGMENT_MS: Final = 1.0
 STEPS: Final = 60
 PAUSES: Final = 100
 CREDIT_MAX: Final = 1 << 20
-# So long after a close the slowest device has seen it.
+# Time after a close by which the slowest device has seen it.
 VISIBLE_S: Final = 0.02
 
 
 class Meeting:
-    """What is measured of serving beside another process, whatever a step is.
+    """Measurements of serving beside another process, for any kind of step.
 
     Args:
-        step_ms: runs a step of serving and says how long it took.
-        gate: of the borrower.
+        step_ms: runs a step of serving and returns its duration.
+        gate: gate of the borrower.
     """
 
     def __init__(self, step_ms: Callable[[], float], gate: HostGate) -> None:
@@ -42,7 +42,7 @@ class Meeting:
         self._gate.close(CloseReason.ARRIVAL)
 
     def parked(self) -> tuple[float, float, float]:
-        """Return steps beside a borrower at its gate, before it, and after: paired."""
+        """Return paired durations of steps: beside a parked borrower, before and after it."""
         alone_ms = self.steps_ms()
         self.open()
         time.sleep(VISIBLE_S)

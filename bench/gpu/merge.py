@@ -1,8 +1,8 @@
-"""Make one document of those of several parts: what a later one says of a row is what counts.
+"""Merge the documents of several parts; of a row the latest one counts.
 
     python -m bench.gpu.merge part-1 part-2 part-3 --out gpu.json
 
-Folders of `make gpu OUT=dir PART=K/N` on machines of one kind, with one commit, belong together;
+Folders of `make gpu OUT=dir PART=K/N` from machines of one kind and one commit belong together;
 others are refused with status 2, and nothing is written.
 """
 
@@ -17,9 +17,9 @@ from bench.usage import Parser
 from rose.whole_file import write_whole
 
 NAME: Final = "gpu.json"
-# The reason of a row whose part has not run, up to the name of that part.
+# Reason of a row whose part has not run, up to the name of that part.
 NOT_RUN: Final = "not run yet: "
-# Of the machine card, what says neither which device it was nor what programmed it.
+# Fields of the machine card that identify neither the device nor its software.
 INCIDENTAL: Final = frozenset(
     {
         "clock_sm_mhz",
@@ -35,14 +35,14 @@ Document = dict[str, Any]
 
 
 class Mismatch(Exception):
-    """These are not documents of one run; the message says why."""
+    """The documents are not from one run; the message has the reason."""
 
 
 def read(path: Path) -> Document:
     """Return the document of a file.
 
     Raises:
-        Mismatch: it has none that `make gpu` wrote.
+        Mismatch: it has no document of `make gpu`.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -56,20 +56,20 @@ def read(path: Path) -> Document:
 
 
 def write(path: Path, document: Document) -> None:
-    """Write a document; whoever reads the file meanwhile has the one before, whole."""
+    """Write a document atomically: a concurrent reader sees the previous one."""
     write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def merged(documents: Mapping[str, Document]) -> Document:
-    """Return one document of several: a row, and why one is missing, comes from the last to say so.
+    """Merge documents; each row, or the reason why it is missing, comes from the latest document.
 
-    That a part has not run yet replaces nothing that was said by one that has.
+    The statement that a part has not run yet never replaces a result.
 
     Args:
-        documents: by what they are called in a refusal, the latest last.
+        documents: documents by name, the latest last; names are for errors.
 
     Raises:
-        Mismatch: they are of different commits or machines.
+        Mismatch: they are from different commits or machines.
     """
     (first, first_of_all), *others = documents.items()
     for name, other in others:
@@ -99,7 +99,7 @@ def _check_same(one: str, its: dict[str, Any], other: str, others: dict[str, Any
 
 
 def _by_row(document: Document) -> dict[str, list[dict[str, Any]]]:
-    """Return what is said of each row: itself and its control, or why it is unmeasured."""
+    """Return each row with its control, or the reason why it is unmeasured."""
     entries: dict[str, list[dict[str, Any]]] = {}
     for one in [*document["rows"], *document.get("unmeasured", [])]:
         entries.setdefault(one["name"].removeprefix(CONTROL), []).append(one)

@@ -1,7 +1,7 @@
-"""A borrower in a process of its own: `python -m bench.gpu.other_process DEVICE GATE_FD MS`.
+"""A borrower in a separate process: `python -m bench.gpu.other_process DEVICE GATE_FD MS`.
 
-Says "ready" on its standard output, then puts segments behind the gate until it is shut down. On a
-CPU a segment is a sleep, so that this runs where there is no GPU.
+It prints "ready", then enqueues segments behind the gate until it is shut down. On a CPU a segment
+is a sleep, so that this runs without a GPU.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ LONG_MS: Final = 60_000.0
 
 
 def run(half: Any, work: Callable[[], None]) -> None:
-    """Put segments behind a gate until it is shut down."""
+    """Enqueue segments behind a gate until it is shut down."""
     half.begin_step()
     while half.pass_(timeout_ms=LONG_MS) == Verdict.PASSED:
         work()
@@ -79,10 +79,10 @@ def main(device: str, descriptor: str, length_ms: str) -> int:
 def borrowing(
     gate: HostGate, *, device: str, length_ms: float, **variables: str
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Have a borrower in another process; the gate is as it was, and is shut down at the end.
+    """Run a borrower in another process; at the end its gate is shut down.
 
     Raises:
-        Cannot: the process could not begin, with what it said.
+        Cannot: the process could not start; the message has its output.
     """
     descriptor = gate.fileno()
     child = subprocess.Popen(
@@ -93,7 +93,7 @@ def borrowing(
         text=True,
         pass_fds=[descriptor],
     )
-    # A child that hangs before it is ready says nothing: then it is ended, and the read with it.
+    # A child that hangs before "ready" is ended, which ends the read.
     late = threading.Timer(READY_S, child.kill)
     late.start()
     try:

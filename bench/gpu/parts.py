@@ -1,4 +1,4 @@
-"""What `make gpu` runs: each has children, and says which rows it measured and which not."""
+"""The work of `make gpu`: children, and the rows that they measured or not."""
 
 import importlib
 import json
@@ -29,11 +29,11 @@ NOTHING: Final = Bar(at_most=0)
 
 @dataclass(slots=True)
 class Findings:
-    """What a piece of the work found; those of a run are added up.
+    """Results of a piece of work; those of a run are added up.
 
     Args:
-        rows: as `bench.rows` has them.
-        unmeasured: name and reason of each row that is missing.
+        rows: rows in the form of `bench.rows`.
+        unmeasured: name and reason of each missing row.
         tests: id, outcome and reason of each test that did not pass.
     """
 
@@ -59,13 +59,13 @@ class Findings:
 
 
 def build(out: Path, deadline: Deadline) -> str | None:
-    """Build the extension and the fat binary in place; returns why that failed, or None."""
+    """Build the extension and the fat binary in place; return the reason of a failure, or None."""
     log = out / "build.log"
     ending = run_child(
         python("setup.py", "-q", "build_ext", "--inplace"),
         log=log,
         limit_s=deadline.at_most(BUILD_S),
-        # Another compiler than those of our CI may warn of more.
+        # Another compiler than those of CI may have more warnings.
         more_environment={"ROSE_CUDA": "on", "CXXFLAGS": "-Wno-error"},
     )
     return None if ending.is_good else f"the build failed: {ending.reason(last_line(log))}"
@@ -78,7 +78,7 @@ TEST_ROWS: Final = ("gpu_tests_passed", "gpu_tests_failed", "gpu_tests_skipped")
 
 
 def pytest_command(*arguments: str) -> list[str]:
-    """Return how GPU tests are run: only what this folder needs, and nothing of the defaults."""
+    """Return the command of GPU tests, with only the plugins of this folder and no defaults."""
     return python(
         *("-m", "pytest", *arguments, "-m", "gpu", "-v", "-ra", "--confcutdir=tests/gpu"),
         *("-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib"),
@@ -88,13 +88,13 @@ def pytest_command(*arguments: str) -> list[str]:
 
 @dataclass(slots=True)
 class GpuTests:
-    """Some files of tests, which may take several processes: a test can end the one it runs in.
+    """Some test files, which may need several processes, because a test can end its process.
 
     Args:
-        paths: of the files.
-        outcomes: by test: how it ended, and why.
+        paths: the files.
+        outcomes: outcome and reason by test.
         waiting: tests without an outcome.
-        is_collected: whether these are all there are.
+        is_collected: whether the tests are complete.
     """
 
     paths: Sequence[str]
@@ -103,13 +103,13 @@ class GpuTests:
     is_collected: bool = False
 
     def of_file(self, path: str) -> "GpuTests":
-        """Return what is known of one of the files; one without a test is not collected yet."""
+        """Return the tests of one file; a file without a test is not collected yet."""
         outcomes = {test: how for test, how in self.outcomes.items() if _is_in(path, test)}
         waiting = {test for test in self.waiting if _is_in(path, test)}
         return GpuTests([path], outcomes, waiting, is_collected=bool(outcomes or waiting))
 
     def read(self, progress: Path) -> str | None:
-        """Take in what a process wrote; returns the test in which it ended, if it did."""
+        """Read the output of a process; return the test in which it ended, if any."""
         running = None
         lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
         for line in lines:
@@ -129,11 +129,11 @@ class GpuTests:
 
     def end(self, test: str, outcome: str, why: str) -> None:
         self.waiting.discard(test)
-        if self.outcomes.get(test, ("",))[0] != "failed":  # a later phase does not mend it
+        if self.outcomes.get(test, ("",))[0] != "failed":  # a later phase does not repair it
             self.outcomes[test] = (outcome, why)
 
     def run_once(self, out: Path, limit_s: float, *options: str) -> str:
-        """Run in one process what has no outcome; returns how the process ended."""
+        """Run the tests without an outcome in one process; return the end of the process."""
         log = out / "tests.log"
         deselect = [part for test in self.outcomes for part in ("--deselect", test)]
         with TemporaryDirectory() as folder:
@@ -142,8 +142,8 @@ class GpuTests:
                 [
                     *pytest_command(*self.paths, *deselect, *options),
                     *("-p", "bench.gpu.progress", f"--progress={progress}"),
-                    # Dumps every thread and ends the process; without pytest-timeout these
-                    # two are unknown, which pytest only warns of.
+                    # Prints every thread and ends the process. Without pytest-timeout these two
+                    # options are unknown, which pytest only warns about.
                     *("-o", f"timeout={ONE_TEST_S}", "-o", "timeout_method=thread"),
                 ],
                 log=log,
@@ -156,7 +156,7 @@ class GpuTests:
         return why
 
     def run(self, out: Path, deadline: Deadline) -> None:
-        """Run until every test has an outcome, time is over, or a process got no test done."""
+        """Run until every test has an outcome, time is over, or a process completed no test."""
         while not self.is_collected or self.waiting:
             before = len(self.outcomes)
             why = self.run_once(out, deadline.at_most(TEST_FILE_S))
@@ -175,16 +175,17 @@ def files_of_tests(root: Path = ROOT) -> list[str]:
 
 
 def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
-    """Run the GPU tests: in one process to the first failure, then the rest one process a file.
+    """Run the GPU tests: in one process to the first failure, then the rest in one process per
+    file.
 
-    To begin is most of what a process takes; but a failure can leave a context that fails all that
-    comes after it.
+    Starting takes most of a process's time, but a failure can leave a context in which all later
+    tests fail.
     """
     found = Findings()
     allowed = Deadline(deadline.at_most(TESTS_S))
     outcomes: dict[str, tuple[str, str]] = {}
     whole = GpuTests(files)
-    if files:  # pytest without a path runs all that it finds
+    if files:  # without a path pytest runs everything that it finds
         whole.run_once(out, allowed.left_s(), "--maxfail=1")
     for path in files:
         file = whole.of_file(path)
@@ -204,11 +205,11 @@ def tests(out: Path, deadline: Deadline, files: Sequence[str]) -> Findings:
 
 
 def not_passed(out: Path) -> list[tuple[str, str, str]]:
-    """Return id, outcome and reason of each test that did not pass when the tests last ran."""
+    """Return id, outcome and reason of each test that did not pass in the last run."""
     path = out / TEST_OUTCOMES
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with suppress(json.JSONDecodeError):  # its middle was cut out
+        with suppress(json.JSONDecodeError):  # its middle was removed
             one = json.loads(line)
             if one["outcome"] != "passed":
                 found.append((one["test"], one["outcome"], one["why"]))
@@ -223,12 +224,12 @@ _OUTCOMES: Final = ("passed", "failed", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A module with `ROWS`, the names it promises, and `measure(report)`.
+    """A module with `ROWS`, the names of its rows, and `measure(report)`.
 
     Args:
         module: imports neither torch nor a driver before `measure`.
-        limit_s: of its process.
-        environment: what its process needs to be told.
+        limit_s: time limit of its process.
+        environment: additional variables of its process.
     """
 
     module: str
@@ -241,7 +242,7 @@ class Suite:
 
 
 def suite(one: Suite, out: Path, deadline: Deadline) -> Findings:
-    """Run a suite in a process of its own; what it promised and did not say is unmeasured."""
+    """Run a suite in a separate process; promised rows that it did not report are unmeasured."""
     found, log = Findings(), out / "suites.log"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
@@ -260,7 +261,7 @@ def suite(one: Suite, out: Path, deadline: Deadline) -> Findings:
 
 # ---- the demo
 
-# Row: where report.json has it, unit, bar.
+# Row: its place in report.json, its unit, its bar.
 _DEMO: Final = {
     "demo_blocked_by_rollout_ms_p99": (("blocked_by_rollout_ms_p99",), "ms", None),
     "demo_segment_ms_p99": (("segment_ms_p99",), "ms", None),
@@ -281,7 +282,7 @@ DEMO_VOID: Final = 3
 
 
 def why_no_demo() -> str | None:
-    """Return why the demo cannot run with this interpreter, or None."""
+    """Return the reason why the demo cannot run with this interpreter, or None."""
     needed = "torch transformers msgspec protobuf psutil matplotlib jinja2"
     for package in needed.split():
         try:
@@ -320,7 +321,7 @@ def demo(out: Path, deadline: Deadline) -> Findings:
 
 
 def demo_rows(report: Mapping[str, Any]) -> Findings:
-    """Return the rows of a demo's report; what it could not tell is unmeasured."""
+    """Return the rows of a demo's report; rows that it lacks are unmeasured."""
     found = Findings()
     ratios = report["ratios"]
     for name, key in _DEMO_RATIOS.items():
@@ -352,17 +353,17 @@ def demo_rows(report: Mapping[str, Any]) -> Findings:
 
 # ---- the sanitizer
 
-# Small, without torch, and with an allocation for each buffer: an access beyond one is seen.
+# Small, without torch, and with an allocation per buffer, so that an access beyond one is detected.
 SANITIZED_TESTS: Final = (
     "tests/gpu/test_codec.py::test_pack_is_bit_for_bit_the_reference[1000]",
     "tests/gpu/test_codec.py::test_apply_is_bit_for_bit_the_reference[1000]",
     "tests/gpu/test_codec.py::test_topk_is_bit_for_bit_the_reference[1000]",
     "tests/gpu/test_codec.py::test_digest_is_bit_for_bit_the_reference[1001]",
 )
-# Top-k looks at a slot that another thread may claim at that moment, and asks again by a CAS if it
-# saw none: a race by intention, which would hide those of others.
+# Top-k reads a slot that another thread may claim at that moment, and repeats with a CAS if it saw
+# none. This race is intended, and its reports would hide those of others.
 RACES_BY_INTENTION: Final = ("topk",)
-# What each tool prints last: how much it found.
+# The last line of each tool: its number of findings.
 SANITIZER_TOOLS: Final = {
     "memcheck": r"ERROR SUMMARY: (\d+) error",
     "racecheck": r"RACECHECK SUMMARY: (\d+) hazard",
@@ -385,7 +386,7 @@ def sanitizer(out: Path, deadline: Deadline) -> Findings:
         left_out = RACES_BY_INTENTION if tool == "racecheck" else ()
         ending = run_child(
             [
-                # The driver's answers are not looked at: rose asks it for entries it may lack.
+                # Errors of the driver are not checked: rose asks for entries that it may lack.
                 *(program, "--tool", tool, *(["--report-api-errors", "no"] * (tool == "memcheck"))),
                 *pytest_command(*_without(left_out)),
             ],
@@ -404,7 +405,7 @@ def _without(words: Sequence[str]) -> list[str]:
 
 
 def sanitizer_row(name: str, pattern: str, said: str, is_good: bool, why: str) -> Findings:
-    """Return what a tool found. It counts only when the tests ran to their end under it."""
+    """Return the row of a tool. It counts only if the tests ran to their end under it."""
     found = Findings()
     counts = re.findall(pattern, said)
     has_run = re.search(r"\d+ (?:passed|failed)", said)

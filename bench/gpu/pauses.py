@@ -1,4 +1,4 @@
-"""How long the borrower's work goes on after a close, and whether a segment starts after it."""
+"""How long the borrower's work continues after a close, and whether a segment starts after it."""
 
 import random
 import sys
@@ -16,10 +16,11 @@ LENGTHS_MS: Final = (0.1, 0.33, 1.3)
 WINDOWS: Final = (1, 4, 16, 64)
 SAMPLES: Final = 300
 WARM_UP: Final = 10
-# After so long every device has seen a store of the host; what starts later starts after the close.
+# Time after which every device has seen a store of the host; a later segment started after the
+# close.
 VISIBLE_NS: Final = 100_000
-# A thread that polls may keep the interpreter from the borrower's for so long; five milliseconds,
-# the default, would be longer than a segment.
+# A polling thread may keep the interpreter from the borrower's for this long; with the default of
+# five milliseconds it would be longer than a segment.
 SWITCH_S: Final = 20e-6
 LIMIT_NS: Final = 5_000_000_000
 BAR: Final = Bar(at_most=1.1)
@@ -48,21 +49,21 @@ class Interrupts:
         self._rng = rng
         self.pauses_ms: list[float] = []
         self.lengths_ms: list[float] = []
-        self.late = 0  # segments that started after a close that the device had seen
+        self.late = 0  # segments that started after the device had seen a close
 
     def once(self) -> None:
         borrower = self._borrower
         before = borrower.host.passed
         borrower.open()
         spin_until(lambda: borrower.host.passed != before, nap_s=20e-6)
-        # It runs; and then for between one and two segments more.
+        # It runs; then it continues for one to two segments.
         time.sleep(self._rng.uniform(1.0, 2.0) * self._length_ms * 1e-3)
         began_ns = time.perf_counter_ns()
         borrower.close()
         self._settle(began_ns)
 
     def _settle(self, began_ns: int) -> None:
-        """Find when the last segment ended that was let through before the close was visible."""
+        """Find the end of the last segment that started before the close was visible."""
         borrower = self._borrower
         at_close = running = borrower.host.passed
         ended_ns = 0
@@ -75,7 +76,7 @@ class Interrupts:
             if ended_ns == 0 and borrower.has_ended(running):
                 ended_ns = now_ns
             check(now_ns - began_ns < LIMIT_NS, "the segment that ran at the close did not end")
-        # Room for one that should not have started.
+        # Time for a segment that must not start.
         time.sleep(max(self._length_ms, 1.0) * 1e-3)
         self.late += borrower.host.passed - at_close
         self.pauses_ms.append((ended_ns - began_ns) * 1e-6)
@@ -85,7 +86,7 @@ class Interrupts:
 def measure_kind(
     report: Report, lanes: Lanes, kind: Any, name: str, windows: tuple[int | None, ...]
 ) -> None:
-    """Report every length and window of one kind of gate; a window of None has no meaning."""
+    """Report every length and window of one kind of gate; None for a gate without windows."""
     sys.setswitchinterval(SWITCH_S)
     rng = random.Random(fresh_seed(f"pauses, {name}"))
     late: list[int] = []

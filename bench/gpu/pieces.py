@@ -1,4 +1,4 @@
-"""The work of `make gpu`, piece by piece in its order, and which of it PART=K/N does."""
+"""The work of `make gpu` in order, in pieces, and the selection of PART=K/N."""
 
 import argparse
 import re
@@ -15,7 +15,7 @@ from bench.gpu.parts import Findings, Suite
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The `number`-th of so many; the only one of one is all the work."""
+    """Part `number` of `count`; the only part of one is all the work."""
 
     number: int
     of: int
@@ -28,7 +28,7 @@ def read_part(text: str) -> Part:
     """Read K/N.
 
     Raises:
-        argparse.ArgumentTypeError: it names no part.
+        argparse.ArgumentTypeError: it is not a part.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
     number, of = map(int, match.groups()) if match else (0, 0)
@@ -39,15 +39,15 @@ def read_part(text: str) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is done or left out as a whole.
+    """Work that is done or skipped as a whole.
 
     Args:
-        what: it does, said when it begins.
-        log: file in the folder of the results that it says more in.
-        rows: the names it promises.
-        limit_s: it takes no longer than this, but for its end.
-        run: does it, in that folder and before that deadline.
-        reserved_s: what the pieces before it leave of the time.
+        what: description, printed at its start.
+        log: its log file in the folder of results.
+        rows: names of its rows.
+        limit_s: its time limit, without the time to end it.
+        run: does the work, in that folder and before that deadline.
+        reserved_s: time that earlier pieces must leave for it.
     """
 
     what: str
@@ -59,7 +59,7 @@ class Piece:
 
 
 def pieces(suites: Sequence[Suite], test_files: Sequence[str]) -> list[Piece]:
-    """Return all the work but the build, in its order."""
+    """Return all the work but the build, in order."""
 
     def tests(out: Path, deadline: Deadline) -> Findings:
         return parts.tests(out, deadline, test_files)
@@ -89,7 +89,7 @@ def pieces(suites: Sequence[Suite], test_files: Sequence[str]) -> list[Piece]:
             parts.DEMO_ROWS,
             parts.DEMO_S,
             parts.demo,
-            # It is what all the rest is for: it gets its time, whatever comes before it takes.
+            # The most important piece: earlier ones must leave its time.
             reserved_s=0.0 if parts.why_no_demo() else parts.DEMO_S,
         ),
         Piece(
@@ -103,7 +103,9 @@ def pieces(suites: Sequence[Suite], test_files: Sequence[str]) -> list[Piece]:
 
 
 def split(work: Sequence[Piece], of: int) -> Mapping[Piece, Part]:
-    """Say whose each piece is, in order: by where its middle lies in the sum of all limits."""
+    """Return the part of each piece, in order, by the position of its middle in the sum of all
+    limits.
+    """
     ends_s = list(accumulate(piece.limit_s for piece in work))
     return {
         piece: Part(int((end_s - piece.limit_s / 2) / ends_s[-1] * of) + 1, of)

@@ -1,6 +1,6 @@
-"""A pytest plugin that writes down each test as it ends: a process that dies leaves the rest.
+"""A pytest plugin that records each test when it ends, so that a dead process leaves its results.
 
-`-p bench.gpu.progress --progress FILE`: one JSON object in a line, `{"collected": [...]}`, then
+`-p bench.gpu.progress --progress FILE`: one JSON object per line, `{"collected": [...]}`, then
 `{"began": id}` and `{"test": id, "outcome": ..., "why": ...}` for each test.
 """
 
@@ -14,7 +14,7 @@ WHY_CHARS_MAX: Final = 300
 
 
 class Progress:
-    """Writes to one file. A test that fails in more than one phase is said once for each."""
+    """Writes to one file. A test that fails in several phases is recorded once for each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class Progress:
 
 
 def why(report: pytest.TestReport) -> str:
-    """Return why a test was skipped or failed, in one line."""
+    """Return the reason of a skip or failure, in one line."""
     if report.outcome == "passed":
         return ""
     if isinstance(report.longrepr, tuple):  # of a skipped test: path, line, reason

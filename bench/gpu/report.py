@@ -1,4 +1,4 @@
-"""What a suite of device rows reports with: each row goes to a file as soon as it is known."""
+"""The report of a suite of device rows: each row is written to a file when it is known."""
 
 import json
 import math
@@ -16,7 +16,7 @@ WHY_CHARS_MAX: Final = 300
 
 
 class Cannot(Exception):
-    """A row cannot be measured on this machine; the message says why."""
+    """A row cannot be measured on this machine; the message has the reason."""
 
 
 def sentence(failure: BaseException) -> str:
@@ -28,11 +28,11 @@ def sentence(failure: BaseException) -> str:
 
 
 class Report:
-    """Writes rows, and the reasons for those that are missing, one JSON object in a line.
+    """Writes rows, and the reasons for missing ones, one JSON object per line.
 
     Args:
-        path: of the file, which is appended to.
-        promised: the names that the suite may report.
+        path: file to append to.
+        promised: names that the suite may report.
     """
 
     def __init__(self, path: Path, promised: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ class Report:
 
     @contextmanager
     def rows(self, *names: str) -> Iterator[None]:
-        """Measure these rows: a failure costs those that were not reported yet, and no others."""
+        """Measure these rows: a failure affects only those that were not reported yet."""
         check(self._promised.issuperset(names), f"{names} are not all in ROWS")
         try:
             yield
@@ -87,7 +87,7 @@ class Report:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Return the rows of a file and what is unmeasured; a last line that was cut is left out."""
+    """Return the rows of a file and the unmeasured ones; an incomplete last line is ignored."""
     rows, unmeasured = [], []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:

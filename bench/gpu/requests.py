@@ -1,4 +1,4 @@
-"""The requests of an open-loop run: bursts, long-tailed prompts; the same for every arm."""
+"""The requests of an open-loop run: bursts and long-tailed prompts, the same for every arm."""
 
 import random
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ BURST_REQUESTS = 4
 
 @dataclass(slots=True)
 class Request:
-    """What comes, and when each of its tokens went out.
+    """A request, and the times of its tokens.
 
     Args:
-        at_s: of its arrival, from the start of the run.
+        at_s: time of its arrival, from the start of the run.
     """
 
     number: int
@@ -33,16 +33,16 @@ class Request:
 
     @property
     def tpot_ms(self) -> float:
-        """The mean; of a request with at least two tokens."""
+        """The mean time per token; requires at least two tokens."""
         return (self.emitted_s[-1] - self.emitted_s[0]) / (len(self.emitted_s) - 1) * 1e3
 
 
 def bursty(
     *, seed: int, seconds: float, rate: float, prompt_max: int, output_max: int
 ) -> list[Request]:
-    """Return arrivals of `rate` a second on average, some of them in bursts, by time."""
+    """Return arrivals with a mean of `rate` per second, some in bursts, in time order."""
     rng = random.Random(seed)
-    # A burst brings several at once, so fewer moments are needed for the same rate.
+    # A burst has several requests, so fewer arrival times are needed for the same rate.
     moments_rate = rate / (1 + BURST_SHARE * (BURST_REQUESTS - 1))
     requests: list[Request] = []
     at_s = rng.expovariate(moments_rate)
@@ -64,7 +64,7 @@ def bursty(
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What serving's users saw; None where no request ended."""
+    """Latencies of serving's users; None without a finished request."""
 
     requests: int
     ttft_ms_p50: float
@@ -74,7 +74,7 @@ class Latencies:
 
     @classmethod
     def of(cls, requests: list[Request], *, from_s: float = 0.0) -> "Latencies | None":
-        """Return those of the requests that ended, but for arrivals before `from_s`."""
+        """Return those of the finished requests, without arrivals before `from_s`."""
         ended = [one for one in requests if one.is_done and one.at_s >= from_s]
         if not ended:
             return None

@@ -1,9 +1,9 @@
 """Prove rose's device half on this machine: build, tests, device rows, demo, sanitizer.
 
-Everything goes into one folder: gpu.json, and a log for each kind of work. With --part K/N a part
-of it is done, and goes on with the gpu.json that is there. Status 0 when all of the part ran, 1
-when a test failed or a row is unmeasured, 2 for a mistake that the user can mend, a machine without
-a GPU among them. A bar that is missed is said, and is no failure.
+Everything is written to one folder: gpu.json, and a log for each kind of work. With --part K/N a
+part of it is done, and continues the existing gpu.json. Status 0 if all of the part ran, 1 if a
+test failed or a row is unmeasured, 2 for a mistake of the user or a machine without a GPU. A missed
+bar is reported, and is no failure.
 """
 
 import json
@@ -29,7 +29,7 @@ from bench.rows import faults
 from bench.usage import EXIT_MENDABLE, Parser
 from rose.cli.machine import commit, machine_card
 
-# Nine minutes, less what it takes to stop a child and to write.
+# Nine minutes, minus the time to stop a child and to write.
 TOTAL_S: Final = 525.0
 CARD_S: Final = 30.0
 LOG_WIDTH: Final = 160
@@ -38,10 +38,10 @@ EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
 
-# What is written, and no more. Another file would be more than a machine may be willing to return.
+# The only files that are written. A machine may refuse to return others.
 LOGS: Final = ("build.log", "tests.log", "tests.jsonl", "suites.log", "demo.log", "sanitizer.log")
 
-# In the order of what they decide: the last ones go without when time runs out.
+# In order of importance: the last ones are skipped when time runs out.
 SUITES: Final = (
     Suite("bench.gpu.suite_copy"),
     Suite("bench.gpu.suite_codec"),
@@ -60,12 +60,12 @@ SUITES: Final = (
     Suite("bench.gpu.suite_weights"),
     Suite("bench.gpu.suite_leases"),
     Suite("bench.gpu.suite_attention"),
-    Suite("bench.gpu.suite_triton", limit_s=60.0),  # it compiles for some of that time
+    Suite("bench.gpu.suite_triton", limit_s=60.0),  # it compiles for a part of that time
 )
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, Part]:
-    """Return the folder that everything is written to, and what is done."""
+    """Return the output folder, and the part to do."""
     parser = Parser("gpu", prog="make gpu", description=__doc__)
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     parser.add_argument(
@@ -80,7 +80,9 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Part]:
 
 
 def card() -> dict[str, object] | str:
-    """Return what is known of the GPU, or why there is none. Asked in a child: it may hang."""
+    """Return the description of the GPU, or the reason why there is none. A child asks, because it
+    may hang.
+    """
     try:
         done = subprocess.run(
             python("-m", "bench.gpu.card"),
@@ -102,9 +104,9 @@ def card() -> dict[str, object] | str:
 
 
 class Run:
-    """One run: the pieces of its part in order, and the document that grows with them.
+    """One run: the pieces of its part in order, and the growing document.
 
-    The document is written after every piece, so a run that is cut off leaves what it had.
+    The document is written after every piece, so an interrupted run leaves its results.
     """
 
     def __init__(
@@ -127,10 +129,10 @@ class Run:
         self._commit = commit()
 
     def open_folder(self) -> None:
-        """Go on with the document that is there; without one, or to do all the work, begin anew.
+        """Continue the existing document; without one, or for all the work, begin a new one.
 
         Raises:
-            Mismatch: it is not of this commit and this machine; nothing has been changed.
+            Mismatch: it is from another commit or machine; nothing has been changed.
             OSError: the folder cannot be written.
         """
         path = self.out / NAME
@@ -207,7 +209,7 @@ def main(
         print(f"gpu: cannot write into {out}: {error.strerror}", file=sys.stderr)
         return EXIT_MENDABLE
     run.all_pieces()
-    # A log has no width of its own.
+    # A log file has no terminal width.
     console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
     document = run.document()
     console.print(table_of(document, run.found.tests or parts.not_passed(out)))
@@ -218,7 +220,7 @@ def main(
 
 
 def _stay_awake() -> None:
-    """Keep a device open to our end: otherwise it may sleep and wake between any two children."""
+    """Keep a device open until the end; otherwise it may sleep and wake between two children."""
     with suppress(OSError):
         os.open("/dev/nvidia0", os.O_RDONLY | os.O_CLOEXEC)
 

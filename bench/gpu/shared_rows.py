@@ -1,4 +1,4 @@
-"""The names of rows that several processes say; read by the parent, which loads no core."""
+"""Row names of several processes; read by the parent, which does not load the core."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""A kernel whose blocks stay where they are for as long as they are told, as persistent ones do."""
+"""A kernel whose blocks stay on the device for a given time, like a persistent kernel's."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def spin(out: tl.tensor, rounds: int, block: tl.constexpr) -> None:
-    """Each thread goes round on its own number; one block a program."""
+    """Each thread loops on its own number; one block per program."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     value = at.to(tl.float32)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Gates inside one graph, 0, 9 or 36 of them, and how soon an abort ends a graph."""
+"""Gates inside one graph, 0, 9 or 36 of them, and the time until an abort ends a graph."""
 
 import random
 import statistics
@@ -30,7 +30,7 @@ ROWS: Final = (
 
 
 class Graphs:
-    """Graphs of the same sleeps, with more and fewer gates, and their borrower."""
+    """Graphs of the same sleeps with more and fewer gates, and their borrower."""
 
     def __init__(self, lanes: Lanes, kind: Any, *, layer_ms: float) -> None:
         self.lanes = lanes
@@ -52,7 +52,7 @@ class Graphs:
         return CudaGraph.end_capture(device, stream)
 
     def abortable(self, *, segments: int) -> tuple[Any, list[Any]]:
-        """Return the graph, and those of its segments, which must be kept."""
+        """Return the graph, and the graphs of its segments, which must be kept."""
         parts = [self.captured(layers=1, gates=0) for _ in range(segments)]
         return self.borrower.half.make_abortable([one.handle for one in parts]), parts
 
@@ -104,7 +104,7 @@ def costs(report: Report, lanes: Lanes, kind: Any, name: str) -> None:
 
 
 def abort_ms(graphs: Graphs, graph: Any, rng: random.Random) -> float:
-    """Abort a step at a random moment; returns how long until its blocks could be given away."""
+    """Abort a step at a random moment; return the time until its blocks could be freed."""
     from rose._core import CloseReason, Verdict
 
     host, half = graphs.borrower.host, graphs.borrower.half
@@ -126,7 +126,7 @@ def abort_ms(graphs: Graphs, graph: Any, rng: random.Random) -> float:
 
 def aborts(report: Report, lanes: Lanes, kind: Any, name: str) -> None:
     rng = random.Random(fresh_seed(f"aborts, {name}"))
-    # Over one segment and a millisecond: the bar of a revocation.
+    # One segment plus a millisecond is the bar of a revocation.
     bar = Bar(at_most=1.0 + 1.0 / SEGMENT_MS)
     for row, is_abortable in (
         (f"abort_p99_over_segment_{name}", True),

@@ -1,4 +1,4 @@
-"""Attention over KV in slabs, beside the same over a pool of one model's blocks alone."""
+"""Attention over KV in slabs, compared with a pool that has one model's blocks only."""
 
 import math
 from typing import Any, Final
@@ -11,7 +11,7 @@ from bench.rows import Bar, Peer
 from rose.errors import check
 from rose.units import MIB
 
-# An 8B model's attention with eight KV heads, and a batch that decodes.
+# An 8B model's attention with eight KV heads, and a decoding batch.
 LAYERS: Final = 32
 KV_HEADS: Final = 8
 HEADS: Final = 32
@@ -39,7 +39,7 @@ class Paged:
         from torch.nn.functional import scaled_dot_product_attention
 
         rows = self._layers[number].index_select(0, self._table.flatten())
-        # (sequences, blocks, K or V, tokens, heads, head_dim), as a block is laid out.
+        # (sequences, blocks, K or V, tokens, heads, head_dim), the layout of a block
         gathered = rows.view(SEQUENCES, -1, 2, BLOCK_TOKENS, KV_HEADS, HEAD_DIM)
         key, value = (
             gathered[:, :, which].reshape(SEQUENCES, CONTEXT, KV_HEADS, HEAD_DIM).transpose(1, 2)
@@ -53,7 +53,7 @@ class Paged:
 
 
 def slab_views(lanes: Lanes, blocks: int) -> tuple[Any, list[Any], list[int]]:
-    """Return an arbiter, a borrower's layer views as bf16 tensors, and blocks that it holds."""
+    """Return an arbiter, a borrower's layer views as bf16 tensors, and its held blocks."""
     import numpy as np
     import torch
 
@@ -77,7 +77,7 @@ def slab_views(lanes: Lanes, blocks: int) -> tuple[Any, list[Any], list[int]]:
     space = KVSpace(arbiter, partition, geometry, header_index=0)
     ids = space.allocator.alloc(blocks)
     check(ids is not None, "the pool holds all blocks")
-    # numpy has no bf16: the bits are the same.
+    # numpy has no bf16, but the bits are the same.
     views = [
         as_tensor(view, lanes.torch_device).view(torch.bfloat16)
         for view in space.views(np.int16)[:LAYERS_TIMED]

@@ -1,4 +1,4 @@
-"""Pack, apply, top-k and digest on half a billion elements, against torch."""
+"""Pack, apply, top-k and digest on half a billion elements, compared with torch."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,7 +13,7 @@ from rose.errors import check
 COUNT: Final = 500_000_000
 TOPK_COUNT: Final = 1 << 27
 ELEMENT_BYTES: Final = 2
-# Read new and shadow; digest and table are small. The shadow's changed lines come on top.
+# Reads new and shadow; digest and table are small. The shadow's changed lines are written too.
 PACK_BYTES: Final = 2 * ELEMENT_BYTES
 BLOCK_ELEMENTS: Final = 65_536
 ROUNDS: Final = 15
@@ -31,9 +31,9 @@ ROWS: Final = (
 
 
 class Packing:
-    """A pack that can be repeated: the shadow is put back before each.
+    """A repeatable pack: the shadow is restored before each.
 
-    The CUDA kernels pack into an arena; the Triton ones, without one, take what they need.
+    The CUDA kernels pack into an arena; the Triton ones have none and allocate as they need.
     """
 
     def __init__(self, codec: Any, versions: Versions, *, has_arena: bool = True) -> None:
@@ -51,7 +51,7 @@ class Packing:
         )
 
     def checked(self) -> Any:
-        """Pack once, and make sure that it is a whole delta of what changed."""
+        """Pack once, and check that the delta has all changes."""
         import torch
 
         self.restore()
@@ -86,7 +86,7 @@ def applied(codec: Any, packed: Any, weights: Any, *, undo: bool = False) -> Any
 
 
 def share_of_copy(moved_bytes: int, ms: float, gb_s: float) -> float:
-    """Return which share of the copy's bandwidth this is."""
+    """Return the share of the copy bandwidth that a call reaches."""
     return moved_bytes / GB / (ms * 1e-3) / gb_s
 
 
@@ -97,7 +97,7 @@ def floor_ms(moved_bytes: int, gb_s: float) -> Peer:
 
 
 def torch_pack(versions: Versions, shadow: Any) -> Callable[[], None]:
-    """Return what one writes in torch: compare, find, gather, and bring the shadow up to date."""
+    """Return the torch version: compare, find, gather, and update the shadow."""
 
     def pack() -> None:
         positions = (versions.new != shadow).nonzero().view(-1)
@@ -129,7 +129,7 @@ def report_pairs(
     peer: Callable[[], float],
     peer_name: str,
 ) -> None:
-    """Measure by turns, after a round to warm up."""
+    """Measure alternately, after a warm-up round."""
     Pairs(subject, peer).round()
     pairs = Pairs(subject, peer)
     for _ in range(ROUNDS):

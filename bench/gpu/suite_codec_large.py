@@ -19,8 +19,7 @@ from bench.rows import Bar
 from rose.errors import check
 
 COUNTS: Final = {"2b": 2_000_000_000, "7p6b": 7_600_000_000}
-# Both versions, the shadow, the arena, a byte for each element that is compared, and what a chunk
-# of random numbers takes.
+# Both versions, the shadow, the arena, a byte per compared element, and a chunk of random numbers.
 VERSIONS: Final = 3
 CHUNK_BYTES: Final = 3 << 30
 ROUNDS: Final = 9
@@ -58,7 +57,7 @@ def one_size(report: Report, cuda: Any, size: str, gb_s: float) -> None:
         moved_bytes = PACK_BYTES * versions.count
         report.add(names[0], ms, "ms", peer=floor_ms(moved_bytes, gb_s), bar=BARS.get(names[0]))
         report.add(share, share_of_copy(moved_bytes, ms, gb_s), "ratio")
-        # The shadow stands for the receiver's weights: it is what the delta leads to.
+        # The shadow stands in for the receiver's weights, the result of the delta.
         weights = packing.shadow
 
         def undo() -> None:

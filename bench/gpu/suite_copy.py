@@ -1,4 +1,4 @@
-"""What the memory of this GPU gives: the floor under every other row."""
+"""Memory bandwidth of this GPU, the reference of every other row."""
 
 from typing import Final
 

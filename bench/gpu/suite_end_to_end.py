@@ -1,4 +1,4 @@
-"""m6 within `make gpu`: two decoders of 8B on one device, for seconds an arm."""
+"""End to end within `make gpu`: two decoders of 8B on one device, for seconds per arm."""
 
 from typing import Final
 

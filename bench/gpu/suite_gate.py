@@ -1,4 +1,4 @@
-"""What a gate in the borrower's stream costs while it is open, and how soon it opens."""
+"""Cost of an open gate in the borrower's stream, and time until it opens."""
 
 import statistics
 import time
@@ -11,10 +11,10 @@ from bench.rows import Peer
 from rose.errors import check
 
 KINDS: Final = ("memop", "kernel")
-# A decoder of 36 layers with a gate before each, and kernels short enough to show what one costs.
+# A decoder of 36 layers with a gate before each, and kernels short enough to show the cost.
 GATES: Final = 36
 SEGMENT_MS: Final = 0.02
-# Long enough for the host to hand all of them over meanwhile.
+# Long enough for the host to enqueue all of them in the meantime.
 LEAD_MS: Final = 5.0
 ROUNDS: Final = 30
 WAKES: Final = 200
@@ -29,7 +29,7 @@ ROWS: Final = (
 
 
 class Chain:
-    """Small kernels in the borrower's stream, with a gate before each or without."""
+    """Small kernels in the borrower's stream, with or without a gate before each."""
 
     def __init__(self, lanes: Lanes, kind: Any) -> None:
         import torch
@@ -42,7 +42,7 @@ class Chain:
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def _timed_ms(self, put: Any) -> float:
-        """Return how long the device takes for what `put` puts into the stream."""
+        """Return the device time of the work that `put` enqueues."""
         import torch
 
         start, end = self._events
@@ -93,7 +93,7 @@ def gate_cost(report: Report, lanes: Lanes, kind: Any, name: str) -> None:
     chain.borrower.half.begin_step()
     with report.rows(f"gate_{name}_us"):
         for put in (chain.plain_ms, chain.gated_ms):
-            put()  # the first ones load kernels
+            put()  # the first run loads kernels
         pairs = [(chain.gated_ms(), chain.plain_ms()) for _ in range(ROUNDS)]
         each_us = [(gated - plain) / GATES * 1e3 for gated, plain in pairs]
         plain_us = statistics.median(plain for _, plain in pairs) / GATES * 1e3
@@ -140,7 +140,7 @@ def graph_cost(report: Report, chain: Chain, name: str) -> None:
         peer=Peer("the segment alone, in a graph", plain_us, "us"),
     )
     if name == "memop":
-        # What the host does before each launch: new numbers for every node.
+        # The host's work before each launch: new numbers for every node.
         gated_us, bare_us = (statistics.median(host_us[one][1:]) for one in ("gated", "plain"))
         report.add(
             "graph_update_us",
@@ -151,7 +151,7 @@ def graph_cost(report: Report, chain: Chain, name: str) -> None:
 
 
 def wake(report: Report, lanes: Lanes, kind: Any, name: str) -> None:
-    """From the store that opens to the host's sight of the device's own store: a round trip."""
+    """A round trip: from the opening store to the host's view of the device's own store."""
     names = [f"gate_wake_us_{statistic}_{name}" for statistic in ("p50", "p99")]
     with report.rows(*names):
         borrower = lanes.borrower(kind, window=2)
@@ -167,7 +167,7 @@ def wake(report: Report, lanes: Lanes, kind: Any, name: str) -> None:
 
 
 def _wake_us(borrower: Borrower, waiting: int) -> float:
-    # It has credit from before the close: the open bit is all that is missing.
+    # It has credit from before the close; only the open bit is missing.
     epoch = borrower.host.close_epoch
     began_ns = time.perf_counter_ns()
     borrower.host.open(epoch)
@@ -176,7 +176,7 @@ def _wake_us(borrower: Borrower, waiting: int) -> float:
 
 
 def probed(report: Report, lanes: Lanes) -> None:
-    """How long an idle serving stream takes beside a borrower that is parked: the self-test's."""
+    """Time of an idle serving stream beside a parked borrower, from the self-test."""
     rows = {name: f"gate_alias_us_{name}" for name in KINDS}
     with report.rows(*rows.values()):
         found = lanes.gpu.probe(max_connections=None)

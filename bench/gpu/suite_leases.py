@@ -23,7 +23,7 @@ LOANS: Final = 20
 READS: Final = 200
 STRESS_SLABS: Final = 8
 STRESS_CYCLES: Final = 300
-STRESS_READS: Final = 64  # of a slab, beside one cycle: about as long as the cycle takes
+STRESS_READS: Final = 64  # reads of a slab beside one cycle: about as long as the cycle
 STRESS_QUEUE: Final = 32
 PATTERN: Final = 0x5EED
 
@@ -33,8 +33,8 @@ DESCRIPTORS: Final = tuple(
 )
 MAPPED: Final = ("mapped_scrub_gb_s", "mapped_grant_gb_s", "mapped_sweep_us_32mib")
 DEATH: Final = ("exporter_death_words_wrong", "exporter_death_attach_8gib_ms")
-# Kernels that read through serving's mapping, which is what happens, and through the window
-# itself, which its thread rule forbids: the row says whether the rule could be given up.
+# Kernels that read through serving's mapping, as in production, and through the window itself,
+# which its thread rule forbids. The row shows whether the rule is necessary.
 READERS: Final = ("serving", "window")
 STRESS: Final = tuple(
     f"remap_beside_{reader}_{figure}"
@@ -45,7 +45,7 @@ ROWS: Final = (*MOVED, *DESCRIPTORS, *MAPPED, *DEATH, *STRESS)
 
 
 def moves(report: Report, device: Any) -> None:
-    """A loan of many GiB comes home in one call, whatever its size: ownership moves, no memory."""
+    """A loan of many GiB returns in one call, whatever its size: ownership moves, no memory."""
     for gib in MOVED_GIB:
         names = [name for name in MOVED if name.startswith(f"move_{gib}gib")]
         with report.rows(*names):
@@ -56,7 +56,7 @@ def moves(report: Report, device: Any) -> None:
 
 
 def descriptors(report: Report, device: Any) -> None:
-    """What one memory object costs to hand over: its export, and import and mapping."""
+    """Cost of handing over one memory object: export, import and mapping."""
     from rose._core import Arbiter, Pool
 
     for mib in EXPORT_MIB:
@@ -100,9 +100,9 @@ class MappedLoan:
         self.window = open_window(self.arbiter, header_index=0, device=device)
 
     def cycle_s(self) -> tuple[float, float, float]:
-        """Lend everything, map it, take it back and unmap it; what the first, second and last took.
+        """Lend everything, map it, take it back and unmap it; return the times of these steps.
 
-        On the way back serving has it before anything is unmapped.
+        Serving has the memory before anything is unmapped.
         """
         from bench.windows import keep, take
         from rose._core import Grant
@@ -128,7 +128,7 @@ class MappedLoan:
 
 
 def mapped_loans(report: Report, device: Any) -> None:
-    """Zeros for a slab on loan, and zeros with the mapping; unmapping is off serving's way."""
+    """Cost of zeroing a lent slab, and of zeroing and mapping; unmapping does not delay serving."""
     with report.rows(*MAPPED):
         loan = MappedLoan(device)
         loan.cycle_s()
@@ -141,7 +141,7 @@ def mapped_loans(report: Report, device: Any) -> None:
 
 
 def words_of(owner: Any, words: int, *, offset_bytes: int = 0) -> Any:
-    """Return device memory of a pool as a tensor."""
+    """Return a pool's device memory as a tensor."""
     import numpy as np
     import torch
 
@@ -153,9 +153,9 @@ def words_of(owner: Any, words: int, *, offset_bytes: int = 0) -> Any:
 
 
 def exporter_death(report: Report, lanes: Lanes) -> None:
-    """Whether memory stays, with its bytes, when the process that made it is killed while we read.
+    """Whether memory keeps its bytes when the process that created it is killed during reads.
 
-    DESIGN counts on it: a borrower that was attached to a pool whose maker died must not fault.
+    The design requires it: a borrower of a pool whose creator died must not fault.
     """
     import torch
 
@@ -175,7 +175,7 @@ def exporter_death(report: Report, lanes: Lanes) -> None:
         with torch.cuda.stream(lanes.serving):
             for read in range(READS):
                 if read == READS // 2:
-                    other.kill()  # what was put into the stream before it still runs
+                    other.kill()  # enqueued work still runs
                 wrong += (words[::4096] != PATTERN).sum()
         lanes.serving.synchronize()
         wrong += (words != PATTERN).sum()
@@ -186,7 +186,7 @@ def exporter_death(report: Report, lanes: Lanes) -> None:
 def remap_stress(report: Report, lanes: Lanes, reader: str) -> None:
     """Map and unmap slabs of a window while kernels read another slab, which stays.
 
-    A fault ends the context, and with it the rows that come after: it is the last part.
+    A fault ends the context and all later rows, so this is the last part.
     """
     import torch
 
@@ -207,7 +207,7 @@ def remap_stress(report: Report, lanes: Lanes, reader: str) -> None:
             loan.cycle_s()
             cycles_s.append(time.perf_counter() - began_s)
             if cycle % STRESS_QUEUE == 0:
-                lanes.serving.synchronize()  # the queue shall not grow for ever
+                lanes.serving.synchronize()  # so that the queue does not grow without bound
         lanes.serving.synchronize()
         report.add(names[0], int(wrong.item()), "words", bar=Bar(at_most=0))
         report.add(names[1], statistics.median(cycles_s) / STRESS_SLABS * 1e6, "us")

@@ -1,4 +1,4 @@
-"""What a driver's mapping costs beside a move of ownership, which calls no driver at all."""
+"""Cost of a driver's mapping, compared with a move of ownership, which makes no driver call."""
 
 import statistics
 import time
@@ -59,7 +59,7 @@ def mappings(report: Report, lanes: Lanes) -> None:
 def one_size(
     report: Report, lanes: Lanes, calls: DriverCalls, names: list[str], size_bytes: int
 ) -> None:
-    calls.cycle_us(size_bytes)  # the first one is not like the others
+    calls.cycle_us(size_bytes)  # the first one differs from the others
     idle = [calls.cycle_us(size_bytes) for _ in range(ROUNDS)]
     beside = []
     for _ in range(ROUNDS):
@@ -72,7 +72,7 @@ def one_size(
 
 
 class Loan:
-    """A pool on the device with memory that a borrower holds and does not use."""
+    """A pool on the device with memory that a borrower holds but does not use."""
 
     def __init__(self, device: Any, size_bytes: int = GIB) -> None:
         from rose._core import Arbiter
@@ -92,7 +92,7 @@ class Loan:
             self.arbiter.allocator(partition, block_bytes=MIB, origin_bytes=partition * SLAB_BYTES)
 
     def move_us(self) -> float:
-        """Lend it all, unmeasured, and take it back; it is serving's when the call returns."""
+        """Lend it all, unmeasured, and take it back; serving owns it when the call returns."""
         from rose._core import Grant
 
         loan = self.arbiter.grant(self.rollout, self.slabs, ttl_ns=10**12)

@@ -1,4 +1,4 @@
-"""Two processes on one device under MPS, where its daemon starts."""
+"""Two processes on one device under MPS, if its daemon starts."""
 
 import os
 import shutil
@@ -19,10 +19,10 @@ DAEMON_S: Final = 10.0
 
 @contextmanager
 def mps() -> Iterator[dict[str, str]]:
-    """Start the daemon of MPS; yields what its clients' environment needs.
+    """Start the daemon of MPS; yield the environment of its clients.
 
     Raises:
-        Cannot: it is not there, or does not start.
+        Cannot: it is missing, or does not start.
     """
     program = shutil.which("nvidia-cuda-mps-control")
     if program is None:
@@ -55,6 +55,6 @@ def measure(report: Report) -> None:
     from bench.gpu.meeting import measure_arm
 
     with report.rows(*ROWS), mps() as where:
-        # Before this process has a context: the driver looks for the daemon when it makes one.
+        # Before this process has a context: the driver looks for the daemon when it creates one.
         os.environ.update(where)
         measure_arm(report, ARM, **where)

@@ -1,4 +1,4 @@
-"""What serving feels of a borrower that is parked, and of one that runs."""
+"""Interference of a parked and of a running borrower with serving."""
 
 import random
 import statistics
@@ -19,7 +19,7 @@ LAYERS: Final = 16
 HIDDEN: Final = 8192
 ROWS_OF_BATCH: Final = 16
 ROUNDS: Final = 40
-# What the borrower runs while serving comes: one large product after another.
+# The borrower's work when serving arrives: one large product after another.
 LONG_SIDE: Final = 8192
 ARRIVALS: Final = 200
 
@@ -46,7 +46,7 @@ class ServingStep:
         self.graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            self._layers()  # the first time takes workspaces
+            self._layers()  # the first run allocates workspaces
         self.stream.synchronize()
         with torch.cuda.graph(self.graph, stream=self.stream):
             self._layers()
@@ -68,7 +68,7 @@ class ServingStep:
 
 
 def parked_tax(report: Report, lanes: Lanes, step: ServingStep, kind: Any, name: str) -> None:
-    """A step beside a borrower that waits at its gate, over the step alone."""
+    """A step beside a borrower that waits at its gate, divided by the step alone."""
     row = f"parked_borrower_tax_{name}"
     with report.rows(row):
         borrower = lanes.borrower(kind, window=2)
@@ -92,7 +92,7 @@ def parked_tax(report: Report, lanes: Lanes, step: ServingStep, kind: Any, name:
 
 
 class Arrivals:
-    """Serving steps that come while a long product of the borrower runs."""
+    """Serving steps that arrive while a long product of the borrower runs."""
 
     def __init__(self, lanes: Lanes, step: ServingStep) -> None:
         import torch
@@ -110,7 +110,7 @@ class Arrivals:
             torch.mm(self._left, self._left, out=self._product)
 
     def _step_us(self) -> float:
-        """From the launch until the host sees the step done."""
+        """Time from the launch until the host sees the end of the step."""
         import torch
 
         began_ns = time.perf_counter_ns()
@@ -122,7 +122,7 @@ class Arrivals:
         return (time.perf_counter_ns() - began_ns) * 1e-3
 
     def residual_us(self, stream: Any, seed_name: str) -> list[float]:
-        """Return how much longer a step took than alone, at random moments of a product."""
+        """Return the additional time of a step at random moments of a product."""
         import torch
 
         rng = random.Random(fresh_seed(seed_name))

@@ -1,4 +1,4 @@
-"""Pauses behind a MEMOP gate, by length of the segment and by how many wait in the stream."""
+"""Pauses behind a MEMOP gate, by length of the segment and number of queued segments."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What serving waits for when the borrower's kernel fills the device and does not end."""
+"""Serving's wait when the borrower's kernel fills the device and does not end."""
 
 import random
 import statistics
@@ -46,7 +46,7 @@ def measure(report: Report) -> None:
 
 
 def residuals_us(lanes: Lanes, step: ServingStep, run: Any, length_ms: float) -> list[float]:
-    """Return how much longer a serving step took than alone, at random moments of the kernel."""
+    """Return the additional time of a serving step at random moments of the kernel."""
     import torch
 
     done = torch.cuda.Event()

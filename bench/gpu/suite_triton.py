@@ -1,4 +1,4 @@
-"""What the embedded kernels gain over their Triton twins, which serve where there are none."""
+"""Gain of the embedded kernels over their Triton twins, which replace missing ones."""
 
 from typing import Final
 

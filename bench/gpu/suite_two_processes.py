@@ -1,4 +1,4 @@
-"""Two processes on one device as the driver shares it between them, by time slices."""
+"""Two processes on one device with the driver's time slices."""
 
 from typing import Final
 

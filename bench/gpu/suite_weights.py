@@ -1,4 +1,4 @@
-"""The borrower's weights on a device: an activation beside one copy of the same bytes."""
+"""The borrower's weights on a device: an activation compared with one copy of the same bytes."""
 
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ ROWS: Final = ("weight_activation_over_copy", "weight_activation_gb_s", "weight_
 
 
 class Leased:
-    """Weights in page-locked memory of the host, and a lane of a device to lease slabs on."""
+    """Weights in page-locked host memory, and a lane of a device to lease slabs on."""
 
     def __init__(self) -> None:
         import torch
@@ -53,7 +53,7 @@ class Leased:
         self.evictions_ns: list[float] = []
 
     def activate(self) -> None:
-        """Have the weights on the device: all copies are complete when this returns."""
+        """Load the weights to the device; all copies are complete on return."""
         from rose.executor.weights import WeightsState
 
         self.lease.activate()
@@ -71,7 +71,7 @@ def measure(report: Report) -> None:
 
         from rose.engines.torch import as_tensor
 
-        Lanes()  # The context that torch and rose share.
+        Lanes()  # the shared context of torch and rose
         leased = Leased()
         kv: Any = leased.lane.kv
         target = as_tensor(kv.flat(), torch.device("cuda:0"))[-sum(SIZES) :]

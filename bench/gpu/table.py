@@ -1,4 +1,4 @@
-"""The table of `make gpu`: every row, what is not measured and why, and the tests that failed."""
+"""The table of `make gpu`: every row, unmeasured rows with reasons, and failed tests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal

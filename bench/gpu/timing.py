@@ -1,6 +1,6 @@
-"""Time on a device: events around what is put into a stream, medians, and the copy bandwidth.
+"""Time on a device: events around enqueued work, medians, and the copy bandwidth.
 
-torch is imported by the functions: the parent of the suites never loads it.
+Functions import torch, so that the parent of the suites never loads it.
 """
 
 import os
@@ -15,14 +15,14 @@ GB: Final = 1e9
 GIB: Final = 1 << 30
 COPY_BYTES: Final = 2 * GIB
 COPY_ROUNDS: Final = 20
-# What the host needs to hand a few calls over: with this much work in front, the device never
-# waits for the host between two events.
+# Time in which the host enqueues a few calls: with this much work in front, the device never waits
+# for the host between two events.
 LEAD_CYCLES: Final = 200_000
 PROBE_CYCLES: Final = 20_000_000
 
 
 def fresh_seed(name: str) -> int:
-    """Return another seed in each run, and say it, so that a run can be repeated."""
+    """Return a new seed in each run, and print it, so that a run can be repeated."""
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"{name}: seed {seed}", flush=True)
     return seed
@@ -31,9 +31,9 @@ def fresh_seed(name: str) -> int:
 def event_timed(
     run: Callable[[], object], *, before: Callable[[], object] | None = None
 ) -> Measure:
-    """Return a measure of what `run` puts into the current stream, in milliseconds.
+    """Return a measure of the work that `run` enqueues on the current stream, in milliseconds.
 
-    `before` is put into the stream first, and not measured.
+    `before` is enqueued first, and not measured.
     """
     import torch
 
@@ -53,14 +53,14 @@ def event_timed(
 
 
 def median_of(measure: Measure, *, rounds: int, warm_up: int = 3) -> float:
-    """Return the median of a measure; the first `warm_up` answers are thrown away."""
+    """Return the median of a measure without its first `warm_up` results."""
     for _ in range(warm_up):
         measure()
     return statistics.median(measure() for _ in range(rounds))
 
 
 def copy_gb_s() -> float:
-    """Return what a copy inside the device's memory moves, bytes read and written, in GB/s."""
+    """Return the bandwidth of a copy in device memory, bytes read and written, in GB/s."""
     import torch
 
     source = torch.randint(-(1 << 61), 1 << 61, (COPY_BYTES // 8,), device="cuda")
@@ -70,10 +70,10 @@ def copy_gb_s() -> float:
 
 
 def need_free(need_bytes: int) -> None:
-    """Refuse what does not fit: a row that swaps or fails late says nothing.
+    """Refuse work that does not fit: a row that swaps or fails late is meaningless.
 
     Raises:
-        Cannot: less is free.
+        Cannot: less memory is free.
     """
     import torch
 
@@ -84,7 +84,7 @@ def need_free(need_bytes: int) -> None:
 
 
 def cycles_per_ms() -> float:
-    """Return how many cycles torch's sleeping kernel is asked for to take a millisecond."""
+    """Return the number of cycles for which torch's sleeping kernel takes a millisecond."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Two versions of weights, as a training step leaves them: what the codec rows work on."""
+"""Two versions of weights, as a training step leaves them, for the codec rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 CHUNK: Final = 1 << 26
 CHANGED_SHARE: Final = 0.01
-# Of what changes, so much by one step of the last bit.
+# Share of the changes that are one step of the last bit.
 STEP_SHARE: Final = 0.89
 LARGEST_JUMP: Final = 64
 SPREAD: Final = 0.02
@@ -30,7 +30,7 @@ def _parts(count: int) -> Iterator[slice]:
 
 
 def two_versions(count: int, *, seed: int) -> Versions:
-    """Return random weights on the GPU, of which one percent changes, in a mix of step sizes."""
+    """Return random weights on the GPU, of which one percent changes, with a mix of step sizes."""
     import torch
 
     device = torch.device("cuda:0")
@@ -50,7 +50,7 @@ def two_versions(count: int, *, seed: int) -> Versions:
 
 
 def arena_words_of(count: int) -> int:
-    """Return room for a payload of one percent, several times over, and never none."""
-    # A change costs about ten bits in GAP and an exception 24 more; a sixteenth of the elements
-    # in words is 200 bits for each change.
+    """Return room for a payload of one percent, several times over, and at least some."""
+    # A change takes about ten bits in GAP, and an exception 24 more; a sixteenth of the elements in
+    # words is 200 bits per change.
     return max(1024, count // 16)

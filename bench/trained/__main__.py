@@ -1,4 +1,4 @@
-"""Make the versions if they are missing, print how dense their steps are, and write the log."""
+"""Make the versions if they are missing, print the density of their steps, and write the log."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ _KINDS = ("embed", "attn", "mlp", "norm", "head")
 
 
 def document_of(trained: TrainedSteps) -> dict[str, Any]:
-    """Return all that is known of the versions, as one JSON document."""
+    """Return all information about the versions, as one JSON document."""
     return {
         "machine": machine_card(),
         "commit": commit(),
@@ -27,7 +27,7 @@ def document_of(trained: TrainedSteps) -> dict[str, Any]:
 
 
 def table_of(document: dict[str, Any]) -> Table:
-    """Return the steps of every run, its last ones averaged, and the points."""
+    """Return the steps of every run, with the mean of its last ones, and the points."""
     table = Table(title="steps of a trained model")
     for name in ("steps", "changed %", *_KINDS, "±1 ULP %", "bound i.i.d. B", "given exponent B"):
         table.add_column(name, justify="right")
@@ -60,7 +60,7 @@ def _at(step: Any, *path: str) -> float:
 
 
 def _rounded(value: Any) -> Any:
-    """Return JSON with six digits of every number: more are noise."""
+    """Round every number to six digits: more are noise."""
     if isinstance(value, dict):
         return {name: _rounded(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

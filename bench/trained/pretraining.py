@@ -1,4 +1,4 @@
-"""From random weights to a model that answers some of the tasks."""
+"""From random weights to a model that solves some of the tasks."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from bench.trained.tasks import Language, draw_examples
 from rose.demo.environments.text import PAD
 from rose.engines.transformers import load_model
 
-_TEXT_EVERY = 4  # of so many steps, one is on text
+_TEXT_EVERY = 4  # one step in this many is on text
 _TEXT_WIDTH = 48
 _WEIGHT_DECAY = 0.1
 _GRAD_NORM_MAX = 1.0
@@ -17,7 +17,7 @@ _WARM_SHARE, _LAST_SHARE = 0.1, 0.1
 
 
 def pretrain(settings: Settings) -> tuple[nn.Module, float]:
-    """Return a model in fp32 whose weights are exact in bf16, and its last losses' mean."""
+    """Return a model in fp32 whose weights are exact in bf16, and the mean of its last losses."""
     model = load_model(settings.model, seed=settings.seed)
     random = np.random.default_rng(settings.seed)
     language = Language(random)

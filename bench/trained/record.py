@@ -1,4 +1,4 @@
-"""Runs of RL, with a log of every step and the last versions kept."""
+"""Runs of RL, with a log of every step and the last versions."""
 
 import copy
 from collections import deque
@@ -27,11 +27,11 @@ _FRUITLESS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What training left.
+    """Results of training.
 
     Args:
-        versions: of each run, (kept, n) bf16 bits of its last versions.
-        log: what happened, as JSON has it.
+        versions: (kept, n) bf16 bits of the last versions of each run.
+        log: log of the runs, in JSON's types.
     """
 
     versions: tuple[Bits, ...]
@@ -43,7 +43,7 @@ def record(settings: Settings) -> Recording:
     with _threads(settings.threads):
         model, loss = pretrain(settings)
         spans = spans_of(model)
-        # Every run goes on from the same weights, and draws the same tasks.
+        # Every run starts from the same weights, and draws the same tasks.
         runs = [_run(copy.deepcopy(model), run, settings) for run in settings.runs]
     recorded = tuple(versions for versions, _ in runs)
     points = {
@@ -79,7 +79,7 @@ def _run(model: nn.Module, run: Run, settings: Settings) -> tuple[Bits, dict[str
         )
         stats = trainer.step(rollouts, published=trainer.steps)
         if not stats.is_changed:
-            fruitless += 1  # no task was answered now right, now wrong
+            fruitless += 1  # no task has both right and wrong answers
             continue
         fruitless = 0
         versions.append(trainer.bits().copy())

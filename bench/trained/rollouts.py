@@ -1,4 +1,4 @@
-"""Rollouts of the tasks by the weights that learn, and what they are worth."""
+"""Rollouts of the tasks by the current weights, and their rewards."""
 
 from collections.abc import Sequence
 
@@ -21,15 +21,16 @@ def roll_out(
     random: np.random.Generator,
     sampling: torch.Generator,
 ) -> list[Trajectory]:
-    """Return `samples` answers to each of `prompts` tasks; a right one is worth 1, others 0.
+    """Return `samples` answers to each of `prompts` tasks; the reward is 1 for a right one,
+    otherwise 0.
 
     Args:
-        model: computes with the weights of `version`.
-        prompts: tasks, of one length.
-        samples: rollouts of each.
-        version: of the weights.
-        random: draws the tasks.
-        sampling: draws the tokens.
+        model: model with the weights of `version`.
+        prompts: number of tasks, all of one length.
+        samples: rollouts per task.
+        version: version of the weights.
+        random: generator of the tasks.
+        sampling: generator of the tokens.
     """
     length = int(random.choice(LENGTHS))
     tasks = [draw_task(random, length) for _ in range(prompts)]
@@ -47,7 +48,7 @@ def roll_out(
 def _said(
     model: nn.Module, tasks: Sequence[Task], most: int, sampling: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (b, most) tokens and their logprobs; what comes behind an end means nothing."""
+    """Return (b, most) tokens and their logprobs; those behind an end token are invalid."""
     inputs = torch.tensor([task.prompt for task in tasks])
     cache, tokens, logprobs = None, [], []
     for _ in range(most):

@@ -1,4 +1,4 @@
-"""What is trained, and which versions of it are kept."""
+"""Parameters of the training, and of the kept versions."""
 
 import dataclasses
 import hashlib
@@ -6,20 +6,19 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-# One more with every change of the code that would give other versions for equal settings.
+# Incremented with every change of the code that changes the versions for equal settings.
 _EDITION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Pretraining:
-    """How the model learns its tasks from examples.
+    """Pretraining on examples of the tasks.
 
     Args:
-        steps: of AdamW, each with one batch of examples.
-        examples: in a batch.
-        lr: at its highest, after the first tenth of the steps; from there it falls to a tenth.
-        spread: the first weights are so many times larger than the preset's, whose 0.02 is meant
-            for models that are wider than this one.
+        steps: steps of AdamW, each with one batch of examples.
+        examples: examples per batch.
+        lr: largest learning rate, after the first tenth of the steps; then it falls to a tenth.
+        spread: factor on the preset's initial weights, whose 0.02 is meant for wider models.
     """
 
     steps: int = 450
@@ -33,9 +32,9 @@ class Run:
     """RL from the pretrained weights, at one constant learning rate.
 
     Args:
-        lr: of AdamW.
-        steps: of AdamW that change the weights, each on rollouts of the version before it.
-        kept: of the last versions, so many are kept, at least two.
+        lr: learning rate of AdamW.
+        steps: steps of AdamW that change the weights, each on rollouts of the version before.
+        kept: number of last versions that are kept, at least two.
     """
 
     lr: float
@@ -45,12 +44,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Two versions that differ at about some density: the last of a run, and one before it.
+    """Two versions with a certain density of changes: the last of a run, and an earlier one.
 
     Args:
-        name: the density as rows have it.
+        name: the density in row names.
         run: number of the run.
-        steps: how many steps of AdamW lie between the two.
+        steps: steps of AdamW between the two.
     """
 
     name: str
@@ -60,20 +59,20 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that the versions depend on.
+    """All inputs of the versions.
 
     Args:
-        model: a preset of `rose.engines.transformers`.
-        seed: of its first weights, the examples and the rollouts.
-        pretraining: where every run starts from.
-        runs: each from the pretrained weights, rounded to bf16 as a checkpoint is. It takes dozens
-            of steps until the larger weights have drifted to where they round to another number;
-            before that, steps are cheaper to send than they will be.
-        points: pairs of versions; above 0.5 % a version takes two or three steps of AdamW, as one
-            does that learns more than once from its rollouts.
-        prompts: tasks of one step.
-        samples: rollouts of each task, compared with each other.
-        threads: of torch; sums are rounded by how they are split, so it is not the machine's.
+        model: preset of `rose.engines.transformers`.
+        seed: seed of the initial weights, the examples and the rollouts.
+        pretraining: start of every run.
+        runs: runs from the pretrained weights, rounded to bf16 as in a checkpoint. It takes dozens
+            of steps until larger weights round to another number; earlier steps are cheaper to
+            send.
+        points: pairs of versions; above 0.5 % a version takes two or three steps of AdamW, like one
+            that learns several times from its rollouts.
+        prompts: tasks per step.
+        samples: rollouts per task, compared with each other.
+        threads: threads of torch. The rounding of sums depends on it, so it is not the machine's.
     """
 
     model: str = "tiny-policy"
@@ -94,6 +93,6 @@ class Settings:
         return {"edition": _EDITION, **dataclasses.asdict(self)}
 
     def fingerprint(self) -> str:
-        """Return what differs for settings that would give other versions."""
+        """Return a value that differs between settings with different versions."""
         text = json.dumps(self.as_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

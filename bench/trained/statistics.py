@@ -1,4 +1,4 @@
-"""What changed in a step, counted: how much, where, in which exponents, by how many ULP."""
+"""Statistics of a step's changes: number, tensors, exponents, and sizes in ULP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from bench.entropy import class_entropy_bytes, exponents, iid_entropy_bytes, ste
 
 Bits = npt.NDArray[np.uint16]
 
-# The first word that a parameter's name holds says what kind of tensor it is of.
+# The first word in a parameter's name that determines its kind.
 _KINDS = {"norm": "norm", "embed": "embed", "lm_head": "head", "attn": "attn", "mlp": "mlp"}
 _ULP_GROUPS = {"1": (1, 1), "2": (2, 2), "3_to_4": (3, 4), "5_or_more": (5, 1 << 15)}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a tensor lies in the flat row of all weights."""
+    """Position of a tensor in the flat row of all weights."""
 
     kind: str
     where: slice
@@ -36,17 +36,17 @@ def spans_of(model: nn.Module) -> list[Span]:
 
 
 def step_statistics(new: Bits, old: Bits, spans: Sequence[Span]) -> dict[str, Any]:
-    """Return what a log says of a step.
+    """Return the log entry of a step.
 
     Args:
         new: (n,) bf16 bits.
         old: (n,) bf16 bits.
-        spans: the tensors they are of.
+        spans: tensors of the row.
 
     Returns:
         `density`, of all and by kind of tensor; `exponents`, each as [elements, changed]; `ulp`,
-        the shares of the changes by size; and the two bounds in bytes for each change. The shares
-        and bounds are missing where nothing changed.
+        the shares of the changes by size; and the two bounds in bytes per change. The shares and
+        bounds are missing without a change.
     """
     is_changed = new != old
     changed = int(is_changed.sum())

@@ -1,4 +1,4 @@
-"""Where the versions are kept between runs of the bench: files that say what they are of."""
+"""Storage of the versions between runs of the bench, in files that name their settings."""
 
 import hashlib
 import json
@@ -23,11 +23,11 @@ _LOG: Final = "log.json"
 
 @dataclass(frozen=True, slots=True)
 class TrainedSteps:
-    """Versions of a model that was trained, read from files as they are looked at.
+    """Versions of a trained model, read from files on access.
 
     Args:
-        settings: what they were made by.
-        versions: of each run, (kept, n) bf16 bits, the newest last.
+        settings: settings of the training.
+        versions: (kept, n) bf16 bits of each run, the newest last.
         log: see `bench/trained/record.py`.
     """
 
@@ -46,9 +46,9 @@ def trained_steps(
     folder: Path = FOLDER,
     make: Callable[[Settings], Recording] = record,
 ) -> TrainedSteps:
-    """Return the versions that are kept in `folder`, made if they are not those of `settings`.
+    """Return the versions in `folder`; make them if they do not match `settings`.
 
-    Making them takes minutes. Whatever is missing, cut off or changed is made anew.
+    Making them takes minutes. Missing, incomplete or changed files are made again.
     """
     settings = settings or Settings()
     kept = _read(settings, folder)
@@ -74,7 +74,7 @@ def _read(settings: Settings, folder: Path) -> TrainedSteps | None:
 
 
 def _write(settings: Settings, recording: Recording, folder: Path) -> None:
-    """Put a recording in the place of what is there, as one."""
+    """Replace the stored recording atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         ready = Path(place) / folder.name

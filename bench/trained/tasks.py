@@ -1,4 +1,4 @@
-"""What the model learns: to copy, reverse, sort and add, and a language of few words."""
+"""The model's tasks: copy, reverse, sort and add, and a language of few words."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ _LETTERS = "abcdefghij"
 _DIGITS = "0123456789"
 _TOKENIZER = Tokenizer()
 _WORDS = 512
-_NEXT_WORDS = 8  # a word is followed by one of so many
+_NEXT_WORDS = 8  # number of possible successors of a word
 _ZIPF = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question of `length` + 3 tokens, and the answer that is right."""
+    """A question of `length` + 3 tokens, and the right answer."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -48,7 +48,7 @@ def _add(random: np.random.Generator, length: int) -> tuple[str, str]:
     digits = _drawn(random, _DIGITS, length)
     cut = int(random.integers(1, length))
     left, right = digits[:cut], digits[cut:]
-    # The sign between the two takes the place that the other tasks have before theirs.
+    # The sign between the two operands takes the place that other tasks have before theirs.
     return f"{left}+{right}", str(int(left) + int(right))
 
 
@@ -61,13 +61,13 @@ _KINDS: tuple[Callable[[np.random.Generator, int], tuple[str, str]], ...] = (
 
 
 def draw_task(random: np.random.Generator, length: int) -> Task:
-    """Return a task of some kind; those of one length have prompts of one length."""
+    """Return a task of some kind; tasks of one length have prompts of one length."""
     question, answer = _KINDS[int(random.integers(len(_KINDS)))](random, length)
     return Task(_TOKENIZER.prompt(question), (*_TOKENIZER.encode(answer), EOS))
 
 
 def draw_examples(random: np.random.Generator, count: int) -> list[tuple[int, ...]]:
-    """Return tasks with their answers, padded behind to one length."""
+    """Return tasks with their answers, padded at the end to one length."""
     length = int(random.choice(LENGTHS))
     rows = [task.prompt + task.answer for task in (draw_task(random, length) for _ in range(count))]
     width = max(map(len, rows))
@@ -75,7 +75,7 @@ def draw_examples(random: np.random.Generator, count: int) -> list[tuple[int, ..
 
 
 class Language:
-    """Words as often as Zipf's law has them, each followed by one of a few."""
+    """Words with frequencies by Zipf's law, each followed by one of a few."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._words = [_drawn(random, _LETTERS, int(random.integers(1, 6))) for _ in range(_WORDS)]
@@ -84,7 +84,7 @@ class Language:
         self._next = random.choice(_WORDS, size=(_WORDS, _NEXT_WORDS), p=share)
 
     def draw(self, random: np.random.Generator, count: int, width: int) -> list[tuple[int, ...]]:
-        """Return `count` stretches of text of `width` tokens."""
+        """Return `count` pieces of text of `width` tokens."""
         return [self._stretch(random, width) for _ in range(count)]
 
     def _stretch(self, random: np.random.Generator, width: int) -> tuple[int, ...]:

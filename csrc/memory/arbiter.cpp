@@ -254,7 +254,7 @@ Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
   const Status done = pool_.scrub(slab);
   const Turn turn{*this};
   scrub_of(slab) = done.code() == Code::kDeadlineExceeded ? Scrub::kLate : Scrub::kNone;
-  // A revocation or the tenant's death during the scrub has waited for its end.
+  // A revocation, or the tenant's death, during the scrub takes effect now.
   if (slabs_[slab].state != SlabState::kGranted) ROSE_TRY(on_slab_idle(slab));
   ROSE_TRY(done);
   if (slabs_[slab].owner != id || slabs_[slab].state != SlabState::kGranted) return false;

@@ -1,21 +1,21 @@
-// The words shared by an arbiter and a tenant of another process: who may use a slab now.
+// The words shared by an arbiter and a tenant of another process: the current use of each slab.
 //
-//   ABSENT   the slab is not the tenant's
-//   IDLE     it is the tenant's, who is outside: the arbiter may take it without asking
-//   BUSY     the tenant is inside: it holds a block or a pin
-//   CLOSED   the tenant is inside and has to leave
+//   ABSENT   the tenant does not have the slab
+//   IDLE     it has the slab but uses no block: the arbiter may take it without asking
+//   BUSY     it has a block in use or a pin
+//   CLOSED   the same, and it must leave the slab
 //
-//   arbiter   any    -> IDLE     granted: the slab is nobody's, so nobody else writes this word
+//   arbiter   any    -> IDLE     granted: an unowned slab, so nobody else writes this word
 //             IDLE   -> ABSENT   taken back at once
 //             BUSY   -> CLOSED   revoked
 //             any    -> ABSENT   the tenant is proven gone, or its completion is
 //   tenant    IDLE   -> BUSY     enters
 //             BUSY   -> IDLE     leaves
 //             CLOSED -> ABSENT   leaves for good, and rings
-//             IDLE   -> ABSENT   gives back by its own will, and rings
+//             IDLE   -> ABSENT   returns the slab, and rings
 //
 // Every move but a grant is one compare-and-swap of generation and use together, so a late party
-// with an old generation changes nothing. The words alone say who is inside: either party can die
+// with an old generation changes nothing. The state is in the words alone: either party can die
 // after any single move, and the other continues from the words.
 #pragma once
 

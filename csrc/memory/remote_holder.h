@@ -9,15 +9,14 @@
 
 namespace rose::memory {
 
-// When a tenant learns of a slab that it was granted.
+// When a tenant learns of a granted slab.
 enum class Telling : std::uint8_t {
   kAtGrant,
   kWhenClean,  // by tell(); before that the slab is taken back without asking
 };
 
-// Asks and tells through the words of a mailbox. The state of each slab by the arbiter's own moves
-// is kept here as well, so that no write of the tenant can change it: an unknown word counts as
-// busy while the tenant lives.
+// Reads and writes the words of a mailbox. The arbiter's own record of each slab is kept here,
+// where the tenant cannot change it. An invalid word counts as busy while the tenant lives.
 class RemoteHolder final : public SlabHolder {
  public:
   RemoteHolder(PoolShape shape, std::shared_ptr<TenantLine> line, Telling telling) noexcept;

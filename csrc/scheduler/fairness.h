@@ -93,7 +93,7 @@ class Fairness {
   static bool is_needed(const WorkerTable& workers) noexcept { return !workers.devices().empty(); }
   // Updates the backlogged jobs of all devices, and bars jobs that are too far ahead.
   void refresh(const JobTable& jobs, WorkerTable& workers);
-  // The same for one device.
+  // As refresh() above, for one device only.
   void refresh(const JobTable& jobs, WorkerTable& workers, DeviceId device);
   void serve(const JobTable& jobs, const Worker& worker, std::int64_t tokens);
 

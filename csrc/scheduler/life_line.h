@@ -33,7 +33,7 @@ class LifeLine {
   std::vector<double> lives_s_;           // without gaps
   std::vector<std::size_t> numbers_;      // by position in lives_s_
   std::vector<std::size_t> places_;       // by number: position in lives_s_
-  std::vector<std::size_t> unused_;       // numbers
+  std::vector<std::size_t> unused_;       // numbers to reuse
   mutable std::vector<double> sorted_s_;  // scratch
   mutable std::size_t changes_{1};        // since the last selection
   mutable double median_s_{0};

@@ -63,7 +63,7 @@ class Placement {
   void price(const WorkerColumns& workers, const CostQuery& query);
   // A row of the lineup.
   std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query);
-  // The same if the cheapest worker with room cannot take the turn.
+  // The row of the cheapest worker that can take the turn, if the cheapest one with room cannot.
   std::optional<std::size_t> cheapest_able(const WorkerColumns& workers,
                                            const Query& query) const noexcept;
   std::optional<std::size_t> joint(const WorkerColumns& workers, const Query& query);

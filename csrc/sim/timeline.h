@@ -12,14 +12,14 @@
 namespace rose::sim {
 
 enum class Happening : std::uint8_t {
-  kBatchChanged = 0,  // of the engine of worker `subject`
-  kReportDue,         // of worker `subject`
-  kLendingChanged,    // of worker `subject`
-  kStartedUp,         // worker `subject`, after it was lent again
-  kUpdateArrived,     // at worker `subject`
-  kUpdated,           // worker `subject`
-  kToolDone,          // of trajectory `subject`
-  kLearned,           // by the trainer of job `subject`
+  kBatchChanged = 0,  // the batch of worker `subject`
+  kReportDue,         // a report of worker `subject`
+  kLendingChanged,    // the loan of worker `subject`
+  kStartedUp,         // worker `subject` after a new loan
+  kUpdateArrived,     // new weights at worker `subject`
+  kUpdated,           // worker `subject` runs them
+  kToolDone,          // the tool of trajectory `subject`
+  kLearned,           // the trainer of job `subject` finished a step
 };
 
 struct Moment {

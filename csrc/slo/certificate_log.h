@@ -7,16 +7,16 @@
 //                 8  u32      version, kVersion
 //                12  u32      record_bytes, 128
 //                16  f64      ttft_ms, tpot_ms          the user's targets
-//                32  f64      epsilon                   error rate the latency model is asked for
-//                40  f64      signal_ms                 from a close to its being seen
-//                48  f64      blocking_ms               most a quantum may delay serving
+//                32  f64      epsilon                   share of steps above their bound
+//                40  f64      signal_ms                 from a close until it is seen
+//                48  f64      blocking_ms               longest delay of serving by a quantum
 //                56  i64      heartbeat_ttl_ns
 //                64  i64      started_ns                CLOCK_BOOTTIME, as all times below
 //                72  u32      max_segments, slabs, partitions, blocks_per_slab
 //                88  u32      block_tokens, max_request_tokens, max_batch_tokens of serving;
 //                             burst_requests, the fewest
-//               104  f64      revoke_ms                the longest a revocation may take
-//               112  f64      slowdown                 share by which rollouts may stretch TPOT
+//               104  f64      revoke_ms                longest time of a revocation
+//               112  f64      slowdown                 share by which rollouts may increase TPOT
 //               120  u32      without, a bit for each Mechanism that is switched off
 //               124  u32      crc32 of bytes 0..123
 //
@@ -48,7 +48,7 @@
 //    9 GAVE_BACK     char[96] reason, UTF-8, padded with zeros
 //   10 END           u64[12] records of each kind, in this order, this one included
 //   11 TOKENS        u32 first_slot, count; u8[88] bitmap: bit i of byte j is slot
-//                    first_slot + 8 j + i, which got one token
+//                    first_slot + 8 j + i, which received a token
 //   12 FORCED        u32 passed, close_epoch        the watchdog lets one segment through
 #pragma once
 

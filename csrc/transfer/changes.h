@@ -7,7 +7,7 @@
 
 namespace rose::transfer {
 
-// An element, as a number modulo 2^w whatever it means.
+// An element as a number modulo 2^w, whatever its type.
 template <typename T>
 concept ElementBits = std::same_as<T, std::uint8_t> || std::same_as<T, std::uint16_t> ||
                       std::same_as<T, std::uint32_t>;

@@ -168,7 +168,7 @@ void ChangesFinder<T>::note_differences(const Tile& tile, std::uint32_t count) n
   }
 }
 
-// The same, and updates the tile's shadow.
+// Stores the differences, and updates the tile's shadow.
 template <ElementBits T>
 void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
   note_differences(tile, count);

@@ -17,8 +17,8 @@ class ChunkPace {
   // At one byte a second such a burst refills before the clock overflows.
   static constexpr std::uint64_t kBurstBytesMax = std::uint64_t{1} << 32;
 
-  // From now on `bytes_per_s` (0: unlimited) and up to `burst_bytes` at once. What was taken still
-  // counts, so frequent changes of the rate give nobody more.
+  // Sets the rate to `bytes_per_s` (0: unlimited) and the burst to `burst_bytes`. Bytes taken
+  // before still count, so frequent changes of the rate do not raise it.
   void set(Nanoseconds now_ns, std::uint64_t bytes_per_s, std::uint64_t burst_bytes) noexcept {
     const std::uint64_t missing = missing_bytes(now_ns);
     bytes_per_s_ = bytes_per_s;

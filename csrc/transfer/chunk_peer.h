@@ -1,4 +1,4 @@
-// One receiver of a chunk server: what it may send, and what it gets.
+// One receiver of a chunk server: its requests and their answers.
 #pragma once
 
 #include <array>

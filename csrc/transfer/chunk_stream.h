@@ -30,7 +30,7 @@ struct Want {
   Room room;
 };
 
-// The result of a want: the frame in its room, or that it is not kept.
+// The answer to a Want: the frame is in the room, or the server does not keep it.
 struct Arrival {
   ChunkKey key;
   bool is_kept{false};

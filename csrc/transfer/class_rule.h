@@ -13,7 +13,7 @@ namespace rose::transfer {
 
 inline constexpr std::uint32_t kClasses = 8;
 
-// The same for all blocks of a delta.
+// Maps old elements to classes; one rule for all blocks of a delta.
 struct ClassRule {
   std::uint32_t shift{0};
   std::uint32_t exponent_bits{0};

@@ -12,8 +12,8 @@ namespace rose::transfer {
 // Corrupt, naming the block. A delta with STRAT blocks, which are for links only, is not ok.
 Status check_delta(const DeltaView& delta) noexcept;
 
-// The same for some blocks, and for the sizes of all: what reading those needs. For readers in
-// parts that have checked the whole delta before.
+// Checks the sizes of all blocks, and the content of those in `range`. For readers of parts of a
+// delta that was checked before.
 Status check_blocks(const DeltaView& delta, BlockRange range) noexcept;
 
 // Whether the table has an entry for every block, and the fields before it are possible.

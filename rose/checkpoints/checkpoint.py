@@ -101,7 +101,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             tensors[stored.name] = CheckpointTensor(file, stored)
     for name, where in weight_map.items():
         if name not in tensors or tensors[name].file.path.name != where:
-            raise CorruptData(f"{index} places {name!r} in {where}, which does not hold it")
+            raise CorruptData(f"{index} places {name!r} in {where}, which does not contain it")
     return Checkpoint(path, files, tensors)
 
 

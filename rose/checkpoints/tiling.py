@@ -135,7 +135,8 @@ def planned_tiling(plan: Plan, tensors: Iterable[StoredTensor]) -> Tiling:
     for tile in plan.tiles:
         if 8 * stored[tile.tensor].stored.unit_bytes != tile.width:
             raise InvalidArgument(
-                f"{tile.tensor} is of {stored[tile.tensor].dtype}, and of {tile.dtype} in the plan"
+                f"{tile.tensor} has the dtype {stored[tile.tensor].dtype}, "
+                f"but {tile.dtype} in the plan"
             )
     places = [TilePlace(one.tensor, stored[one.tensor].shape, one.region) for one in plan.tiles]
     return Tiling(Tiles(plan.counts, plan.widths, plan.layout_id), places)

@@ -83,7 +83,7 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[f
     "--schemes",
     "scheme_names",
     metavar="A,B,…",
-    help=f"Of {', '.join(SCHEMES)}; all that can run by default.",
+    help=f"Schemes to run: {', '.join(SCHEMES)}; all that can run by default.",
 )
 @click.option(
     "--without",
@@ -95,7 +95,7 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[f
     "--seconds",
     type=float,
     show_default="120 virtual, 24 otherwise",
-    help="Traffic of each scheme at each load.",
+    help="Duration of each scheme at each load.",
 )
 @click.option(
     "--length-scale",
@@ -109,7 +109,7 @@ def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[f
     show_default=f"{_NOISE:g}",
     help="Standard deviation of the logarithm of step times, in virtual time.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of traffic, prompts and noise.")
+@click.option("--seed", default=0, show_default=True, help="Seed of traffic, prompts and noise.")
 @click.option(
     "--out", "out_dir", default="rose-compare", show_default=True, help="Folder of the report."
 )
@@ -129,9 +129,9 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     seed: int,
     out_dir: str,
 ) -> int:
-    """Run all schemes of sharing a device on the same requests, and say what each costs.
+    """Run all schemes of sharing a device on the same requests, and report the cost of each.
 
-    The exit status is 0, or 130 after an interrupt: what was measured until then is reported.
+    The exit status is 0, or 130 after an interrupt, which reports the measurements so far.
     """
     out = Path(out_dir)
     try_folder(out)

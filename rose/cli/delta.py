@@ -28,7 +28,7 @@ _PATH: Final = click.Path(path_type=Path)
 
 @click.group()
 def delta() -> None:
-    """Look at what changed between two checkpoints, and send, apply or undo just that.
+    """Compare two checkpoints, and send, apply or undo only the difference.
 
     A checkpoint is a safetensors file, or a folder of them. It is mapped, never loaded: a large one
     needs no more memory than a small one.
@@ -48,11 +48,11 @@ def delta() -> None:
     help="List the N tensors that change most.",
 )
 def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: int) -> None:
-    """Say what changed from OLD to NEW, and what sending it would take.
+    """Report the changes from OLD to NEW, and the cost of sending them.
 
-    Densities by tensor and by kind of tensor, steps in ULP, the bytes that each codec really
-    takes with the bounds that entropy sets, and the time on links of 1 to 100 Gb/s. The exit
-    status is 2 when nothing can be compared.
+    Densities by tensor and by kind of tensor, steps in ULP, the bytes of each codec with their
+    entropy bounds, and the time on links of 1 to 100 Gb/s. The exit status is 2 when nothing can be
+    compared.
     """
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("comparing", one.nbytes + other.nbytes) as advance:
@@ -72,11 +72,12 @@ def inspect_checkpoints(old: Path, new: Path, html_path: Path | None, tensors: i
 @delta.command(name="make")
 @click.argument("old", type=_PATH)
 @click.argument("new", type=_PATH)
-@click.option("-o", "--out", type=_PATH, required=True, metavar="FILE", help="Where to write it.")
+@click.option("-o", "--out", type=_PATH, required=True, metavar="FILE", help="Output file.")
 def make(old: Path, new: Path, out: Path) -> None:
     """Write the difference between the tensors of OLD and NEW to FILE; it works both ways.
 
-    Both have the same tensors, in any files. FILE is an update file, as relays keep them.
+    OLD and NEW must have the same tensors, in any files. FILE is an update file like those of
+    relays.
     """
     one, other = open_checkpoint(old), open_checkpoint(new)
     with progress("packing", one.nbytes) as advance:
@@ -126,7 +127,7 @@ def undo(checkpoint: Path, file: Path, out: Path | None, in_place: bool) -> None
 
 def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bool) -> None:
     if (out is None) != in_place:
-        raise InvalidArgument("name a place with -o, or say --in-place: one of the two")
+        raise InvalidArgument("give either -o PATH or --in-place")
     checkpoint = open_checkpoint(path)
     opened = DeltaFile(file)
     with progress("checking", checkpoint.nbytes) as advance:
@@ -143,7 +144,7 @@ def _apply(path: Path, file: Path, out: Path | None, *, in_place: bool, undo: bo
 @click.argument("file", type=_PATH)
 @click.pass_context
 def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
-    """Say whether CHECKPOINT is the base of FILE, its target, or neither.
+    """Report whether CHECKPOINT is the base of FILE, its target, or neither.
 
     The exit status is 0 for base or target, 1 for neither, 2 when a file cannot be read or FILE is
     damaged. Digests are compared; they find faults, not attackers.

@@ -56,7 +56,7 @@ _VOID_STATUS: Final = 3
 @click.option(
     "--length-scale", default=1 / 16, show_default="1/16", help="Factor on the trace's lengths."
 )
-@click.option("--quick", is_flag=True, help="End within two minutes; a look, no measurement.")
+@click.option("--quick", is_flag=True, help="End within two minutes; no measurement.")
 @click.option("--serving-model", default="tiny-qwen2", show_default=True, help="Preset or folder.")
 @click.option("--rollout-model", default="tiny-policy", show_default=True, help="Preset or folder.")
 @click.option(
@@ -75,11 +75,11 @@ _VOID_STATUS: Final = 3
     show_default=True,
     help="Share by which rollouts may slow running requests down; 0: idle time only.",
 )
-@click.option("--device", default="cpu", show_default=True, help="What both share: cpu, cuda:0.")
+@click.option("--device", default="cpu", show_default=True, help="Shared device: cpu, cuda:0.")
 @click.option(
-    "--broker", "has_broker", is_flag=True, help="A broker decides how much the device lends."
+    "--broker", "has_broker", is_flag=True, help="A broker limits the loans of the device."
 )
-@click.option("--seed", default=0, show_default=True, help="Of traffic, prompts and weights.")
+@click.option("--seed", default=0, show_default=True, help="Seed of traffic, prompts and weights.")
 @click.option(
     "--out", "out_dir", default="rose-demo", show_default=True, help="Folder of the report."
 )
@@ -100,10 +100,10 @@ def demo(  # noqa: PLR0917 (click passes options by name)
     seed: int,
     out_dir: str,
 ) -> int:
-    """Run serving and rollouts on one device, and report what serving noticed.
+    """Run serving and rollouts on one device, and report the interference with serving.
 
-    The exit status is 0, 3 when nothing could be judged (the verdict is void), or 130 after an
-    interrupt: what was measured until then is reported.
+    The exit status is 0, 3 when the verdict is void, or 130 after an interrupt, which reports the
+    measurements so far.
     """
     for name, value in (("--load", load), ("--length-scale", length_scale)):
         if not value > 0:

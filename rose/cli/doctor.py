@@ -53,9 +53,9 @@ _F_SEAL_FUTURE_WRITE: Final = 0x10
 @click.command()
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
-    """Say which parts of rose are active here, and why.
+    """Report which parts of rose are active here, and why.
 
-    The exit status is 1 when a part that rose cannot do without is broken.
+    The exit status is 1 when a necessary part is broken.
     """
     findings = examine()
     table = Table("part", "state", "why")

@@ -98,7 +98,9 @@ def _read(samples: _Samples, dialect: _Dialect) -> EngineMetrics:
     if not used:
         raise CorruptData(f"{dialect.engine} does not say {dialect.kv_used[0]}")
     if not 0 <= max(used) <= 1 + _SHARE_SLACK:
-        raise CorruptData(f"{dialect.kv_used[0]} is {max(used):g}, which is no share")
+        raise CorruptData(
+            f"{dialect.kv_used[0]} is {max(used):g}, which is not a share from 0 to 1"
+        )
     return EngineMetrics(
         engine=dialect.engine,
         model=_model(samples),
@@ -114,14 +116,14 @@ def _read(samples: _Samples, dialect: _Dialect) -> EngineMetrics:
 
 def _samples(lines: Sequence[str]) -> _Samples:
     if len(lines) > _LINES_MAX:
-        raise CorruptData(f"there are {len(lines)} samples: no engine has so many")
+        raise CorruptData(f"there are {len(lines)} samples, more than any engine has")
     found: _Samples = defaultdict(list)
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 found[sample.name].append(sample)
     except (ValueError, KeyError, IndexError, AttributeError, TypeError) as error:
-        raise CorruptData(f"this is no text of Prometheus: {error}") from None
+        raise CorruptData(f"this is not the text format of Prometheus: {error}") from None
     return found
 
 
@@ -130,7 +132,7 @@ def _values(samples: _Samples, names: Iterable[str]) -> list[float]:
     for name in names:
         values = [sample.value for sample in samples.get(name, [])]
         if any(not (math.isfinite(value) and value >= 0) for value in values):
-            raise CorruptData(f"{name} is negative or no number")
+            raise CorruptData(f"{name} is not a number of at least 0")
         if values:
             return values
     return []
@@ -173,7 +175,7 @@ def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:
         try:
             bound_s = float(labels.pop("le", ""))
         except ValueError:
-            raise CorruptData(f"a bucket of {name} has no bound") from None
+            raise CorruptData(f"a bucket of {name} lacks its bound") from None
         buckets[tuple(sorted(labels.items()))][bound_s] = sample.value
     for counts in buckets.values():
         bounds_s, at_or_below = zip(*sorted(counts.items()), strict=True)

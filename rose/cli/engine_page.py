@@ -61,7 +61,7 @@ def fetch_text(endpoint: SplitResult, clock: Clock) -> str:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Unavailable(f"{url} does not answer: {why}") from None
         except UnicodeDecodeError:
-            raise Unavailable(f"{url} answers with bytes that are no text") from None
+            raise Unavailable(f"{url} answers with bytes that are not text") from None
 
 
 def _page(connection: http.client.HTTPConnection, endpoint: SplitResult, clock: Clock) -> str:
@@ -77,7 +77,9 @@ def _page(connection: http.client.HTTPConnection, endpoint: SplitResult, clock: 
     while chunk := answer.read1(_CHUNK_BYTES):
         body += chunk
         if len(body) > _BODY_BYTES_MAX:
-            raise Unavailable(f"{url} says more than {_BODY_BYTES_MAX // MIB} MiB: no engine does")
+            raise Unavailable(
+                f"{url} sends more than {_BODY_BYTES_MAX // MIB} MiB, more than any engine"
+            )
         if clock.now_ns() > ends_ns:  # The socket's own timeout restarts with each byte.
             raise TimeoutError
     return body.decode()

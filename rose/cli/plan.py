@@ -56,7 +56,7 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
     "--device-gb", type=_GIB, required=True, help="Memory of a device, in GiB of 2^30 bytes."
 )
 @click.option(
-    "--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Devices a model."
+    "--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Devices per model."
 )
 @click.option(
     "--block-tokens", type=click.IntRange(BLOCK_TOKENS_MIN, 256), default=16, show_default=True
@@ -74,37 +74,61 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
     help="Default: as the model was published.",
 )
 @click.option(
-    "--activation-gb", type=_GIB, default=4.0, show_default=True, help="Of each engine, in GiB."
+    "--activation-gb",
+    type=_GIB,
+    default=4.0,
+    show_default=True,
+    help="Activations of each engine, in GiB.",
 )
 @click.option(
-    "--requests", type=_REQUESTS, default=64, show_default=True, help="That serving runs at once."
+    "--requests",
+    type=_REQUESTS,
+    default=64,
+    show_default=True,
+    help="Concurrent requests of serving.",
 )
 @click.option(
-    "--request-tokens", type=_TOKENS, default=8192, show_default=True, help="Of one, at most."
+    "--request-tokens", type=_TOKENS, default=8192, show_default=True, help="Longest request."
 )
 @click.option(
-    "--rollout-tokens", type=_TOKENS, help="Of a rollout, at most. Default: as --request-tokens."
+    "--rollout-tokens", type=_TOKENS, help="Longest rollout. Default: as --request-tokens."
 )
 @click.option(
-    "--prefill-tokens-per-s", type=_RATE, default=50_000.0, show_default=True, help="Of serving."
+    "--prefill-tokens-per-s",
+    type=_RATE,
+    default=50_000.0,
+    show_default=True,
+    help="Prefill rate of serving.",
 )
 @click.option(
-    "--decode-tokens-per-s", type=_RATE, default=100.0, show_default=True, help="Of one request."
+    "--decode-tokens-per-s",
+    type=_RATE,
+    default=100.0,
+    show_default=True,
+    help="Decode rate of one request.",
 )
 @click.option(
-    "--step-tokens", type=_TOKENS, default=8192, show_default=True, help="Prefilled in a step."
+    "--step-tokens",
+    type=_TOKENS,
+    default=8192,
+    show_default=True,
+    help="Most prompt tokens of a step.",
 )
 @click.option(
-    "--burst-requests", type=_BURST, default=1, show_default=True, help="That arrive together."
+    "--burst-requests",
+    type=_BURST,
+    default=1,
+    show_default=True,
+    help="Requests that arrive together.",
 )
 @click.option(
     "--revoke-ms",
     type=click.FloatRange(0, 1e6),
     default=50.0,
     show_default=True,
-    help="T: how long taking slabs back may last.",
+    help="T: longest time of a revocation.",
 )
-@click.option("--gpu", help="Say too what of the compute of such a GPU could be lent: H100, …")
+@click.option("--gpu", help="Also compute how much of this GPU's time could be lent: H100, …")
 @click.option(
     "--load",
     type=click.FloatRange(0, 0.95, min_open=True),
@@ -143,10 +167,11 @@ def plan(
     ttft_ms: float,
     tpot_ms: float,
 ) -> None:
-    """Say what SERVING and ROLLOUT leave of a device to lend, and why.
+    """Compute how much of a device can be lent beside SERVING and ROLLOUT, and why.
 
     Each is a model that rose knows by name (Qwen3-8B), or the path of a config.json or its folder.
-    The exit status is 1 when they do not fit, with what would, and 2 when a model cannot be read.
+    The exit status is 1 when they do not fit, with a size that would, and 2 when a model cannot be
+    read.
     """
     setting = Setting(
         serving=find_model(serving),
@@ -184,7 +209,7 @@ def plan(
 
 def _bytes(option: str, gib: float) -> int:
     if not math.isfinite(gib):
-        raise InvalidArgument(f"{option} of {gib} is no size")
+        raise InvalidArgument(f"{option} of {gib} is not a valid size")
     return int(gib * GIB)
 
 

@@ -33,13 +33,26 @@ _READINGS_MAX: Final = 100_000
     metavar="TTFT:TPOT",
     help=f"Targets in ms; may be repeated.  [default: {', '.join(_SLOS)}]",
 )
-@click.option("--seconds", type=float, default=300.0, show_default=True, help="How long to look.")
-@click.option("--every", "every_s", type=float, default=5.0, show_default=True, help="Seconds.")
-@click.option("--model", help="Whose KV it is: a model that rose knows, or its config.json.")
 @click.option(
-    "--kv-gib", type=float, show_default="what the engine reports", help="Of serving's KV pool."
+    "--seconds", type=float, default=300.0, show_default=True, help="Duration of the measurement."
 )
-@click.option("--reserve-gib", type=float, default=4.0, show_default=True, help="Of it never lent.")
+@click.option(
+    "--every", "every_s", type=float, default=5.0, show_default=True, help="Interval in seconds."
+)
+@click.option("--model", help="Model of the engine: one that rose knows, or its config.json.")
+@click.option(
+    "--kv-gib",
+    type=float,
+    show_default="what the engine reports",
+    help="Size of serving's KV pool.",
+)
+@click.option(
+    "--reserve-gib",
+    type=float,
+    default=4.0,
+    show_default=True,
+    help="Part of it that is never lent.",
+)
 @click.option(
     "--out", "out_dir", default="rose-profile", show_default=True, help="Folder of the report."
 )
@@ -54,11 +67,10 @@ def profile(
     reserve_gib: float,
     out_dir: str,
 ) -> int:
-    """Measure what serving leaves over time, and say how much could be lent at which SLO.
+    """Measure serving's idle resources over time, and report how much could be lent at which SLO.
 
-    URL is a vLLM or SGLang engine (http://localhost:8000): it is asked for its metrics, and nothing
-    else is done to it. The exit status is 0, or 130 after an interrupt: what was measured until
-    then is reported.
+    URL is a vLLM or SGLang engine (http://localhost:8000). The command only requests its metrics.
+    The exit status is 0, or 130 after an interrupt, which reports the measurements so far.
     """
     out = Path(out_dir)
     try_folder(out)
@@ -97,7 +109,7 @@ def _slo(text: str) -> SLO:
         return SLO(ttft_ms=float(ttft), tpot_ms=float(tpot))
     except ValueError:
         raise InvalidArgument(
-            f"--slo {text} is no pair of targets in ms above 0, such as 500:50"
+            f"--slo {text} is not a pair of targets in ms above 0, such as 500:50"
         ) from None
 
 
@@ -114,5 +126,5 @@ def _check_times(seconds: float, every_s: float) -> None:
 
 def _bytes(option: str, gib: float) -> int:
     if not (math.isfinite(gib) and 0 <= gib <= 1 << 20):
-        raise InvalidArgument(f"{option} of {gib:g} is no size")
+        raise InvalidArgument(f"{option} of {gib:g} is not a valid size")
     return int(gib * GIB)

@@ -70,7 +70,9 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
                     "from 0, in order"
                 )
             if not 0 <= rate < math.inf:
-                raise InvalidArgument(f"{path} line {line}: a rate of {rate} is none")
+                raise InvalidArgument(
+                    f"{path} line {line}: the rate {rate} is not a number of at least 0"
+                )
             of_model.append(rate)
     if not rates or any(max(of_model) == 0 for of_model in rates.values()):
         raise InvalidArgument(f"{path} has a model without requests")
@@ -83,13 +85,13 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
     "--arms",
     "arm_names",
     metavar="A,B,…",
-    help=f"Of {', '.join(RULES)}, and rose at a slowdown, rose@0.05; the scenario's by default.",
+    help=f"Arms: {', '.join(RULES)}, and rose at a slowdown, rose@0.05; the scenario's by default.",
 )
-@click.option("--seeds", "seed_count", type=int, help="Only so many of the scenario's seeds.")
+@click.option("--seeds", "seed_count", type=int, help="Number of the scenario's seeds to run.")
 @click.option(
     "--traces",
     type=click.Path(path_type=Path),
-    help="Folder of the files that the scenario names; its own by default.",
+    help="Folder of the scenario's trace files; its own folder by default.",
 )
 @click.option(
     "--validate",
@@ -97,7 +99,7 @@ def _rates(path: Path) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]
     multiple=True,
     metavar="FILE.yaml",
     type=click.Path(path_type=Path),
-    help="A scenario that others measured: simulated too, and how far off it is. Repeatable.",
+    help="A scenario with published measurements: also report the error. Repeatable.",
 )
 @click.option(
     "--out", "out_dir", default="rose-sim", show_default=True, help="Folder of the report."
@@ -111,11 +113,10 @@ def sim(
     validated: tuple[Path, ...],
     out_dir: str,
 ) -> int:
-    """Simulate a cluster with the scheduler's real core, and compare what could be done with it.
+    """Simulate a cluster with the scheduler's real core, and compare ways to use it.
 
-    The exit status is 0, 1 when something does not hold that must (a token was lost, a request of
-    serving was late because of rose), or 130 after an interrupt: what was done until then is
-    reported.
+    The exit status is 0, 1 when a guarantee is broken (a token was lost, a request of serving was
+    late because of rose), or 130 after an interrupt, which reports the simulations so far.
     """
     # Imported here, because it needs the extra `sim`.
     from rose.sim.scenario.yaml_file import read_scenarios  # noqa: PLC0415

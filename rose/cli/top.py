@@ -162,16 +162,16 @@ class WatchedDevice:
 
 @click.command()
 @click.argument("socket_path", metavar="SOCKET")
-@click.option("--once", is_flag=True, help="Show one moment and end.")
+@click.option("--once", is_flag=True, help="Show the current state and end.")
 @click.option("--every-ms", default=250, show_default=True, type=click.IntRange(min=10))
 def top(
     socket_path: str,
     once: bool,  # noqa: FBT001 (a flag of the command line)
     every_ms: int,
 ) -> None:
-    """Show who has which slab of the device that listens at SOCKET.
+    """Show the owner of every slab of the device that listens at SOCKET.
 
-    It only looks: the ledger cannot be written by anybody but its arbiter.
+    The command is read-only: only the arbiter can write the ledger.
     """
     clock = BootClock()
     device = WatchedDevice(socket_path, clock)

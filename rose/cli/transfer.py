@@ -34,7 +34,7 @@ _SERVING: Final = "serving"
 
 @click.group()
 def transfer() -> None:
-    """Move fresh weights from a trainer to those who serve."""
+    """Move fresh weights from a trainer to serving engines."""
 
 
 @transfer.command()
@@ -45,7 +45,7 @@ def transfer() -> None:
     type=click.IntRange(0, 1024),
     default=1,
     show_default=True,
-    help="Of each serving cluster; without, a tile crosses once for each receiver.",
+    help="Relays per serving cluster; without, a tile crosses once per receiver.",
 )
 @click.option(
     "--density",
@@ -59,14 +59,14 @@ def transfer() -> None:
     type=click.FloatRange(0, 64),
     default=1.5,
     show_default=True,
-    help="On the wire; a tile never takes more than its elements do.",
+    help="Bytes on the wire; a tile never takes more than its elements.",
 )
 @click.option(
     "--tile-elements",
     type=click.IntRange(1, TILE_ELEMENTS),
     default=TILE_ELEMENTS,
     show_default=True,
-    help="Of a tile, at most.",
+    help="Most elements of a tile.",
 )
 @click.option("--plan", "plan_out", type=_PATH, metavar="FILE", help="Write the plan too.")
 def plan(
@@ -79,11 +79,11 @@ def plan(
     tile_elements: int,
     plan_out: Path | None,
 ) -> None:
-    """Say how updates get from SOURCE to every DEST: tiles, bytes on links, coverage.
+    """Report how updates get from SOURCE to every DEST: tiles, bytes on links, coverage.
 
     SOURCE and each DEST are shard maps as JSON: of a trainer, and of replicas of engines. The exit
-    status is 2 when one cannot be read, when something of the source or of a parameter is silently
-    uncovered, or when a replica wants what the source does not have.
+    status is 2 when one cannot be read, when a part of the source or of a parameter is not covered,
+    or when a replica needs elements that the source does not have.
     """
     giving, taking = _read(source), [_read(path) for path in destinations]
     members = _members(destinations, taking)
@@ -143,9 +143,9 @@ def _covered(path: Path, file: "ShardFile", *, is_source: bool = False) -> Cover
 
 @transfer.command()
 @click.argument("files", type=_PATH, nargs=-1, required=True, metavar="FILE...")
-@click.option("-o", "--out", type=_PATH, required=True, metavar="OUT", help="Where to write it.")
+@click.option("-o", "--out", type=_PATH, required=True, metavar="OUT", help="Output file.")
 def timeline(files: tuple[Path, ...], out: Path) -> None:
-    """Lay traces that `--timeline` of programs of one machine wrote side by side, for Perfetto."""
+    """Merge traces of `--timeline` from several programs of one machine, for Perfetto."""
     content = merged([(str(path), read_named(path, FILE_BYTES_MAX)) for path in files])
     write_output(out, content, what="the timeline")
     click.echo(f"{out}: {len(files)} processes; open it in ui.perfetto.dev or chrome://tracing")

@@ -20,7 +20,7 @@ _EXIT_VIOLATED: Final = 1
 @click.command()
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option(
-    "--audit", "is_audited", is_flag=True, help="Also say whose fault missed tokens were."
+    "--audit", "is_audited", is_flag=True, help="Also report the cause of each missed token."
 )
 @click.pass_context
 def verify(ctx: click.Context, log: Path, *, is_audited: bool) -> None:

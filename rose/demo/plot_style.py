@@ -57,7 +57,7 @@ def finite(values: Sequence[float | None]) -> list[float]:
 
 
 def as_svg(figure: Figure) -> str:
-    """Return the bare `<svg>` element: no prologue, no metadata; ink takes the text's colour."""
+    """Return a bare `<svg>` element, whose lines and texts have the page's text colour."""
     file = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(file, format="svg", metadata=no_metadata)

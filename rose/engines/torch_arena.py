@@ -71,7 +71,7 @@ class ActivationArena:
 
     def __init__(self, memory: ArenaMemory, *, limit_bytes: int) -> None:
         if limit_bytes < 1:
-            raise InvalidArgument(f"an arena of {limit_bytes} bytes holds nothing: raise the limit")
+            raise InvalidArgument(f"an arena of {limit_bytes} bytes is too small: raise the limit")
         self._memory = memory
         self._limit_bytes = limit_bytes
         self.state = ArenaState.WARMING

@@ -213,7 +213,7 @@ def _pool(arbiter: Arbiter, sent: ExitStack) -> tuple[list[tuple[str, int]], tup
 def _header(
     arbiter: Arbiter, index: int, sent: ExitStack
 ) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
-    """Return the same for a "mapped" borrower: only its own header slab."""
+    """Return the descriptor and the size of a "mapped" borrower's own header slab."""
     header = arbiter.share_header(index)
     sent.callback(os.close, header)
     return [("header", header)], (arbiter.slab_bytes,)

@@ -114,8 +114,8 @@ def _null_offsets(geometries: Sequence[KVGeometry], *, header_bytes: int) -> lis
     for geometry in geometries:
         if geometry.layout is not Layout.BLOCK_MAJOR:
             raise InvalidArgument(
-                "several groups of one lane are laid out block by block: give block-major "
-                "geometries, or a lane to each group"
+                "a lane with several groups needs block-major geometries: pass those, or open "
+                "one lane per group"
             )
         offsets.append(ceil_div(end, geometry.id_bytes) * geometry.id_bytes)
         end = offsets[-1] + NULL_BLOCKS_MIN * geometry.id_bytes

@@ -80,7 +80,7 @@ def _family(config: Mapping[str, Any], name: str) -> Family:
         if family.value == found:
             return family
     known = ", ".join(family.value for family in Family)
-    raise InvalidArgument(f"{name}: model_type is {found!r}, and rose can count {known} only")
+    raise InvalidArgument(f"{name}: model_type is {found!r}; rose knows only {known}")
 
 
 def _head_dim(fields: ConfigFields, hidden: int, heads: int) -> int:

@@ -69,7 +69,9 @@ class _Trial:
             )
         for _ in range(requests):
             if not left.acquire(timeout=_WAIT_S):
-                raise DeadlineExceeded(f"the engine sent nothing for {_WAIT_S} s when measured")
+                raise DeadlineExceeded(
+                    f"the engine sent no output for {_WAIT_S} s when its speed was measured"
+                )
         if failures:
             raise Unavailable(f"the engine cannot be measured: {failures[0]}")
         return times

@@ -167,5 +167,5 @@ class Noise:
 
 
 def ns_of(ms: float) -> int:
-    """Return whole nanoseconds."""
+    """Convert milliseconds to whole nanoseconds."""
     return round(ms * NS_PER_MS)

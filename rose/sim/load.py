@@ -59,7 +59,7 @@ def at_load(
             rate = (slower + rate) / 2
     closest = min(tried, key=lambda one: one[0])[1]
     if not closest:
-        raise InvalidArgument("a load needs requests, and there is none at any rate")
+        raise InvalidArgument("a load needs requests, but the trace has none")
     return closest
 
 

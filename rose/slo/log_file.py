@@ -42,7 +42,12 @@ class LogRecord:
 
 
 def read_log(path: Path) -> tuple[dict[str, Any], list[LogRecord]]:
-    """Return the header's fields and all records; raises as `stream_log` and its records."""
+    """Return the header's fields and all records.
+
+    Raises:
+        InvalidArgument: see `stream_log`.
+        CorruptData: see `stream_log`.
+    """
     header, records = stream_log(path)
     return header, list(records)
 

@@ -75,7 +75,7 @@ class MemoryReplay:
                 ),
                 (
                     _SERVING < terms["to_partition"] < header["partitions"],
-                    lambda: f"partition {terms['to_partition']} is no borrower",
+                    lambda: f"partition {terms['to_partition']} is not a borrower",
                 ),
                 (
                     terms["running_requests"] >= pending,

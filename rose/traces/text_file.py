@@ -72,7 +72,7 @@ def _lines(path: Path, text: TextIO) -> Iterator[str]:
     while line := text.readline(_LINE_CHARS_MAX):
         if len(line) == _LINE_CHARS_MAX:
             raise InvalidArgument(
-                f"{path} line {number} has {_LINE_CHARS_MAX} characters or more; check what it is"
+                f"{path} line {number} has {_LINE_CHARS_MAX} characters or more; shorten it"
             )
         yield line
         number += 1

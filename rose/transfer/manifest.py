@@ -148,13 +148,15 @@ class Manifest:
         if not _is_digest(self.digest) or not _is_digest(self.base_digest):
             raise InvalidArgument(f"{self.version} has a digest that is not two 64-bit numbers")
         if not 0 <= self.tile_count < 1 << 32 or not 0 <= self.count < 1 << 63:
-            raise InvalidArgument(f"{self.version} has {self.tile_count} tiles of {self.count}")
+            raise InvalidArgument(
+                f"{self.version}: {self.tile_count} tiles or {self.count} elements are out of range"
+            )
         tiles = [chunk.tile for chunk in self.chunks]
         if any(one >= other for one, other in pairwise(tiles)):
             raise InvalidArgument(f"the chunks of {self.version} must be in order, each tile once")
         if tiles and tiles[-1] >= self.tile_count:
             raise InvalidArgument(
-                f"{self.version} has a chunk for tile {tiles[-1]} of {self.tile_count}"
+                f"{self.version} has a chunk for tile {tiles[-1]}, but only {self.tile_count} tiles"
             )
         if len(self.tile_digests) not in (0, self.tile_count):
             raise InvalidArgument(

@@ -53,8 +53,14 @@ def test_index_says_which_files_count(tmp_path: Path) -> None:
         ('{"weight_map": {"a": ".."}}', "which does not name a file of the folder"),
         ('{"weight_map": {"a": ""}}', "which does not name a file of the folder"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "cannot read"),
-        ('{"weight_map": {"b": "m.safetensors"}}', "'b' in m.safetensors, which does not hold it"),
-        ('{"weight_map": {"a": "n.safetensors", "c": "m.safetensors"}}', "which does not hold it"),
+        (
+            '{"weight_map": {"b": "m.safetensors"}}',
+            "'b' in m.safetensors, which does not contain it",
+        ),
+        (
+            '{"weight_map": {"a": "n.safetensors", "c": "m.safetensors"}}',
+            "which does not contain it",
+        ),
     ],
 )
 def test_index_that_is_wrong_is_refused(tmp_path: Path, index: str, says: str) -> None:

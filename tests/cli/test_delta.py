@@ -217,8 +217,10 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, tmp_path, sides):
     assert "does not begin with a sound update" in refused(
         capsys, "apply", old, old / "model.safetensors", "-o", out
     )
-    assert "one of the two" in refused(capsys, "apply", old, file)
-    assert "one of the two" in refused(capsys, "undo", old, file, "-o", out, "--in-place")
+    assert "either -o PATH or --in-place" in refused(capsys, "apply", old, file)
+    assert "either -o PATH or --in-place" in refused(
+        capsys, "undo", old, file, "-o", out, "--in-place"
+    )
     assert "is not the" in refused(capsys, "apply", new, file, "-o", out)
     assert "is not the" in refused(capsys, "undo", old, file, "--in-place")
     assert "exists" in refused(capsys, "apply", old, file, "-o", new)

@@ -33,7 +33,7 @@ struct Registration {
   }
 };
 
-// Ends at once, without destructors: other threads may still use what they would destroy.
+// Ends at once, without destructors: other threads may still use the objects.
 [[noreturn]] inline void fail(const char* file, int line) {
   std::cerr.flush();
   std::fprintf(stderr, "%s:%d: check failed\n", file, line);
@@ -65,8 +65,8 @@ bool equal(const Got& got, const Want& want) {
   }
 }
 
-// Runs the tests whose file ends in the first argument and whose name is the second; an argument
-// that is not there selects all. Returns 1 if there is no such test.
+// Runs the tests of files that end in the first argument with the name of the second; a missing
+// argument selects all. Returns 1 if there is no such test.
 inline int run(int count, char** arguments) {
   int found = 0;
   for (const Case& one : cases()) {

@@ -183,7 +183,7 @@ def test_bad_groups_are_refused_in_a_sentence() -> None:
     with pytest.raises(InvalidArgument, match="no allocator here"):
         arbiter.missing_slabs(0, [1])
     layered = KVGeometry(1, 1, 64)
-    with pytest.raises(InvalidArgument, match="laid out block by block"):
+    with pytest.raises(InvalidArgument, match="needs block-major geometries"):
         KVGroups(arbiter, tenant, [layered, layered], header_index=0)
     with pytest.raises(InvalidArgument, match="raise slab_bytes"):
         KVGroups(arbiter, tenant, [geometry_of(1536), geometry_of(1024)], header_index=0)

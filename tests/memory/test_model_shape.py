@@ -246,7 +246,7 @@ def test_windows_are_those_of_transformers(name: str) -> None:
     ("config", "says"),
     [
         ({}, "model_type is None"),
-        ({**LLAMA, "model_type": "mamba"}, "model_type is 'mamba', and rose can count llama, "),
+        ({**LLAMA, "model_type": "mamba"}, "model_type is 'mamba'; rose knows only llama, "),
         ({**LLAMA, "model_type": ["llama"]}, "model_type is"),
         ({**LLAMA, "vocab_size": None}, "vocab_size is missing"),
         ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64', not a whole number"),

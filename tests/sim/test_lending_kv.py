@@ -81,5 +81,5 @@ def test_the_pool_of_the_papers_device_is_what_two_models_leave() -> None:
 
 
 def test_a_pool_that_holds_nothing_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="holds nothing"):
+    with pytest.raises(InvalidArgument, match="each size must be at least 1"):
         KvPool(0, 1, 1)

@@ -130,8 +130,8 @@ def forge(log_path: Path, records: list[bytes]) -> list[str]:
         (96, "I", 3, "demand_blocks is not"),
         (100, "I", 9, "demand_blocks is not"),
         (104, "I", 1, "demand_blocks is not"),
-        (108, "I", 0, "partition 0 is no borrower"),
-        (108, "I", 2, "partition 2 is no borrower"),
+        (108, "I", 0, "partition 0 is not a borrower"),
+        (108, "I", 2, "partition 2 is not a borrower"),
     ],
 )
 def test_a_forged_admission_is_a_violation(log_path: Path, offset, form, value, says) -> None:

@@ -54,9 +54,12 @@ def test_a_part_of_a_tensor_and_one_with_a_gradient_need_no_copy() -> None:
     ("weights", "says"),
     [
         ([1, 2], "weights are a list: pass an array of NumPy or a tensor of torch"),
-        (np.zeros((2, 2), np.float16), "weights are of float16: pass bfloat16 of torch, or its"),
-        (np.zeros((2, 2), np.int16), "weights are of int16: pass bfloat16"),
-        (torch.zeros(2, 2), "weights are of float32: pass bfloat16"),
+        (
+            np.zeros((2, 2), np.float16),
+            "weights have the dtype float16: pass bfloat16 of torch, or its",
+        ),
+        (np.zeros((2, 2), np.int16), "weights have the dtype int16: pass bfloat16"),
+        (torch.zeros(2, 2), "weights have the dtype float32: pass bfloat16"),
         (np.zeros(4, np.uint16), r"weights have the shape \(4,\): pass a matrix"),
         (np.zeros((1, 2, 2), np.uint16), r"weights have the shape \(1, 2, 2\): pass a matrix"),
         (torch.zeros(2, 2, dtype=torch.bfloat16).to_sparse(), "weights are torch.sparse_coo"),
@@ -83,7 +86,9 @@ def test_another_kind_of_code_or_instruction_set_is_refused(monkeypatch: Any) ->
         quantise(WEIGHTS, to="fp4")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="to 'fp4': choose fp8 or int8"):
         _core.quantise(WEIGHTS, to="fp4", block_rows=1, block_cols=1)
-    with pytest.raises(InvalidArgument, match="a scale block of 0 x 1 weights: it must be at least"):
+    with pytest.raises(
+        InvalidArgument, match="a scale block of 0 x 1 weights: it must be at least"
+    ):
         _core.quantise(WEIGHTS, to="fp8", block_rows=0, block_cols=1)
     with pytest.raises(InvalidArgument, match="isa 'neon': choose portable, avx2 or avx512"):
         _core.quantise(WEIGHTS, to="fp8", block_rows=1, block_cols=1, isa="neon")
@@ -98,8 +103,8 @@ def test_another_kind_of_code_or_instruction_set_is_refused(monkeypatch: Any) ->
         ({"to": "fp4"}, "to 'fp4'"),
         ({"block": (0, 1)}, "at least 1"),
         ({"codes": [[1]]}, "codes are a list"),
-        ({"codes": np.zeros((130, 200), np.int8)}, "codes are of int8: pass them as uint8"),
-        ({"scales": np.ones((2, 2))}, "scales are of float64: pass them as float32"),
+        ({"codes": np.zeros((130, 200), np.int8)}, "codes have the dtype int8: pass them as uint8"),
+        ({"scales": np.ones((2, 2))}, "scales have the dtype float64: pass them as float32"),
         ({"codes": np.zeros((200, 130), np.uint8).T}, "codes are not contiguous"),
         ({"codes": np.zeros(4, np.uint8)}, r"codes have the shape \(4,\): pass a matrix"),
         ({"scales": np.ones((1, 4), np.float32)}, r"scales have the shape \(1, 4\): codes of"),

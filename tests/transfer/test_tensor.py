@@ -101,7 +101,7 @@ def test_bits_without_a_meaning_go_with_any_dtype_of_their_width() -> None:
     for dtype in (np.float16, np.int16, np.uint16):
         check_pair(raw, bits_of("shadow", np.zeros(shape, dtype)))
     for dtype in (np.uint8, np.float32, np.int32):
-        with pytest.raises(InvalidArgument, match="new is of uint16 and shadow of"):
+        with pytest.raises(InvalidArgument, match="new has the dtype uint16 and shadow"):
             check_pair(raw, bits_of("shadow", np.zeros(shape, dtype)))
 
 
@@ -205,8 +205,12 @@ class Other:
     [
         ([1, 2], FREE, "new is a list: pass an array of NumPy, a tensor of torch or what speaks"),
         (FREE, Other(), "shadow is a Other: pass"),
-        (np.zeros(8, np.float64), FREE, "new is of float64: choose integers of 8, 16 or 32 bits"),
-        (np.zeros(8, bool), FREE, "new is of bool"),
+        (
+            np.zeros(8, np.float64),
+            FREE,
+            "new has the dtype float64: choose integers of 8, 16 or 32 bits",
+        ),
+        (np.zeros(8, bool), FREE, "new has the dtype bool"),
         (np.zeros(8, ">u2"), FREE, "new is of >u2"),
         (np.zeros(8, "V2"), FREE, r"new is of \|V2"),
         (FREE[::-1], FREE.copy(), "new runs backwards, with a stride below 0"),
@@ -214,8 +218,12 @@ class Other:
         (np.zeros(17, np.uint8)[1:].view(np.uint16), FREE, "new is not aligned to its elements"),
         (np.zeros(9, np.uint16), FREE, r"new has the shape \(9,\) and shadow \(8,\)"),
         (np.zeros((2, 4), np.uint16), FREE, r"new has the shape \(2, 4\) and shadow \(8,\)"),
-        (np.zeros(8, np.float32), FREE, "new is of float32 and shadow of uint16: make them equal"),
-        (np.zeros(8, np.uint8), FREE, "new is of uint8 and shadow of uint16: make them equal"),
+        (
+            np.zeros(8, np.float32),
+            FREE,
+            "new has the dtype float32 and shadow uint16: make them equal",
+        ),
+        (np.zeros(8, np.uint8), FREE, "new has the dtype uint8 and shadow uint16: make them equal"),
     ],
 )
 def test_what_cannot_be_packed_is_named(new: Any, shadow: Any, says: str) -> None:
@@ -263,15 +271,15 @@ def test_boxes_that_lie_between_each_other_do_not_overlap() -> None:
         (lambda: topk_pack(FREE, FREE.copy(), budget=1 << 64), "budget 18446744073709551616"),
         (
             lambda: topk_pack(FREE.view(np.float16), FREE.view(np.float16).copy(), budget=1),
-            "new is of float16: top-k is for bfloat16",
+            "new has the dtype float16: top-k is for bfloat16",
         ),
         (
             lambda: topk_pack(FREE, FREE.view(np.float16).copy(), budget=1),
-            "shadow is of float16: top-k is for bfloat16",
+            "shadow has the dtype float16: top-k is for bfloat16",
         ),
         (
             lambda: topk_pack(FREE.view(np.uint8), FREE.view(np.uint8).copy(), budget=1),
-            "new is of uint8: top-k is for bfloat16",
+            "new has the dtype uint8: top-k is for bfloat16",
         ),
     ],
 )
@@ -361,12 +369,20 @@ def test_what_torch_has_and_transfer_does_not_take() -> None:
 
     here = torch.zeros(8, dtype=torch.bfloat16)
     cases = [
-        (torch.zeros(8).double(), here, "new is of float64: choose integers of 8, 16 or 32 bits"),
-        (torch.zeros(8, dtype=torch.bool), here, "new is of bool"),
-        (torch.zeros(8), here, "new is of float32 and shadow of bfloat16: make them equal"),
-        (here, here.clone().half(), "new is of bfloat16 and shadow of float16: make them equal"),
-        (here.to_sparse(), here.clone(), "new does not lie in memory as it is: pass a dense copy"),
-        (torch._neg_view(here), here.clone(), "new does not lie in memory as it is"),
+        (
+            torch.zeros(8).double(),
+            here,
+            "new has the dtype float64: choose integers of 8, 16 or 32 bits",
+        ),
+        (torch.zeros(8, dtype=torch.bool), here, "new has the dtype bool"),
+        (torch.zeros(8), here, "new has the dtype float32 and shadow bfloat16: make them equal"),
+        (
+            here,
+            here.clone().half(),
+            "new has the dtype bfloat16 and shadow float16: make them equal",
+        ),
+        (here.to_sparse(), here.clone(), "new is not stored as plain elements: pass a dense copy"),
+        (torch._neg_view(here), here.clone(), "new is not stored as plain elements"),
         (Spread(), here.clone(), r"new is spread over ranks: pass new.to_local\(\)"),
         (here.to("meta"), here.to("meta"), "new is on meta: transfer computes on CPUs and GPUs"),
         (here, here.to("meta"), "new is on cpu and shadow on meta: move one of them"),

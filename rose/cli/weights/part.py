@@ -29,7 +29,9 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
         raise InvalidArgument("--rank and --part need the --plan that says who sends what")
     ranks = len(plan.sources.shards.ranks)
     if rank is not None and rank >= ranks:
-        raise InvalidArgument(f"rank {rank} of a trainer that has {ranks} ranks in its plan")
+        raise InvalidArgument(
+            f"rank {rank} does not exist: the trainer has {ranks} ranks in its plan"
+        )
     if rank and parts:
         raise InvalidArgument("--part is for rank 0, which has the log")
     if not rank and len(parts) != ranks - 1:

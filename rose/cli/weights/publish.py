@@ -238,24 +238,35 @@ def read_plan(path: Path) -> Plan:
 @click.argument("checkpoint", type=PATH)
 @click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="ADDRESS")
 @click.option(
-    "--watch", type=PATH, metavar="FOLDER", help="Each new file or folder there is a version."
+    "--watch",
+    type=PATH,
+    metavar="FOLDER",
+    help="Folder in which each new file or folder is a version.",
 )
 @click.option("--once", is_flag=True, help="End when receivers have the newest version.")
 @click.option(
-    "--receivers", type=click.IntRange(min=1), default=1, show_default=True, help="With --once."
+    "--receivers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of receivers to wait for, with --once.",
 )
-@click.option("--state", type=PATH, metavar="FILE", help="Notes what was published.")
-@click.option("--run", help="Names the run; the name of the checkpoint if not given.")
-@click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
+@click.option("--state", type=PATH, metavar="FILE", help="File that records published versions.")
+@click.option("--run", help="Name of the run; that of the checkpoint by default.")
 @click.option(
-    "--rank", type=click.IntRange(min=0), help="Of the trainer: others than 0 serve their part."
+    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan of `rose transfer plan`."
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    help="Rank of the trainer; ranks other than 0 serve their part.",
 )
 @click.option(
     "--part",
     "parts",
     multiple=True,
     metavar="ADDRESS",
-    help="At rank 0: where another rank serves its part; once for each of them.",
+    help="At rank 0: address of another rank's part; once per rank.",
 )
 @click.option("--link", "encoding", type=click.Choice(ENCODINGS), default="gap", show_default=True)
 @click.option("--threads", type=click.IntRange(1, 64), default=2, show_default=True)
@@ -280,14 +291,15 @@ def publish(
     keep_gib: float,
     options: WeightOptions,
 ) -> None:
-    """Serve CHECKPOINT, a safetensors file or a folder of them, and what follows it in a folder.
+    """Serve CHECKPOINT, a safetensors file or a folder of them, and later ones in a watched folder.
 
-    Receivers get what changed from version to version, and join at any time. A checkpoint is
-    written elsewhere and moved into the watched folder, or under a name with a dot in front. When
-    the program is started again it goes on where it was.
+    Receivers get the changes between versions, and may join at any time. Write a new checkpoint
+    elsewhere and move it into the watched folder, or write it under a name with a leading dot. A
+    restarted program continues at its last version.
 
-    With --rank K of a --plan it is rank K of a trainer, which publishes the tiles that it sends.
-    Rank 0 has the log and is told where the others are; all find checkpoints under the same names.
+    With --rank K of a --plan it is rank K of a trainer, and publishes the tiles that this rank
+    sends. Rank 0 has the log and needs the addresses of the others (--part). All ranks find
+    checkpoints under the same names.
     """
     for address in (listen, *parts):
         options.security.place(address)  # checked before a large checkpoint is read

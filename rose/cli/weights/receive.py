@@ -247,11 +247,13 @@ def _check_layout(layout: str, hello: HelloReply, what: str) -> None:
     "--upstream", "upstreams", required=True, multiple=True, metavar="ADDRESS", help="May repeat."
 )
 @click.option("--to", "folder", type=PATH, required=True, metavar="FOLDER")
-@click.option("--name", help="Tells receivers apart; made of host and folder if not given.")
-@click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
-@click.option("--replica", default="", help="Of the plan.")
-@click.option("--rank", type=click.IntRange(min=0), help="Of the replica: only its tiles.")
-@click.option("--once", is_flag=True, help="End at the version that is the newest now.")
+@click.option("--name", help="Name of the receiver; host and folder by default.")
+@click.option(
+    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan of `rose transfer plan`."
+)
+@click.option("--replica", default="", help="Replica of the plan.")
+@click.option("--rank", type=click.IntRange(min=0), help="Rank of the replica: only its tiles.")
+@click.option("--once", is_flag=True, help="End at the currently newest version.")
 @weight_options
 def receive(
     *,
@@ -266,8 +268,8 @@ def receive(
 ) -> None:
     """Keep the checkpoint in FOLDER at the newest version of the upstream, in place.
 
-    What lies there may be any version, or one that was left half done: only what differs is
-    fetched. Where nothing lies there, one file is made. Nobody else may write to it.
+    FOLDER may hold any version, or an incomplete one: only tiles that differ are fetched. If it is
+    empty, one file is created. No other program may write to it.
     """
     plan = None if plan_path is None else read_plan(plan_path)
     if rank is not None and plan is None:

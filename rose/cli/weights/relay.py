@@ -160,10 +160,14 @@ def subscription_of(plan: Plan, cluster: str, name: str) -> Subscription:
     "--upstream", "upstreams", required=True, multiple=True, metavar="ADDRESS", help="May repeat."
 )
 @click.option("--listen", default="127.0.0.1:0", show_default=True, metavar="ADDRESS")
-@click.option("--directory", type=PATH, metavar="DIR", help="Keeps what came, over a restart too.")
-@click.option("--cluster", default="", help="That it serves; of the plan.")
-@click.option("--name", default="relay", show_default=True, help="Of the plan.")
-@click.option("--plan", "plan_path", type=PATH, metavar="FILE", help="Of `rose transfer plan`.")
+@click.option(
+    "--directory", type=PATH, metavar="DIR", help="Folder that keeps versions over a restart."
+)
+@click.option("--cluster", default="", help="Cluster of the plan that it serves.")
+@click.option("--name", default="relay", show_default=True, help="Name of the relay in the plan.")
+@click.option(
+    "--plan", "plan_path", type=PATH, metavar="FILE", help="Plan of `rose transfer plan`."
+)
 @click.option("--keep", type=click.IntRange(min=1), default=VERSIONS_MAX, show_default=True)
 @click.option("--keep-gib", type=click.FloatRange(min=0.01), default=BYTES_MAX / GIB)
 @weight_options
@@ -179,10 +183,11 @@ def relay(
     keep_gib: float,
     options: WeightOptions,
 ) -> None:
-    """Follow upstream, and serve what it has to the receivers of a cluster.
+    """Follow upstream, and serve its versions to the receivers of a cluster.
 
-    What lands here is fetched as soon as it is published, the rest when it is asked for, and each
-    chunk once. While upstream is away, what came is served on. It needs no key of manifests.
+    Tiles that land here are fetched when they are published, other tiles on the first request, and
+    each chunk once. While upstream is unavailable, the relay serves the versions that it has. It
+    needs no key of manifests.
     """
     options.security.place(listen)
     planned = None if plan_path is None else subscription_of(read_plan(plan_path), cluster, name)

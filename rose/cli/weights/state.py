@@ -49,7 +49,7 @@ def read_state(path: Path) -> PublishState | None:
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{path} is no state of a publisher: {error}") from None
+        raise CorruptData(f"{path} is not the state of a publisher: {error}") from None
 
 
 def write_state(path: Path, state: PublishState) -> None:

@@ -140,7 +140,7 @@ class RolloutThread(Background):
         super().stop()
 
     def counts(self) -> TrajectoryCounts:
-        """Return the outcome counts so far, without the trainer's; exact after `stop`."""
+        """Return the counts of trajectories so far, without the trainer's; exact after `stop`."""
         in_flight, over = len(self._in_flight), self._finished + self._dropped
         return TrajectoryCounts(
             started=self._started,

@@ -69,7 +69,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
         dtype = getattr(torch, spec.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise InvalidArgument(
-                f"{spec.name} is of {spec.dtype!r}, which is not a dtype of torch"
+                f"{spec.name} has the dtype {spec.dtype!r}, which torch does not know"
             )
         tensor = torch.empty(spec.shape, dtype=dtype, device=_META)
         self._alive.append(tensor)

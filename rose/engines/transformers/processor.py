@@ -67,7 +67,7 @@ class DeviceProcessor(ContinuousBatchProcessor):  # type: ignore[misc]  # no typ
         stream: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Build the stock processor; the thread is moved at its first step."""
+        """Build the stock processor; the loop thread moves to its cores at the first step."""
         super().__init__(**kwargs)
         self.clock = clock
         self.commits = CommitQueue(clock)
@@ -233,7 +233,7 @@ class ServingProcessor(DeviceProcessor):
         self.probes: AbstractSet[str] = frozenset()
 
     def _drop_cancelled(self) -> None:
-        """Drop probes too when a request has arrived: it waits for at most one of their steps."""
+        """Also drop probes after an arrival, so that it waits for at most one probe step."""
         probes = set(self.probes)
         if probes and (self.lane.has_requests or self.output_router.live.keys() - probes):
             for name in probes:

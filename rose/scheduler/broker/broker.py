@@ -278,11 +278,12 @@ class Broker:
 
 
 class _Hold:
-    """Decides when growing is safe again: a hold after pressure, longer after revocations.
+    """Decides when growth is safe again: a hold after pressure, longer after revocations.
 
-    It starts as if after pressure: calm must be seen first. A device that is revoked after each
-    growth climbs one level each time, so its hold reaches the longest. Only calm beyond the hold is
-    forgiven, so a long hold does not forgive itself.
+    At first it acts as after pressure, so there must be a calm first. Each revocation raises a
+    level that doubles the hold. The level falls by one for each `FORGIVE_MS` of calm after the
+    hold. The hold itself does not count as calm, because otherwise a long hold would end its own
+    level.
     """
 
     def __init__(self) -> None:

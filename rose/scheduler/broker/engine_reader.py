@@ -32,11 +32,11 @@ class Histogram:
             CorruptData: bounds or counts descend, a count is invalid, or the last bound is finite.
         """
         if not self.bounds_s or self.bounds_s[-1] != math.inf:
-            raise CorruptData("a histogram has no bucket without a bound")
+            raise CorruptData("a histogram must have a bucket with the bound +Inf")
         if list(self.bounds_s) != sorted(set(self.bounds_s)):
             raise CorruptData("the bounds of a histogram must be ascending and distinct")
         if not all(math.isfinite(one) and one >= 0 for one in self.counts):
-            raise CorruptData("a histogram has a count that is negative or no number")
+            raise CorruptData("a histogram has a count that is not a number of at least 0")
         if list(self.counts) != sorted(self.counts):
             raise CorruptData("the counts of a histogram descend")
 

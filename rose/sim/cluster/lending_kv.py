@@ -38,7 +38,7 @@ class KvPool:
             InvalidArgument: a number is not above 0.
         """
         if min(self.slabs, self.serving_tokens, self.rollout_tokens) < 1:
-            raise InvalidArgument(f"{self} holds nothing; give at least 1 of each")
+            raise InvalidArgument(f"{self}: each size must be at least 1")
 
     @classmethod
     def of(cls, gpu: str, serving: ModelShape, rollout: ModelShape, *, tp: int = 1) -> "KvPool":

@@ -130,7 +130,7 @@ class Scenario(Spec, frozen=True):
         """Check rules that span several fields."""
         for name in ("jobs", "dedicated", "arms", "seeds"):
             if not getattr(self, name):
-                raise InvalidArgument(f"{name}: there is none; add one")
+                raise InvalidArgument(f"{name}: the list is empty; add one")
         if len(self.seeds) > _SEEDS_MAX:
             count = len(self.seeds)
             raise InvalidArgument(f"seeds: there are {count}; give at most {_SEEDS_MAX}")
@@ -164,7 +164,7 @@ class Scenario(Spec, frozen=True):
         free = set(SchedulerSettings().values()) - _OF_JOBS
         for name in self.scheduler:
             if name not in free:
-                why = "is set by each job" if name in _OF_JOBS else "is no such setting"
+                why = "is a field of each job" if name in _OF_JOBS else "is not a setting"
                 raise InvalidArgument(
                     f"scheduler.{name}: {why}; there are {', '.join(sorted(free))}"
                 )
@@ -173,7 +173,7 @@ class Scenario(Spec, frozen=True):
         lag_max = tuning.pop("worker_lag_max", plain.worker_lag_max)
         if not float(lag_max).is_integer():
             raise InvalidArgument(
-                f"scheduler.worker_lag_max: {lag_max:g} is no whole number; give one"
+                f"scheduler.worker_lag_max: {lag_max:g} is not a whole number; give one"
             )
         try:
             return replace(plain, worker_lag_max=int(lag_max), tuning=tuning)

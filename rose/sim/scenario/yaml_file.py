@@ -54,9 +54,9 @@ def parsed(content: bytes | str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise InvalidArgument(f"{where}this is no YAML: {error.problem}") from None
+        raise InvalidArgument(f"{where}this is not YAML: {error.problem}") from None
     except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"this is no YAML: {error}") from None
+        raise InvalidArgument(f"this is not YAML: {error}") from None
 
 
 def _check_nodes(node: Any, seen: set[int]) -> None:
@@ -78,7 +78,7 @@ def _check_nodes(node: Any, seen: set[int]) -> None:
         for name, value in node.value:
             where = name.start_mark.line + 1
             if not isinstance(name, yaml.ScalarNode):
-                raise InvalidArgument(f"line {where}: the name of a field is no text; give one")
+                raise InvalidArgument(f"line {where}: the name of a field is not a text; give one")
             if name.value in names:
                 raise InvalidArgument(
                     f"line {where}: {name.value} is there twice; keep one of them"
@@ -110,7 +110,7 @@ def _swept(sweep: object) -> tuple[str, list[Any]]:
     field, values = sweep["field"], sweep["values"]
     if not (isinstance(field, str) and _PATH.fullmatch(field)):
         raise InvalidArgument(
-            f"{SWEEP}.field: {field!r} is no path; give one, such as jobs[0].batch"
+            f"{SWEEP}.field: {field!r} is not a path; give one, such as jobs[0].batch"
         )
     if not (isinstance(values, list) and 0 < len(values) <= _VALUES_MAX):
         raise InvalidArgument(f"{SWEEP}.values: give a list of 1 to {_VALUES_MAX} values")

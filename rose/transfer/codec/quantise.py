@@ -202,7 +202,7 @@ def _check_array(name: str, array: Any, dtype: str) -> None:
             f"{name} are a {type(array).__name__}: pass an array of NumPy or a tensor of torch"
         )
     if str(array.dtype).removeprefix("torch.") != dtype:
-        raise InvalidArgument(f"{name} are of {array.dtype}: pass them as {dtype}")
+        raise InvalidArgument(f"{name} have the dtype {array.dtype}: pass them as {dtype}")
     if not is_row_major:
         raise InvalidArgument(f"{name} are not contiguous: pass a contiguous copy")
 
@@ -217,7 +217,7 @@ def _matrix_of(weights: Any) -> tuple[Any, Callable[[Any], Any]]:
     dtype = str(weights.dtype).removeprefix("torch.")
     if dtype not in (_BF16_BITS if torch is not None else {"uint16"}):
         raise InvalidArgument(
-            f"weights are of {dtype}: pass bfloat16 of torch, or its bits as uint16"
+            f"weights have the dtype {dtype}: pass bfloat16 of torch, or its bits as uint16"
         )
     if len(weights.shape) != 2:
         raise InvalidArgument(f"weights have the shape {tuple(weights.shape)}: pass a matrix")

@@ -17,7 +17,7 @@ from rose.transfer.codec.foreign import taken
 
 CPU: Final = "cpu"
 BFLOAT16: Final = "bfloat16"
-# Raw bits match any dtype of their width, which their name ends in.
+# Dtypes of raw bits by name; they match every dtype of the same width.
 _RAW_WIDTHS: Final = {f"{kind}{width}": width for kind in ("uint", "int") for width in (8, 16, 32)}
 # Width of a float, and its exponent: lowest bit and number of bits.
 _FLOATS: Final = {
@@ -117,7 +117,7 @@ def _bits_of_torch(name: str, tensor: Any) -> TensorBits:
     if hasattr(tensor, "to_local"):
         raise InvalidArgument(f"{name} is spread over ranks: pass {name}.to_local()")
     if tensor.layout != torch.strided or tensor.is_neg():
-        raise InvalidArgument(f"{name} does not lie in memory as it is: pass a dense copy of it")
+        raise InvalidArgument(f"{name} is not stored as plain elements: pass a dense copy of it")
     dtype = str(tensor.dtype).removeprefix("torch.")
     width, exponent = _meaning(name, dtype)
     # Integers have no gradient: this detaches too.
@@ -141,7 +141,8 @@ def _meaning(name: str, dtype: str) -> tuple[int, tuple[int, int] | None]:
         return _FLOATS[dtype]
     if dtype not in _RAW_WIDTHS:
         raise InvalidArgument(
-            f"{name} is of {dtype}: choose integers of 8, 16 or 32 bits, {', '.join(_FLOATS)}"
+            f"{name} has the dtype {dtype}: choose integers of 8, 16 or 32 bits, "
+            f"{', '.join(_FLOATS)}"
         )
     return _RAW_WIDTHS[dtype], None
 
@@ -171,7 +172,7 @@ def check_pair(one: TensorBits, other: TensorBits) -> None:
     is_of_one_kind = one.dtype == other.dtype or one.is_raw or other.is_raw
     if one.width != other.width or not is_of_one_kind:
         raise InvalidArgument(
-            f"{one.name} is of {one.dtype} and {other.name} of {other.dtype}: make them equal"
+            f"{one.name} has the dtype {one.dtype} and {other.name} {other.dtype}: make them equal"
         )
     if one.device != other.device:
         raise InvalidArgument(
@@ -187,5 +188,6 @@ def check_bfloat16(tensor: TensorBits) -> None:
     """
     if tensor.dtype != BFLOAT16 and not (tensor.is_raw and tensor.width == 16):
         raise InvalidArgument(
-            f"{tensor.name} is of {tensor.dtype}: top-k is for bfloat16, or its bits as uint16"
+            f"{tensor.name} has the dtype {tensor.dtype}: top-k is for bfloat16, or its bits "
+            "as uint16"
         )

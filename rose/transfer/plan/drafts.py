@@ -106,8 +106,8 @@ def _check_fit(name: str, shards: ShardMap, replica: Replica, source: Source) ->
         )
     if wanted.dtype != given.dtype and (given.dtype, wanted.dtype) not in replica.converts:
         raise InvalidArgument(
-            f"{name} is of {given.dtype} at the source and of {wanted.dtype} at replica "
-            f"{replica.name}, which does not say that it converts {given.dtype} to {wanted.dtype}"
+            f"{name} has the dtype {given.dtype} at the source and {wanted.dtype} at replica "
+            f"{replica.name}, which declares no conversion from {given.dtype} to {wanted.dtype}"
         )
 
 

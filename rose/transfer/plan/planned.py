@@ -36,7 +36,7 @@ def width_of(tensor: str, dtype: str) -> int:
         InvalidArgument: this dtype cannot be sent; the message names the tensor.
     """
     if dtype not in _WIDTHS:
-        raise InvalidArgument(f"{tensor} is of {dtype}: choose one of {', '.join(_WIDTHS)}")
+        raise InvalidArgument(f"{tensor} has the dtype {dtype}: choose one of {', '.join(_WIDTHS)}")
     return _WIDTHS[dtype]
 
 

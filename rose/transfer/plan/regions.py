@@ -65,9 +65,7 @@ def _check_piece(piece: Piece, spec: TensorSpec) -> None:
     region, view = piece.region, piece.view
     what = f"the piece {described(region)} of {piece.tensor} on rank {piece.rank}"
     if len(region.shape) != len(spec.shape):
-        raise InvalidArgument(
-            f"{what} has another number of dimensions than its shape {spec.shape}"
-        )
+        raise InvalidArgument(f"{what} must have as many dimensions as its shape {spec.shape}")
     if 0 in spec.shape or not contains(whole(spec.shape), region):
         raise InvalidArgument(f"{what} exceeds its shape {spec.shape}")
     if len(view.strides) != len(region.shape):

@@ -46,7 +46,7 @@ class CommitState(Enum):
     UNDOING = "tiles go back"
     COMMITTED = "the weights are the new version"
     ROLLED_BACK = "the weights are the base"
-    QUARANTINED = "the weights are no known version"
+    QUARANTINED = "the weights match no known version"
 
 
 _MOVES: Final = frozenset(

@@ -37,7 +37,7 @@ class ReceiverState(Enum):
     STAGED = "a version lies ready"
     APPLYING = "the engine commits it"
     ROLLED_BACK = "the commit went back; what to do next is not decided yet"
-    QUARANTINED = "its weights are no known version; final"
+    QUARANTINED = "its weights match no known version; final"
 
 
 MOVES: Final = frozenset(
@@ -346,10 +346,10 @@ class Staging:
         return held.version.n if is_known else NOTHING_KNOWN
 
     def _join(self, at_least_n: int, timeout_s: float) -> None:
-        """Stage the newest version whole, as far as it differs; wait until it is new enough.
+        """Stage the tiles that differ from the newest version; wait for version `at_least_n` first.
 
         Raises:
-            Unavailable: a new enough version is offered, but cannot be fetched whole.
+            Unavailable: such a version is offered, but cannot be fetched completely.
         """
         if not self._source.wait_manifests(at_least_n - 1, timeout_s):
             return

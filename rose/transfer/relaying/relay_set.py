@@ -129,7 +129,7 @@ class RelaySet:
         self._snapshots: dict[UpdateKey, tuple[int, Manifest]] = {}  # the latest, with its relay
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        """Wait on one relay, and on the next one the next time, if that had nothing.
+        """Wait for versions of one relay; after an empty answer the next call asks the next relay.
 
         So a relay that is stuck, or offers old versions only, blocks nobody. With timeout 0, return
         the offers of all relays: they may keep different updates to one version.

@@ -39,7 +39,7 @@ def from_bytes(content: bytes) -> Manifest:
     try:
         return manifest_of(pb.Manifest.FromString(content))
     except (DecodeError, InvalidArgument) as error:
-        raise CorruptData(f"these bytes are no manifest: {error}") from error
+        raise CorruptData(f"these bytes are not a manifest: {error}") from error
 
 
 def manifest_to(one: Manifest) -> Any:

@@ -214,7 +214,7 @@ def decode(kind: type[T], content: bytes) -> T:
     try:
         message = _KINDS[kind].FromString(content)
     except DecodeError as error:
-        raise CorruptData(f"these bytes are no {kind.__name__}: {error}") from error
+        raise CorruptData(f"these bytes are not a {kind.__name__}: {error}") from error
     if message.format != FORMAT:
         raise InvalidArgument(
             f"the {kind.__name__} has version {message.format}; this rose reads version {FORMAT}"
@@ -223,7 +223,7 @@ def decode(kind: type[T], content: bytes) -> T:
     try:
         return kind(**{name: _received(message, name) for name in names})
     except InvalidArgument as error:
-        raise CorruptData(f"these bytes are no {kind.__name__}: {error}") from error
+        raise CorruptData(f"these bytes are not a {kind.__name__}: {error}") from error
 
 
 def _fields_of(message: Any) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _label(text: str) -> str:
 
 def _number(value: int) -> int:
     if value > _N_MAX:
-        raise InvalidArgument(f"{value} is more than {_N_MAX}")
+        raise InvalidArgument(f"{value} exceeds {_N_MAX}")
     return value
 
 
@@ -314,7 +314,7 @@ def _port(value: int) -> int:
 
 def _at_most(column: C, most: int, what: str) -> C:
     if len(column) > most:
-        raise InvalidArgument(f"{len(column)} {what}: at most {most}")
+        raise InvalidArgument(f"at most {most} {what} are allowed, got {len(column)}")
     return column
 
 

@@ -159,7 +159,7 @@ class PartServer(Closing):
                 self._is_sound = contributor.take_back(part)
             self._pending = None
         if not self._is_sound:
-            raise Unavailable("this rank's shadow may be no version: open its part again")
+            raise Unavailable("this rank's shadow may match no version: open its part again")
         return contributor
 
 

@@ -1,4 +1,4 @@
-// Who is in a cgroup with a process, and who dies with it.
+// The processes in a cgroup with another, and those that die with it.
 #include "base/cgroup.h"
 
 #include <fcntl.h>
@@ -38,7 +38,7 @@ std::string text_of(const fs::path& path) {
 
 // A process with a helper; both sleep until they are killed, and hold the end of a pipe open.
 struct Family {
-  FileDescriptor alive;  // at its end when both are gone
+  FileDescriptor alive;  // at its end when both are dead
   pid_t parent{-1};
   pid_t helper{-1};
 
@@ -72,7 +72,7 @@ struct Family {
     if (parent > 0) reap();
   }
 
-  // Waits for the parent, which somebody else must have killed.
+  // Waits for the parent, which another process must have killed.
   bool has_died() {
     int status = 0;
     for (int tries = 0; tries < 60'000; ++tries) {
@@ -95,7 +95,7 @@ struct Family {
   }
 };
 
-// Directories of our own in the place of /proc and of the cgroups.
+// Directories of the test in place of /proc and of the cgroups.
 struct MadeUp {
   fs::path root = [] {
     std::string name = (fs::temp_directory_path() / "rose-cgroup-XXXXXX").string();
@@ -123,7 +123,7 @@ struct MadeUp {
   std::string killed() const { return text_of(group / "cgroup.kill"); }
 };
 
-// A process with a helper 41, whose child is 42; 99 is somebody else.
+// A process with a helper 41, whose child is 42; 99 is another program.
 struct Case : MadeUp {
   Family family{""};
   pid_t me = family.parent;
@@ -131,7 +131,7 @@ struct Case : MadeUp {
 
   Case() {
     add_process(me, 1);
-    add_process(41, me, "a) S 7 (");  // a name may hold anything
+    add_process(41, me, "a) S 7 (");  // a name may contain anything
     add_process(42, 41);
     add_process(99, 1);
     set_members({me, 41, 42});
@@ -141,7 +141,7 @@ struct Case : MadeUp {
   bool is_nobodys() const { return !rose::own_cgroup(process, tree).has_value(); }
 };
 
-// A cgroup of our own; empty where we may make none.
+// A new cgroup; empty where none can be made.
 std::string real_cgroup() {
   std::ifstream mounts{"/proc/self/mounts"};
   std::string device, at, kind, rest;
@@ -196,7 +196,7 @@ TEST(helper_that_outlived_its_parent_counts_as_somebody_else) {
 TEST(root_and_foreign_cgroups_are_nobodys_own) {
   for (const char* line : {"0::/\n", "0::/../outside\n", "1:cpu:/only\n", ""}) {
     Case one;
-    for (const char* where : {"cgroup", "outside"}) {  // were they looked at, they would do
+    for (const char* where : {"cgroup", "outside"}) {  // they would qualify if they were read
       write_file(one.root / where / "cgroup.kill", "");
       write_file(one.root / where / "cgroup.procs", std::to_string(one.me));
     }

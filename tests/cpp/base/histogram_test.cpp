@@ -48,7 +48,7 @@ TEST(counts_are_of_all_durations_up_to_an_edge_and_what_lies_beyond_is_in_the_la
   for (const Nanoseconds duration : {5, 1000, 1000, 70'000, 9'000'000}) histogram->record(duration);
   const auto counts = histogram->counts(500, 100'000);
   CHECK(counts.size() > 100);
-  std::uint64_t before = 1;  // what is shorter than all edges counts at the first
+  std::uint64_t before = 1;  // values below all edges count in the first bin
   Nanoseconds edge = 499;
   for (const Histogram::Count& one : counts) {
     CHECK(one.upper_ns > edge && one.at_most >= before);

@@ -55,7 +55,7 @@ TEST(two_mappings_show_the_same_bytes) {
   const FileDescriptor copy = fd.duplicate().take();
   const Mapping writer = Mapping::create(fd, kBytes, Access::kReadWrite).take();
   const Mapping reader = Mapping::create(copy, kBytes, Access::kRead).take();
-  // Two addresses of one byte: volatile, because the compiler takes them for two bytes.
+  // Two addresses of one byte: volatile, because the compiler assumes two bytes.
   volatile std::byte* here = writer.data();
   volatile std::byte* there = reader.data();
   here[kBytes - 1] = std::byte{42};

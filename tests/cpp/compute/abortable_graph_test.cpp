@@ -1,6 +1,5 @@
-// Graphs whose segments an abort leaves out, over the fake driver, whose device is a thread: its IF
-// nodes run their bodies by the condition that branch_kernel sets, and what that does is
-// kernels/gate.h itself.
+// Graphs whose segments an abort skips, over the fake driver, whose device is a thread. Its IF
+// nodes run their bodies by the condition of branch_kernel, which calls kernels/gate.h itself.
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -19,20 +18,20 @@ namespace {
 
 constexpr int kSegments = 5;
 
-// What a kernel sees of memory, and of its graph.
+// The memory and the graph that a kernel sees.
 struct World {
   std::uint32_t load(const std::uint32_t* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
   void store(std::uint32_t* at, std::uint32_t value) {
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
   }
   std::uint64_t now_ns() { return 1; }
-  void pause() { CHECK(false); }  // the fake runs a kernel to its end: a wait would be for ever
+  void pause() { CHECK(false); }  // the fake runs a kernel to its end, so a wait would never end
   void set_condition(std::uint64_t condition, unsigned value) {
     fake().set_condition(condition, value);
   }
 };
 
-// Has the fake run a kernel of kernels/gate.h when one of that name is launched.
+// Makes the fake run a kernel of kernels/gate.h when one with its name is launched.
 template <auto kRun, typename Params>
 void run_in_fake(const char* name) {
   fake().arguments(name, std::to_string(sizeof(Params)).c_str());
@@ -47,7 +46,7 @@ void run_in_fake(const char* name) {
       nullptr);
 }
 
-// Segments that fold their number into a sum, so that order and number both show.
+// Segments that fold their number into a sum, which depends on order and number.
 struct Work {
   std::vector<std::uint64_t> ran;
   std::uint64_t sum{1};
@@ -78,7 +77,7 @@ struct AbortRig : Rig {
     }
   }
 
-  // Neither kind needs them until a graph has branches.
+  // Both kinds of gates need them only for graphs with branches.
   void give_branches(GateKind kind) {
     StreamGateConfig config{.window = 8, .branch_library = gate_kernels()};
     if (kind == GateKind::kKernel) config.library = gate_kernels();
@@ -147,7 +146,7 @@ TEST(graph_stops_at_each_gate_without_credit_and_goes_on_with_it) {
   CHECK_EQ(rig.pending(), 0);
 }
 
-// An abort that comes while the step waits at its gate number k + 1.
+// An abort while the step waits at its gate number k + 1.
 TEST(abort_at_a_gate_leaves_exactly_the_segments_before_it_done) {
   for (std::uint32_t done = 0; done < kSegments; ++done) {
     AbortRig rig{GateKind::kMemop};
@@ -164,7 +163,7 @@ TEST(abort_at_a_gate_leaves_exactly_the_segments_before_it_done) {
       CHECK_EQ(rig.pass(kLongNs), Verdict::kAborted);
     }
     CHECK_EQ(rig.work.ran, first(done));
-    // The numbers go on as if all had run: the next step finds its own.
+    // The numbers continue as if all segments had run, so the next step finds its own.
     CHECK_EQ(rig.gate->passed(), kSegments);
     CHECK_EQ(rig.borrower->in_flight(), 0);
     CHECK(!rig.gate->is_draining());
@@ -176,7 +175,7 @@ TEST(abort_at_a_gate_leaves_exactly_the_segments_before_it_done) {
   }
 }
 
-// An abort that comes while segment k runs: it ends, and no other begins.
+// An abort while segment k runs: it ends, and no other begins.
 TEST(abort_within_a_segment_leaves_out_all_behind_it) {
   for (const GateKind kind : kKinds) {
     for (std::uint64_t running = 0; running < kSegments; ++running) {
@@ -188,7 +187,8 @@ TEST(abort_within_a_segment_leaves_out_all_behind_it) {
         if (number != running) return;
         rig.gate->close(CloseReason::kRevocation);
         CHECK(rig.gate->abort_step());
-        rig.gate->drain_to(rig.borrower->enqueued());  // as the borrower's host does meanwhile
+        // as the borrower's host does in the meantime
+        rig.gate->drain_to(rig.borrower->enqueued());
       };
       CHECK_EQ(rig.launch(*graph), Verdict::kPassed);
       {

@@ -1,5 +1,5 @@
-// The fake driver of this process, and a device that goes on while the host does something else:
-// the fake's streams move only when it is called.
+// The fake driver in this process, and a device that runs in parallel to the host: the fake's
+// streams advance only when it is called.
 #pragma once
 
 #include <atomic>

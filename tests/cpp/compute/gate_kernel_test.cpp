@@ -1,4 +1,4 @@
-// What gate_kernel does, by threads: the same functions over the gate word of a HostGate.
+// The functions of gate_kernel in threads, over the gate word of a HostGate.
 #include <array>
 #include <atomic>
 #include <random>
@@ -17,7 +17,7 @@ namespace {
 constexpr auto kLetsGo = static_cast<std::uint32_t>(GateWord::kOpenBit | GateWord::kDrainBit);
 constexpr std::uint64_t kNever = 600'000'000'000;
 
-// Memory as a device has it; time that a test moves.
+// Memory as on a device, and time that a test sets.
 struct World {
   std::uint32_t load(const std::uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
   void store(std::uint32_t* word, std::uint32_t value) {
@@ -71,8 +71,8 @@ TEST(open_bit_and_credit_are_both_needed) {
   CHECK(!may_start(*gate));
 }
 
-// The host takes the drain bit away when the last segment is counted: a branch that counted first
-// could find it gone, and run a segment that an abort had left out.
+// The host clears the drain bit when the last segment is counted. A branch that counted first could
+// miss the bit, and run a segment that the abort had skipped.
 TEST(branch_is_decided_before_its_segment_is_counted) {
   const auto gate = make_gate();
   struct Deciding : World {
@@ -95,7 +95,7 @@ TEST(branch_is_decided_before_its_segment_is_counted) {
   gate->close(CloseReason::kRevocation);
   gate->drain_to(3);
   kernels::branch_segment(branch, world);
-  branch.has_waited = 1;  // it does not look for its turn again
+  branch.has_waited = 1;  // it does not check again whether it may start
   kernels::branch_segment(branch, world);
   CHECK_EQ(world.decided, (std::vector<unsigned>{1, 0, 0}));
   CHECK_EQ(gate->passed(), 3);
@@ -155,7 +155,7 @@ TEST(wait_that_ends_at_its_limit_lets_one_segment_go_and_says_so) {
 
 namespace {
 
-// Says when the device is between two looks at a gate that did not let it go.
+// Reports when the device is between two looks at a closed gate.
 struct PausingWorld : World {
   void pause() {
     is_at_work.store(false);

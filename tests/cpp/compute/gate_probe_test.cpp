@@ -1,4 +1,4 @@
-// The probe over the fake driver: what it takes for a gate that works, and what it refuses.
+// The probe over the fake driver: gates that it accepts, and gates that it refuses.
 #include "compute/gate_probe.h"
 
 #include <atomic>
@@ -23,7 +23,7 @@ using rose::test::Running;
 
 namespace {
 
-// The kernel of this device lets everything go at once.
+// The kernel of this device lets every segment start.
 void pass_at_once(const std::uint64_t* words, unsigned, void*) {
   kernels::GateParams params;
   std::memcpy(&params, words, sizeof params);
@@ -70,7 +70,7 @@ struct Rig {
   std::string alive;
 };
 
-// The page that was registered last: where the gate that is under test now has its word.
+// The page registered last, which has the word of the gate under test.
 class NewestWord {
  public:
   GateWord* get() {
@@ -91,8 +91,8 @@ class NewestWord {
   GateWord* word_{nullptr};
 };
 
-// A device for the gate kernel: the fake runs a kernel at once, so the stream is held for as long
-// as the kernel would wait.
+// A device for the gate kernel: the fake runs a kernel at once, so the stream is held as long as
+// the kernel would wait.
 class KernelDevice {
  public:
   explicit KernelDevice(CUstream stream) : stream_{stream} {
@@ -207,7 +207,8 @@ TEST(gate_that_does_not_hold_is_refused) {
     rig.request.hold_ns = 500'000'000;
     rig.request.in_one_process = false;
     std::atomic<bool> stop{false};
-    // Somebody else writes the word: credit while there should be none, the drain bit while closed.
+    // Another writer changes the word: it adds credit, or sets the drain bit while the gate is
+    // closed.
     std::thread stranger{[&] {
       NewestWord newest;
       while (!stop.load()) {
@@ -300,7 +301,7 @@ TEST(failing_call_is_named_and_leaves_nothing) {
     }
     CHECK_EQ(std::string{fake().live()}, rig.alive);
     CHECK_EQ(fake().depth(), 0);
-    // The probe asks for as long as the hold lasts; the calls after some hundreds are all alike.
+    // The probe polls as long as the hold lasts; after some hundred calls they are all alike.
     if (is_over || nth == 400) break;
   }
   CHECK(refused > 50);

@@ -28,8 +28,8 @@ void open_with(HostGate& gate, std::uint32_t segments) {
   CHECK(gate.open(gate.close_epoch()));
 }
 
-// Runs a body when somebody asks it for the time: the gate asks between announcing a segment and
-// its last look at the gate word, which is where a close hurts most.
+// Runs a body when the gate reads the clock. The gate does so between announcing a segment and its
+// last look at the gate word, where a close is most critical.
 class PlantedClock final : public Clock {
  public:
   Nanoseconds now_ns() const noexcept override {
@@ -63,7 +63,7 @@ TEST(a_waiter_woken_while_a_segment_withdraws_does_not_hang) {
   clock->plant([&] {
     gate->close(CloseReason::kArrival);
     serving = std::thread{[&] { CHECK(gate->wait_parked(kLongNs).has_value()); }};
-    // Long enough that the waiter is often asleep on `running`; the law holds either way.
+    // Long enough that the waiter often sleeps on `running`; the law holds either way.
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   });
   CHECK_EQ(gate->pass(1), Verdict::kTimedOut);
@@ -177,7 +177,7 @@ TEST(an_abort_ends_the_step_at_its_next_gate_and_is_used_up) {
   CHECK(gate->abort_step());
   gate->end_step();
   CHECK(!gate->abort_step());
-  gate->begin_step();  // a request for the step before says nothing about this one
+  gate->begin_step();  // a request for the previous step says nothing about this one
   CHECK_EQ(gate->pass(1), Verdict::kPassed);
   gate->end_step();
   CHECK_EQ(gate->stats().aborts, 1);
@@ -285,14 +285,14 @@ TEST(a_renewed_gate_holds_nobody_up_and_the_next_borrower_starts_afresh) {
   auto next = HostGate::attach(gate->fd(), std::make_shared<BootClock>());
   CHECK_EQ(next.value()->pass(1), Verdict::kTimedOut);
   open_with(*gate, 1);
-  // The borrower before has the old page only.
+  // The previous borrower has only the old page.
   old.value()->shut_down();
   CHECK(!gate->is_shut_down());
   CHECK_EQ(next.value()->pass(1), Verdict::kPassed);
 }
 
-// A page changes under serving's thread, the creditor's, and whoever reads: none of them waits for
-// a borrower that is gone, and no opening by what was read in an old page survives.
+// A page is replaced under serving's thread, the creditor's and readers. None of them waits for a
+// dead borrower, and no opening that was decided by an old page takes effect.
 TEST(a_gate_is_renewed_under_those_who_use_it) {
   const auto gate = make_gate();
   std::atomic<bool> is_over{false};
@@ -321,7 +321,7 @@ TEST(a_gate_is_renewed_under_those_who_use_it) {
   for (int round = 0; round < 300; ++round) {
     auto borrower = HostGate::attach(gate->fd(), std::make_shared<BootClock>());
     borrower.value()->begin_step();
-    // It dies in a segment, or in the middle of nothing.
+    // It dies in a segment, or between two.
     if (borrower.value()->pass(100'000) == Verdict::kPassed) ++passed;
     CHECK(gate->renew().ok());
     CHECK(!gate->is_in_step());

@@ -46,7 +46,7 @@ TEST(an_offer_opens_the_gate_for_its_quantum) {
   CHECK_EQ(offer->segments, 3);
   CHECK(scene.gate->is_open());
   CHECK_EQ(scene.gate->credit_left(), 3);
-  CHECK(!scene.lender->offer().has_value());  // what is open is not offered again
+  CHECK(!scene.lender->offer().has_value());  // an open gate is not offered again
   scene.lender->withdraw();
   CHECK(!scene.gate->is_open());
   CHECK_EQ(scene.gate->close_reason(), CloseReason::kStep);
@@ -85,7 +85,7 @@ TEST(one_decides_at_a_time_who_may_start_what) {
   Creditor creditor{scene.gate, creditors, scene.clock, {}};
   bool has_offered = false;
   creditors->on_decide = [&] {
-    // Serving's thread comes while the creditor decides: it does not wait, and it opens nothing.
+    // If the creditor is deciding, serving's thread does not wait, and opens nothing.
     std::thread{[&] { has_offered = scene.lender->offer().has_value(); }}.join();
   };
   creditor.look();

@@ -1,5 +1,5 @@
-// The gate in a stream, over the fake driver: what goes into the stream, what a device that goes by
-// it starts, and what is left when a call fails. How a real device waits it cannot show.
+// The gate in a stream, over the fake driver: the calls it enqueues, the segments that a device
+// starts, and the state after a failed call. It cannot show how a real device waits.
 #include "compute/stream_gate.h"
 
 #include <atomic>
@@ -27,7 +27,7 @@ using rose::test::kShortNs;
 using rose::test::Rig;
 using rose::test::Running;
 
-// One test leaves a gate on a device that hangs: that its page stays is what the test is about.
+// One test leaves a gate on a hanging device, and checks that its page stays.
 // LeakSanitizer: leak:DeviceWord::create
 
 namespace {
@@ -45,7 +45,7 @@ std::vector<std::string> log_of(const char* call) {
   return out;
 }
 
-// What a gate with this number is made of, as the fake writes it down.
+// The operations of the gate with this number, as the fake logs them.
 std::vector<std::string> gate_of(const HostGate& gate, std::uint32_t segment) {
   std::ostringstream text;
   const auto base = reinterpret_cast<std::uintptr_t>(gate.page());
@@ -110,7 +110,7 @@ TEST(segment_whose_credit_was_seen_before_a_close_waits_for_the_next_opening) {
   CHECK_EQ(rig.pass(), Verdict::kPassed);
   rig.gate->close(CloseReason::kArrival);
   rig.gate->set_credit(8);
-  fake().pump();  // the credit is there now, and the device has seen it
+  fake().pump();  // the credit is there now, and the device sees it
   CHECK_EQ(rig.gate->passed(), 0);
   rig.gate->set_credit(rig.gate->passed() + 1);  // the smallest quantum covers it
   fake().pump();
@@ -208,8 +208,8 @@ TEST(no_segment_starts_between_a_close_and_the_next_opening) {
   fake().on_kernel(
       "segment",
       [](const std::uint64_t*, unsigned, void*) {
-        // The host may put a segment into the stream when its gate has passed already, but no
-        // segment starts before its gate, and no gate passes while serving has the device.
+        // The host may enqueue a segment when its gate has already passed. But no segment starts
+        // before its gate, and no gate passes while serving has the device.
         CHECK(started.fetch_add(1) < gate->passed());
       },
       nullptr);
@@ -227,7 +227,8 @@ TEST(no_segment_starts_between_a_close_and_the_next_opening) {
       rig.open(1 + static_cast<std::uint32_t>(random() % 6));
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
       rig.gate->close(CloseReason::kArrival);
-      // What passed its gate before the close runs to its end; with the pump done, it has.
+      // A segment that passed its gate before the close runs to its end, at the latest with the
+      // pump's.
       fake().pump();
       fake().pump();
       const std::uint32_t passed = rig.gate->passed();
@@ -401,7 +402,7 @@ TEST(credit_that_a_drain_lost_is_given_again) {
   fake().hold(rig.stream->get());
   CHECK(rig.gate->abort_step());
   CHECK_EQ(rig.pass(), Verdict::kTimedOut);
-  // The creditor looked before the bit was set and wrote after it: the store itself, as it does it.
+  // The creditor looks before the bit is set and writes after it. This is its store.
   auto* word = reinterpret_cast<GateWord*>(rig.gate->page());
   word->credit.store(0);
   CHECK(!rig.borrower->is_drained());
@@ -455,7 +456,7 @@ TEST(abort_of_a_step_whose_end_waits_in_the_stream_is_not_lost) {
   CHECK_EQ(rig.pass(kLongNs), Verdict::kAborted);
   CHECK_EQ(rig.gate->passed(), 1);
   rig.borrower->end_step();
-  rig.borrower->begin_step();  // but a request for a step that is over is
+  rig.borrower->begin_step();  // but a request for a finished step is
   CHECK(rig.gate->abort_step());
   rig.borrower->end_step();
   rig.borrower->begin_step();
@@ -479,7 +480,7 @@ TEST(segment_lasts_from_its_gate_to_the_next) {
     CHECK_EQ(rig.pass(), Verdict::kPassed);
   }
   rig.borrower->end_step();
-  CHECK_EQ(rig.gate->stats().segments.count, 3);  // read when they are done, never waited for
+  CHECK_EQ(rig.gate->stats().segments.count, 3);  // read when complete, never waited for
   fake().release(rig.stream->get());
   rig.borrower->leave();
   CHECK_EQ(rig.gate->stats().segments.count, 3 + SegmentTimer::kPairs);
@@ -609,7 +610,7 @@ TEST(stream_that_is_captured_takes_no_numbered_gate_and_others_take_no_insertion
 
 namespace {
 
-// The fake's device runs it when the gate would let it go: hold the stream until then.
+// The fake's device runs the kernel when the gate would pass; until then the stream is held.
 struct KernelGate {
   explicit KernelGate(Rig& rig) : rig_{rig} {
     fake().arguments("gate_kernel", "48");
@@ -758,7 +759,7 @@ TEST(page_stays_when_the_device_still_waits_on_it) {
 
 namespace {
 
-// Lets the nth driver call of `act` fail, for every n there is. `act` says what came of it.
+// Lets the nth driver call of `act` fail, for every n. `act` returns the result.
 void fail_each(const std::function<Status()>& act, const std::function<void(bool)>& after) {
   int failed = 0;
   for (int nth = 1;; ++nth) {

@@ -1,4 +1,4 @@
-// A gate in a stream of the fake device: what its tests share.
+// A gate in a stream of the fake device, for several tests.
 #pragma once
 
 #include <memory>
@@ -42,7 +42,7 @@ struct Rig {
     borrower = made.take();
   }
 
-  // Whatever a test leaves in the stream runs out, and nothing of it stays behind.
+  // Work that a test leaves in the stream runs out, and nothing stays.
   ~Rig() {
     fake().release(stream->get());
     const Running runs;
@@ -54,7 +54,7 @@ struct Rig {
   Rig(const Rig&) = delete;
   Rig& operator=(const Rig&) = delete;
 
-  // The fake has the kernel of any name; what it does is up to the test.
+  // The fake has a kernel of every name; the test defines its effect.
   std::shared_ptr<const KernelLibrary> gate_kernels() const {
     auto library = KernelLibrary::create(device, Fatbin{.name = "gate", .bytes = kCode});
     CHECK(library.ok());

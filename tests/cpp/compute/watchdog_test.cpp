@@ -45,7 +45,7 @@ struct Scene {
     (void)watchdog.look();
   }
 
-  // One segment starts, and not another.
+  // Exactly one segment starts.
   void expect_one_segment() {
     const std::uint32_t before = gate->passed();
     CHECK_EQ(gate->try_pass(), Verdict::kPassed);
@@ -114,7 +114,7 @@ TEST(an_end_of_the_declaration_takes_back_what_has_not_started) {
   CHECK(!scene.gate->is_open());
   CHECK_EQ(scene.gate->close_reason(), CloseReason::kArrival);
   CHECK(!scene.gate->try_pass().has_value());
-  scene.watchdog.leave();  // nobody entered: it changes nothing
+  scene.watchdog.leave();  // no call was entered, so this changes nothing
   CHECK(!scene.watchdog.is_declared());
 }
 
@@ -135,7 +135,7 @@ TEST(a_borrower_that_holds_nothing_is_left_alone) {
   scene.gate->end_step();
   scene.watchdog.enter();
   scene.pass_time(10 * kAfterNs);
-  // Asking for a step holds nothing either: its first segment has not started.
+  // A step that waits for its first segment holds nothing either.
   scene.gate->begin_step();
   CHECK(!scene.gate->try_pass().has_value());
   scene.pass_time(10 * kAfterNs);
@@ -188,7 +188,7 @@ TEST(a_close_that_comes_in_between_wins) {
   CHECK(!scene.gate->is_open());
   CHECK(!scene.gate->try_pass().has_value());
   CHECK_EQ(scene.gate->stats().forced_opens, 0);
-  scene.pass_time(kAfterNs - 1);  // and is not answered by another opening at once
+  scene.pass_time(kAfterNs - 1);  // and no other opening follows at once
   CHECK_EQ(scene.written->all.size(), 1);
   scene.pass_time(1);
   scene.expect_one_segment();
@@ -228,11 +228,11 @@ TEST(a_clock_that_goes_back_lets_nothing_through) {
   scene.pass_time(-10 * kAfterNs);
   CHECK_EQ(scene.gate->stats().forced_opens, 0);
   scene.pass_time(kAfterNs);
-  CHECK_EQ(scene.gate->stats().forced_opens, 0);  // by this clock it has not been so long
+  CHECK_EQ(scene.gate->stats().forced_opens, 0);  // not yet long enough by this clock
 }
 
-// The deadlock itself, with threads: serving is in a call that returns when the borrower's step is
-// over, the step waits at a gate that is closed because serving is busy.
+// The deadlock itself, with threads: a serving call returns only after the borrower's step, which
+// waits at a gate that is closed because serving is busy.
 TEST(the_creditors_thread_ends_a_deadlock_of_serving_and_the_borrower) {
   class Refusing final : public CreditPolicy {
    public:

@@ -1,4 +1,4 @@
-// The driver, its devices, and whose context is current.
+// The driver, its devices, and the current context.
 #include "driver/driver.h"
 
 #include "driver/fixture.h"

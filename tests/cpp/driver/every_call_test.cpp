@@ -1,4 +1,4 @@
-// Each thing the driver room and CudaVmm do, with the n-th driver call failing, for every n.
+// Every scenario of the driver room and CudaVmm with its n-th driver call failing, for every n.
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -192,7 +192,7 @@ std::vector<std::string> called() {
   return names;
 }
 
-// What is given back in a destructor has nobody to tell.
+// A failure in a destructor cannot be reported.
 constexpr bool is_silent(std::string_view call) {
   constexpr std::string_view kSilent[] = {
       "cuDevicePrimaryCtxRelease",
@@ -209,7 +209,7 @@ constexpr bool is_silent(std::string_view call) {
   return std::ranges::find(kSilent, call) != std::end(kSilent);
 }
 
-// Whether the failed push was one of a destructor: what comes next gives something back.
+// Whether the failed push was that of a destructor, so that the next call releases something.
 bool is_silent_push(std::span<const std::string> calls, std::size_t n) {
   if (calls[n - 1] != "cuCtxPushCurrent") return false;
   const auto next = std::ranges::find_if(
@@ -228,7 +228,7 @@ Status run_with_foreign_context(const Scenario& scenario, int fail_call) {
   return status;
 }
 
-// The number of calls of a scenario that goes well.
+// The number of calls of a successful scenario.
 int check_failures(const Scenario& scenario) {
   for (int n = 1;; ++n) {
     const Status status = run_with_foreign_context(scenario, n);
@@ -255,8 +255,8 @@ TEST(nothing_leaks_when_the_nth_driver_call_fails) {
   for (const Scenario& scenario : kScenarios) CHECK(check_failures(scenario) > 5);
 }
 
-// A segment behind a gate. Not one of the scenarios: it goes on without its timing when an event
-// fails, and tests/cpp/compute/stream_gate_test.cpp fails its calls one by one.
+// A segment behind a gate. It is not a scenario, because it continues without timing when an event
+// fails; tests/cpp/compute/stream_gate_test.cpp fails its calls one by one.
 Status use_gate() {
   TAKE(device, open());
   TAKE(stream, Stream::create(device, Priority::kLowest));
@@ -281,7 +281,7 @@ TEST(every_entry_is_called) {
   for (const Scenario& scenario : kScenarios) CHECK(scenario.run().ok());
   CHECK(use_gate().ok());
   {
-    // The words of an error are asked for when there is one.
+    // The text of an error is requested only for an error.
     fake().fail("cuDeviceGetCount", 1, kOutOfMemory);
     CHECK(!use_device().ok());
   }

@@ -1,5 +1,5 @@
-// What the tests of the driver room share: a device of the fake driver, a little memory that
-// streams may touch, and what must be true of the fake when a test is over.
+// For the tests of the driver room: a device of the fake driver, some memory for streams, and the
+// checks of the fake at the end of a test.
 #pragma once
 
 #include <bit>
@@ -22,10 +22,10 @@ inline const Fake& fake() {
   return found;
 }
 
-// A copy, for the status is often gone at the end of the line.
+// A copy, because the status often dies at the end of the line.
 inline std::string says(const Status& status) { return status.message(); }
 
-// Nothing is alive, nothing went wrong, and no context of ours is current.
+// No object is alive, no call was wrong, and no context of rose is current.
 inline void check_clean() {
   CHECK_EQ(std::string{fake().faults()}, "");
   CHECK_EQ(std::string{fake().live()}, "");
@@ -76,7 +76,7 @@ inline driver::MemoryOperation write(driver::DevicePointer at, std::uint32_t val
   return one;
 }
 
-// The driver of the tests looks at no byte of it.
+// The tests' driver does not read it.
 inline constexpr std::byte kCode[4]{};
 
 }  // namespace rose::test

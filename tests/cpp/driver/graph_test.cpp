@@ -1,4 +1,5 @@
-// Captures, memory operations put between captured work, and graphs that are launched again.
+// Captures, memory operations inserted between captured work, and graphs that are launched
+// repeatedly.
 #include "driver/graph.h"
 
 #include <array>
@@ -35,7 +36,7 @@ struct Bench {
   Status begin() const { return Graph::begin_capture(*device, stream->get()); }
 };
 
-// How many kernels of each name were executed, in order.
+// The number of executed kernels by name, in order.
 std::string executed() {
   std::string names;
   std::string line;
@@ -171,7 +172,7 @@ TEST(capture_restricts_no_other_thread) {
   {
     const Bench bench;
     CHECK(bench.begin().ok());
-    // 1: what is unsafe in a capture is so in this thread only, not in one that serves.
+    // 1: calls that are unsafe in a capture are refused in this thread only, not in serving's.
     CHECK(std::string{fake().log()}.find("cuStreamBeginCapture(") != std::string::npos);
     const std::string log = fake().log();
     const std::size_t at = log.find("cuStreamBeginCapture(");

@@ -1,4 +1,4 @@
-// Device code: loaded ahead of time, launched with its arguments to the bit.
+// Device code: loaded early, and launched with exactly its arguments.
 #include "driver/kernel_library.h"
 
 #include <bit>

@@ -1,4 +1,4 @@
-// Streams and events: who waits for what, and for how long.
+// Streams and events: waits and their lengths.
 #include "driver/stream.h"
 
 #include <array>

@@ -259,7 +259,8 @@ TEST(preferred_slabs_come_before_sparse_ones) {
   const Grant grant = device.grant(2);
   const std::vector<BlockId> ids = device.alloc(5);
   const SlabId full = device.blocks->grid().slab_at(ids.front());
-  CHECK_EQ(device.poll(device.revoke(1, {7, full})).pending, 1);  // 7 is nobody's: passed over
+  // 7 belongs to nobody, and is skipped
+  CHECK_EQ(device.poll(device.revoke(1, {7, full})).pending, 1);
   CHECK(device.arbiter->candidates(device.rollout).take().front().slab != full);
   CHECK(device.arbiter->revoke(device.rollout, 1, 0, kNobody, std::vector<SlabId>{8})
             .status()
@@ -330,7 +331,7 @@ TEST(late_slab_is_quarantined_until_proven) {
   CHECK_EQ(device.blocks->capacity_blocks(), 0);
   CHECK(device.arbiter->renew(grant.lease_id, grant.lease_epoch, kTtl).take() ==
         RenewAnswer::kOver);
-  // Evidence, slab by slab; then word from the engine for the rest.
+  // First evidence per slab; then the engine's word for the rest.
   CHECK(device.blocks->free(std::span{ids}.first(4)).ok());
   CHECK_EQ(device.arbiter->snapshot().quarantined, 1);
   CHECK_EQ(device.arbiter->prove_completion(device.rollout).take(), 1);
@@ -343,7 +344,7 @@ TEST(pin_of_a_proven_slab_is_forgotten) {
   const PinId pin = device.blocks->pin_slabs(std::vector<SlabId>{0}).take();
   device.revoke(1);
   device.clock->advance(kTtl);
-  CHECK(device.arbiter->expire(0).ok());  // fences what nobody polls
+  CHECK(device.arbiter->expire(0).ok());  // fences it although nobody polls
   CHECK_EQ(device.arbiter->prove_completion(device.rollout).take(), 1);
   device.grant(1);  // the same slab, a new generation
   const PinId fresh = device.blocks->pin_slabs(std::vector<SlabId>{0}).take();
@@ -371,7 +372,7 @@ TEST(fenced_lease_never_comes_back) {
   const Nanoseconds now = device.clock->now_ns();
   const RevocationId id = device.arbiter->revoke(device.rollout, 1, now, kNobody, {}).take();
   CHECK_EQ(device.poll(id).fenced, 1);
-  CHECK_EQ(device.held(device.rollout), 1);  // in time, but its holder was late with the other
+  CHECK_EQ(device.held(device.rollout), 1);  // in time, but its holder was late with the other one
   CHECK(device.arbiter->renew(grant.lease_id, grant.lease_epoch, kTtl).take() ==
         RenewAnswer::kOver);
 }

@@ -1,4 +1,4 @@
-// Two threads that play two processes: an engine at work, and an arbiter that lends and takes back.
+// Two threads as two processes: an engine at work, and an arbiter that lends and takes back.
 #include "memory/attachment.h"
 
 #include <atomic>
@@ -35,7 +35,7 @@ TEST(closed_slabs_are_told_until_they_are_left) {
   const TenantNews after = all.tenant->look().take();
   CHECK_EQ(after.closed.size(), 0);
   CHECK_EQ(after.taken, 2);
-  CHECK_EQ(all.arbiter->poll(all.revocation).take().returned, 2);  // found without a word
+  CHECK_EQ(all.arbiter->poll(all.revocation).take().returned, 2);  // found without a ring
 }
 
 TEST(closed_attachment_enters_nothing) {

@@ -1,4 +1,4 @@
-// The bits: fullest slab first, nothing given twice, all or nothing.
+// The bitmaps: fullest slab first, no id twice, all or nothing.
 #include "memory/block_map.h"
 
 #include <algorithm>
@@ -38,7 +38,7 @@ std::vector<BlockId> take(BlockMap& map, std::int64_t n) {
   return ids;
 }
 
-// Drops a reference of each; what has none left is free.
+// Drops a reference of each id; ids without references become free.
 Status give(BlockMap& map, std::span<const BlockId> ids) {
   ROSE_TRY(map.drop(ids));
   for (const BlockId& id : ids) {
@@ -73,7 +73,7 @@ TEST(fullest_slab_is_used_first) {
   const SlabId first = map.grid().slab_at(ids.front());
   CHECK_EQ(map.used(first), 7);
   take(map, 3);
-  CHECK_EQ(map.used(first), 10);  // not the half slab, and not the empty one
+  CHECK_EQ(map.used(first), 10);  // neither the half slab nor the empty one
   std::int32_t empty = 0;
   for (SlabId slab = 0; slab < 4; ++slab) empty += map.is_idle(slab) ? 1 : 0;
   CHECK_EQ(empty, 1);

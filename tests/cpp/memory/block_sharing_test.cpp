@@ -24,7 +24,7 @@ Ids slab_ids(SlabId slab) {
 
 SlabId slab_of(BlockId block) { return block / SharedBlocks::kBlocks; }
 
-// Fills two slabs and caches both; the first was used longest ago.
+// Fills two slabs and caches both; the first was used less recently.
 struct Cached : SharedBlocks {
   Ids first;
   Ids second;
@@ -242,7 +242,7 @@ TEST(leaving_slab_is_not_found_any_more_and_caches_nothing) {
   tenant.publish({ids[0]}, {1});
   tenant.revoke(slab_of(ids[0]));
   CHECK(tenant.lookup({1}).empty());
-  tenant.publish({ids[1]}, {2});  // allowed, and in vain
+  tenant.publish({ids[1]}, {2});  // allowed, but without effect
   CHECK(tenant.lookup({2}).empty());
   tenant.free(ids);
   CHECK_EQ(tenant.gone.size(), 1);

@@ -1,4 +1,4 @@
-// What a slab is between its grant and the word that it is clean, whatever happens meanwhile.
+// A slab between its grant and the end of its scrub, whatever happens in between.
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -20,7 +20,7 @@ constexpr Nanoseconds kSecond = 1'000'000'000;
 constexpr PoolShape kShape{4096, 4, 2};
 constexpr std::byte kSecret{0x5a};
 
-// The host's memory, and something that happens in the middle of a scrub.
+// Host memory, and an event in the middle of a scrub.
 class Interrupted final : public PageBackend {
  public:
   explicit Interrupted(std::shared_ptr<std::function<Status()>> happens) noexcept
@@ -189,7 +189,7 @@ TEST(slab_of_a_late_scrub_is_nobodys_and_its_tenant_is_not_blamed) {
   CHECK(!all.is_called_late());
   CHECK_EQ(all.quarantined(), 1);
   CHECK(all.arbiter->lose_tenant(all.rollout).ok());
-  CHECK_EQ(all.quarantined(), 1);  // its death proves nothing about our own stream
+  CHECK_EQ(all.quarantined(), 1);  // its death proves nothing about rose's own stream
   CHECK(all.arbiter->reopen_partition(all.rollout, 3).code() == Code::kUnavailable);
   CHECK_EQ(all.arbiter->prove_completion(all.rollout).take(), 1);
   CHECK(all.arbiter->reopen_partition(all.rollout, 3).ok());

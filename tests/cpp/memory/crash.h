@@ -1,8 +1,8 @@
-// Runs something in a forked process and ends that process right after its k-th store to shared
-// memory, whatever code makes it: nothing in the code under test knows.
+// Runs a function in a forked process and ends that process right after its k-th store to shared
+// memory. The code under test does not know.
 //
-// The writable mappings of the mailbox and the ledger are made read-only. Each store then faults;
-// the handler lets one instruction through with the trap flag of the processor, and counts it.
+// The writable mappings of the mailbox and the ledger are made read-only, so each store faults. The
+// handler lets one instruction through with the processor's trap flag, and counts it.
 #pragma once
 
 #include <sys/mman.h>
@@ -96,8 +96,8 @@ inline void arm(int) {}
 
 }  // namespace crash
 
-// True when `work` was cut off after its `store`-th store (from 1); false when it has fewer, and
-// then it is done. Call it while there is one thread.
+// True if `work` was cut off after its `store`-th store (from 1); false if it has fewer, and is
+// complete. Call it while there is one thread.
 template <typename Work>
 bool crashes_after(int store, Work work) {
   const pid_t child = ::fork();

@@ -1,4 +1,4 @@
-// Device memory behind a pool: the fake driver's is memory of the host, so its bytes can be seen.
+// Device memory behind a pool: the fake driver uses host memory, so its bytes are visible.
 #include "memory/cuda_vmm.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// Sparse slabs come empty, data is found where it went, and nothing is lost on the way.
+// Sparse slabs become empty, moved data is found, and nothing is lost.
 #include <algorithm>
 #include <map>
 #include <random>
@@ -19,7 +19,7 @@ namespace {
 
 SlabId slab_of(BlockId block) { return block / SharedBlocks::kBlocks; }
 
-// Slabs with so many blocks in use each; the ids that are.
+// Slabs with these numbers of blocks in use, and the used ids.
 struct Sparse : SharedBlocks {
   std::vector<Ids> held;
 
@@ -138,13 +138,13 @@ TEST(pinned_slabs_and_those_with_set_aside_blocks_stay) {
   const PinId pin = tenant.blocks.pin_blocks(tenant.held[0]).take();
   CHECK(tenant.plan_slabs({0}).from.empty());
   const Evacuation plan = tenant.plan();
-  CHECK(plan.from == tenant.held[1]);  // into the pinned slab, which nothing leaves
+  CHECK(plan.from == tenant.held[1]);  // into the pinned slab, which no block leaves
   tenant.cancel(plan);
   CHECK(tenant.blocks.unpin(pin).ok());
   Sparse ticketed{{1, 4}};
   CHECK(ticketed.blocks.reserve(1).has_value());
   ticketed.free({ticketed.held[1].begin(), ticketed.held[1].begin() + 3});
-  CHECK(ticketed.plan_slabs({0}).from.empty());  // for all that the other has room
+  CHECK(ticketed.plan_slabs({0}).from.empty());  // as far as the other slab has room
 }
 
 TEST(leaving_slab_goes_home_inside_the_finish) {
@@ -200,7 +200,7 @@ TEST(target_slab_is_held_while_bytes_are_written_there) {
   tenant.revoke(1);
   tenant.free(tenant.held[1]);
   CHECK(tenant.gone.empty());
-  CHECK(tenant.finish(plan) == plan.from);  // nothing moves into a slab that leaves
+  CHECK(tenant.finish(plan) == plan.from);  // no block moves into a slab in revocation
   CHECK(tenant.gone == std::vector<SlabId>{1});
   CHECK_EQ(tenant.references(tenant.held[0][0]), 1);
 }

@@ -1,4 +1,4 @@
-// Block ids against slabs, by plain counting.
+// Block ids and slabs, compared with plain counting.
 #include "memory/geometry.h"
 
 #include <vector>
@@ -16,7 +16,7 @@ using rose::memory::SlabId;
 
 namespace {
 
-// Every id whose bytes lie wholly inside the slab, looked for one by one.
+// Every id whose bytes lie wholly inside the slab, found one by one.
 std::vector<BlockId> ids_inside(PoolShape shape, BlockGeometry geometry, SlabId slab) {
   std::vector<BlockId> found;
   const std::size_t begin = shape.slab_base(slab);

@@ -1,4 +1,4 @@
-// The ledger: everybody reads, the arbiter alone writes, and a wrong one is found.
+// The ledger: everybody reads, only the arbiter writes, and invalid content is detected.
 #include "memory/ledger.h"
 
 #include <fcntl.h>
@@ -103,7 +103,8 @@ TEST(audit_finds_what_cannot_be) {
   CHECK(code_of({0, SlabState::kGranted, 6, 0, 1}, {2, 1, 0}) == Code::kCorrupt);  // of the future
   CHECK(code_of({0, SlabState::kGranted, 5, 0, 0}, {2, 1, 0}) == Code::kCorrupt);  // which lease?
   CHECK(code_of({0, SlabState::kGranted, 5, 0, 1}, {2, 1, 0}) == Code::kOk);
-  CHECK(code_of({3, SlabState::kOwned, 0, 0}, {2, 1, 0}) == Code::kCorrupt);  // nobody's number
+  // the number of no partition
+  CHECK(code_of({3, SlabState::kOwned, 0, 0}, {2, 1, 0}) == Code::kCorrupt);
   CHECK(code_of({0, SlabState::kOwned, 0, 0}, {3, 0, 0}) == Code::kCorrupt);
   CHECK(code_of({0, SlabState::kQuarantined, 0, 0}, {2, 0, 1}) == Code::kOk);
 }
@@ -185,7 +186,7 @@ TEST(reader_sees_one_moment_while_another_thread_writes) {
       const std::vector<PartitionRecord> partitions{
           partition_of(0, static_cast<std::int32_t>(owned), 0)};
       ledger.publish({records, all, {3 - owned, owned, 0}, epoch, partitions, 1});
-      // A pause in which a reader can win, on one core too.
+      // A pause in which a reader can finish, on one core too.
       for (int i = 0; i < 200; ++i) std::this_thread::yield();
     }
   }};

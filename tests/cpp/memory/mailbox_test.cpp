@@ -82,15 +82,15 @@ TEST(foreign_mailbox_is_refused) {
   CHECK(Mailbox::open(FileDescriptor{}, kShape).status().code() != Code::kOk);
 }
 
-// The tenant goes in and out as fast as it can, and marks the slab while it is inside; the arbiter
-// takes it back and grants it again. Nobody may ever find the other's mark.
+// The tenant enters and leaves as fast as it can, and marks the slab while it is inside. The
+// arbiter takes it back and grants it again. Neither may ever find the other's mark.
 TEST(slab_never_has_two_users) {
   // One mapping for both: ThreadSanitizer knows a word by its address.
   const Mailbox arbiter = fresh();
   const Mailbox& tenant = arbiter;
   std::atomic<std::uint32_t> generation{1};
   std::atomic<bool> is_done{false};
-  int user = 0;  // plain on purpose: ThreadSanitizer sees whether the words order its uses
+  int user = 0;  // plain on purpose: ThreadSanitizer detects whether the words order its uses
   arbiter.grant(0, 1);
   std::thread other{[&] {
     while (!is_done.load()) {

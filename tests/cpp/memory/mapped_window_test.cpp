@@ -1,4 +1,4 @@
-// What a borrower may touch: what it is lent, as zeros, and nothing else.
+// A borrower's access: its lent slabs, as zeros, and nothing else.
 #include "memory/mapped_window.h"
 
 #include <fcntl.h>
@@ -42,15 +42,15 @@ std::unique_ptr<FaultyBackend> backend(const Plan& plan) {
 
 Pool pool_of_slabs(const Plan& plan) { return Pool::create(backend(plan), kShape, kSlab).take(); }
 
-// Never const: two addresses of one byte, so the compiler must not keep either.
+// Never const: two addresses of one byte, so the compiler must keep neither in a register.
 volatile std::byte* first_byte(std::byte* data, SlabId slab) {
   return data + kShape.slab_base(slab);
 }
 
-// A copy, for the status is often gone at the end of the line.
+// A copy, because the status often dies at the end of the line.
 std::string says(const Status& status) { return status.message(); }
 
-// Whether a byte can be read: asked of the kernel, which answers EFAULT instead of a signal.
+// Whether a byte can be read: the kernel answers EFAULT instead of a signal.
 bool is_readable(const std::byte* at) {
   std::array<int, 2> ends{};
   CHECK(::pipe2(ends.data(), O_CLOEXEC) == 0);
@@ -86,7 +86,7 @@ TEST(slab_is_there_from_take_to_sweep) {
   CHECK_EQ(window.sweep(5), 1);
   CHECK_EQ(window.leaving(), 0);
   CHECK(!is_readable(window.data() + kShape.slab_base(3)));
-  // Serving's own mapping never went.
+  // Serving's own mapping was never removed.
   CHECK(*first_byte(pool.data(), 3) == std::byte{8});
 }
 
@@ -102,7 +102,7 @@ TEST(slab_lent_again_before_its_sweep_stays_mapped) {
   CHECK_EQ(plan->calls, calls + 1);  // the export, and nothing of the window's
   CHECK_EQ(window.sweep(5), 0);
   CHECK_EQ(window.held().size(), 1u);
-  // Given, lent and given once more: it goes once, and those given before it go first.
+  // Released, lent and released again: it is unmapped once, after those released before it.
   CHECK(window.take(2, pool.share_slab(2).take()).ok());
   for (const SlabId slab : {1, 2}) CHECK(window.give(slab).ok());
   CHECK(window.take(1, pool.share_slab(1).take()).ok());
@@ -122,7 +122,7 @@ TEST(sweep_takes_no_more_than_it_may) {
   for (const SlabId slab : {4, 0, 2}) CHECK(window.give(slab).ok());
   CHECK_EQ(window.sweep(0), 0);
   CHECK_EQ(window.sweep(2), 2);
-  CHECK(is_readable(window.data() + kShape.slab_base(2)));  // the last one given is left
+  CHECK(is_readable(window.data() + kShape.slab_base(2)));  // the last released one stays
   CHECK(!is_readable(window.data() + kShape.slab_base(4)));
   CHECK((window.held() == std::vector<SlabId>{1, 3}));
   CHECK_EQ(window.sweep(2), 1);

@@ -1,4 +1,4 @@
-// The pool and its back ends: contiguous, writable, and gone without a trace.
+// The pool and its back ends: contiguous, writable, and released without a trace.
 #include "memory/pool.h"
 
 #include <fcntl.h>
@@ -43,7 +43,7 @@ Result<Pool> attach(const std::shared_ptr<FaultPlan>& plan, PoolExport from) {
                       std::move(from));
 }
 
-// The number of the next descriptor that is made: it grows when one is left open.
+// The number of the next new descriptor: it rises when one is left open.
 int next_descriptor() { return FileDescriptor{::open("/dev/null", O_RDONLY | O_CLOEXEC)}.get(); }
 
 }  // namespace
@@ -108,7 +108,7 @@ TEST(exported_memory_shows_the_same_bytes) {
   const VaRange range = backend.reserve(2 * kSlab).take();
   CHECK(backend.map(range.base, handle).ok());
   CHECK(backend.map(range.base + kSlab, same).ok());
-  // Two addresses of one byte: volatile, because the compiler takes them for two bytes.
+  // Two addresses of one byte: volatile, because the compiler assumes two bytes.
   volatile std::byte* bytes = range.base;
   bytes[17] = std::byte{9};
   CHECK(bytes[kSlab + 17] == std::byte{9});
@@ -158,7 +158,7 @@ TEST(attached_pool_shows_the_same_bytes_at_the_same_distances) {
   CHECK_EQ(other.size_bytes(), pool.size_bytes());
   CHECK_EQ(other.shape().header_slabs, 2);
   volatile std::byte* there = other.data();
-  // The header's bytes too: whoever attaches clears nothing.
+  // The header's bytes too: an attaching process clears nothing.
   for (std::size_t slab = 0; slab < 7; ++slab) {
     CHECK(there[slab * kSlab + 5] == static_cast<std::byte>(slab + 1));
   }

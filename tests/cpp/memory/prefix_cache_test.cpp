@@ -1,4 +1,4 @@
-// The table of keys does what a plain map does, over random calls and with crowded buckets.
+// The table of keys behaves like a plain map, for random calls and crowded buckets.
 #include "memory/prefix_cache.h"
 
 #include <map>

@@ -1,4 +1,4 @@
-// Two threads: an engine that works and frees, and serving that takes back and waits.
+// Two threads: an engine that uses and frees blocks, and serving that revokes and waits.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -86,7 +86,7 @@ TEST(wait_fences_at_the_deadline) {
   CHECK_EQ(device.arbiter->snapshot().quarantined, 1);
 }
 
-// A keeper listens again and again, so a long gap means that the process stood still.
+// A keeper listens repeatedly, so a long gap means that the process was stopped.
 TEST(time_in_which_the_process_stood_still_is_not_counted) {
   constexpr Nanoseconds kWithin = kSecond / 10;
   const auto stop = [] { std::this_thread::sleep_for(std::chrono::milliseconds{400}); };
@@ -106,7 +106,7 @@ TEST(time_in_which_the_process_stood_still_is_not_counted) {
     CHECK_EQ(progress.pending, is_listened_to ? 2 : 0);
     CHECK_EQ(device.arbiter->expire(0).take().size(), is_listened_to ? 0u : 1u);
     if (!is_listened_to) continue;
-    // What was left of both is left now, and passes while somebody looks.
+    // The rest of both deadlines remains, and passes while somebody looks.
     CHECK(device.blocks->free(std::span{ids}.first(4)).ok());
     CHECK_EQ(device.arbiter->wait(id, kSecond).take().returned, 1);
     CHECK_EQ(device.arbiter->poll(id).take().fenced, 1);
@@ -125,7 +125,7 @@ TEST(who_waits_shows_that_the_process_runs) {
   device.grant(1);
   std::vector<BlockId> ids(1);
   CHECK(device.blocks->alloc(ids));
-  device.arbiter->listen(0, 1);  // The keeper does not come back: somebody has its interpreter.
+  device.arbiter->listen(0, 1);  // The keeper does not return: another thread has its interpreter.
   const RevocationId id = device.revoke(1, kSecond / 2);
   const Nanoseconds from_ns = device.clock->now_ns();
   CHECK_EQ(device.arbiter->wait(id, 60 * kSecond).take().fenced, 1);
@@ -175,7 +175,7 @@ TEST(books_balance_under_three_threads) {
   }};
   for (int round = 0; round < kRounds; ++round) {
     const GrantAnswer answer = device.arbiter->grant(device.rollout, 3, 60 * kSecond).take();
-    CHECK(!answer.refusal.has_value());  // only this thread moves slabs to the rollout
+    CHECK(!answer.refusal.has_value());  // only this thread moves slabs to the borrower
     std::this_thread::yield();
     const RevocationId id = device.revoke(3, 60 * kSecond);
     CHECK_EQ(device.arbiter->wait(id, 60 * kSecond).take().returned, 3);

@@ -17,7 +17,7 @@ struct SharedBlocks : memory::SlabWatcher {
   std::mutex books;
   memory::SlabId slabs;
   memory::BlockAllocator blocks;
-  std::vector<memory::SlabId> gone;  // leaving slabs that came empty
+  std::vector<memory::SlabId> gone;  // slabs in revocation that became empty
 
   explicit SharedBlocks(memory::SlabId count)
       : slabs{count},
@@ -40,7 +40,7 @@ struct SharedBlocks : memory::SlabWatcher {
     if (!whole.ok()) std::cerr << whole.message() << '\n';
     CHECK(whole.ok());
   }
-  // As an arbiter does it.
+  // As an arbiter does.
   void revoke(memory::SlabId slab) {
     {
       const std::lock_guard lock{books};

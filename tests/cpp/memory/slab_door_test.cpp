@@ -1,5 +1,6 @@
-// An allocator whose arbiter is behind a door: it enters before the first use and leaves after the
-// last, loses what is idle, gives nothing from what is closed, and stays all or none throughout.
+// An allocator whose arbiter is behind a door: it enters a slab before the first use and leaves it
+// after the last, loses idle slabs, gives no block of closed ones, and always takes all blocks or
+// none.
 #include "memory/slab_door.h"
 
 #include <algorithm>
@@ -28,7 +29,7 @@ constexpr std::int32_t kBlocks = 4;  // slab s has the ids from s * kBlocks on
 
 enum class Word { kAbsent, kIdle, kBusy, kClosed };
 
-// The words of a mailbox, and what an arbiter does with them. It refuses moves that are none.
+// The words of a mailbox, and the arbiter's moves. Refuses moves outside the table.
 class FakeDoor final : public SlabDoor {
  public:
   bool has_news() noexcept override { return std::exchange(news_, false); }
@@ -63,7 +64,7 @@ class FakeDoor final : public SlabDoor {
     if (word == Word::kBusy) word = Word::kClosed;
     news_ = true;
   }
-  // As an arbiter whose news has not arrived yet.
+  // An arbiter whose news has not arrived yet.
   void revoke_silently(SlabId slab) {
     revoke(slab);
     news_ = false;
@@ -158,14 +159,14 @@ TEST(slab_that_left_unnoticed_is_forgotten_and_the_rest_serves) {
   const std::vector<BlockId> ids = tenant.alloc(kBlocks);
   CHECK(std::ranges::all_of(ids, [&](BlockId id) { return tenant.slab_of(id) == 2; }));
   CHECK(!tenant.can_alloc(1));
-  CHECK_EQ(tenant.blocks.capacity_blocks(), kBlocks);  // the two are no longer counted on
+  CHECK_EQ(tenant.blocks.capacity_blocks(), kBlocks);  // the two no longer count
 }
 
 TEST(allocation_stays_all_or_none_when_a_slab_leaves_under_it) {
   Tenant tenant{2};
   tenant.door.revoke_silently(0);
-  CHECK(!tenant.can_alloc(kBlocks + 1));  // counted on eight, there are four
-  CHECK(tenant.door.is(1, Word::kIdle));  // what was taken of them is back
+  CHECK(!tenant.can_alloc(kBlocks + 1));  // eight counted, four exist
+  CHECK(tenant.door.is(1, Word::kIdle));  // the taken blocks are free again
   CHECK_EQ(tenant.blocks.used_blocks(), 0);
   CHECK_EQ(tenant.blocks.free_blocks(), kBlocks);
   CHECK(!tenant.blocks.reserve(kBlocks + 1).has_value());
@@ -206,7 +207,7 @@ TEST(closed_slab_with_nothing_but_a_ticket_goes_home_at_the_next_look) {
   CHECK(tenant.blocks.reconcile().ok());
   CHECK(tenant.door.is(0, Word::kAbsent));
   CHECK_EQ(tenant.blocks.capacity_blocks(), 0);
-  CHECK(tenant.blocks.cancel(*ticket).ok());  // nothing is left in it
+  CHECK(tenant.blocks.cancel(*ticket).ok());  // it is empty
 }
 
 TEST(cached_blocks_leave_with_their_slab_and_are_found_no_more) {
@@ -215,10 +216,10 @@ TEST(cached_blocks_leave_with_their_slab_and_are_found_no_more) {
   const std::vector<BlockKey> keys{{1, 1}, {2, 2}};
   CHECK(tenant.blocks.publish(ids, keys).ok());
   tenant.free(ids);
-  CHECK(tenant.door.is(0, Word::kIdle));  // they do not hold it
+  CHECK(tenant.door.is(0, Word::kIdle));  // they do not keep it
   std::vector<BlockId> found(2);
   CHECK_EQ(tenant.blocks.acquire({keys.data(), 1}, found), 1);
-  CHECK(tenant.door.is(0, Word::kBusy));  // one in use does
+  CHECK(tenant.door.is(0, Word::kBusy));  // a block in use does
   tenant.free({found[0]});
   tenant.door.revoke_silently(0);
   CHECK_EQ(tenant.blocks.acquire(keys, found), 0);
@@ -253,7 +254,7 @@ TEST(unpin_of_an_earlier_life_leaves_the_new_one_alone) {
   Tenant tenant{1};
   const std::vector<SlabId> slabs{0};
   const PinId old = tenant.blocks.pin_slabs(slabs).take();
-  tenant.door.words[0] = Word::kAbsent;  // the arbiter reset us: it had proof of completion
+  tenant.door.words[0] = Word::kAbsent;  // the arbiter reset the word: it had a proof of completion
   {
     const std::lock_guard lock{tenant.books};
     static_cast<SlabHolder&>(tenant.blocks).remove_slab(0);
@@ -267,14 +268,14 @@ TEST(unpin_of_an_earlier_life_leaves_the_new_one_alone) {
 TEST(admission_is_idempotent_and_never_forgets_blocks_in_use) {
   Tenant tenant{1};
   const std::vector<BlockId> ids = tenant.alloc(1);
-  CHECK(tenant.blocks.admit_slab(0, 1).ok());  // an answer that arrived twice
+  CHECK(tenant.blocks.admit_slab(0, 1).ok());  // a repeated answer
   CHECK_EQ(tenant.blocks.used_blocks(), 1);
   CHECK(tenant.blocks.admit_slab(0, 2).code() == Code::kInvalidArgument);
   CHECK(tenant.blocks.admit_slab(kSlabs, 1).code() == Code::kInvalidArgument);
   CHECK(tenant.blocks.admit_slab(-1, 1).code() == Code::kInvalidArgument);
   tenant.free(ids);
   tenant.door.revoke_silently(0);
-  tenant.admit(0);  // it was away and is back before we looked
+  tenant.admit(0);  // it was taken away and granted again before the look
   CHECK_EQ(tenant.blocks.generation(0).take(), 2);
   CHECK_EQ(tenant.blocks.capacity_blocks(), kBlocks);
 }

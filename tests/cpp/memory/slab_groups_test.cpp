@@ -83,7 +83,7 @@ TEST(what_one_group_hears_of_closed_slabs_all_groups_obey) {
   CHECK(all.alloc(1));
   CHECK(all.take(*all.windows, 1, small));
   all.revoke(2, all.serving);
-  // The news is taken in by the first group that does anything.
+  // The first group that is used takes in the news.
   std::vector<BlockId> more;
   CHECK(!all.alloc(1));
   CHECK(!all.take(*all.windows, 1, more));
@@ -124,12 +124,12 @@ TEST(watched_supply_counts_what_any_group_takes) {
   CHECK_EQ(all.arbiter->take(all.serving, 2).take().size(), 2);
   CHECK(all.grant(1));
   CHECK_EQ(first->free_blocks(), 8);
-  // One slab of four is nobody's: with its blocks there are twelve, and eleven are needed.
+  // One of four slabs is unowned: with its blocks there are twelve, and eleven are needed.
   CHECK(!all.arbiter->watch(all.serving, 11, 4, 0).take());
   std::vector<BlockId> ids(1);
   CHECK(second->alloc(ids));
   CHECK(all.arbiter->is_short(all.serving, 0).take());
-  CHECK_EQ(all.arbiter->listen(0, 0), 1U);  // and the bell says so
+  CHECK_EQ(all.arbiter->listen(0, 0), 1U);  // and the bell rings
   CHECK(second->free(ids).ok());
 }
 

@@ -1,5 +1,6 @@
 // Either party dies after every single store to shared memory, in every state of a loan. Serving
-// must find no slab with two owners, and have its memory; a tenant must be able to let go.
+// must find no slab with two owners, and have its memory; a tenant must be able to release
+// everything.
 #include <cstdio>
 #include <functional>
 #include <set>
@@ -22,7 +23,7 @@ struct Step {
 };
 using Steps = std::vector<Step>;
 
-// How far a loan has come when the party begins to do what it will not finish.
+// State of a loan when the party starts the operation that it will not finish.
 Steps states() {
   const auto admitted = [](TwoParties& all) {
     CHECK(all.grant(3));
@@ -30,7 +31,7 @@ Steps states() {
   };
   const auto used = [=](TwoParties& all) {
     admitted(all);
-    CHECK(all.alloc(5));  // one slab full, one begun, one idle
+    CHECK(all.alloc(5));  // one slab full, one partly used, one idle
   };
   return {
       {"nothing is lent", [](TwoParties&) {}},
@@ -116,8 +117,8 @@ std::set<SlabId> slabs_of(const Arbiter& arbiter, PartitionId id) {
   return owned;
 }
 
-// Nobody is left to say what is whose. The tenant uses nothing but slabs whose word says that it is
-// inside of them, and can let go of all it has.
+// The arbiter is dead. The tenant uses only slabs that its words show as in use, and can release
+// all of them.
 void survive_arbiter(TwoParties& all) {
   CHECK(all.tenant->look().ok());
   while (all.alloc(1)) {
@@ -134,7 +135,7 @@ void survive_arbiter(TwoParties& all) {
   }
 }
 
-// The arbiter lives: first it does not know, then it learns that the process is gone.
+// The arbiter lives: first it knows nothing, then it learns of the process's end.
 void survive_tenant(TwoParties& all) {
   CHECK(all.arbiter->sweep(all.rollout).ok());
   CHECK(all.arbiter->check_invariants().ok());
@@ -152,13 +153,13 @@ int explore(const Steps& moves, void (*survive)(TwoParties&)) {
   int crashes = 0;
   for (const Step& state : states()) {
     for (const Step& move : moves) {
-      std::printf("  %s: %s\n", state.name, move.name);  // the last one is where it fails
+      std::printf("  %s: %s\n", state.name, move.name);  // the last one does not crash
       bool is_cut_off = kCanCrash;
       for (int store = 1; is_cut_off; ++store) {
         TwoParties all;
         state.act(all);
         is_cut_off = crashes_after(store, [&] { move.act(all); });
-        // Done to the end is one more way to die: right after.
+        // A crash right after the end is one more case.
         survive(all);
         crashes += is_cut_off ? 1 : 0;
       }

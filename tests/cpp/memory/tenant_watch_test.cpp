@@ -57,7 +57,7 @@ TEST(ring_brings_a_left_slab_home) {
   Watched one{true};
   one.all.revoke(3, kNobody);
   one.all.free_all();
-  // A snapshot does not look at the words: only the watch can have brought the slabs home.
+  // A snapshot does not read the words: only the watch can have returned the slabs.
   const Nanoseconds end_ns = BootClock{}.now_ns() + 60 * kSecond;
   while (one.all.arbiter->snapshot().unowned < 4) {
     CHECK(BootClock{}.now_ns() < end_ns);
@@ -82,7 +82,7 @@ TEST(late_tenant_is_killed) {
   CHECK(one.watch->wait_lost(60 * kSecond));
   CHECK(one.watch->was_killed());
   CHECK(!one.watch->process().is_alive());
-  CHECK_EQ(one.serving_can_have(), 3);  // one came home at once
+  CHECK_EQ(one.serving_can_have(), 3);  // one returned at once
 }
 
 TEST(late_tenant_may_live_where_that_is_wanted) {

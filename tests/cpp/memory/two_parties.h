@@ -1,4 +1,4 @@
-// An arbiter and a tenant over real shared words, played by one process.
+// An arbiter and a tenant over real shared words, in one process.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What a tenant could need, looked at in every allocation and every grant.
+// A tenant's demand, checked at every allocation and every grant.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kSlab = 4096;
 constexpr Nanoseconds kLong = 30'000'000'000;
 
-// Lets `most` slabs go at a time, and notes what it was asked with.
+// Admits at most `most` slabs, and records the supply.
 struct Admits final : Admission {
   explicit Admits(PartitionId lender_id, std::int32_t most_slabs)
       : Admission{lender_id}, most{most_slabs} {}
@@ -159,7 +159,7 @@ TEST(grants_and_allocations_that_race_never_leave_less_than_is_needed_unheard) {
     Admits admits{device.serving, 1};
     for (int i = 0; i < 3; ++i) static_cast<void>(device.grant(1, &admits));
     taker.join();
-    // A grant left 13 at least; an allocation that left less has rung.
+    // A grant left at least 13; an allocation that left less has rung.
     CHECK(!device.arbiter->is_short(device.serving, 0).value() || device.rung() == 1);
   }
 }

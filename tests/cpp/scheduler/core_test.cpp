@@ -125,7 +125,7 @@ TEST(among_equals_the_smaller_number_wins) {
   }
 }
 
-// As docs/scheduler.md has it, term by term.
+// As in docs/scheduler.md, term by term.
 double plain_cost_s(const WorkerColumns& all, std::size_t slot, const CostQuery& query,
                     double cached_tokens) {
   const double prompt_s = (query.prompt_tokens - cached_tokens) * all.prefill_s_per_token[slot];
@@ -200,7 +200,7 @@ TEST(refused_batch_leaves_the_core_as_it_was) {
   CHECK_EQ(step(core, {TrajectoryCreated{1}}, 1).size(), 1);
 }
 
-// Numbers that break sums, comparisons and conversions where they can be broken.
+// Numbers that could break sums, comparisons and conversions.
 class Noise {
  public:
   explicit Noise(std::uint64_t seed) : random_{seed} {}

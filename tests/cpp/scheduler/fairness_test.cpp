@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kJobs = 3;
 constexpr double kNeedMax = 100;
 
-// Of two jobs, while both are backlogged: the range of how far one is ahead of the other.
+// The range of the lead of one job over the other while both are backlogged.
 struct Spread {
   double low{0};
   double high{0};
@@ -48,7 +48,7 @@ TEST(weighted_service_of_backlogged_jobs_differs_by_the_bound_at_most) {
         backlogged[job] = !backlogged[job];
       }
       device.set_backlogged(backlogged);
-      // An adversary picks whoever may start.
+      // An adversary picks among the jobs that may start.
       const std::size_t job = below(kJobs);
       if (!backlogged[job] || device.is_barred(job, lead)) continue;
       const double served = (1 + static_cast<double>(below(100))) / weights[job];

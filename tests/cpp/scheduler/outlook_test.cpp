@@ -76,7 +76,7 @@ TEST(pace_is_what_turns_took_in_all) {
   Predictor predictor{settings()};
   for (int i = 0; i < 1000; ++i) predictor.observe_turn(1, i % 2 == 0 ? 10 : 1990, i % 2);
   const Forecast forecast = predictor.forecast(1, {});
-  // 1000 tokens a turn, half a second each; four turns of 100 tokens are left.
+  // 1000 tokens per turn at half a second each; four turns of 100 tokens remain.
   CHECK(forecast.left_s < 0.0006 * 4000 + 4);
 }
 
@@ -158,7 +158,7 @@ TEST(line_is_that_of_those_who_are_live_however_they_came_and_went) {
     }
     CHECK_EQ(line.size(), live.size());
     if (live.empty()) continue;
-    // As many changes as there are lives make it look anew.
+    // After as many changes as lives it looks again.
     for (const auto& [number, each_s] : live) line.change(number, each_s);
     std::vector<double> lives_s;
     for (const auto& [number, each_s] : live) lives_s.push_back(each_s);
@@ -182,7 +182,7 @@ TEST(clock_counts_versions_from_the_last_and_a_late_one_comes_at_once) {
   CHECK_EQ(clock.versions_in(9, 20 * kS), 0.0);
   CHECK_EQ(clock.versions_in(10, 20 * kS), 1.0);
   CHECK_EQ(clock.versions_in(29, 25 * kS), 3.0);
-  // An hour late: one is due, the others follow as they always do.
+  // An hour late: one version is due, the others follow at the usual interval.
   CHECK_EQ(clock.versions_in(5, 3600 * kS), 1.0);
   CHECK_EQ(clock.versions_in(10, 3600 * kS), 2.0);
 }

@@ -23,10 +23,10 @@ struct Held {
   std::int64_t tokens;
 };
 
-// Workers, some of which share a device, whose book changes in every way that it can.
+// Workers, some on shared devices, whose book changes in every possible way.
 class Shift {
  public:
-  // Every other one begins with more workers than are looked at together.
+  // Every other world starts with more workers than one block of the scan.
   explicit Shift(std::uint64_t seed) : random_{seed} {
     for (std::uint64_t joined = 0; seed % 2 == 0 && joined < 200; ++joined) join();
   }
@@ -119,7 +119,7 @@ class Shift {
   std::vector<Held> held_;
 };
 
-// What a choice is, said once more over all workers and without anything kept from before.
+// The definition of a choice, over all workers and without cached state.
 std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& query) {
   std::optional<std::size_t> best;
   const auto cost = [&](std::size_t slot) {
@@ -144,7 +144,7 @@ std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& q
   return stays ? query.home : best;
 }
 
-// One of a few, so that the next often asks the same.
+// One of a few queries, so that they repeat.
 Query any_query(Shift& shift) {
   Query query;
   query.prompt_tokens = static_cast<double>(20 * shift.below(3));

@@ -31,7 +31,7 @@ TEST(bins_lie_side_by_side_and_are_an_eighth_of_their_values_wide_at_most) {
   }
 }
 
-// Heavy-tailed, as turns are: most are short, and some take as long as all others together.
+// Heavy-tailed like turns: most are short, and some take as long as all others together.
 std::vector<std::int64_t> heavy(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 random{seed};
   std::vector<std::int64_t> lengths;
@@ -42,7 +42,8 @@ std::vector<std::int64_t> heavy(std::size_t count, std::uint64_t seed) {
   return lengths;
 }
 
-// The exact quantile of what is left of lengths above `given`: the smallest that q of them reach.
+// The exact quantile of the rest of lengths above `given`: the smallest rest that a share q does
+// not exceed.
 double exact_left(std::vector<std::int64_t> lengths, std::int64_t given, double q) {
   std::erase_if(lengths, [&](std::int64_t length) { return length <= given; });
   std::sort(lengths.begin(), lengths.end());
@@ -57,7 +58,7 @@ TEST(quantiles_of_what_is_left_are_off_by_less_than_a_bin) {
     for (const std::int64_t length : lengths) sketch.observe(length);
     const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     for (const std::int64_t given : {0L, 15L, 40L, 333L, 5000L}) {
-      // Above the first of a bin only: within one, what is left is guessed.
+      // Only above the first length of a bin: within a bin the rest is estimated.
       const std::int64_t edge = bin_begin(bin_of(given)) - 1;
       if (edge < 0 || edge >= longest) continue;
       const Left left = left_of(nullptr, sketch, 1, edge, 0.5, 0.9);

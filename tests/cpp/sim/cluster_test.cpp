@@ -43,7 +43,7 @@ JobSpec random_job(std::mt19937_64& random, int trajectories) {
   return job;
 }
 
-// Comes and goes, with more or less of everything.
+// The loan ends and begins again, with varying memory and speed.
 Lending random_lending(std::mt19937_64& random) {
   Lending lending;
   Nanoseconds at_ns = 0;

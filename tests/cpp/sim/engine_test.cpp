@@ -15,10 +15,10 @@ namespace {
 constexpr double kMs = 1e6;
 constexpr Nanoseconds kMsNs = 1'000'000;
 constexpr std::int64_t kChunk = 100;
-// 1 ms a prompt token; a step of 10 ms, 1 ms for each sequence, 0.01 ms for each token of context.
+// 1 ms per prompt token; a step of 10 ms, plus 1 ms per sequence and 0.01 ms per context token.
 constexpr StepTimes kTimes{1000, 10, 1, 0.01};
 
-// The same engine as anybody would write it: one step after the other.
+// The same engine, simply written: one step after the other.
 class PlainEngine {
  public:
   struct Sequence {
@@ -37,7 +37,7 @@ class PlainEngine {
   }
   void add(int number, std::int64_t prompt, std::int64_t context, std::int64_t to_say, double now) {
     run_until(now);
-    if (work_ns_ == whole_ns_) is_stepping_ = false;  // nothing of the step has been done
+    if (work_ns_ == whole_ns_) is_stepping_ = false;  // no work of the step is done
     sequences_.push_back({number, false, prompt, context, to_say});
   }
   std::int64_t remove(int number, double now_ns) {
@@ -123,7 +123,7 @@ class PlainEngine {
   bool is_stepping_{false};
 };
 
-// Runs an engine, and remembers who has which place.
+// Runs an engine, and tracks the place of each sequence.
 class Driver {
  public:
   explicit Driver(bool is_stepwise) : engine{kTimes, kChunk, is_stepwise} {}
@@ -178,7 +178,8 @@ TEST(a_lone_turn_takes_its_prompt_and_an_arithmetic_series_of_steps) {
 TEST(a_prompt_that_comes_waits_for_the_step_and_slows_those_behind_it) {
   Driver driver{false};
   driver.add(0, 1, 1, 3, 0);
-  // At 1 ms the first step of 11.01 ms begins; the new one is in the second, with its 20 ms.
+  // At 1 ms the first step of 11.01 ms begins; the new sequence is in the second one, with its 20
+  // ms.
   driver.add(1, 20, 20, 1, 5 * kMsNs);
   driver.run_until(1000 * kMsNs);
   const Nanoseconds second_ns = kMsNs + 11'010'000 + 11'020'000 + 20 * kMsNs;
@@ -195,7 +196,7 @@ TEST(an_engine_without_a_share_stands_still_and_loses_nothing) {
   CHECK_EQ(driver.engine.next_ns(), kNever);
   driver.engine.set_speed(0.5, 1004 * kMsNs);
   driver.run_until(10'000 * kMsNs);
-  // 6 ms of prompt and 11.1 ms of a step were left, at half the speed.
+  // 6 ms of prompt and 11.1 ms of a step remained, at half the speed.
   CHECK_EQ(driver.finished[0].second, 1004 * kMsNs + 34'200'000);
   CHECK(std::abs(driver.engine.busy_ns() - 21.1 * kMs) < 10);
 }
@@ -243,7 +244,7 @@ std::vector<Script> random_script(std::mt19937_64& random) {
   return script;
 }
 
-// Runs both; they must agree to the nanoseconds that the jumps' ends were rounded by.
+// Runs both; they must agree up to the rounding of jumps to nanoseconds.
 void expect_agreement(const std::vector<Script>& script, bool is_stepwise, int* jumps) {
   Driver driver{is_stepwise};
   PlainEngine plain;
@@ -283,7 +284,7 @@ TEST(jumps_agree_with_an_engine_that_takes_one_step_after_the_other) {
     expect_agreement(script, false, &jumps);
     expect_agreement(script, true, &steps);
   }
-  CHECK(steps > 2 * jumps);  // they were jumps
+  CHECK(steps > 2 * jumps);  // there were jumps
 }
 
 }  // namespace

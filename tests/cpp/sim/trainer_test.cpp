@@ -77,7 +77,7 @@ TEST(what_is_too_old_is_thrown_away_and_the_rest_of_its_group_counts_as_the_grou
   rig.end(1, 0);
   CHECK(rig.trainer.take());
   rig.end(2, 0);
-  rig.end(3, 1);  // while the version is learned: it will be 1 then
+  rig.end(3, 1);  // while version 1 is in training
   rig.end(4, 0);
   rig.end(5, 0);
   rig.trainer.publish(1);

@@ -89,17 +89,17 @@ TEST(a_certificate_counts_every_arrival_and_grants_what_they_leave) {
   ServingState serving{log, nullptr};
   AdmissionTerms terms = some_terms();
   serving.arrived(8);
-  terms.slabs = 6;  // more than may go
+  terms.slabs = 6;  // more than may be lent
   CHECK(admission_certificate(terms, log.get(), &serving).value().has_value());
   CHECK_EQ(terms.running_requests, 1U);
-  CHECK_EQ(terms.slabs, 3U);  // 29 blocks are needed, and 8 there are besides
+  CHECK_EQ(terms.slabs, 3U);  // 29 blocks are needed, and 8 are free
   for (int i = 0; i < 20; ++i) serving.arrived(8);
   CHECK(!admission_certificate(terms, log.get(), &serving).value().has_value());
   CHECK_EQ(terms.running_requests, 21U);
   CHECK_EQ(log->count(Kind::kAdmission), 1);
 }
 
-// At the borders that check() allows, no sum wraps.
+// At the limits that check() allows, no sum overflows.
 TEST(the_largest_terms_do_not_overflow) {
   const std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
   const AdmissionTerms terms{.slabs = 1,

@@ -121,7 +121,7 @@ TEST(a_full_disk_makes_the_log_refuse_and_says_so) {
 
 TEST(a_log_whose_disk_is_too_slow_is_no_longer_healthy_but_never_waits) {
   int ends[2];
-  CHECK_EQ(::pipe(ends), 0);  // nobody reads: the writer of the log gets stuck
+  CHECK_EQ(::pipe(ends), 0);  // nobody reads, so the log's writer blocks
   const auto log = make_log("/proc/self/fd/" + std::to_string(ends[1]));
   while (log->append(Arrived{.tokens = 1, .slot = 0, .prefilled = 0})) {
   }

@@ -47,7 +47,7 @@ TEST(misses_in_a_row_end_the_bound_and_it_comes_back) {
     bound.observe(8);
     CHECK(++misses < 4);
   }
-  CHECK(misses > 1);  // one outlier ends nothing
+  CHECK(misses > 1);  // one outlier does not end the bound
   const std::uint32_t missing = bound.evidence().missing;
   CHECK(missing > 0 && missing <= 20);  // at most 1 / epsilon
   for (std::uint32_t i = 0; i < missing; ++i) {
@@ -66,7 +66,8 @@ TEST(of_any_scores_in_a_row_few_exceed_a_bound) {
     std::vector<int> misses{0};
     double score = 1;
     for (int i = 0; i < 4000; ++i) {
-      // Whatever harms most: a score just over the bound whenever there is one, and calm between.
+      // The worst case: a score just over the bound whenever there is one, and small scores
+      // between.
       const bool attacks = std::isfinite(bound.margin()) && uniform(random) < 0.5;
       score = attacks ? bound.margin() * 1.01 : uniform(random);
       misses.push_back(misses.back() + (score > bound.margin() ? 1 : 0));

@@ -107,7 +107,7 @@ TEST(the_window_alone_covers_a_machine_that_stays_the_same) {
 }
 
 TEST(the_level_follows_a_machine_that_gets_slower_with_every_step) {
-  // No forgetting: the regression stays behind, so each ratio is above all in the window.
+  // Without forgetting the regression lags, so each ratio is above all in the window.
   const auto model = make_model({.epsilon = 0.1, .forgetting = 1, .adaptation = 0.02});
   for (int i = 0; i < 4000; ++i) CHECK(model->observe({1, 100, 0}, 2.0 + i * 0.05).ok());
   CHECK(model->coverage() > 0.88);

@@ -80,7 +80,7 @@ struct Scene {
 }  // namespace
 
 TEST(a_quantum_is_the_most_segments_that_fit_both_bounds) {
-  Scene scene;  // a next request takes 50 ms, so the first token leaves 49 ms for segments
+  Scene scene;  // a further request takes 50 ms, so the first token leaves 49 ms for segments
   CHECK_EQ(scene.decide(1), 8);   // max_segments
   CHECK_EQ(scene.decide(12), 4);  // 4 * 12 + 1 + 50 = 99
   CHECK_EQ(scene.decide(49), 1);  // 49 + 1 + 50 = ttft_ms
@@ -190,8 +190,8 @@ TEST(the_log_never_shows_a_quantum_while_a_request_is_pending) {
 
 namespace {
 
-// The scene's next decode step takes 10 ms, and with 400 prompt tokens beside it 50 (39.9 of one
-// that decodes already); a token is due after 80.
+// The scene's next decode step takes 10 ms, and 50 with 400 prompt tokens (39.9 for a sequence that
+// decodes already); a token is due after 80.
 LogHeader with_slowdown(double slowdown, std::uint32_t without = 0) {
   return {.ttft_ms = 200,
           .tpot_ms = 80,
@@ -206,7 +206,7 @@ LogHeader with_slowdown(double slowdown, std::uint32_t without = 0) {
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 constexpr Nanoseconds kMs = 1'000'000;
 
-// Without anything else to say it took as long as was forecast.
+// By default a step takes as long as predicted.
 void serve_step(Scene& scene, double actual_ms, double lent_ms = 0, double blocked_ms = 0,
                 double slower_ms = 0) {
   Step step{};
@@ -268,7 +268,7 @@ TEST(a_committed_batch_leaves_the_chunk_to_the_step_after_it) {
   };
   CHECK_EQ(ask(12, {0}), 5);  // 80 = 1 + 10 + 69
   CHECK_EQ(ask(12, {7, 0, 0}), 5);
-  // One that leaves the running request out is none, however many others it has.
+  // A batch without the running request is not committed, however many others it has.
   CHECK_EQ(ask(7, {}), 4);
   CHECK_EQ(ask(7, {1, 2}), 4);
   LogHeader hasty = with_slowdown(kUnlimited);
@@ -305,15 +305,15 @@ TEST(running_requests_pay_for_rollouts_with_a_share_of_their_steps) {
   Scene scene{with_slowdown(0.25)};
   const auto ask = [&] { return scene.decide(1, 0, HarvestMode::kSlack); };
   give_token(scene, scene.serving->arrived(10));
-  CHECK_EQ(ask(), 0);  // it has earned nothing yet
+  CHECK_EQ(ask(), 0);  // it has no budget yet
   CHECK_EQ(scene.certifier->last_refusal(), QuantumRefusal::kBudgetSpent);
   CHECK(!scene.certifier->binding().has_value());
   serve_step(scene, 16);
   CHECK_EQ(ask(), 3);  // 16 / 4 = 3 + 1
-  CHECK_EQ(ask(), 0);  // all of it is promised until a step says what it cost
+  CHECK_EQ(ask(), 0);  // all of it is promised until a STEP reports the cost
   serve_step(scene, 4, 2.5, 0.5);
   CHECK_EQ(ask(), 1);  // 4 + 4 / 4 - 3 = 1 + 1
-  // What was earned before a request's first token is not this request's.
+  // Budget from before a request's first token does not count for it.
   const auto second = scene.serving->arrived(10);
   serve_step(scene, 40);
   give_token(scene, second);
@@ -426,7 +426,7 @@ TEST(time_is_counted_by_what_was_decided) {
   pass(3'000'000);
   CHECK_EQ(scene.decide(1), 8);
   CHECK_EQ(scene.certifier->refused_ns(QuantumRefusal::kSloAtRisk), 5'000'000);
-  pass(500'000'000);  // nobody asks for long: the quantum of 8 ms counts, and a silence of 50
+  pass(500'000'000);  // no decision for long: the quantum of 8 ms counts, and a silence of 50
   CHECK_EQ(scene.decide(1), 8);
   CHECK_EQ(scene.certifier->granted_ns(), 58'000'000);
 }

@@ -1,4 +1,4 @@
-// A chunk client and whatever may be at the other end: frames arrive whole, or there is an error.
+// A chunk client with good and bad servers: frames arrive complete, or there is an error.
 #include "transfer/chunk_client.h"
 
 #include <chrono>
@@ -23,7 +23,7 @@ namespace {
 constexpr Nanoseconds kMs = 1'000'000;
 const Token kToken = token_of(1);
 
-// A client, and the rooms that it was given.
+// A client, and its rooms.
 class Rig {
  public:
   explicit Rig(std::uint16_t port, std::uint32_t streams = 1, Nanoseconds timeout_ns = kLongNs,
@@ -43,7 +43,7 @@ class Rig {
     for (const ChunkKey& key : keys) wants.push_back({key, room(nbytes)});
     return client->fetch(std::move(wants));
   }
-  // The error, or the frames that came, by key; empty where it is not kept.
+  // The error, or the received frames by key; empty where the server does not keep one.
   Result<std::map<ChunkKey, Bytes>> collect() {
     std::map<ChunkKey, Bytes> frames;
     while (true) {
@@ -173,7 +173,7 @@ TEST(a_server_that_always_breaks_off_is_tried_once_more_and_then_an_error) {
     CHECK(rig.fetch(tiles(3), 10).ok());
     CHECK(rig.collect().status().code() == Code::kUnavailable);
     CHECK_EQ(server.accepted(), 2 * round);
-    CHECK(!rig.client->next(kLongNs).take());  // nothing is on its way any more
+    CHECK(!rig.client->next(kLongNs).take());  // nothing is in flight any more
   }
   rig.client->close();
 }
@@ -192,7 +192,7 @@ TEST(a_stream_that_is_silent_is_left_for_the_others) {
     }
   }};
   Rig rig{server.port(), 2, 2000 * kMs};
-  // More than one stream's window, so that both have something to bring.
+  // More than one stream's window, so that both streams have work.
   CHECK(rig.fetch(tiles(600), 300).ok());
   check_all(rig, tiles(600), 300);
   CHECK(rig.client->stats().losses >= 1);
@@ -214,7 +214,7 @@ TEST(a_server_that_is_silent_is_an_error_in_time) {
 TEST(a_server_that_sends_byte_by_byte_is_an_error_in_time) {
   constexpr std::size_t kBytes = 400;
   for (const bool is_answered : {false, true}) {
-    // Never silent for as long as the timeout: only the whole of it takes too long.
+    // Never silent for the whole timeout: only the total takes too long.
     ScriptedServer server{[=](int, Wire& wire) {
       if (!ScriptedServer::greet(wire)) return;
       const auto key = ScriptedServer::next_ask(wire);
@@ -237,7 +237,7 @@ TEST(a_server_that_sends_byte_by_byte_is_an_error_in_time) {
 TEST(a_frame_may_take_long_where_the_client_is_paced) {
   constexpr std::size_t kBytes = 20'000;
   ScriptedServer server{served_well_from(0, {}, kBytes)};
-  // The last of them comes at half of the least rate, when the burst is spent.
+  // The last ones arrive at half of the minimum rate, after the burst is used up.
   Rig rig{server.port(), 1, 1000 * kMs, kToken, 8'000};
   CHECK(rig.fetch(tiles(14), kBytes).ok());
   check_all(rig, tiles(14), kBytes);
@@ -310,7 +310,7 @@ TEST(cancelling_and_closing_wake_who_waits) {
       if (round == 3) rig.client->close();
     }};
     const auto woken = rig.client->next(kLongNs);
-    // A cancel that comes before the wait leaves nothing to wait for.
+    // After an early cancel there is nothing to wait for.
     CHECK(woken.ok() ? round < 3 && !woken.value() : woken.status().code() == Code::kUnavailable);
     other.join();
     if (round < 3) CHECK(!rig.client->next(kLongNs).take());
@@ -341,7 +341,7 @@ TEST(after_a_cancel_no_room_is_touched) {
     CHECK(rig.client->fetch(std::move(wants)).ok());
     if (round > 0) CHECK(rig.client->next(kLongNs).take().has_value());
     rig.client->cancel();
-    // Sanitizers see a write that races with these, or that comes when they are freed.
+    // Sanitizers detect a write that races with these, or that follows their end.
     for (const Room& room : rooms) CHECK(room.owner.use_count() == 1);
     for (const Room& room : rooms) std::ranges::fill(room.bytes, std::byte{1});
   }
@@ -354,7 +354,7 @@ TEST(a_client_reads_no_faster_than_it_may) {
   const Nanoseconds began_ns = clock.now_ns();
   CHECK(rig.fetch(tiles(10), 100'000).ok());
   check_all(rig, tiles(10), 100'000);
-  // The law itself is tested with the pace; here only that it is asked.
+  // The law itself is tested with the pace; here only that the pace is used.
   const auto took_ns = static_cast<std::uint64_t>(clock.now_ns() - began_ns);
   CHECK(rig.client->stats().received_bytes <= 4'000'000 * took_ns / 1'000'000'000 + (256 << 10));
   rig.client->close();

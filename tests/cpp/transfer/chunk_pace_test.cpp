@@ -1,4 +1,4 @@
-// A pace lets no byte too many through, whatever is asked of it and when.
+// A pace never lets through too many bytes, for any requests at any time.
 #include "transfer/chunk_pace.h"
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Taken {
   std::uint64_t nbytes;
 };
 
-// The law, by its words: between any two moments at most rate * time + burst.
+// The law: between any two moments at most rate * time + burst.
 bool holds(const std::vector<Taken>& all, std::uint64_t bytes_per_s, std::uint64_t burst_bytes) {
   for (std::size_t first = 0; first < all.size(); ++first) {
     __extension__ using Wide = unsigned __int128;

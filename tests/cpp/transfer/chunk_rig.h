@@ -1,4 +1,4 @@
-// Both ends of a chunk connection by hand: a plain socket, and a server that does what it is told.
+// Both ends of a chunk connection by hand: a plain socket, and a server that follows a script.
 #pragma once
 
 #include <netinet/in.h>
@@ -27,7 +27,7 @@ namespace rose::test {
 
 using Bytes = std::vector<std::byte>;
 
-// Bounds a hang, and nothing else.
+// A bound for hangs.
 inline constexpr int kLongS = 200;
 inline constexpr Nanoseconds kLongNs = Nanoseconds{kLongS} * 1'000'000'000;
 
@@ -62,7 +62,7 @@ inline Bytes operator+(Bytes one, const Bytes& other) {
   return one;
 }
 
-// A socket that blocks, but not for ever.
+// A blocking socket with a timeout.
 class Wire {
  public:
   explicit Wire(FileDescriptor socket) : socket_{std::move(socket)} {
@@ -89,7 +89,7 @@ class Wire {
   }
 
   int get() const { return socket_.get(); }
-  // False when the other side hung up.
+  // False if the other side closed.
   bool send(const Bytes& content) {
     std::size_t sent = 0;
     while (sent < content.size()) {
@@ -99,7 +99,7 @@ class Wire {
     }
     return true;
   }
-  // As much as comes before the other side hangs up, at most `nbytes`.
+  // Everything until the other side closes, at most `nbytes`.
   Bytes receive(std::size_t nbytes) {
     Bytes content(nbytes);
     std::size_t got = 0;
@@ -120,7 +120,7 @@ class Wire {
     CHECK(read.has_value());
     return *read;
   }
-  // What is there now, thrown away.
+  // Discards the available bytes.
   std::size_t drain() {
     std::size_t all = 0;
     Bytes room(1 << 16);
@@ -138,7 +138,7 @@ class Wire {
   FileDescriptor socket_;
 };
 
-// Accepts, and lets each connection be served by a function of its number. Joined at the end.
+// Accepts connections, and serves each by a function of its number. Joined at the end.
 class ScriptedServer {
  public:
   using Script = std::function<void(int, Wire&)>;
@@ -162,7 +162,7 @@ class ScriptedServer {
   std::uint16_t port() const { return port_; }
   int accepted() const { return accepted_.load(); }
 
-  // Answers soundly until the other side leaves.
+  // Answers correctly until the other side closes.
   static void serve_well(Wire& wire, const std::function<Bytes(const transfer::ChunkKey&)>& frame) {
     if (!greet(wire)) return;
     while (true) {

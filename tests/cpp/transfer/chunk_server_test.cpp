@@ -1,4 +1,4 @@
-// A chunk server and whoever comes: receivers get what they ask for, strangers nothing.
+// A chunk server and its connections: receivers get requested chunks, strangers nothing.
 #include "transfer/chunk_server.h"
 
 #include <chrono>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr Nanoseconds kMs = 1'000'000;
 constexpr Nanoseconds kSecond = 1000 * kMs;
-// Beyond what any clock here reaches: those that a test lets run go on while the server is waited
-// for, however long that takes.
+// Longer than any clock here: clocks that run continue while the server is awaited, however long
+// that takes.
 constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max() / 2;
 const Token kToken = token_of(1);
 
@@ -38,14 +38,14 @@ struct Rig {
   }
   Wire greet() { return Wire::greet(server->port(), kToken); }
   Wire connect() { return Wire::connect(server->port()); }
-  // The second time in a turn that began after the first was answered: it has seen the clock.
+  // The second pass in a turn that began after the first was answered, so it has seen the clock.
   void ask_now(Wire& wire) {
     for (int ask = 0; ask < 2; ++ask) {
       wire.ask({9, 8, 0});
       CHECK_EQ(wire.answer().nbytes, 0);
     }
   }
-  // Lets time pass, step by step, until it is so.
+  // Advances the time step by step until the condition holds.
   template <typename Predicate>
   void advance_until(Nanoseconds step_ns, Predicate is_so) {
     const auto began = std::chrono::steady_clock::now();
@@ -203,7 +203,7 @@ TEST(who_says_nothing_is_hung_up_on_in_time) {
   halfway.send({std::byte{'R'}});
   Wire idle = rig.greet();
   rig.advance_until(0, [&] { return rig.server->stats().connections == 3; });
-  // The clock stands still while the server is waited for, however slow a turn is.
+  // The clock stands still while the server is awaited, however slow a turn is.
   rig.clock->advance(4 * kSecond);
   rig.ask_now(idle);
   CHECK_EQ(rig.server->stats().connections, 3);
@@ -229,7 +229,7 @@ TEST(asks_for_what_is_not_there_wait_for_it) {
   rig.put({3, 2, 4}, frame_of(70, 4));
   for (Wire* wire : {&one, &two}) {
     for (std::uint32_t tile = 0; tile < 5; ++tile) wire->ask({3, 2, tile});
-    check_answer(*wire, {3, 2, 4}, frame_of(70, 4));  // so the four before it are waited for
+    check_answer(*wire, {3, 2, 4}, frame_of(70, 4));  // so the four before it are awaited
   }
   std::set<ChunkKey> misses;
   while (misses.size() < 4) {
@@ -237,10 +237,11 @@ TEST(asks_for_what_is_not_there_wait_for_it) {
     CHECK(!taken.empty());
     for (const ChunkKey& key : taken) CHECK(misses.insert(key).second);
   }
-  rig.put({3, 2, 2}, frame_of(50, 2));  // in another order than they were asked for
+  rig.put({3, 2, 2}, frame_of(50, 2));  // not in the order of the requests
   shelf.refuse({3, 2, 0});
   for (Wire* wire : {&one, &two}) {
-    // What is settled in one turn comes in the order of keys, in two in that of the turns.
+    // Requests settled in one turn are answered in the order of keys, in two turns in the order of
+    // turns.
     std::set<std::uint32_t> tiles;
     for (int i = 0; i < 2; ++i) {
       const ChunkAnswer answer = wire->answer();
@@ -272,7 +273,7 @@ TEST(an_ask_that_waited_long_enough_is_answered_in_the_turn_that_sees_it) {
   while (server.shelf().take_misses(0, 1).empty()) server.turn(kMs);
   CHECK_EQ(wire.drain(), kHelloBytes);
   rig.clock->advance(10 * kSecond);
-  server.turn(0);  // there is no other for as long as nobody says anything
+  server.turn(0);  // there is no other until somebody sends something
   CHECK_EQ(wire.drain(), kAnswerBytes);
 }
 
@@ -327,7 +328,7 @@ TEST(all_together_get_no_more_than_the_pace) {
   CHECK(server.stats().wire_bytes >= 2 * kRate);            // two seconds
   for (const std::size_t one : got) CHECK(one >= all / 4);  // nobody is left behind
 
-  // Settable while it runs: as slow as 16 KiB a second, then as fast as it goes.
+  // Can be changed while it runs: as slow as 16 KiB a second, then unlimited.
   CHECK(server.set_pace(16 << 10, 16 << 10).ok());
   pump();
   const std::uint64_t before = server.stats().wire_bytes;
@@ -347,7 +348,7 @@ TEST(a_frame_that_is_being_sent_goes_out_whole_when_it_is_forgotten) {
   Wire wire = rig.greet();
   Bytes asks;
   for (int i = 0; i < 8; ++i) asks = asks + bytes_of(pack(ChunkKey{3, 2, 0}));
-  wire.send(asks);  // they arrive together: all are read before the first is answered
+  wire.send(asks);  // they arrive together: all are read before the first answer
   const ChunkAnswer first = wire.answer();
   rig.advance_until(0, [&] { return rig.server->stats().wire_bytes > (1 << 20); });
   CHECK(wire.receive(first.nbytes) == content);

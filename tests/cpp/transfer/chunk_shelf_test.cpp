@@ -1,4 +1,4 @@
-// A shelf: what is kept, who waits, and who is told once.
+// A shelf: stored frames, waiting requests, and single notifications.
 #include "transfer/chunk_shelf.h"
 
 #include <thread>
@@ -36,7 +36,7 @@ TEST(a_frame_is_kept_until_its_update_is_forgotten) {
   CHECK(shelf->look({2, 1, 0}, false).state == Shelved::kAbsent);
   CHECK(shelf->look({2, 1, 0xFFFF'FFFFU}, false).state == Shelved::kAbsent);
   CHECK_EQ(size_of(shelf->look({2, -1, 5}, false)), 99);
-  shelf->count_sent({2, 1, 5}, 15);  // one that was on its way
+  shelf->count_sent({2, 1, 5}, 15);  // a frame that was being fetched
   CHECK_EQ(shelf->sent_bytes(2, 1), 0);
   CHECK_EQ(shelf->sent_bytes(), 15 + 99 + 15);
 }
@@ -77,7 +77,7 @@ TEST(each_miss_is_handed_out_once_while_somebody_waits) {
   CHECK(shelf->take_misses(0, 9).empty());
   shelf->leave(one);
   CHECK(shelf->look(one, true).state == Shelved::kWaiting);
-  CHECK(shelf->take_misses(0, 9).empty());  // the other one waits still
+  CHECK(shelf->take_misses(0, 9).empty());  // the other request still waits
   shelf->leave(one);
   shelf->leave(one);
   CHECK(shelf->look(one, true).state == Shelved::kWaiting);  // anew
@@ -91,15 +91,15 @@ TEST(who_waits_is_answered_by_a_frame_that_is_put_given_or_refused) {
   CHECK(shelf->put({2, 1, 0}, shared(frame_of(7, 1))).ok());
   CHECK_EQ(shelf->give({2, 1, 1}, shared(frame_of(8, 1))).take(), 1);
   shelf->refuse({2, 1, 2});
-  CHECK(shelf->take_misses(0, 9).empty());  // they came before anybody was told
+  CHECK(shelf->take_misses(0, 9).empty());  // they arrived before anybody was notified
   CHECK_EQ(size_of(shelf->settle({2, 1, 0})), 7);
   CHECK_EQ(size_of(shelf->settle({2, 1, 1})), 8);
   CHECK(shelf->settle({2, 1, 2}).state == Shelved::kAbsent);
   CHECK(shelf->look({2, 1, 0}, true).state == Shelved::kKept);
   CHECK(shelf->look({2, 1, 1}, true).state == Shelved::kWaiting);  // it was not kept
-  CHECK(shelf->look({2, 1, 2}, true).state == Shelved::kWaiting);  // it may be there by now
+  CHECK(shelf->look({2, 1, 2}, true).state == Shelved::kWaiting);  // it may exist by now
   CHECK_EQ(shelf->give({9, 1, 1}, shared(frame_of(8, 1))).take(), 0);
-  shelf->refuse({9, 1, 1});  // nobody asked
+  shelf->refuse({9, 1, 1});  // no request for it
 }
 
 TEST(a_wait_for_misses_ends_with_one_and_with_the_shelf) {

@@ -1,4 +1,4 @@
-// The bytes of the chunk plane: what is packed is read, and nothing else is.
+// The bytes of the chunk plane: packed messages are read, and no others.
 #include "transfer/chunk_wire.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::vector<ChunkKey> sound_keys() {
   return {{0, -1, 0}, {1, 0, 7}, {300, 12, 1U << 31}, {kNewest, -1, 0xFFFF'FFFFU}};
 }
 
-// Reads `content` with each of its bits flipped; `reads` says whether it was taken.
+// Reads `content` with each of its bits flipped; `reads` returns whether it was accepted.
 template <std::size_t N, typename Reads>
 std::size_t taken_when_flipped(std::array<std::byte, N> content, Reads reads) {
   std::size_t taken = 0;
@@ -67,14 +67,15 @@ TEST(bytes_stand_where_the_protocol_says) {
   CHECK(std::memcmp(answer.data(), kAnswer, sizeof(kAnswer)) == 0);
 }
 
-// In every fixed field no bit may differ; a token, a key and a size may be others of their kind.
+// In fixed fields no bit may differ; tokens, keys and sizes may have other valid values.
 TEST(no_bit_of_a_fixed_field_may_differ) {
   const auto hello = taken_when_flipped(pack_hello(), [](const auto& c) { return is_hello(c); });
   CHECK_EQ(hello, 0);
   const auto greeting = taken_when_flipped(
       pack(Greeting{token_of(3), 0}), [](const auto& c) { return read_greeting(c).has_value(); });
   CHECK_EQ(greeting, 8 * kTokenBytes + 6);  // and 64 streams
-  // Of n, all but the sign and bit 2, which would bring it below its base; of the base, three bits.
+  // Of n, all bits but the sign and bit 2, which would make it lower than its base; of the base,
+  // three bits.
   const auto ask = taken_when_flipped(pack(ChunkKey{4, 3, 0}),
                                       [](const auto& c) { return read_ask(c).has_value(); });
   CHECK_EQ(ask, 62 + 2 + 32);

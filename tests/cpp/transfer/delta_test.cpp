@@ -72,7 +72,7 @@ Box<T> write(Row<T>& row) {
   return row_of(row.data(), row.size());
 }
 
-// A delta in vectors of exactly its size, so that a read behind them is seen.
+// A delta in vectors of exactly its size, so that a read behind them is detected.
 struct OwnDelta {
   std::uint64_t count;
   std::uint32_t block_elements;
@@ -117,7 +117,7 @@ void for_each_width(Test test) {
   test(std::uint32_t{});
 }
 
-// Every second element of every third row of a row of numbers, of which nothing else is touched.
+// Every second element of every third row; no other element may be touched.
 template <typename T>
 struct Holed {
   Row<T> room;
@@ -258,7 +258,7 @@ TEST(a_block_is_written_whole_and_nothing_behind_it) {
           CHECK(scratch.ok());
           std::array<std::vector<std::uint32_t>, 2> out;
           Entry entry;
-          // Two poisons: a word that keeps its poison differs between them.
+          // Two poison values: a word that keeps its poison differs between them.
           for (std::size_t i = 0; i < 2; ++i) {
             out[i].assign(raw_words(block.elements, kWidth<T>) + 4, i == 0 ? kGuard : ~kGuard);
             entry = encode_block(block, scratch.value(), out[i].data());
@@ -297,7 +297,7 @@ TEST(every_isa_lists_the_same_changes_and_no_further_than_the_slack) {
     std::mt19937 random{9};
     for (const std::uint32_t count : {1U, 31U, 63U, 64U, 65U, 200U, 3000U}) {
       for (const unsigned listed_of_8 : {0U, 1U, 8U}) {
-        Row<T> differences(count);  // exact, so that a read behind it is seen
+        Row<T> differences(count);  // exact, so that a read behind it is detected
         Bits wanted;
         for (std::uint32_t i = 0; i < count; ++i) {
           const bool is_listed = random() % 8 < listed_of_8;
@@ -448,7 +448,7 @@ TEST(random_words_are_refused_or_harmless) {
                                                    magnitude_words(listed, large, bits, kWidth<T>);
       const Entry entry{.kind = kind, .changed = changed, .listed = listed, .words = before + rest};
       OwnDelta made{200, kBlockElementsMax, kWidth<T>, {entry.encode()}, {}, {}, {}};
-      // Few bits, so that the number of positions is sometimes right.
+      // Few bits, so that the number of positions is sometimes valid.
       for (std::uint32_t w = 0; w < entry.words; ++w) {
         made.payload.push_back(static_cast<std::uint32_t>(random() & random() & random()));
       }
@@ -460,7 +460,7 @@ TEST(random_words_are_refused_or_harmless) {
   });
 }
 
-// Bit by bit, as docs/protocol.md has it.
+// Bit by bit, as in docs/protocol.md.
 std::vector<std::uint32_t> plain_elias_fano(const Bits& positions, std::uint32_t universe) {
   const EliasFanoShape shape{universe, static_cast<std::uint32_t>(positions.size())};
   std::vector<std::uint32_t> words(shape.words());
@@ -474,7 +474,8 @@ std::vector<std::uint32_t> plain_elias_fano(const Bits& positions, std::uint32_t
   return words;
 }
 
-// Writes ascending positions in all ways: each gives the bits of the plain one, and none behind.
+// Writes ascending positions with every implementation: each gives the bits of the plain one, and
+// none behind.
 void check_elias_fano(const Bits& positions, std::uint32_t universe) {
   constexpr std::uint32_t kUntouched = 0xA5A5'A5A5;
   const auto count = static_cast<std::uint32_t>(positions.size());
@@ -509,7 +510,7 @@ TEST(elias_fano_goes_there_and_back) {
 TEST(elias_fano_bridges_holes_of_any_size) {
   std::mt19937 random{41};
   for (int round = 0; round < 300; ++round) {
-    // In heaps, so that some places follow each other and others are words apart.
+    // In clusters, so that some positions are adjacent and others are words apart.
     std::set<std::uint16_t> chosen;
     for (auto heaps = random() % 9 + 1; heaps > 0; --heaps) {
       const auto first = random() % 65536;
@@ -533,7 +534,8 @@ TEST(payload_of_parts_is_what_they_wrote_wherever_they_had_to_go) {
         for (std::uint32_t part = 0; part < parts; ++part) {
           for (auto block = part_border(blocks, part, parts);
                block < part_border(blocks, part + 1, parts); ++block) {
-            // Room is asked for a whole block, of which not all is used; the last block is shorter.
+            // Memory is requested for a whole block, of which not all is used; the last block is
+            // shorter.
             const std::uint32_t most = block + 1 == blocks ? kBlockWords - 9 : kBlockWords;
             std::uint32_t* const out = room.value().part(part).room(most);
             const std::uint32_t words = std::min(filled, most);
@@ -639,7 +641,7 @@ TEST(keys_follow_the_size_of_a_change) {
   CHECK_EQ(key(0x007F, 0x0001), 0);        // subnormals
   CHECK_EQ(key(0x0081, 0x0080), 0);        // a subnormal difference
   CHECK_EQ(key(0x7F80, 0xFF80), 0x7F80);   // infinite
-  CHECK_EQ(key(0x7F81, 0x0000), kKeyNan);  // a NaN among the two
+  CHECK_EQ(key(0x7F81, 0x0000), kKeyNan);  // a NaN in either
   CHECK_EQ(key(0x3F80, 0xFFC0), kKeyNan);
   CHECK_EQ(key(0x7F7F, 0xFF7F), 0x7F80);  // the difference overflows
 }

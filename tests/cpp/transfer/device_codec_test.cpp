@@ -1,4 +1,4 @@
-// The launchers of the delta codec: what reaches the driver, and what is refused before it does.
+// The launchers of the delta codec: arguments of the driver calls, and refusals before them.
 #include "transfer/device_codec.h"
 
 #include <bit>
@@ -50,8 +50,7 @@ struct Bench {
     declare("digest", sizeof(DigestParams));
   }
 
-  // What was launched since the last time, without the stream: "kernel grid block shared
-  // arguments".
+  // Launches since the last call, without the stream: "kernel grid block shared arguments".
   std::string launched() {
     const std::string all = fake().kernels();
     std::string text = all.substr(seen);
@@ -81,8 +80,8 @@ T* at(std::uint64_t address) {
 
 // A row of 0x10001 elements.
 Box row_at(std::uint64_t address) { return device_box(at<u8>(address), DeviceShape::row(0x10001)); }
-// The same row as text: where it is, the sizes of three dimensions with what a division takes, and
-// four strides.
+// The same row as text: address, the sizes of three dimensions with their divisors, and four
+// strides.
 std::string row_text(const std::string& address) {
   return address + " 0x1 0x0 0x0 0x1 0x0 0x0 0x10001 0xffff0000ffff0001 0x10 0x0 0x0 0x0 0x1 ";
 }
@@ -160,7 +159,7 @@ Params with_blocks_of(std::uint64_t block_elements, Params params) {
   return params;
 }
 
-// `launch` is refused, the sentence begins with `says`, and the driver heard nothing.
+// `launch` is refused, the sentence begins with `says`, and no driver call was made.
 void check_refused(Bench& bench, const Status& status, const std::string& says) {
   CHECK(status.code() == Code::kInvalidArgument);
   if (!status.message().starts_with(says)) CHECK_EQ(status.message(), says);
@@ -223,7 +222,7 @@ TEST(persistent_grids_end_where_the_device_is_busy) {
     histogram.count = std::uint64_t{1} << 31;
     CHECK(bench.codec->topk_histogram(histogram, bench.stream->get()).ok());
     CHECK(bench.launched().starts_with("topk_histogram_kernel grid " + busy + " 1 1 "));
-    // A CTA counts in 32 bits: more of them than keep the device busy.
+    // A CTA counts in 32 bits, so there are more of them than keep the device busy.
     histogram.count = (std::uint64_t{1} << 43) + 1;
     CHECK(bench.codec->topk_histogram(histogram, bench.stream->get()).ok());
     CHECK(bench.launched().starts_with("topk_histogram_kernel grid 4097 1 1 "));
@@ -246,7 +245,7 @@ TEST(no_elements_is_no_launch) {
   check_clean();
 }
 
-// Each address is first made null, then moved off its alignment; what may be null says so.
+// Each address is made null, then misaligned; an address that may be null is marked.
 template <typename Params, typename T, typename Launch>
 void check_address(Bench& bench, Params params, T* Params::* field, const std::string& name,
                    bool may_be_null, const Launch& launch) {
@@ -267,7 +266,7 @@ void check_address(Bench& bench, Params params, T* Params::* field, const std::s
       name + " is at " + place + ", which is not a multiple of " + std::to_string(alignof(T)));
 }
 
-// The same for a box, whose elements have 16 bits; then dimensions that no array has.
+// The same for a box of 16-bit elements; then dimensions that no array has.
 template <typename Params, typename Launch>
 void check_box(Bench& bench, const Params& sound, kernels::Box Params::* field,
                const std::string& name, bool may_be_null, const Launch& launch) {
@@ -447,7 +446,7 @@ TEST(size_that_no_launch_takes_is_refused) {
   check_clean();
 }
 
-// What place_of() of the kernels makes of a divisor.
+// place_of() of the kernels with these divisors.
 static std::uint64_t quotient(std::uint64_t number, const Divisor& by) {
   if (by.number == 1) return number;
   return static_cast<std::uint64_t>(static_cast<unsigned __int128>(number) * by.magic >> 64) >>
@@ -517,7 +516,7 @@ TEST(build_without_device_code_has_no_codec) {
   check_clean();
 }
 
-// The names of the calls so far; lines that are indented belong to the one above.
+// The names of the calls so far; indented lines belong to the line above.
 static std::vector<std::string> called() {
   std::vector<std::string> names;
   std::istringstream log{fake().log()};
@@ -540,12 +539,12 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
         break;
       }
       const std::string failed = called().at(before + static_cast<std::size_t>(n) - 1);
-      // A context that does not come off is noticed by nobody: the call itself went well.
+      // A failed pop of the context is not reported, because the call itself succeeded.
       CHECK(codec.ok() == (failed == "cuCtxPopCurrent"));
       failures += codec.ok() ? 0 : 1;
     }
     CHECK_EQ(std::string{fake().live()}, "");
   }
-  // Five libraries, and six kernels that are found and loaded; each under a context.
+  // Five libraries, and six kernels that are found and loaded; each with a current context.
   CHECK_EQ(failures, 2 * 5 + 3 * 6);
 }

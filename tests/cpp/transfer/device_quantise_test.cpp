@@ -1,4 +1,4 @@
-// The launcher that quantises: what reaches the driver, and what is refused before it does.
+// The launcher of the quantiser: arguments of the driver calls, and refusals before them.
 #include "transfer/device_quantise.h"
 
 #include <bit>
@@ -42,7 +42,7 @@ struct Bench {
     return quantiser->quantise(params, stream->get());
   }
 
-  // What was launched since the last time, from the kernel's name on, without the stream.
+  // Launches since the last call, from the kernel's name on, without the stream.
   std::string launched() {
     const std::string all = fake().kernels();
     std::string text = all.substr(seen);

@@ -1,4 +1,4 @@
-// Quantising where sanitizers can see it: buffers that end where the last weight does.
+// Quantising under sanitizers: buffers that end at the last weight.
 #include "transfer/quantise.h"
 
 #include <cmath>

@@ -37,8 +37,8 @@ ClassRule rule_for() {
   return {23, 8, 112, 0b1, {20, 4, 2, 2, 2, 2, 1, 0}};
 }
 
-// A block whose exponents lie around the origin of its rule, and what changes of it: small
-// elements more often, as in training.
+// A block with exponents around its rule's origin, and changes of it: small elements change more
+// often, as in training.
 template <typename T>
 struct Block {
   std::vector<T> old;
@@ -88,7 +88,7 @@ std::vector<std::uint32_t> encoded(const Block<T>& block, Isa isa, bool is_after
   return out;
 }
 
-// Decodes words in a vector of exactly their size; empty unless they are taken.
+// Decodes words in a vector of exactly their size; empty unless they are accepted.
 template <typename T>
 bool is_read_as(StratDecoder<T>& decoder, const std::vector<std::uint32_t>& words,
                 const Block<T>& block, std::uint32_t changed, BlockChanges<T>& found) {
@@ -128,7 +128,7 @@ void round_trips() {
   }
 }
 
-// What is taken must be the only way to say what it says.
+// Accepted words must be the only encoding of their changes.
 template <typename T>
 void refuse_or_same(StratDecoder<T>& decoder, const std::vector<std::uint32_t>& words,
                     const Block<T>& block, std::uint32_t changed, int& taken) {
@@ -179,13 +179,13 @@ template <typename T>
 void random_words(bool has_empty_classes) {
   std::mt19937 random{31};
   Block<T> block{300, 0, 3};
-  // All of class 0: what is said of another one cannot be.
+  // All elements have class 0, so counts of other classes are impossible.
   if (has_empty_classes) std::ranges::fill(block.old, T{0});
   StratDecoder<T> decoder = decoder_for<T>(block.old.size(), best_isa());
   int taken = 0;
   for (int i = 0; i < 20'000; ++i) {
     std::vector<std::uint32_t> words(random() % 20);
-    // Many bits that are 1 make small counts, which are sometimes right.
+    // Many 1 bits make small counts, which are sometimes valid.
     for (std::uint32_t& word : words)
       word = static_cast<std::uint32_t>(random() | (i % 2 != 0 ? random() : 0));
     if (i % 4 == 0 && !words.empty()) words.back() &= static_cast<std::uint32_t>(random() % 64);
@@ -309,7 +309,7 @@ void damaged_links() {
       CHECK_EQ(back.status().code(), Code::kCorrupt);
       continue;
     }
-    ++taken;  // what it says, it says in the only way there is
+    ++taken;  // its encoding is the only one
     Versions<T> again = damaged;
     again.entries.assign(back.value().entries.span().begin(), back.value().entries.span().end());
     again.payload.assign(back.value().payload.span().begin(), back.value().payload.span().end());
@@ -322,7 +322,7 @@ template <typename T>
 void groups_alike() {
   std::mt19937 random{21};
   for (const std::uint32_t changed : {0U, 1U, 31U, 32U, 33U, 1000U}) {
-    std::vector<std::uint8_t> classes(changed);  // exact, so that a read behind them is seen
+    std::vector<std::uint8_t> classes(changed);  // exact, so that a read behind them is detected
     std::vector<std::uint16_t> ranks(changed);
     std::vector<T> differences(changed);
     std::array<std::vector<std::pair<std::uint16_t, T>>, kClasses> wanted;
@@ -405,7 +405,7 @@ TEST(a_block_is_written_whole_and_nothing_behind_it_and_not_at_all_at_its_limit)
     auto encoder = StratEncoder<std::uint16_t>::create(1000, rule_for<std::uint16_t>(), best_isa());
     std::array<std::vector<std::uint32_t>, 2> out;
     std::uint32_t words = 0;
-    // Two poisons: a word that keeps its poison differs between them.
+    // Two poison values: a word that keeps its poison differs between them.
     for (std::size_t i = 0; i < 2; ++i) {
       out[i].assign(4000, i == 0 ? kGuard : ~kGuard);
       words =

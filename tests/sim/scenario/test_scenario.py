@@ -126,12 +126,12 @@ def test_settings_are_the_jobs_own_and_the_overrides() -> None:
         ("a: 1\na: 2", "line 2: a is there twice"),
         ("x: {b: 1, b: 2}", "line 1: b is there twice"),
         ("a: &x [1]\nb: *x", "line 1: an alias refers to this"),
-        ("? [1, 2]\n: 3", "line 1: the name of a field is no text"),
-        ("a: 1\n? {b: 1}\n: 3", "line 2: the name of a field is no text"),
-        ("a: [1", "this is no YAML"),
-        ("a: \x01", "this is no YAML"),
-        ("a: !!python/object/apply:os.system ['true']", "this is no YAML"),
-        ("a: 2020-99-99", "this is no YAML"),
+        ("? [1, 2]\n: 3", "line 1: the name of a field is not a text"),
+        ("a: 1\n? {b: 1}\n: 3", "line 2: the name of a field is not a text"),
+        ("a: [1", "this is not YAML"),
+        ("a: \x01", "this is not YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "this is not YAML"),
+        ("a: 2020-99-99", "this is not YAML"),
     ],
 )
 def test_yaml_that_is_not_what_it_looks_like_is_refused(text: str, says: str) -> None:
@@ -179,7 +179,7 @@ def test_a_value_with_fields_is_named_as_the_file_says_it() -> None:
         ({"field": "jobs.batch", "values": [1]}, "the file has no jobs.batch"),
         ({"field": "jobs[4].batch", "values": [1]}, "the file has no"),
         ({"field": "seeds", "values": [[1]]}, "the file has no seeds"),
-        ({"field": "a b", "values": [1]}, "is no path"),
+        ({"field": "a b", "values": [1]}, "is not a path"),
         ({"field": "versions", "values": [0]}, "versions: expected `int` >= 1"),
     ],
 )

@@ -252,7 +252,7 @@ def test_a_plan_cuts_as_publishers_and_receivers_do(dtype, tiles):
 
 def test_a_tensor_of_a_dtype_that_nothing_sends_is_refused():
     odd = ShardMap({"v": TensorSpec("v", (1,), "complex64")}, (piece("v", (0,), (1,)),), {})
-    with pytest.raises(InvalidArgument, match="v is of complex64: choose one of bool, "):
+    with pytest.raises(InvalidArgument, match="v has the dtype complex64: choose one of bool, "):
         make_plan(Source("home", odd), [])
 
 
@@ -271,7 +271,7 @@ ONCE = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,)), v=(4,), w=(4,))
         (
             HALF,
             map_of(piece("v", (0,), (4,)), dtype="float8_e4m3fn", v=(4,)),
-            "float8_e4m3fn at replica r, which does not say that it converts bfloat16 to float8_",
+            "float8_e4m3fn at replica r, which declares no conversion from bfloat16 to float8_",
         ),
         (
             replace(map_of(piece("v", (0,), (3,)), v=(4,)), computed={"v": "padded"}),
