@@ -23,7 +23,7 @@ BAD = [
     ("versions", 0, "expected `int` >= 1"),
     ("horizon_s", 0, "expected `float` > 0.0"),
     ("horizon_s", 10**400, "number out of range"),
-    ("seeds", [], "there is none"),
+    ("seeds", [], "the list is empty"),
     ("seeds", [1, 1], "one is there twice"),
     ("seeds", [*range(1001)], "there are 1001; give at most 1000"),
     ("arms", ["rose", "rose"], "one is there twice"),
@@ -56,10 +56,10 @@ BAD = [
     ("network.link_gbit_per_s", 0, "expected `float` > 0.0"),
     ("stress", [{"kind": "revoke"}], "invalid value 'revoke'"),
     ("stress", [{"kind": "revoke-all", "at_s": 5}], "for_s: is missing"),
-    ("scheduler", {"stall": 5}, "is no such setting; there are"),
-    ("scheduler", {"max_staleness": 5}, "is set by each job"),
+    ("scheduler", {"stall": 5}, "is not a setting; there are"),
+    ("scheduler", {"max_staleness": 5}, "is a field of each job"),
     ("scheduler", {"stall_ms": -5}, "out of range"),
-    ("scheduler", {"worker_lag_max": 1.5}, "1.5 is no whole number"),
+    ("scheduler", {"worker_lag_max": 1.5}, "1.5 is not a whole number"),
     ("scheduler", {5: 5}, "expected `str`, got `int`"),
 ]
 
