@@ -39,8 +39,7 @@ from rose.transfer.plan import Source as Trainer
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.relaying.follower import Follower
-from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.relay import Relay, follow
 from rose.transfer.source import Frames, Source, SourceAround
 from rose.transfer.tiles import Row, ShardViews
 from rose.transfer.wire.remote import RemoteSource
@@ -212,7 +211,7 @@ class Crossing:
             parts.callback(source.close)
         self._counts = [CountedSource(source) for source in sources]
         self._relay = Relay(self._counts[0], store=MemoryStore(), reader=self._counts[1])
-        parts.enter_context(Follower(self._relay))
+        parts.enter_context(follow(self._relay))
         for number, rank in enumerate(self.ranks):
             digests = rank.views.digests()
             rank.receiver = Receiver(

@@ -17,8 +17,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.shelf import Limits
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.relaying.follower import Follower
-from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.relay import Relay, follow
 from rose.transfer.relaying.snapshot_book import SNAPSHOTS_MAX, SURVEYS_MAX, SnapshotBook
 from rose.transfer.source import Frames, SourceAround
 from rose.transfer.tiles import Tiles
@@ -664,7 +663,7 @@ def test_only_one_waits_for_a_version_that_has_not_come() -> None:
 def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> None:
     chain = Chain()
     relay = Relay(Far(chain.log), store=MemoryStore())
-    with Follower(relay, backoff_s=0.001, wait_s=0.05) as follower:
+    with follow(relay, backoff_s=0.001, wait_s=0.05) as follower:
         workers = [Worker(relay, weights(1), signing=KEY) for _ in range(2)]
         try:
             for _ in range(5):
