@@ -299,16 +299,16 @@ def test_client_without_a_certificate_hears_nothing(files: dict[str, TlsFiles]) 
         for show in (False, True):
             if show:
                 context.load_cert_chain(files["client"].certificate, files["client"].key)
-            heard = b""
+            received = b""
             with socket.create_connection(("127.0.0.1", server.port), LONG_S) as below:
                 try:
                     with context.wrap_socket(below, server_hostname="127.0.0.1") as wire:
                         assert wire.version() == "TLSv1.3"
                         wire.sendall(chunk_wire.greeting(TOKEN))
-                        heard = wire.recv(chunk_wire.HELLO.size)
+                        received = wire.recv(chunk_wire.HELLO.size)
                 except OSError:
                     pass
-            assert heard == (chunk_wire.hello() if show else b"")
+            assert received == (chunk_wire.hello() if show else b"")
 
 
 @needs_openssl

@@ -37,7 +37,7 @@ class Trainer:
 
 
 class Bent(SourceAround):
-    """A source that spoils what it is told to."""
+    """A source that spoils some chunks."""
 
     def __init__(self, log: VersionLog) -> None:
         super().__init__(log)
@@ -92,7 +92,7 @@ def test_frames_are_looked_at_by_any_number_of_threads(threads: int) -> None:
 def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
     trainer = Trainer(weights(1))
     tries: list[int] = []
-    heard = threading.Event()
+    arrived = threading.Event()
 
     class Deaf(SourceAround):
         def report(self, receiver: str, n: int, is_match: bool, digest: tuple[int, int]) -> None:
@@ -100,11 +100,11 @@ def test_report_waits_for_a_publisher_that_cannot_be_reached() -> None:
             if len(tries) < 4:
                 raise Unavailable("planted")
             super().report(receiver, n, is_match, digest)
-            heard.set()
+            arrived.set()
 
     with Worker(Deaf(trainer.log), weights(1)) as worker:
         worker.commit()
-        assert heard.wait(LONG_S)
+        assert arrived.wait(LONG_S)
     assert tries == [1, 1, 1, 1]
     assert trainer.log.receivers()["worker"].n == 1
 
@@ -158,7 +158,7 @@ def test_corruption_is_repaired_although_nothing_new_is_published() -> None:
     trainer = Trainer(weights(1))
     lie = row_digest(weights(1))
     with Worker(trainer.log, weights(5), claimed=lie) as worker:
-        assert worker.commit() is CommitState.ROLLED_BACK  # it is not what it said it is
+        assert worker.commit() is CommitState.ROLLED_BACK  # it is not what it claimed
         assert worker.receiver.digest == row_digest(weights(5))
         worker.follow(trainer.publisher.version)
         assert np.array_equal(worker.bits, trainer.bits)

@@ -90,10 +90,10 @@ def test_each_chunk_crosses_once_for_any_number_of_receivers() -> None:
         one.follow(13)
         assert np.array_equal(one.bits, world.chain.bits)
     assert len(world.far.crossed) == len(set(world.far.crossed))
-    said = world.relay.statistics()
-    assert said.crossing_bytes == world.bytes_of([single(n) for n in range(2, 14)])
-    assert said.sent_bytes >= 4 * world.bytes_of([receivers[0].taken[-1]])
-    assert (said.landed, said.read_through, said.rejected) == (12, 0, 0)
+    counts = world.relay.statistics()
+    assert counts.crossing_bytes == world.bytes_of([single(n) for n in range(2, 14)])
+    assert counts.sent_bytes >= 4 * world.bytes_of([receivers[0].taken[-1]])
+    assert (counts.landed, counts.read_through, counts.rejected) == (12, 0, 0)
 
 
 def test_what_was_left_to_fetch_comes_from_where_upstream_is_now() -> None:
@@ -374,9 +374,9 @@ def test_relay_follows_upstream_to_another_run_whatever_its_numbers(
     if is_started_again:
         world.start()
     world.round(3)
-    told = world.relay.wait_manifests(-1, 0)
-    assert told == log.wait_manifests(-1, 0)
-    for manifest in told:
+    offered = world.relay.wait_manifests(-1, 0)
+    assert offered == log.wait_manifests(-1, 0)
+    for manifest in offered:
         for chunk in manifest.chunks:
             frame = world.relay.chunk(manifest.key, chunk.tile)
             assert frame == log.chunk(manifest.key, chunk.tile)
@@ -399,7 +399,7 @@ def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
     world.start()
     world.far.is_away = True
     late = world.behind(1)
-    late.follow(8)  # before upstream was heard of again
+    late.follow(8)  # before upstream answered again
     world.far.is_away = False
     world.round(3)
     assert np.array_equal(late.bits, world.chain.bits)

@@ -77,8 +77,8 @@ def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> Non
     publisher.publish(changed(weights(1), 1))
     with source_of(server) as source:
         source.report("far", 2, False, (2**64 - 1, 3))
-    said = publisher._log.receivers()["far"]
-    assert (said.n, said.is_match, said.digest) == (2, False, (2**64 - 1, 3))
+    answer = publisher._log.receivers()["far"]
+    assert (answer.n, answer.is_match, answer.digest) == (2, False, (2**64 - 1, 3))
 
 
 @pytest.mark.parametrize("error", [MemoryError(), Unavailable("planted")])
@@ -165,12 +165,12 @@ def test_more_manifests_than_fit_into_a_reply_come_in_several(
     assert len(replies) > 1
 
 
-@pytest.mark.parametrize("told", ["nothing", "the same"])
+@pytest.mark.parametrize("page_is", ["nothing", "the same"])
 def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
     publisher: RowPublisher,
     server: WeightServer,
     monkeypatch: pytest.MonkeyPatch,
-    told: str,
+    page_is: str,
 ) -> None:
     publisher.publish(changed(weights(1), 1))
     first = tuple(publisher._log.wait_manifests(-1, 0))[:1]
@@ -179,7 +179,7 @@ def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
     def endless(_: object) -> tuple[tuple[Manifest, ...], bool]:
         nonlocal replies
         replies += 1
-        return () if told == "nothing" else first, True
+        return () if page_is == "nothing" else first, True
 
     monkeypatch.setattr(server_module, "page", endless)
     with source_of(server) as source, pytest.raises(CorruptData):
@@ -365,4 +365,4 @@ def test_closing_the_server_ends_a_wait() -> None:
     server.close()
     thread.join(LONG_S)
     assert len(ended) == 1
-    assert why == [True]  # it was told; its time was not up
+    assert why == [True]  # it was woken; its time was not up
