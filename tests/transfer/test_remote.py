@@ -134,9 +134,9 @@ def test_snapshot_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> No
     ):
         with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
             source.snapshot(None, range(len(TILES)))
+        assert frame_of(source, UpdateKey(77, 76)) is None  # it asks where chunks are first
         assert source.snapshot(77, ()) is None
         assert len(source.wait_manifests(-1, 0)) == 1
-        assert frame_of(source, UpdateKey(77, 76)) is None
         assert frame_of(source, UpdateKey(77, WHOLE)) is None
 
 

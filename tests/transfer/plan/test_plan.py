@@ -193,6 +193,7 @@ def test_contributors_are_balanced_by_how_often_they_send_a_tile():
         Source("home", map_of(*copies, v=(3,))), [all_of_it, one], RELAYS, tile_elements=1
     )
     assert traffic(plan, [1, 1, 1]).sent == {0: 2, 1: 2}
+    assert [len(plan.contributes(rank)) for rank in range(3)] == [1, 2, 0]
 
 
 def test_identity_tells_layouts_and_plans_apart():
