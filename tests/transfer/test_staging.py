@@ -184,7 +184,7 @@ def test_manifests_that_contradict_the_layout_are_refused() -> None:
     chain = Chain(signing=Signing())
 
     class Bent(SourceAround):
-        fields: dict[str, object] = {}
+        fields: dict[str, object]
 
         def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
             return [replace(one, **self.fields) for one in super().wait_manifests(after_n, 0)]
