@@ -542,24 +542,6 @@ def test_a_relay_keeps_to_its_limits() -> None:
     assert world.chain.publisher.version.n == world.relay.newest_n
 
 
-def test_another_incarnation_replaces_what_was_and_a_dead_one_does_not() -> None:
-    world = World()
-    world.round()
-    world.publish(3)
-    old = world.chain.log
-    log = VersionLog()
-    RowPublisher(world.chain.bits, "run", 2, 5, log, tile_elements=TILE, signing=KEY)
-    world.far._source = log
-    world.round()
-    assert [one.version.n for one in world.relay.wait_manifests(-1, 0)] == [5]
-    world.far._source = old
-    world.start()
-    world.far._source = log
-    world.round()
-    world.relay._learn(old.wait_manifests(-1, 0))
-    assert [one.version.n for one in world.relay.wait_manifests(-1, 0)] == [5]
-
-
 @pytest.mark.parametrize(("misses", "snapshots"), [(3, 0), (1 << 30, 1)])
 def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_snapshot_is_fetched(
     misses: int, snapshots: int
