@@ -373,26 +373,6 @@ def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(
         trainer.remote.pack(WeightsElsewhere("1"), Part())
 
 
-def test_closing_leaves_a_pack_that_takes_too_long(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, let_go = threading.Event(), threading.Event()
-
-    class Slow(Row):
-        def bits(self, tile: int) -> Bits:
-            held.set()
-            assert let_go.wait(LONG_S)
-            return super().bits(tile)
-
-    monkeypatch.setattr(token_server, "CLOSE_S", 0.1)
-    monkeypatch.setattr(trainer.rank, "fresh", lambda label: Slow(BITS[int(label)], TILES))
-    trainer.remote.begin(WeightsElsewhere("1"))
-    assert held.wait(LONG_S)
-    assert closes(trainer.server)
-    let_go.set()
-    trainer.server.close()
-
-
 def test_a_rank_that_fails_in_its_own_code_costs_that_version(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frames
 from rose.transfer.wire import messages
 from rose.transfer.wire import server as server_module
-from rose.transfer.wire.chunk_plane import ANSWERERS
 from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.proto import weights_pb2 as pb
@@ -79,28 +78,6 @@ def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> Non
         source.report("far", 2, False, (2**64 - 1, 3))
     answer = publisher._log.receivers()["far"]
     assert (answer.n, answer.is_match, answer.digest) == (2, False, (2**64 - 1, 3))
-
-
-@pytest.mark.parametrize("error", [MemoryError(), Unavailable("planted")])
-def test_who_answers_for_chunks_goes_on_after_a_chunk_that_could_not_be_looked_up(
-    error: Exception,
-) -> None:
-    class Narrow(VersionLog):
-        looks = 0
-
-        def chunk(self, key: UpdateKey, tile: int) -> bytes:
-            self.looks += 1
-            if self.looks <= 2 * ANSWERERS:
-                raise error
-            return b"x" * 10
-
-    with serve(Narrow()) as server, source_of(server) as source:
-        source.wait_manifests(-1, 0)
-        for number in range(4):
-            wanted = [Chunk(tile, 10, 1, bytes(32), (0, 0)) for tile in range(ANSWERERS)]
-            frames = dict(source.chunks(UpdateKey(number + 1, number), wanted)).values()
-            assert all((frame is None) == (number < 2) for frame in frames)
-        assert all(one.is_alive() for one in server._chunks._threads)
 
 
 class Misnamed(RemoteSource):
