@@ -34,8 +34,8 @@ from rose.transfer import (
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import NAMELESS, Chunk, Subscription, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
-from rose.transfer.plan import Relay as Landing
-from rose.transfer.plan import Source as Trainer
+from rose.transfer.plan import RelayNode as Landing
+from rose.transfer.plan import SourceRanks as Trainer
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.commit import CommitState
