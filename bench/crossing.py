@@ -34,13 +34,12 @@ from rose.transfer import (
 from rose.transfer.digests import TileDigests
 from rose.transfer.manifest import NAMELESS, Chunk, Subscription, UpdateKey
 from rose.transfer.plan import Plan, Replica, make_plan
-from rose.transfer.plan import Relay as Landing
-from rose.transfer.plan import Source as Trainer
+from rose.transfer.plan import RelayNode as Landing
+from rose.transfer.plan import SourceRanks as Trainer
 from rose.transfer.publishing.contributor import Contributor
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.commit import CommitState
-from rose.transfer.relaying.follower import Follower
-from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.relay import Relay, follow
 from rose.transfer.source import Frames, Source, SourceAround
 from rose.transfer.tiles import Row, ShardViews
 from rose.transfer.wire.remote import RemoteSource
@@ -213,7 +212,7 @@ class Crossing:
             parts.callback(source.close)
         self._counts = [CountedSource(source) for source in sources]
         self._relay = Relay(self._counts[0], store=MemoryStore(), reader=self._counts[1])
-        parts.enter_context(Follower(self._relay))
+        parts.enter_context(follow(self._relay))
         for number, rank in enumerate(self.ranks):
             digests = rank.views.digests()
             rank.receiver = Receiver(

@@ -13,9 +13,9 @@ from rose.errors import InvalidArgument
 from rose.transfer.observing.timeline import FILE_BYTES_MAX, merged
 from rose.transfer.plan import (
     Coverage,
-    Relay,
+    RelayNode,
     Replica,
-    Source,
+    SourceRanks,
     check_coverage,
     make_plan,
     traffic,
@@ -93,7 +93,7 @@ def plan(
         for path, file, member in zip(destinations, taking, members, strict=True)
     }
     made = make_plan(
-        Source(giving.cluster or _TRAINING, giving.shards, giving.ties),
+        SourceRanks(giving.cluster or _TRAINING, giving.shards, giving.ties),
         members,
         _relays(members, relays),
         tile_elements=tile_elements,
@@ -124,9 +124,9 @@ def _members(paths: tuple[Path, ...], files: list["ShardFile"]) -> tuple[Replica
     )
 
 
-def _relays(members: tuple[Replica, ...], count: int) -> list[Relay]:
+def _relays(members: tuple[Replica, ...], count: int) -> list[RelayNode]:
     clusters = sorted({member.cluster for member in members})
-    return [Relay(f"{one} relay {place}", one) for one in clusters for place in range(count)]
+    return [RelayNode(f"{one} relay {place}", one) for one in clusters for place in range(count)]
 
 
 def _covered(path: Path, file: "ShardFile", *, is_source: bool = False) -> Coverage:

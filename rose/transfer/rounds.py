@@ -21,7 +21,7 @@ class Rounds(Closing):
         each: one round; must return soon after `stop` is set.
         who: subject of error messages.
         name: name of the thread.
-        stop: event set by `close`.
+        stop: event set by `close`; a new one by default.
         rest: called after a successful round; may wait as long as `each`.
         backoff_s: pause after a failed round, in seconds; doubles each time.
         backoff_max_s: longest such pause.
@@ -33,12 +33,13 @@ class Rounds(Closing):
         *,
         who: str,
         name: str,
-        stop: threading.Event,
+        stop: threading.Event | None = None,
         rest: Callable[[], None] = lambda: None,
         backoff_s: float = BACKOFF_S,
         backoff_max_s: float = BACKOFF_MAX_S,
     ) -> None:
-        self._each, self._rest, self._who, self._stop = each, rest, who, stop
+        self._each, self._rest, self._who = each, rest, who
+        self._stop = threading.Event() if stop is None else stop
         self._backoff_s, self._backoff_max_s = backoff_s, backoff_max_s
         self._failure: str | None = None
         self._thread = Thread(self._run, name=name, on_failure=self._broke)

@@ -215,10 +215,10 @@ def test_shards_may_be_cut_otherwise(tmp_path: Path) -> None:
     files = {file: {name: old[name] for name in mine} for file, mine in shards.items()}
     one = write_folder(tmp_path / "f", files)
     other = write_safetensors(tmp_path / "x", new)
-    told: list[int] = []
-    inspection = inspect(open_checkpoint(one), open_checkpoint(other), advance=told.append)
+    read: list[int] = []
+    inspection = inspect(open_checkpoint(one), open_checkpoint(other), advance=read.append)
     assert {one.name for one in inspection.tensors} == set(names)
-    assert sum(told) == 2 * open_checkpoint(other).nbytes
+    assert sum(read) == 2 * open_checkpoint(other).nbytes
 
 
 PROGRAM = """

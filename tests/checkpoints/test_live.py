@@ -16,7 +16,7 @@ from rose.checkpoints.tensors import STORED_DTYPES
 from rose.checkpoints.tiling import planned_tiling, tiling_of
 from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.operations import delta_pack
-from rose.transfer.plan import Source, make_plan
+from rose.transfer.plan import SourceRanks, make_plan
 from rose.transfer.plan.spec import LocalView, Piece, Region, Replica, ShardMap, TensorSpec
 from rose.transfer.tiles import TILE_BYTES, ShardViews
 from tests.checkpoints.mapped import mapped
@@ -190,7 +190,7 @@ def test_checkpoint_is_cut_as_a_plan_says(tmp_path: Path) -> None:
         for rank in (0, 1)
     ) + tuple(Piece("b", Region((0,), (6,)), rank, LocalView("b", 0, (1,))) for rank in (0, 1))
     plan = make_plan(
-        Source("training", ShardMap(specs, whole(0), {})),
+        SourceRanks("training", ShardMap(specs, whole(0), {})),
         [Replica("engine", "serving", ShardMap(specs, columns, {}))],
     )
     path = made(tmp_path, shapes)

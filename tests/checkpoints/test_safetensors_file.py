@@ -71,7 +71,7 @@ GOOD: Any = {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}
 NEXT: Any = {"dtype": "U8", "shape": [4], "data_offsets": [8, 12]}
 
 
-def said(entry: Any) -> bytes:
+def with_entry(entry: Any) -> bytes:
     return json.dumps({"a": entry, "b": NEXT}).encode()
 
 
@@ -84,14 +84,14 @@ def said(entry: Any) -> bytes:
         (b'{"a": {}, "\xff": {}}', 12),
         (rb'{"\ud800": {}}', 12),
         (b'{"__metadata__": []}', 0),
-        (said({**GOOD, "dtype": "BF17"}), 12),
-        (said({**GOOD, "shape": [2, 3]}), 12),
-        (said({**GOOD, "shape": [1 << 62, 1 << 62]}), 12),
-        (said({**GOOD, "data_offsets": [8, 0]}), 12),
-        (said({**GOOD, "data_offsets": [2, 10]}), 12),
-        (said({**GOOD, "shape": [5], "data_offsets": [0, 10]}), 12),
-        (said(GOOD), 11),
-        (said(GOOD), 13),
+        (with_entry({**GOOD, "dtype": "BF17"}), 12),
+        (with_entry({**GOOD, "shape": [2, 3]}), 12),
+        (with_entry({**GOOD, "shape": [1 << 62, 1 << 62]}), 12),
+        (with_entry({**GOOD, "data_offsets": [8, 0]}), 12),
+        (with_entry({**GOOD, "data_offsets": [2, 10]}), 12),
+        (with_entry({**GOOD, "shape": [5], "data_offsets": [0, 10]}), 12),
+        (with_entry(GOOD), 11),
+        (with_entry(GOOD), 13),
         (b"{}", 1),
     ],
 )
@@ -165,6 +165,6 @@ def test_element_type_that_rose_does_not_know_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(STORED_DTYPES, "BF16")  # As if the package were newer than rose.
-    (tmp_path / "x").write_bytes(file_bytes(said(GOOD), bytes(12)))
+    (tmp_path / "x").write_bytes(file_bytes(with_entry(GOOD), bytes(12)))
     with pytest.raises(CorruptData, match=r"'a' of .*x has the dtype BF16, unknown to rose"):
         SafetensorsFile(tmp_path / "x")

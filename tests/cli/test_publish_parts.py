@@ -13,10 +13,10 @@ from rose.transfer.plan import (
     LocalView,
     Piece,
     Region,
-    Relay,
+    RelayNode,
     Replica,
     ShardMap,
-    Source,
+    SourceRanks,
     TensorSpec,
     make_plan,
 )
@@ -47,7 +47,7 @@ def shards(ranks: int) -> ShardMap:
 
 @pytest.fixture
 def plan_path(tmp_path: Path) -> Path:
-    made = make_plan(Source("training", shards(2)), [Replica("single", "serving", shards(1))])
+    made = make_plan(SourceRanks("training", shards(2)), [Replica("single", "serving", shards(1))])
     path = tmp_path / "plan.json"
     path.write_bytes(plan_to_json(made))
     return path
@@ -105,7 +105,7 @@ def test_ranks_publish_what_they_own_and_one_that_was_killed_is_begun_with_again
 
 def test_receiver_of_a_rank_changes_no_tile_of_another(tmp_path: Path) -> None:
     mine, its = make_checkpoint(tmp_path / "mine", 0), make_checkpoint(tmp_path / "its", 1)
-    made = make_plan(Source("training", shards(1)), [Replica("pair", "serving", shards(2))])
+    made = make_plan(SourceRanks("training", shards(1)), [Replica("pair", "serving", shards(2))])
     path = tmp_path / "plan.json"
     path.write_bytes(plan_to_json(made))
     before = weight_of(mine)
@@ -132,9 +132,9 @@ def test_relays_share_the_tiles_and_one_stands_in_for_the_other(tmp_path: Path) 
     watched, out, path = tmp_path / "watched", tmp_path / "out", tmp_path / "plan.json"
     watched.mkdir()
     made = make_plan(
-        Source("training", shards(1)),
+        SourceRanks("training", shards(1)),
         [Replica("single", "serving", shards(1))],
-        [Relay("one", "serving"), Relay("two", "serving")],
+        [RelayNode("one", "serving"), RelayNode("two", "serving")],
         tile_elements=1 << 17,
     )
     assert {landing.relay for tile in made.tiles for landing in tile.landings} == {"one", "two"}

@@ -173,9 +173,9 @@ def test_checkpoint_that_is_not_sound_stops_nobody(checkpoints: list[Path], tmp_
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main([str(one) for one in arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
 
 
 def test_bad_input_is_one_sentence(

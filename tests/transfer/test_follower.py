@@ -10,8 +10,8 @@ from rose.thread import Thread
 from rose.transfer.manifest import Manifest, Subscription
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.receiving.receiver import Receiver
-from rose.transfer.relaying.follower import Follower
-from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.relay import Relay, follow
+from rose.transfer.rounds import Rounds
 from rose.transfer.source import SourceAround
 from tests.transfer.chain_world import KEY, Chain
 from tests.transfer.worker import LONG_S, NAMELESS, TILES, eventually, row_digest
@@ -29,9 +29,9 @@ class Failing(SourceAround):
 
 
 @contextmanager
-def relay(source: Failing, _: Chain) -> Iterator[Follower]:
+def relay(source: Failing, _: Chain) -> Iterator[Rounds]:
     made = Relay(source, store=MemoryStore())
-    with Follower(made, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05) as follower:
+    with follow(made, backoff_s=0.001, backoff_max_s=0.01, wait_s=0.05) as follower:
         yield follower
 
 
@@ -44,8 +44,8 @@ def receiver(source: Failing, chain: Chain) -> Iterator[Receiver]:
         yield made
 
 
-def thread_of(running: Follower | Receiver) -> Thread:
-    return (running if isinstance(running, Follower) else running._rounds)._thread
+def thread_of(running: Rounds | Receiver) -> Thread:
+    return (running if isinstance(running, Rounds) else running._rounds)._thread
 
 
 BOTH = pytest.mark.parametrize("make", [relay, receiver])

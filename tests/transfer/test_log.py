@@ -349,3 +349,5 @@ def test_weights_of_another_shape_are_refused() -> None:
     for wrong in [weights(1, 999), weights(1).astype(np.int64), weights(1).reshape(10, 100)]:
         with pytest.raises(InvalidArgument):
             publisher.publish(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="bits must have the shape"):
+        Row(weights(1, 999), TILES)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InternalError, InvalidArgument, Unavailable
@@ -20,6 +20,7 @@ from tests.transfer.worker import LONG_S, TILE, TILES, changed, row_digest, weig
 from tests.waiting import wait_for
 
 
+@settings(max_examples=10)
 @given(st.integers(1, 40), st.integers(0, 39))
 def test_a_receiver_that_is_behind_needs_few_updates(newest: int, lag: int) -> None:
     chain = Chain()

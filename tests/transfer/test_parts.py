@@ -12,7 +12,7 @@ import pytest
 from rose.errors import CorruptData, InvalidArgument, OutOfMemory, Unavailable
 from rose.transfer.codec.delta import Delta
 from rose.transfer.manifest import Manifest, Version
-from rose.transfer.publishing.contributor import Contributor, Part
+from rose.transfer.publishing.contributor import Contributor, PackedPart
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.publisher import Publisher
 from rose.transfer.tiles import Row, ShardViews, Tiles
@@ -143,7 +143,7 @@ def test_a_rank_that_has_not_the_step_costs_that_version_and_no_other(trainer: T
 
 def test_a_pack_that_was_given_up_and_comes_late_changes_nothing(trainer: Trainer) -> None:
     trainer.rank.let_through.clear()
-    part, late = Part(), WeightsElsewhere("5")
+    part, late = PackedPart(), WeightsElsewhere("5")
     trainer.remote.begin(late)
     assert trainer.rank.asked.wait(LONG_S)
     trainer.remote.give_up(part)
@@ -306,7 +306,7 @@ def test_frames_that_no_rank_sends_make_no_version(trainer: Trainer) -> None:
     lying = trainer._parts.enter_context(
         Lying(trainer.server.address, trainer.server.token, TILES, "0", timeout_s=LONG_S)
     )
-    own, theirs = (Part() for _ in range(2))
+    own, theirs = (PackedPart() for _ in range(2))
     Contributor(Row(BITS[0].copy(), TILES), TILES, THEIRS).pack(Row(BITS[1], TILES), own)
     first, second = (sent(tile, own.frames[tile]) for tile in THEIRS[:2])
     stranger = sent(0, own.frames[1])
@@ -370,27 +370,7 @@ def test_closing_waits_for_no_weights_and_those_that_come_later_change_nothing(
     row = Row(BITS[0], TILES)
     assert shadow_of(trainer) == [row.digest(tile) for tile in THEIRS]
     with pytest.raises(Unavailable):
-        trainer.remote.pack(WeightsElsewhere("1"), Part())
-
-
-def test_closing_leaves_a_pack_that_takes_too_long(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, let_go = threading.Event(), threading.Event()
-
-    class Slow(Row):
-        def bits(self, tile: int) -> Bits:
-            held.set()
-            assert let_go.wait(LONG_S)
-            return super().bits(tile)
-
-    monkeypatch.setattr(token_server, "CLOSE_S", 0.1)
-    monkeypatch.setattr(trainer.rank, "fresh", lambda label: Slow(BITS[int(label)], TILES))
-    trainer.remote.begin(WeightsElsewhere("1"))
-    assert held.wait(LONG_S)
-    assert closes(trainer.server)
-    let_go.set()
-    trainer.server.close()
+        trainer.remote.pack(WeightsElsewhere("1"), PackedPart())
 
 
 def test_a_rank_that_fails_in_its_own_code_costs_that_version(

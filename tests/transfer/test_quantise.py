@@ -183,23 +183,3 @@ def test_scales_are_stable_and_codes_too_where_bf16_is_not_subnormal(
     for row, col, box in reference.blocks(first.codes.shape, block):
         if first.scales[row, col] >= 2.0**-117:  # the smallest code, 2^-9 or 1, is a normal bf16
             np.testing.assert_array_equal(again.codes[box], first.codes[box])
-
-
-def test_a_tiny_step_changes_a_tenth_as_many_codes_and_no_scale_but_by_the_largest() -> None:
-    rng = np.random.default_rng(11)
-    masters = rng.standard_normal((512, 512)).astype(np.float32) * np.float32(0.02)
-    moved = masters + rng.choice(np.float32([-1, 1]), masters.shape) * np.float32(1e-6)
-    old, new = reference.narrowed(masters), reference.narrowed(moved)
-    new[130, 140] = 0x3E80  # 0.25, larger than all others: one scale changes
-    held, fresh = quantise(old, to="fp8"), quantise(new, to="fp8")
-    has_moved = held.scales != fresh.scales
-    for row, col, box in reference.blocks(old.shape, (128, 128)):
-        largest_moved = (old[box] & 0x7FFF).max() != (new[box] & 0x7FFF).max()
-        assert has_moved[row, col] == largest_moved
-    assert has_moved[1, 1]
-    assert has_moved.sum() == 1, "a bf16 that large moves by more than such a step"
-    is_steady = np.kron(~has_moved, np.ones((128, 128), bool))
-    bits_share = (old != new)[is_steady].mean()
-    codes_share = (held.codes != fresh.codes)[is_steady].mean()
-    assert 0.001 < bits_share < 0.05
-    assert 5 < bits_share / codes_share < 30

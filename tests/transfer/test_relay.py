@@ -17,8 +17,7 @@ from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.publishing.shelf import Limits
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.relaying.follower import Follower
-from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.relay import Relay, follow
 from rose.transfer.relaying.snapshot_book import SNAPSHOTS_MAX, SURVEYS_MAX, SnapshotBook
 from rose.transfer.source import Frames, SourceAround
 from rose.transfer.tiles import Tiles
@@ -91,10 +90,10 @@ def test_each_chunk_crosses_once_for_any_number_of_receivers() -> None:
         one.follow(13)
         assert np.array_equal(one.bits, world.chain.bits)
     assert len(world.far.crossed) == len(set(world.far.crossed))
-    said = world.relay.statistics()
-    assert said.crossing_bytes == world.bytes_of([single(n) for n in range(2, 14)])
-    assert said.sent_bytes >= 4 * world.bytes_of([receivers[0].taken[-1]])
-    assert (said.landed, said.read_through, said.rejected) == (12, 0, 0)
+    counts = world.relay.statistics()
+    assert counts.crossing_bytes == world.bytes_of([single(n) for n in range(2, 14)])
+    assert counts.sent_bytes >= 4 * world.bytes_of([receivers[0].taken[-1]])
+    assert (counts.landed, counts.read_through, counts.rejected) == (12, 0, 0)
 
 
 def test_what_was_left_to_fetch_comes_from_where_upstream_is_now() -> None:
@@ -375,9 +374,9 @@ def test_relay_follows_upstream_to_another_run_whatever_its_numbers(
     if is_started_again:
         world.start()
     world.round(3)
-    told = world.relay.wait_manifests(-1, 0)
-    assert told == log.wait_manifests(-1, 0)
-    for manifest in told:
+    offered = world.relay.wait_manifests(-1, 0)
+    assert offered == log.wait_manifests(-1, 0)
+    for manifest in offered:
         for chunk in manifest.chunks:
             frame = world.relay.chunk(manifest.key, chunk.tile)
             assert frame == log.chunk(manifest.key, chunk.tile)
@@ -400,7 +399,7 @@ def test_nothing_crosses_again_after_a_restart_with_a_disk() -> None:
     world.start()
     world.far.is_away = True
     late = world.behind(1)
-    late.follow(8)  # before upstream was heard of again
+    late.follow(8)  # before upstream answered again
     world.far.is_away = False
     world.round(3)
     assert np.array_equal(late.bits, world.chain.bits)
@@ -543,24 +542,6 @@ def test_a_relay_keeps_to_its_limits() -> None:
     assert world.chain.publisher.version.n == world.relay.newest_n
 
 
-def test_another_incarnation_replaces_what_was_and_a_dead_one_does_not() -> None:
-    world = World()
-    world.round()
-    world.publish(3)
-    old = world.chain.log
-    log = VersionLog()
-    RowPublisher(world.chain.bits, "run", 2, 5, log, tile_elements=TILE, signing=KEY)
-    world.far._source = log
-    world.round()
-    assert [one.version.n for one in world.relay.wait_manifests(-1, 0)] == [5]
-    world.far._source = old
-    world.start()
-    world.far._source = log
-    world.round()
-    world.relay._learn(old.wait_manifests(-1, 0))
-    assert [one.version.n for one in world.relay.wait_manifests(-1, 0)] == [5]
-
-
 @pytest.mark.parametrize(("misses", "snapshots"), [(3, 0), (1 << 30, 1)])
 def test_a_chunk_that_a_relay_cannot_get_now_is_waited_for_and_no_snapshot_is_fetched(
     misses: int, snapshots: int
@@ -664,7 +645,7 @@ def test_only_one_waits_for_a_version_that_has_not_come() -> None:
 def test_a_relay_with_a_thread_brings_versions_to_receivers_with_threads() -> None:
     chain = Chain()
     relay = Relay(Far(chain.log), store=MemoryStore())
-    with Follower(relay, backoff_s=0.001, wait_s=0.05) as follower:
+    with follow(relay, backoff_s=0.001, wait_s=0.05) as follower:
         workers = [Worker(relay, weights(1), signing=KEY) for _ in range(2)]
         try:
             for _ in range(5):

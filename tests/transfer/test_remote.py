@@ -19,7 +19,6 @@ from rose.transfer.relaying.relay import Relay
 from rose.transfer.source import Frames
 from rose.transfer.wire import messages
 from rose.transfer.wire import server as server_module
-from rose.transfer.wire.chunk_plane import ANSWERERS
 from rose.transfer.wire.messages import HelloReply, RelayPlace, TensorEntry
 from rose.transfer.wire.peers import Peers
 from rose.transfer.wire.proto import weights_pb2 as pb
@@ -77,30 +76,8 @@ def test_report_comes_back(publisher: RowPublisher, server: WeightServer) -> Non
     publisher.publish(changed(weights(1), 1))
     with source_of(server) as source:
         source.report("far", 2, False, (2**64 - 1, 3))
-    said = publisher._log.receivers()["far"]
-    assert (said.n, said.is_match, said.digest) == (2, False, (2**64 - 1, 3))
-
-
-@pytest.mark.parametrize("error", [MemoryError(), Unavailable("planted")])
-def test_who_answers_for_chunks_goes_on_after_a_chunk_that_could_not_be_looked_up(
-    error: Exception,
-) -> None:
-    class Narrow(VersionLog):
-        looks = 0
-
-        def chunk(self, key: UpdateKey, tile: int) -> bytes:
-            self.looks += 1
-            if self.looks <= 2 * ANSWERERS:
-                raise error
-            return b"x" * 10
-
-    with serve(Narrow()) as server, source_of(server) as source:
-        source.wait_manifests(-1, 0)
-        for number in range(4):
-            wanted = [Chunk(tile, 10, 1, bytes(32), (0, 0)) for tile in range(ANSWERERS)]
-            frames = dict(source.chunks(UpdateKey(number + 1, number), wanted)).values()
-            assert all((frame is None) == (number < 2) for frame in frames)
-        assert all(one.is_alive() for one in server._chunks._threads)
+    answer = publisher._log.receivers()["far"]
+    assert (answer.n, answer.is_match, answer.digest) == (2, False, (2**64 - 1, 3))
 
 
 class Misnamed(RemoteSource):
@@ -134,9 +111,9 @@ def test_snapshot_that_does_not_fit_and_a_chunk_that_is_gone_are_answers() -> No
     ):
         with pytest.raises(Unavailable, match="RESOURCE_EXHAUSTED"):
             source.snapshot(None, range(len(TILES)))
+        assert frame_of(source, UpdateKey(77, 76)) is None  # it asks where chunks are first
         assert source.snapshot(77, ()) is None
         assert len(source.wait_manifests(-1, 0)) == 1
-        assert frame_of(source, UpdateKey(77, 76)) is None
         assert frame_of(source, UpdateKey(77, WHOLE)) is None
 
 
@@ -165,12 +142,12 @@ def test_more_manifests_than_fit_into_a_reply_come_in_several(
     assert len(replies) > 1
 
 
-@pytest.mark.parametrize("told", ["nothing", "the same"])
+@pytest.mark.parametrize("page_is", ["nothing", "the same"])
 def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
     publisher: RowPublisher,
     server: WeightServer,
     monkeypatch: pytest.MonkeyPatch,
-    told: str,
+    page_is: str,
 ) -> None:
     publisher.publish(changed(weights(1), 1))
     first = tuple(publisher._log.wait_manifests(-1, 0))[:1]
@@ -179,7 +156,7 @@ def test_a_server_that_has_more_without_end_is_not_asked_for_ever(
     def endless(_: object) -> tuple[tuple[Manifest, ...], bool]:
         nonlocal replies
         replies += 1
-        return () if told == "nothing" else first, True
+        return () if page_is == "nothing" else first, True
 
     monkeypatch.setattr(server_module, "page", endless)
     with source_of(server) as source, pytest.raises(CorruptData):
@@ -365,4 +342,4 @@ def test_closing_the_server_ends_a_wait() -> None:
     server.close()
     thread.join(LONG_S)
     assert len(ended) == 1
-    assert why == [True]  # it was told; its time was not up
+    assert why == [True]  # it was woken; its time was not up

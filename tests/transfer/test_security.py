@@ -255,6 +255,6 @@ def test_stranger_learns_nothing_whatever_it_sends(caplog: pytest.LogCaptureFixt
 
 def test_rejections_of_a_flood_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     rejections = Rejections()
-    said = [rejections.note("token", str(one)) for one in range(2 * REJECTIONS_MAX)]
-    assert said.count(True) == REJECTIONS_MAX
+    logged = [rejections.note("token", str(one)) for one in range(2 * REJECTIONS_MAX)]
+    assert logged.count(True) == REJECTIONS_MAX
     assert len(caplog.records) == REJECTIONS_MAX

@@ -2,14 +2,15 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rose.clock import BootClock
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.transfer.digests import TileDigests
-from rose.transfer.manifest import Manifest, Subscription
+from rose.transfer.manifest import Manifest, Signing, Subscription
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.row_publisher import RowPublisher
 from rose.transfer.receiving.chain import Held
@@ -177,6 +178,24 @@ def test_receiver_stays_in_the_run_that_it_committed_from(older_run: VersionLog)
     part.round(2)
     assert part.staging.held == held
     assert part.is_like(chain.bits)
+
+
+def test_manifests_that_contradict_the_layout_are_refused() -> None:
+    chain = Chain(signing=Signing())
+
+    class Bent(SourceAround):
+        fields: dict[str, object]
+
+        def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
+            return [replace(one, **self.fields) for one in super().wait_manifests(after_n, 0)]
+
+    source = Bent(chain.log)
+    part = Part(source, chain.bits)
+    part.staging._signing = Signing()
+    for fields, error in (({"layout": "0" * 64}, InvalidArgument), ({"count": 7}, CorruptData)):
+        source.fields = fields
+        with pytest.raises(error, match="layout"):
+            part.round()
 
 
 def test_manifests_of_another_run_among_those_of_its_own_say_nothing(

@@ -181,31 +181,6 @@ def test_what_one_pass_cannot_take_leaves_the_shadow_alone() -> None:
         assert np.array_equal(shadow, before)
 
 
-@given(data=st.data())
-def test_a_bent_link_is_refused_or_is_the_link_of_another_delta(data: st.DataObject) -> None:
-    _, encoded, old = encoded_of(DENSE + 77, 3e-6)
-    entries, payload = encoded.entries.copy(), encoded.payload.copy()
-    if data.draw(st.booleans(), "in the table"):
-        entries[data.draw(st.integers(0, 1))] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
-    else:
-        bit = data.draw(st.integers(0, 32 * len(payload) - 1))
-        payload[bit // 32] ^= np.uint32(1 << bit % 32)
-    bent = replace(encoded, entries=entries, payload=payload)
-    try:
-        delta = strat_unpack(bent, old)
-    except CorruptData:
-        return
-    assert same(strat_pack(delta, old, RULE), bent)
-
-
-def test_a_refusal_names_the_block() -> None:
-    _, encoded, old = encoded_of()
-    payload = encoded.payload.copy()
-    payload[-1] ^= np.uint32(1 << 31)
-    with pytest.raises(CorruptData, match=r"^block 3 of the delta: "):
-        strat_unpack(replace(encoded, payload=payload), old)
-
-
 def test_another_base_is_refused_whatever_it_would_say() -> None:
     _, encoded, old = encoded_of()
     # The last bit of one element: no class changes, so the stream alone would not show it.

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.codec.operations import topk_pack
-from tests.reference import delta as reference
-from tests.transfer.twins import DENSE, LAYOUTS, WIDTHS, Bits, as_model, elements
+from tests.transfer.twins import DENSE, LAYOUTS, WIDTHS, Bits, elements
 from tests.vectors.delta_v2 import changed
 
 
@@ -43,25 +42,6 @@ def test_a_base_that_differs_where_it_is_touched_is_refused(
 
 
 # ---- what is never sent twice, and what is due
-
-
-def test_what_is_unsent_for_long_is_sent() -> None:
-    new, old = changed(np.random.default_rng(4), 3000, density=0.3, steps=0.5)
-    shadow, ages = old.copy(), np.zeros(3000, np.uint8)
-    model_shadow, model_ages = old.copy(), reference.Ages(np.zeros(3000, np.uint8), 3)
-    changes = []
-    for _ in range(5):
-        delta = topk_pack(new, shadow, budget=10, ages=ages, age_limit=3)
-        threshold = reference.topk_threshold(new, model_shadow, 10, model_ages)
-        model = reference.pack(
-            new, model_shadow, block_elements=65_536, threshold=threshold, ages=model_ages
-        )
-        assert as_model(delta) == model
-        assert ages.tolist() == model_ages.counts.tolist()
-        changes.append(delta.changed)
-    assert max(changes[:3]) <= 10 < changes[3]
-    assert shadow.tolist() == new.tolist()
-    assert not ages.any()
 
 
 @pytest.mark.parametrize(

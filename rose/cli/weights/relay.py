@@ -30,8 +30,8 @@ from rose.transfer.publishing.disk import HostDisk
 from rose.transfer.publishing.disk_store import DiskStore
 from rose.transfer.publishing.shelf import BYTES_MAX, VERSIONS_MAX, Limits
 from rose.transfer.publishing.store import MemoryStore
-from rose.transfer.relaying.follower import Follower
-from rose.transfer.relaying.relay import Relay
+from rose.transfer.relaying.relay import Relay, follow
+from rose.transfer.rounds import Rounds
 from rose.transfer.tiles import Tiles
 from rose.transfer.wire.messages import (
     REPLY_BYTES_MAX,
@@ -209,7 +209,7 @@ def relay(
             limits=limits,
         )
         known_n = made.newest_n
-        with options.serve(made, listen, peers) as server, Follower(made) as follower:
+        with options.serve(made, listen, peers) as server, follow(made) as follower:
             options.events.report("serving", address=server.address, n=known_n)
             landing = () if planned is None else planned.wanted
             introduction = Introduction(directory, landing, server.address, peers, options.events)
@@ -239,7 +239,7 @@ def _store(directory: Path | None, bytes_max: int) -> MemoryStore:
 
 def _follow(
     made: Relay,
-    follower: Follower,
+    follower: Rounds,
     introduction: Introduction,
     there: Addresses,
     options: WeightOptions,

@@ -21,10 +21,10 @@ from rose.transfer.plan import (
     LocalView,
     Piece,
     Region,
-    Relay,
+    RelayNode,
     Replica,
     ShardMap,
-    Source,
+    SourceRanks,
     TensorSpec,
     make_plan,
     traffic,
@@ -145,9 +145,9 @@ def update_elements(
     # Engines are alike: relays distribute to each; without relays each has its own crossing.
     replica = Replica("engine", _SERVING, _shards(named, tp))
     plan = make_plan(
-        Source(_TRAINING, _shards(named, trainer_tp)),
+        SourceRanks(_TRAINING, _shards(named, trainer_tp)),
         [replica],
-        [Relay(f"relay{at}", _SERVING) for at in range(min(1, relays))],
+        [RelayNode(f"relay{at}", _SERVING) for at in range(min(1, relays))],
     )
     sizes = [tile.count * named[tile.tensor].copies for tile in plan.tiles]
     moved = traffic(plan, sizes)

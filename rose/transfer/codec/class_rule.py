@@ -40,7 +40,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class ChangeHistogram:
     """Sizes of changes by old exponent, in a sample.
 
     Args:
@@ -79,7 +79,7 @@ def class_rule(new: Any, shadow: Any) -> ClassRule | None:
     return rules[best] if bits[best] < _WORTH * _plain_bits(histogram) else None
 
 
-def sample(new: TensorBits, shadow: TensorBits) -> Histogram | None:
+def sample(new: TensorBits, shadow: TensorBits) -> ChangeHistogram | None:
     """Count changes in a sample of blocks; None without elements or without an exponent."""
     exponent = new.exponent or shadow.exponent or _RAW_EXPONENTS.get(new.dtype)
     fresh, old = host_row(new), host_row(shadow)
@@ -96,11 +96,11 @@ def sample(new: TensorBits, shadow: TensorBits) -> Histogram | None:
             fresh[where], old[where], rows, shift=shift, exponent_bits=exponent_bits
         )
     table = rows.reshape(1 << exponent_bits, -1).astype(np.float64)
-    return Histogram(shift, exponent_bits, 8 * old.itemsize, count, table)
+    return ChangeHistogram(shift, exponent_bits, 8 * old.itemsize, count, table)
 
 
 def rules_at(
-    histogram: Histogram, origins: npt.NDArray[np.int64]
+    histogram: ChangeHistogram, origins: npt.NDArray[np.int64]
 ) -> tuple[list[ClassRule], Numbers]:
     """Return the best rule for each origin, and the bits it needs for the sample."""
     below = np.vstack([np.zeros_like(histogram.rows[:1]), histogram.rows.cumsum(0)])
@@ -126,7 +126,7 @@ def rules_at(
     return rules, bits
 
 
-def _plain_bits(histogram: Histogram) -> float:
+def _plain_bits(histogram: ChangeHistogram) -> float:
     """Return the bits of the blocks without STRAT."""
     whole = histogram.rows.sum(0)[None, None]
     elements, changed = whole[0, 0, 0], whole[0, 0, _ALL].sum()
@@ -140,7 +140,7 @@ def _plain_bits(histogram: Histogram) -> float:
     return float(min(histogram.width * elements, rest + min(positions, elements)))
 
 
-def _places_bits(classes: Numbers, histogram: Histogram) -> Numbers:
+def _places_bits(classes: Numbers, histogram: ChangeHistogram) -> Numbers:
     """Return the bits of positions, signs and the number of changes."""
     elements, changed = classes[..., 0], classes[..., _ALL].sum(-1)
     ranks = np.minimum(_elias_fano_bits(elements, changed), elements)
@@ -149,7 +149,7 @@ def _places_bits(classes: Numbers, histogram: Histogram) -> Numbers:
 
 
 def _sizes_bits(
-    classes: Numbers, histogram: Histogram, *, is_all: bool
+    classes: Numbers, histogram: ChangeHistogram, *, is_all: bool
 ) -> tuple[Numbers, npt.NDArray[np.int64]]:
     """Return the bits of the sizes in each class, and the magnitude width that needs the fewest."""
     changed = classes[..., _ALL].sum(-1)
@@ -177,7 +177,7 @@ def _elias_fano_bits(universe: Numbers, count: Numbers) -> Numbers:
     return bits
 
 
-def _gamma_bits(count: Numbers, histogram: Histogram) -> Numbers:
+def _gamma_bits(count: Numbers, histogram: ChangeHistogram) -> Numbers:
     """Return the bits of one number per block."""
     bits: Numbers = histogram.blocks * (2 * np.log2(count / histogram.blocks + 1) + 1)
     return bits

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rose.transfer.digests import Digest
 from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.observing.timeline import Timeline
-from rose.transfer.publishing.contributor import Contributor, Part
+from rose.transfer.publishing.contributor import Contributor, PackedPart
 from rose.transfer.publishing.log import Chunks, VersionLog
 from rose.transfer.receiving.staleness import Staleness
 from rose.transfer.source import NOTHING_KNOWN, Frames, Source, SourceAround
@@ -17,7 +17,7 @@ class TimedContributor(Contributor):
 
     timeline: Timeline
 
-    def pack(self, new: TileViews, part: Part) -> None:
+    def pack(self, new: TileViews, part: PackedPart) -> None:
         """Pack, and record it."""
         with self.timeline.span("pack", tiles=len(self.owned)):
             super().pack(new, part)

@@ -10,7 +10,7 @@ from rose.transfer.plan.coverage import check_coverage, renamed
 from rose.transfer.plan.planned import width_of
 from rose.transfer.plan.refinement import cells, slabs
 from rose.transfer.plan.regions import described
-from rose.transfer.plan.spec import Holder, Region, Replica, ShardMap, Source
+from rose.transfer.plan.spec import Holder, Region, Replica, ShardMap, SourceRanks
 from rose.transfer.tiles import TILE_BYTES, TILE_ELEMENTS
 
 T = TypeVar("T", int, Holder)
@@ -36,8 +36,8 @@ class Draft:
 
 
 def refine(
-    source: Source, replicas: Iterable[Replica], *, tile_elements: int = TILE_ELEMENTS
-) -> tuple[Source, tuple[Replica, ...], tuple[Draft, ...]]:
+    source: SourceRanks, replicas: Iterable[Replica], *, tile_elements: int = TILE_ELEMENTS
+) -> tuple[SourceRanks, tuple[Replica, ...], tuple[Draft, ...]]:
     """Divide the source's tensors into tiles that each rank holds whole or not at all.
 
     Args:
@@ -61,7 +61,7 @@ def refine(
     return one, fitted, tuple(_drafts(one, fitted, tile_elements))
 
 
-def _under_one_name(source: Source) -> Source:
+def _under_one_name(source: SourceRanks) -> SourceRanks:
     tensors = source.shards.tensors
     for name, goes_by in source.ties.items():
         here, there = tensors.get(name), tensors.get(goes_by)
@@ -69,10 +69,10 @@ def _under_one_name(source: Source) -> Source:
             raise InvalidArgument(f"{name} and {goes_by} are tied, but differ in shape or dtype")
     coverage = check_coverage(renamed(source.shards, source.ties), is_source=True)
     declared = {name: coverage.ties.get(by, by) for name, by in source.ties.items()}
-    return Source(source.cluster, coverage.shards, {**coverage.ties, **declared})
+    return SourceRanks(source.cluster, coverage.shards, {**coverage.ties, **declared})
 
 
-def _fitted(replica: Replica, source: Source) -> Replica:
+def _fitted(replica: Replica, source: SourceRanks) -> Replica:
     """Return a replica with the source's names.
 
     Raises:
@@ -93,7 +93,7 @@ def _fitted(replica: Replica, source: Source) -> Replica:
     return Replica(replica.name, replica.cluster, coverage.shards, replica.converts)
 
 
-def _check_fit(name: str, shards: ShardMap, replica: Replica, source: Source) -> None:
+def _check_fit(name: str, shards: ShardMap, replica: Replica, source: SourceRanks) -> None:
     wanted, given = shards.tensors[name], source.shards.tensors.get(name)
     if given is None:
         raise InvalidArgument(
@@ -111,7 +111,9 @@ def _check_fit(name: str, shards: ShardMap, replica: Replica, source: Source) ->
         )
 
 
-def _drafts(source: Source, replicas: Sequence[Replica], tile_elements: int) -> Iterator[Draft]:
+def _drafts(
+    source: SourceRanks, replicas: Sequence[Replica], tile_elements: int
+) -> Iterator[Draft]:
     ranks_of, holders_of = _ranks_of(source.shards), _holders_of(replicas)
     known = cache(cells)  # the layers of a model repeat
     cut: dict[tuple[Region, int], tuple[Region, ...]] = {}

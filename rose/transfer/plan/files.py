@@ -13,7 +13,7 @@ import msgspec
 from rose.errors import CorruptData, InvalidArgument
 from rose.transfer.plan.plan import Plan, make_plan
 from rose.transfer.plan.regions import check_pieces
-from rose.transfer.plan.spec import Relay, Replica, ShardMap, Source
+from rose.transfer.plan.spec import RelayNode, Replica, ShardMap, SourceRanks
 from rose.transfer.plan.storage import Storage
 
 FORMAT: Final = 1
@@ -117,9 +117,9 @@ def _check_named(shards: ShardMap, what: str) -> None:
 class _PlanFile:
     plan_id: str
     tile_elements: int
-    source: Source
+    source: SourceRanks
     replicas: tuple[Replica, ...]
-    relays: tuple[Relay, ...]
+    relays: tuple[RelayNode, ...]
     format: int = PLAN_FORMAT
 
 

@@ -13,10 +13,10 @@ from rose.transfer.plan.spec import (
     Holder,
     LocalView,
     Piece,
-    Relay,
+    RelayNode,
     Replica,
     ShardMap,
-    Source,
+    SourceRanks,
 )
 from rose.transfer.tiles import TILE_ELEMENTS, Tiles
 
@@ -34,9 +34,9 @@ class Plan:
     """
 
     tiles: tuple[PlannedTile, ...]
-    sources: Source
+    sources: SourceRanks
     replicas: tuple[Replica, ...]
-    relays: tuple[Relay, ...]
+    relays: tuple[RelayNode, ...]
     tile_elements: int = TILE_ELEMENTS
 
     @property
@@ -104,9 +104,9 @@ class Plan:
 
 
 def make_plan(
-    source: Source,
+    source: SourceRanks,
     replicas: Iterable[Replica],
-    relays: Iterable[Relay] = (),
+    relays: Iterable[RelayNode] = (),
     *,
     tile_elements: int = TILE_ELEMENTS,
 ) -> Plan:

@@ -6,7 +6,7 @@ from typing import Final
 
 from rose.transfer.plan.drafts import Draft
 from rose.transfer.plan.planned import Landing, PlannedTile, tile_name, width_of
-from rose.transfer.plan.spec import Holder, Relay
+from rose.transfer.plan.spec import Holder, RelayNode
 
 
 class Rendezvous:
@@ -14,7 +14,7 @@ class Rendezvous:
 
     __slots__ = ("_keys",)
 
-    def __init__(self, relays: Iterable[Relay]) -> None:
+    def __init__(self, relays: Iterable[RelayNode]) -> None:
         names = sorted(relay.name for relay in relays)
         self._keys = {name: blake2b(name.encode(), digest_size=32).digest() for name in names}
 
@@ -59,7 +59,7 @@ _PARTS_PER_BYTE: Final = 16
 
 def routed(
     drafts: Sequence[Draft],
-    relays: Iterable[Relay],
+    relays: Iterable[RelayNode],
 ) -> tuple[PlannedTile, ...]:
     """Give every tile its route.
 
@@ -76,8 +76,8 @@ def routed(
     )
 
 
-def _landings(drafts: Sequence[Draft], relays: Iterable[Relay]) -> list[tuple[Landing, ...]]:
-    clusters: dict[str, list[Relay]] = {}
+def _landings(drafts: Sequence[Draft], relays: Iterable[RelayNode]) -> list[tuple[Landing, ...]]:
+    clusters: dict[str, list[RelayNode]] = {}
     for relay in relays:
         clusters.setdefault(relay.cluster, []).append(relay)
     meetings = {cluster: Rendezvous(members) for cluster, members in sorted(clusters.items())}

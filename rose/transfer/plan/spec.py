@@ -113,7 +113,7 @@ class ShardMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceRanks:
     """The ranks of a trainer.
 
     Args:
@@ -145,7 +145,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class RelayNode:
     """A node that receives tiles for its cluster and distributes them.
 
     Args:

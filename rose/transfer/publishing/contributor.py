@@ -27,7 +27,7 @@ _BF16_BITS: Final = 16
 
 
 @dataclass(slots=True)
-class Part:
+class PackedPart:
     """The changes of one contributor for a version, recorded tile by tile so they can be undone.
 
     Args:
@@ -92,7 +92,7 @@ class Contributor:
     def begin(self, new: TileViews) -> None:
         """Do nothing: this contributor packs in the publisher's thread."""
 
-    def pack(self, new: TileViews, part: Part) -> None:
+    def pack(self, new: TileViews, part: PackedPart) -> None:
         """Pack every owned tile that changed, and move the shadow to `new`; fills `part`."""
         rules = self._rules(new)
         for tile in self.owned:
@@ -105,14 +105,14 @@ class Contributor:
                 part.frames[tile] = frame = encoded.to_bytes()
                 part.chunks.append(chunk_of(tile, delta, frame))
 
-    def keep(self, part: Part) -> None:
+    def keep(self, part: PackedPart) -> None:
         """Adopt the shadow's state after `part`."""
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
-    def give_up(self, part: Part) -> None:
+    def give_up(self, part: PackedPart) -> None:
         """Do nothing; see `begin`."""
 
-    def take_back(self, part: Part) -> bool:
+    def take_back(self, part: PackedPart) -> bool:
         """Restore the shadow; return whether it is restored bit for bit."""
         for tile, delta in part.deltas.items():
             delta_apply(self._shadow.bits(tile), delta, undo=True)
@@ -135,7 +135,7 @@ class Contributor:
                 bits = bits.copy()
             yield whole_tile(tile, bits, undone)
 
-    def _pack_selected(self, new: Any, tile: int, part: Part) -> Delta:
+    def _pack_selected(self, new: Any, tile: int, part: PackedPart) -> Delta:
         shadow, ages = self._shadow.bits(tile), self._ages[tile]
         part.ages[tile] = ages.copy()
         delta = self._selections[tile].pack(new, shadow, ages)

@@ -9,7 +9,7 @@ from rose.errors import InvalidArgument, Unavailable
 from rose.transfer.codec.delta import Delta, frame_digests
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import UNSIGNED, Chunk, Manifest, Signing, UpdateKey, Version
-from rose.transfer.publishing.contributor import Contributor, Part
+from rose.transfer.publishing.contributor import Contributor, PackedPart
 from rose.transfer.publishing.log import VersionLog
 from rose.transfer.publishing.selection import Drift
 from rose.transfer.tiles import Tiles, TileViews
@@ -60,7 +60,7 @@ SNAPSHOT_WAIT_S: Final = 60.0
 
 # A contributor: in this process, or in the process of its rank.
 PartOwner: TypeAlias = "Contributor | RemotePart"
-Published: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
+OnPublished: TypeAlias = Callable[[Manifest, Mapping[int, Delta]], None]
 
 
 class Publisher:
@@ -93,7 +93,7 @@ class Publisher:
         log: VersionLog,
         *,
         signing: Signing = UNSIGNED,
-        on_published: Published | None = None,
+        on_published: OnPublished | None = None,
     ) -> None:
         owned = sorted(tile for one in contributors for tile in one.owned)
         if owned != list(range(len(tiles))):
@@ -162,7 +162,7 @@ class Publisher:
             raise InvalidArgument(f"expected {len(self._contributors)} weight sets, got {len(new)}")
         with self._first(), self._lock:
             self._check_sound()
-            parts = [Part() for _ in new]
+            parts = [PackedPart() for _ in new]
             # False until proven: an interrupt may come between a change and its record.
             self._is_sound = False
             try:
@@ -183,14 +183,14 @@ class Publisher:
                 self._on_published(manifest, deltas)
             return manifest
 
-    def _taken_back(self, parts: Sequence[Part]) -> bool:
+    def _taken_back(self, parts: Sequence[PackedPart]) -> bool:
         """Restore all shadows; return whether that succeeded."""
         for one, part in zip(self._contributors, parts, strict=True):
             one.give_up(part)
         back = [one.take_back(part) for one, part in zip(self._contributors, parts, strict=True)]
         return all(back)
 
-    def _append(self, parts: Sequence[Part]) -> Manifest:
+    def _append(self, parts: Sequence[PackedPart]) -> Manifest:
         chunks = sorted((chunk for part in parts for chunk in part.chunks), key=_tile_of)
         after = {chunk.tile: chunk.digest for chunk in chunks}
         version = Version(self._version.run, self._version.incarnation, self._version.n + 1)

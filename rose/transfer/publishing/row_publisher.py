@@ -7,7 +7,7 @@ from rose.errors import InvalidArgument
 from rose.transfer.manifest import UNSIGNED, Manifest, Signing, Version
 from rose.transfer.publishing.contributor import Contributor, Encoding
 from rose.transfer.publishing.log import VersionLog
-from rose.transfer.publishing.publisher import Published, Publisher
+from rose.transfer.publishing.publisher import OnPublished, Publisher
 from rose.transfer.publishing.selection import Selection
 from rose.transfer.tiles import TILE_ELEMENTS, Row, Tiles
 
@@ -42,7 +42,7 @@ class RowPublisher(Publisher):
         encoding: Encoding = "gap",
         signing: Signing = UNSIGNED,
         selection: Selection | None = None,
-        on_published: Published | None = None,
+        on_published: OnPublished | None = None,
     ) -> None:
         _check_row(weights)
         tiles = Tiles.of(len(weights), tile_elements)

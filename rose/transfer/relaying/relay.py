@@ -24,6 +24,7 @@ from rose.transfer.publishing.shelf import NO_VERSION, Edge, Limits, Shelf, path
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.relaying.relay_frames import Flight, RelayFrames
 from rose.transfer.relaying.snapshot_book import SnapshotBook
+from rose.transfer.rounds import BACKOFF_MAX_S, BACKOFF_S, Rounds
 from rose.transfer.source import Source
 from rose.units import GIB
 
@@ -31,6 +32,7 @@ RETRIES: Final = 3
 REPORTS_MAX: Final = 1024
 PATIENCE_S: Final = 10.0
 MEMORY_BYTES_MAX: Final = GIB
+WAIT_S: Final = 0.5
 # A merged delta is published after its version: a relay checks for it in this many rounds.
 MERGE_ROUNDS: Final = 8
 
@@ -63,7 +65,7 @@ class RelayStatistics:
 
 
 class Relay(Shelf):
-    """A source that keeps the versions of another. Threadless: `Follower` gives it a thread.
+    """A source that keeps the versions of another. Threadless: `follow` gives it a thread.
 
     One thread calls `round`, which follows upstream's manifests and fetches the tiles that land
     here. Any thread may request the rest: a missing chunk is fetched once, for all requests.
@@ -440,6 +442,32 @@ class Relay(Shelf):
                 snapshots=self._forwarded,
                 receivers=len(self._receivers),
             )
+
+
+def follow(
+    relay: Relay,
+    *,
+    backoff_s: float = BACKOFF_S,
+    backoff_max_s: float = BACKOFF_MAX_S,
+    wait_s: float = WAIT_S,
+) -> Rounds:
+    """Start a thread that calls the rounds of a relay; closed, the relay can still serve.
+
+    Args:
+        relay: relay whose rounds nobody else calls.
+        backoff_s: pause after a failed round, in seconds; doubles each time.
+        backoff_max_s: longest such pause.
+        wait_s: longest wait for a version, in seconds; bounds `close`.
+    """
+    rounds = Rounds(
+        lambda: relay.round(wait_s),
+        who="relay",
+        name="rose-relay",
+        backoff_s=backoff_s,
+        backoff_max_s=backoff_max_s,
+    )
+    rounds.start()
+    return rounds
 
 
 def _landed(flight: Flight, timeout_s: float) -> bytes | None:

@@ -16,7 +16,7 @@ from rose.transfer.manifest import Chunk, Manifest, UpdateKey
 from rose.transfer.publishing.store import MemoryStore
 from rose.transfer.source import Frame, Source
 
-Place: TypeAlias = tuple[UpdateKey, int]  # update, tile
+FrameKey: TypeAlias = tuple[UpdateKey, int]  # update, tile
 # A chunk that is being fetched: its frame, or None if it is no longer kept.
 Flight: TypeAlias = Future[bytes | None]
 
@@ -38,8 +38,8 @@ class RelayFrames:
         self._memory_bytes_max = memory_bytes_max
         self._retries = retries
         self._lock = threading.Lock()
-        self._flights: dict[Place, Flight] = {}
-        self._arrived: dict[Place, bytes] = {}  # received, not yet in the store
+        self._flights: dict[FrameKey, Flight] = {}
+        self._arrived: dict[FrameKey, bytes] = {}  # received, not yet in the store
         self._arrived_bytes = 0
         self.crossing_bytes = 0
         self.rejected = 0
@@ -87,7 +87,7 @@ class RelayFrames:
                 self._fail(key, mine, Unavailable("the fetch was interrupted"))
         return fetched, others
 
-    def _land(self, place: Place, frame: bytes | None) -> None:
+    def _land(self, place: FrameKey, frame: bytes | None) -> None:
         """End a flight; the frame must be available before this is called."""
         with self._lock:
             flight = self._flights.pop(place)
@@ -199,5 +199,5 @@ class RelayFrames:
             for place in [place for place in self._arrived if place[0].n < n]:
                 self._drop(place)
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: FrameKey) -> None:
         self._arrived_bytes -= len(self._arrived.pop(place, b""))

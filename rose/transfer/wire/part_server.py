@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 
 from rose.closing import Closing
 from rose.errors import InvalidArgument, Unavailable
-from rose.transfer.publishing.contributor import Contributor, Part
+from rose.transfer.publishing.contributor import Contributor, PackedPart
 from rose.transfer.tiles import ShardViews, Tiles, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.security import Security, TlsFiles
@@ -62,7 +62,7 @@ class PartServer(Closing):
         self._session: int | None = None
         self._contributor: Contributor | None = None
         self._newest = 0  # number of the newest requested pack
-        self._pending: tuple[int, Part] | None = None  # packed, neither kept nor undone
+        self._pending: tuple[int, PackedPart] | None = None  # packed, neither kept nor undone
         self._is_sound = False
         host, port = self._security.place(address)
         methods = {
@@ -115,7 +115,7 @@ class PartServer(Closing):
         new = self._weights(_label(ask))
         if not context.is_active():
             raise Unavailable(f"the caller no longer waits for the weights of '{ask.label}'")
-        part = Part()
+        part = PackedPart()
         with self._lock:
             contributor = self._settled(ask)
             self._pending = ask.number, part  # first, so that any change is undone

@@ -22,7 +22,7 @@ from rose.transfer.codec.delta import Delta
 from rose.transfer.codec.operations import delta_apply, delta_check
 from rose.transfer.digests import Digest, TileDigests
 from rose.transfer.manifest import Chunk
-from rose.transfer.publishing.contributor import Part, chunk_of, whole_tile
+from rose.transfer.publishing.contributor import PackedPart, chunk_of, whole_tile
 from rose.transfer.tiles import Tiles, TileViews
 from rose.transfer.wire import messages
 from rose.transfer.wire.credentials import failure_of, open_channel
@@ -85,7 +85,7 @@ class RemotePart(Closing):
         self._metadata = ((messages.TOKEN_KEY, security.token.hex()),)
         self._running: Any = None  # call of `begin` or `give_up`
         self._fetcher = ThreadPoolExecutor(1, "rose-part-frames")
-        self._coming: Future[Part] | None = None  # result of `begin`
+        self._coming: Future[PackedPart] | None = None  # result of `begin`
         try:
             self.open(label)
         except RoseError:
@@ -127,7 +127,7 @@ class RemotePart(Closing):
         self._running = self._call("Pack", label=getattr(new, "label", ""))
         self._coming = self._fetcher.submit(self._fetched, self._running)
 
-    def pack(self, new: TileViews, part: Part) -> None:  # noqa: ARG002  (known from `begin`)
+    def pack(self, new: TileViews, part: PackedPart) -> None:  # noqa: ARG002  (known from `begin`)
         """Wait for the rank's pack, and fill `part`."""
         if self._coming is None:
             raise InternalError("pack needs a begin first")
@@ -137,9 +137,9 @@ class RemotePart(Closing):
         part.frames.update(packed.frames)
         part.chunks.extend(packed.chunks)
 
-    def _fetched(self, call: Any) -> Part:
+    def _fetched(self, call: Any) -> PackedPart:
         """Return the rank's pack."""
-        part, before = Part(), -1
+        part, before = PackedPart(), -1
         for content in self._messages(call):
             tile, frame = _frame(content)
             delta = self._sound(tile, frame)
@@ -150,18 +150,18 @@ class RemotePart(Closing):
             part.chunks.append(chunk_of(tile, delta, frame))
         return part
 
-    def keep(self, part: Part) -> None:
+    def keep(self, part: PackedPart) -> None:
         """Record that the log has it; the next call informs the rank."""
         self._kept = self._number
         self.digests.update({chunk.tile: chunk.digest for chunk in part.chunks})
 
-    def give_up(self, part: Part) -> None:  # noqa: ARG002  (the rank knows what it packed)
+    def give_up(self, part: PackedPart) -> None:  # noqa: ARG002  (the rank knows what it packed)
         """Start the undo of the rank's last pack."""
         self._hang_up()
         with suppress(Unavailable):  # if closed, `take_back` will report it
             self._running = self._call("Settle")
 
-    def take_back(self, part: Part) -> bool:  # noqa: ARG002  (as above)
+    def take_back(self, part: PackedPart) -> bool:  # noqa: ARG002  (as above)
         """Return whether the rank restored its shadow."""
         running, self._running = self._running, None
         if running is None:

@@ -158,7 +158,7 @@ class Source:
         self.asked.append((after_n, timeout_s))
         return [manifest(1, base=0), manifest(2, base=1)]
 
-    def seed(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
+    def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         self.asked.append((n, tuple(tiles)))
         return manifest(3, base=None, changed=(1,) * len(tiles)) if n == 3 else None
 
@@ -174,9 +174,9 @@ def test_a_noted_source_changes_nothing_and_tells_of_every_version() -> None:
     source, noted = Source(), []
     around = NotedSource(source, noted.append)
     passed = around.wait_manifests(7, 0.5)
-    survey, seed, none = around.seed(3, ()), around.seed(3, [0, 1]), around.seed(4, [0])
+    survey, snapshot, none = (around.snapshot(*one) for one in ((3, ()), (3, [0, 1]), (4, [0])))
     assert (survey, none) == (manifest(3, base=None, changed=()), None)
-    assert noted == [*passed, seed]  # a survey brings no weights
+    assert noted == [*passed, snapshot]  # a survey brings no weights
     key = UpdateKey(3, 2)
     assert list(around.chunks(key, ())) == [(1, b"frame")]
     around.report("worker-0", 3, True, (1, 2))

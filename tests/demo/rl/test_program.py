@@ -79,7 +79,7 @@ def test_a_killed_trainer_goes_on_as_a_higher_incarnation(
         assert 0 < status.bytes_sent == worker.receiver.stats.received_bytes
         # The answer for the last version may still be on its way.
         assert status.dense_bytes in {3 * 2 * len(bits), 4 * 2 * len(bits)}
-        assert worker.receiver.stats.seeds == 0
+        assert worker.receiver.stats.snapshots == 0
         assert first.kill() == -signal.SIGKILL
         with pytest.raises(Unavailable):
             first.submit(group(9, version=0))

@@ -12,7 +12,7 @@ from rose.engines.shards import (
     views_of,
 )
 from rose.transfer import delta_pack
-from rose.transfer.plan import Replica, ShardMap, Source, check_coverage, make_plan
+from rose.transfer.plan import Replica, ShardMap, SourceRanks, check_coverage, make_plan
 from rose.transfer.tiles import ShardViews
 from tests.engines.shards.miniature import Miniature, Sizes
 from tests.engines.shards.poured import bytes_of, random_like
@@ -51,7 +51,7 @@ def test_every_bit_of_two_engines_arrives_in_tiles_and_can_be_undone() -> None:
         for model in models:
             for one in parameters_of(model).values():
                 one.data.zero_()
-    plan = make_plan(Source("there", shards), replicas, tile_elements=50)
+    plan = make_plan(SourceRanks("there", shards), replicas, tile_elements=50)
     assert len(plan.tiles) > 2 * len(SPECS)
 
     def looked(parameters, places):

@@ -36,7 +36,7 @@ FAULTS: Final = (
 # What a relay, that has no key, must be spared by a link that is authentic.
 LIES: Final = ("corrupt reply", "forge update", "forge snapshot", "replay")
 # Old replies are kept for replay.
-HEARD_MAX: Final = 40
+SEEN_MAX: Final = 40
 
 
 class Wire:
@@ -62,7 +62,7 @@ class Wire:
         self._before = before
         self._pause = pause
         self._armed: dict[str, Random] = {}
-        self._heard: list[Manifest] = []
+        self._seen: list[Manifest] = []
         self._passed: Frames = {}
         self._forged: Frames = {}
         self._replays_left = 0
@@ -82,30 +82,30 @@ class Wire:
     # ---- what a receiver calls
 
     def wait_manifests(self, after_n: int, timeout_s: float) -> list[Manifest]:
-        said = self._reached().wait_manifests(after_n, 0)
-        if not said:
+        offered = self._reached().wait_manifests(after_n, 0)
+        if not offered:
             self._pause(timeout_s)
-        self._heard = [*self._heard, *said][-HEARD_MAX:]
+        self._seen = [*self._seen, *offered][-SEEN_MAX:]
         if rng := self._due("hide"):
-            said = said[: rng.randint(0, len(said))]
+            offered = offered[: rng.randint(0, len(offered))]
         if rng := self._replaying():
-            said = self._replayed(said, rng)
-        if said and (rng := self._due("forge update")):
-            said = self._with_forged(said, rng)
-        return self._carried(said)
+            offered = self._replayed(offered, rng)
+        if offered and (rng := self._due("forge update")):
+            offered = self._with_forged(offered, rng)
+        return self._carried(offered)
 
     def snapshot(self, n: int | None, tiles: Sequence[int]) -> Manifest | None:
         true = self._reached().snapshot(n, tiles)
         if true is None:
             return None
-        self._heard = [*self._heard, true][-HEARD_MAX:]
-        said = true
+        self._seen = [*self._seen, true][-SEEN_MAX:]
+        offered = true
         if rng := self._due("forge snapshot"):
-            said, frames = forged_snapshot(true, tiles, self._history, rng)
+            offered, frames = forged_snapshot(true, tiles, self._history, rng)
             self._forged.update(frames)
         if rng := self._replaying():
-            said = rng.choice([one for one in self._heard if _answers(one, tiles)])
-        carried = self._carried([said])
+            offered = rng.choice([one for one in self._seen if _answers(one, tiles)])
+        carried = self._carried([offered])
         return carried[0] if carried else None
 
     def chunks(
@@ -156,22 +156,22 @@ class Wire:
         self._replays_left -= 1
         return self._armed.get("replay")
 
-    def _replayed(self, said: list[Manifest], rng: Random) -> list[Manifest]:
-        if not self._heard:
-            return said
-        old = rng.sample(self._heard, rng.randint(1, len(self._heard)))
-        return old if rng.random() < 0.5 else [*old, *said]
+    def _replayed(self, offered: list[Manifest], rng: Random) -> list[Manifest]:
+        if not self._seen:
+            return offered
+        old = rng.sample(self._seen, rng.randint(1, len(self._seen)))
+        return old if rng.random() < 0.5 else [*old, *offered]
 
-    def _with_forged(self, said: list[Manifest], rng: Random) -> list[Manifest]:
-        true = rng.choice(said)
+    def _with_forged(self, offered: list[Manifest], rng: Random) -> list[Manifest]:
+        true = rng.choice(offered)
         if rng.random() < 0.3:
-            return [*said, misnamed(true, rng)]
+            return [*offered, misnamed(true, rng)]
         made = forged_update(true, self._history, rng)
         if made is None:
-            return said
+            return offered
         false, frames = made
         self._forged.update(frames)
-        others = [one for one in said if one.key != false.key]
+        others = [one for one in offered if one.key != false.key]
         return [*others, false]
 
     def _carried(self, manifests: list[Manifest]) -> list[Manifest]:

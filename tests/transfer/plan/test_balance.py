@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.transfer.plan import Relay
+from rose.transfer.plan import RelayNode
 from rose.transfer.plan.routes import Rendezvous, contributors
 
 CANDIDATES = st.sets(st.integers(0, 3), min_size=1, max_size=3).map(lambda one: tuple(sorted(one)))
@@ -55,7 +55,7 @@ def winners(*relays):
 
 @pytest.mark.parametrize("gone", range(4))
 def test_only_tiles_of_a_relay_that_left_move(gone):
-    relays = [Relay(name, "c") for name in "abcd"]
+    relays = [RelayNode(name, "c") for name in "abcd"]
     left = relays.pop(gone)
     before, after = winners(*relays, left), winners(*relays)
     assert left.name in before
@@ -64,6 +64,6 @@ def test_only_tiles_of_a_relay_that_left_move(gone):
 
 
 def test_relays_win_about_as_many_tiles_each():
-    found = Counter(winners(*(Relay(name, "c") for name in "abde")))
+    found = Counter(winners(*(RelayNode(name, "c") for name in "abde")))
     shares = [found[name] / len(TILES) for name in "abde"]
     assert shares == pytest.approx([1 / 4] * 4, abs=0.03)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rose.errors import InvalidArgument
 from rose.transfer.plan import (
     Plan,
-    Relay,
+    RelayNode,
     Replica,
     ShardMap,
-    Source,
+    SourceRanks,
     TensorSpec,
     make_plan,
     traffic,
@@ -33,7 +33,7 @@ from tests.transfer.plan.test_coverage import map_of, piece
 DENSE = Model(ffn=32)
 MOE = Model(hidden=8, experts=8, ffn=8, vocab=16)
 TIED = replace(DENSE, is_tied=True)
-RELAYS = [Relay("e1", "east"), Relay("e2", "east"), Relay("w1", "west")]
+RELAYS = [RelayNode("e1", "east"), RelayNode("e2", "east"), RelayNode("w1", "west")]
 
 
 def replicas_of(model):
@@ -57,7 +57,7 @@ PAIRS = {
 
 def plan_of(name, **more) -> Plan:
     made, replicas = PAIRS[name]
-    return make_plan(Source("home", made.shards), replicas, RELAYS, **more)
+    return make_plan(SourceRanks("home", made.shards), replicas, RELAYS, **more)
 
 
 def check_tiles(plan):
@@ -121,7 +121,7 @@ def random_members(draw):
 @given(random_members(), st.integers(1, 30))
 def test_any_layout_arrives_in_any_other_and_crosses_once(members, tile_elements):
     shards, replicas = members
-    plan = make_plan(Source("home", shards), replicas, RELAYS, tile_elements=tile_elements)
+    plan = make_plan(SourceRanks("home", shards), replicas, RELAYS, tile_elements=tile_elements)
     check_tiles(plan)
     check_carried(plan, shards)
     crossing = traffic(plan, [tile.nbytes for tile in plan.tiles]).crossing
@@ -163,7 +163,7 @@ def test_every_byte_that_leaves_arrives():
 
 def test_without_relays_a_tile_crosses_for_each_receiver():
     made, replicas = PAIRS["dense, TP4 PP2"]
-    plan = make_plan(Source("home", made.shards), replicas)
+    plan = make_plan(SourceRanks("home", made.shards), replicas)
     moved = traffic(plan, [1] * len(plan.tiles))
     assert sum(moved.crossing.values()) == sum(len(tile.receivers) for tile in plan.tiles)
     assert not moved.landed
@@ -172,8 +172,8 @@ def test_without_relays_a_tile_crosses_for_each_receiver():
 def test_replicas_beside_the_trainer_cross_no_link():
     made, replicas = PAIRS["dense, TP4 PP2"]
     here = [replace(replica, cluster="home") for replica in replicas]
-    for relays in ([], [Relay("h", "home")]):
-        plan = make_plan(Source("home", made.shards), here, relays)
+    for relays in ([], [RelayNode("h", "home")]):
+        plan = make_plan(SourceRanks("home", made.shards), here, relays)
         moved = traffic(plan, [1] * len(plan.tiles))
         assert not moved.crossing
         copies = sum(len(tile.receivers) for tile in plan.tiles)
@@ -190,9 +190,10 @@ def test_contributors_are_balanced_by_how_often_they_send_a_tile():
     all_of_it = Replica("a", "east", map_of(piece("v", (0,), (3,)), v=(3,)))
     one = Replica("b", "west", map_of(piece("v", (0,), (1,)), v=(3,)))
     plan = make_plan(
-        Source("home", map_of(*copies, v=(3,))), [all_of_it, one], RELAYS, tile_elements=1
+        SourceRanks("home", map_of(*copies, v=(3,))), [all_of_it, one], RELAYS, tile_elements=1
     )
     assert traffic(plan, [1, 1, 1]).sent == {0: 2, 1: 2}
+    assert [len(plan.contributes(rank)) for rank in range(3)] == [1, 2, 0]
 
 
 def test_identity_tells_layouts_and_plans_apart():
@@ -201,14 +202,14 @@ def test_identity_tells_layouts_and_plans_apart():
     assert (plan.layout_id, plan.plan_id) == (again.layout_id, again.plan_id)
     assert len(plan.layout_id) == len(plan.plan_id) == 64
     made, replicas = PAIRS["dense, TP4 PP2"]
-    away = make_plan(Source("home", made.shards), replicas, RELAYS[:2])
+    away = make_plan(SourceRanks("home", made.shards), replicas, RELAYS[:2])
     assert away.layout_id == plan.layout_id
     assert away.plan_id != plan.plan_id
     others = [
         plan_of("dense, TP4 PP2", tile_elements=20),
         plan_of("dense, FSDP"),
-        make_plan(Source("home", sharded(DENSE).shards), []),
-        make_plan(Source("home", sharded(replace(DENSE, dtype="float16")).shards), []),
+        make_plan(SourceRanks("home", sharded(DENSE).shards), []),
+        make_plan(SourceRanks("home", sharded(replace(DENSE, dtype="float16")).shards), []),
     ]
     assert len({one.layout_id for one in [plan, *others]}) == 5
 
@@ -234,7 +235,9 @@ def test_a_plan_does_not_depend_on_the_order_of_tensors_and_pieces():
     shards = made.shards
     names = dict(sorted(shards.tensors.items(), reverse=True))
     turned = ShardMap(names, shards.pieces[::-1], {})
-    assert make_plan(Source("home", turned), replicas[::-1], RELAYS[::-1]).plan_id == plan.plan_id
+    assert (
+        make_plan(SourceRanks("home", turned), replicas[::-1], RELAYS[::-1]).plan_id == plan.plan_id
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +246,9 @@ def test_a_plan_does_not_depend_on_the_order_of_tensors_and_pieces():
 def test_a_plan_cuts_as_publishers_and_receivers_do(dtype, tiles):
     """A tile has at most 1 Mi elements and 2 MiB, so wide elements need more of them."""
     shape = (7, 1 << 19)
-    plan = make_plan(Source("home", map_of(piece("v", (0, 0), shape), dtype=dtype, v=shape)), [])
+    plan = make_plan(
+        SourceRanks("home", map_of(piece("v", (0, 0), shape), dtype=dtype, v=shape)), []
+    )
     assert len(plan.cut) == tiles
     assert plan.cut.layout == plan.layout_id
     assert plan.cut.count == prod(shape)
@@ -253,7 +258,7 @@ def test_a_plan_cuts_as_publishers_and_receivers_do(dtype, tiles):
 def test_a_tensor_of_a_dtype_that_nothing_sends_is_refused():
     odd = ShardMap({"v": TensorSpec("v", (1,), "complex64")}, (piece("v", (0,), (1,)),), {})
     with pytest.raises(InvalidArgument, match="v has the dtype complex64: choose one of bool, "):
-        make_plan(Source("home", odd), [])
+        make_plan(SourceRanks("home", odd), [])
 
 
 HALF = map_of(piece("v", (0,), (4,)), v=(4,))
@@ -285,47 +290,49 @@ ONCE = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,)), v=(4,), w=(4,))
 def test_a_replica_that_wants_what_the_source_has_not_is_refused(source, replica, says):
     if says is None:
         assert (
-            not make_plan(Source("home", source), [Replica("r", "c", replica)]).tiles[0].receivers
+            not make_plan(SourceRanks("home", source), [Replica("r", "c", replica)])
+            .tiles[0]
+            .receivers
         )
         return
     with pytest.raises(InvalidArgument, match=says):
-        make_plan(Source("home", source), [Replica("r", "c", replica)])
+        make_plan(SourceRanks("home", source), [Replica("r", "c", replica)])
 
 
 def test_a_replica_that_says_that_it_converts_gets_the_dtype_of_the_source():
     narrow = map_of(piece("v", (0,), (4,)), dtype="float8_e4m3fn", v=(4,))
     converts = frozenset({("bfloat16", "float8_e4m3fn")})
-    plan = make_plan(Source("home", HALF), [Replica("r", "c", narrow, converts)])
+    plan = make_plan(SourceRanks("home", HALF), [Replica("r", "c", narrow, converts)])
     assert plan.tiles[0].dtype == "bfloat16"
     assert len(plan.tiles[0].receivers) == 1
 
 
 def test_names_tied_on_one_side_only_reach_both_places():
-    plan = make_plan(Source("home", ONCE), [Replica("r", "c", TWICE)])
+    plan = make_plan(SourceRanks("home", ONCE), [Replica("r", "c", TWICE)])
     assert [tile.tensor for tile in plan.tiles] == ["v"]
     assert [view.offset for view in plan.places("r", 0)[0]] == [0, 4]
 
 
 def test_a_tied_replica_may_know_the_tensor_by_its_other_name():
     only = map_of(piece("w", (0,), (4,)), w=(4,))
-    plan = make_plan(Source("home", ONCE), [Replica("r", "c", only)])
+    plan = make_plan(SourceRanks("home", ONCE), [Replica("r", "c", only)])
     assert [len(tile.receivers) for tile in plan.tiles] == [1]
-    late = make_plan(Source("home", only), [Replica("r", "c", ONCE)])
+    late = make_plan(SourceRanks("home", only), [Replica("r", "c", ONCE)])
     assert [(tile.tensor, len(tile.receivers)) for tile in late.tiles] == [("w", 1)]
 
 
 def test_copies_that_the_trainer_keeps_equal_are_one_tensor_when_it_says_so():
-    source = Source("home", TWICE, {"w": "v"})
+    source = SourceRanks("home", TWICE, {"w": "v"})
     plan = make_plan(source, [Replica("r", "c", ONCE)])
     assert [(tile.tensor, len(tile.receivers)) for tile in plan.tiles] == [("v", 1)]
     other = replace(TWICE, tensors={**TWICE.tensors, "w": TensorSpec("w", (4,), "int16")})
     with pytest.raises(InvalidArgument, match="w and v are tied, but differ in shape or dtype"):
-        make_plan(Source("home", other, {"w": "v"}), [])
+        make_plan(SourceRanks("home", other, {"w": "v"}), [])
 
 
 def test_a_rank_that_holds_a_tile_twice_has_two_places():
     twice = map_of(piece("v", (0,), (4,)), piece("v", (0,), (4,), 10), v=(4,))
-    plan = make_plan(Source("home", HALF), [Replica("r", "c", twice)], tile_elements=2)
+    plan = make_plan(SourceRanks("home", HALF), [Replica("r", "c", twice)], tile_elements=2)
     assert {
         tile: [view.offset for view in views] for tile, views in plan.places("r", 0).items()
     } == {
@@ -340,9 +347,9 @@ def test_a_rank_that_holds_a_tile_twice_has_two_places():
 def test_members_of_one_name_and_unknown_ones_are_refused():
     replica = Replica("r", "c", HALF)
     with pytest.raises(InvalidArgument, match="two replicas or relays have the name r"):
-        make_plan(Source("home", HALF), [replica], [Relay("r", "c")])
+        make_plan(SourceRanks("home", HALF), [replica], [RelayNode("r", "c")])
     with pytest.raises(InvalidArgument, match="the plan has no replica q"):
-        make_plan(Source("home", HALF), [replica]).tiles_for("q", 0)
+        make_plan(SourceRanks("home", HALF), [replica]).tiles_for("q", 0)
     for tile_elements in (0, (1 << 20) + 1):
         with pytest.raises(InvalidArgument, match="must be from 1 to 1048576"):
-            make_plan(Source("home", HALF), [], tile_elements=tile_elements)
+            make_plan(SourceRanks("home", HALF), [], tile_elements=tile_elements)

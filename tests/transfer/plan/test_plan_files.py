@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer.plan import Replica, Source, make_plan
+from rose.transfer.plan import Replica, SourceRanks, make_plan
 from rose.transfer.plan import files as files_module
 from rose.transfer.plan.files import (
     ShardFile,
@@ -120,7 +120,7 @@ def test_a_file_that_is_too_large_is_not_looked_at(monkeypatch):
 
 
 PLAN = plan_to_json(
-    make_plan(Source("home", MADE.shards), [Replica("r", "east", MADE.shards)], RELAYS)
+    make_plan(SourceRanks("home", MADE.shards), [Replica("r", "east", MADE.shards)], RELAYS)
 )
 
 

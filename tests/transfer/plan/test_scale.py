@@ -2,7 +2,7 @@
 
 import pytest
 
-from rose.transfer.plan import Relay, Replica, Source, check_coverage, make_plan, traffic
+from rose.transfer.plan import RelayNode, Replica, SourceRanks, check_coverage, make_plan, traffic
 from rose.transfer.tiles import TILE_ELEMENTS
 from tests.transfer.plan.models import Model, flattened, sharded
 
@@ -20,8 +20,8 @@ MOE_120B = Model(
 def check_plan(model, source, replicas, *, tiles_over_least, load_over_mean):
     """Plan for replicas in two clusters with two relays each."""
     members = [Replica(f"r{at}", f"c{at % 2}", made.shards) for at, made in enumerate(replicas)]
-    relays = [Relay(f"relay {at}", f"c{at % 2}") for at in range(4)]
-    plan = make_plan(Source("home", source.shards), members, relays)
+    relays = [RelayNode(f"relay {at}", f"c{at % 2}") for at in range(4)]
+    plan = make_plan(SourceRanks("home", source.shards), members, relays)
     assert sum(plan.counts) == model.elements
     assert len(plan.tiles) <= tiles_over_least * model.elements / TILE_ELEMENTS
     moved = traffic(plan, [tile.nbytes for tile in plan.tiles])
