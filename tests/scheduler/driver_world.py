@@ -31,7 +31,7 @@ from rose.scheduler.worker import (
 )
 from rose.units import NS_PER_MS
 from tests.demo.rl.play import logprob_at, token_at, version_at
-from tests.demo.rl.saying_worker import SayingWorker
+from tests.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.tuned import tuned
 
 SETTINGS = tuned(
@@ -197,7 +197,7 @@ class DriverWorld:
         self.order = 0
         self.kills = self.ticks = self.slices = self.slow_checkpoints = 0
         self.epochs: dict[int, int] = {}
-        self.workers: dict[int, SayingWorker] = {}
+        self.workers: dict[int, ScriptedWorker] = {}
         self.versions: dict[int, int] = {}
         for kind in KINDS:
             self.bring(kind)
@@ -241,7 +241,7 @@ class DriverWorld:
     def bring(self, kind: WorkerKind) -> None:
         number = len(self.workers)
         ttl_ms = TTL_MS if kind is WorkerKind.BORROWED else 0.0
-        self.workers[number] = SayingWorker(number, kind, self.report, ttl_ms=ttl_ms)
+        self.workers[number] = ScriptedWorker(number, kind, self.report, ttl_ms=ttl_ms)
         self.away = {**getattr(self, "away", {}), number: self.clock.now_ms}
 
     def report(self, event: WorkerEvent) -> None:
@@ -252,7 +252,7 @@ class DriverWorld:
             late_ms = self.random.randint(1, 50) if self.chance(0.2) else 0
             self.mail.append((self.clock.now_ms + late_ms, self.order, event))
 
-    def live(self, worker: SayingWorker) -> None:
+    def live(self, worker: ScriptedWorker) -> None:
         if self.chance(0.004):
             worker.is_up = False
             worker.running.clear()
@@ -280,7 +280,7 @@ class DriverWorld:
             if self.chance(0.02):
                 worker.leave(trajectory, TurnEnd.FAILED)
             else:
-                worker.say(trajectory, self.random.randint(0, 4), with_end=not self.chance(0.2))
+                worker.output(trajectory, self.random.randint(0, 4), with_end=not self.chance(0.2))
 
     # ---- a tick
 
@@ -345,7 +345,7 @@ class DriverWorld:
         yield self.train
         yield self.publish
 
-    def register(self, worker: SayingWorker) -> None:
+    def register(self, worker: ScriptedWorker) -> None:
         can = replace(CAPABILITIES, version=self.versions.get(worker.number, 0))
         worker.running.clear()  # Its stream ended with the life before.
         self.durable.take(Registered(worker.number, worker.kind, can), worker)

@@ -126,7 +126,7 @@ def test_a_span_tells_who_lost_a_turn_and_who_went_on(tmp_path) -> None:
                 scheduler.generate(3, turn=0, prompt=first_prompt(3), sampling=SAMPLING)
             )
             await until(lambda: worker.running)
-            worker.say(3, 2)
+            worker.output(3, 2)
             worker.leave(3, TurnEnd.INTERRUPTED)
             worker.grant()
             await until(lambda: worker.running)
