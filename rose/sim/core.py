@@ -86,7 +86,6 @@ class CoreGovernor(Governor):
         device: DeviceModel,
         *,
         log_path: str,
-        first_segment: int = 0,
     ) -> None:
         """Start at time 0 with a closed gate and a borrower that always has a step to run.
 
@@ -95,14 +94,13 @@ class CoreGovernor(Governor):
             policy: rose's parameters, including mode and switched-off mechanisms.
             device: cost model, whose batch settings are used.
             log_path: certificate log; "" for none.
-            first_segment: number of the first segment.
 
         Raises:
             Unavailable: the log cannot be written.
         """
         self.clock = ManualClock()
         self._start_ns = self.clock.now_ns()
-        self.gate = HostGate(first_segment=first_segment, clock=self.clock)
+        self.gate = HostGate(clock=self.clock)
         self.log = certificate_log(
             log_path,
             slo=slo,
