@@ -10,7 +10,7 @@ from typing import Any, Final
 from rose import _core
 from rose.errors import CorruptData, check
 from rose.sim.scenario.cost import Cost
-from rose.sim.study.figures import ArmFigures, Served
+from rose.sim.study.figures import ArmFigures, ServedFigures
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 # What an outcome depends on, besides the extension; of a folder its code and its tables. The test
@@ -130,7 +130,7 @@ def _run_from(kept: dict[str, Any]) -> KeptRun:
     code = kept.pop("code")
     figures = ArmFigures(
         **{**kept, "rollout_s": tuple(kept["rollout_s"])},
-        served=None if served is None else Served(**served),
+        served=None if served is None else ServedFigures(**served),
         cost=None if cost is None else Cost(**cost),
     )
     return KeptRun(code, figures)

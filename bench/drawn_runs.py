@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bench.drawn_kept import Kept, KeptRun, code_digest
 from bench.drawn_scenarios import ARMS, drawn, read_seeds
 from rose.sim.scenario.arms import ROSE
-from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.loans import ServingGroups
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.study.figures import ArmFigures
@@ -85,7 +85,7 @@ def simulate_seed(
     """Return the figures of some arms of a run of a drawn scenario."""
     scenario, inputs = drawn(scenario_of(seed)), Inputs()
     tried = replace(scenario, scheduler={**scenario.scheduler, **settings})
-    serving = Serving(scenario, seed=seed, inputs=inputs)
+    serving = ServingGroups(scenario, seed=seed, inputs=inputs)
     chosen = {arm: tried if arm == ROSE else scenario for arm in arms}
     return [
         study_arm(mine, arm, seed=seed, inputs=inputs, serving=serving).figures

@@ -16,7 +16,7 @@ from rose.cli.machine import machine_card
 from rose.cli.runs import ends_interrupt, load_trace, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.demo.progress import Phases, phases
-from rose.demo.record import Plan, RunRecord
+from rose.demo.record import RunPlan, RunRecord
 from rose.demo.report import print_loads, write_compared
 from rose.demo.schemes import MECHANISMS, ON_ENGINES, SCHEMES, SHARE_ALL, choose_schemes
 from rose.demo.summary import summarise_loads
@@ -160,7 +160,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         output_max=None if virtual else 256,
         seed=seed,
     )
-    plan = Plan(
+    plan = RunPlan(
         schemes=schemes,
         loads=loads,
         seed=seed,
@@ -210,7 +210,7 @@ def _at_busy(
 
 
 def on_engines(
-    plan: Plan,
+    plan: RunPlan,
     trace: Trace,
     seconds: float,
     logs: Path,

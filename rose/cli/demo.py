@@ -23,7 +23,7 @@ from rose.demo.experiment import (
     run_experiment,
 )
 from rose.demo.progress import phases
-from rose.demo.record import Plan, RunRecord
+from rose.demo.record import RunPlan, RunRecord
 from rose.demo.report import print_arms, print_table, write_report
 from rose.demo.schemes import demo_schemes
 from rose.demo.settings import (
@@ -152,7 +152,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
                 folder=Path(scratch),
             )
             bench = replace(bench, rl_loop=rl_loop)
-        plan = Plan(
+        plan = RunPlan(
             schemes=demo_schemes(slowdown),
             loads=(load,),
             seed=seed,

@@ -13,9 +13,9 @@ import numpy as np
 from rose.clock import Clock
 from rose.demo.bench import Alone, Bench
 from rose.demo.progress import Phases
-from rose.demo.record import Audit, Plan, RlLoopRecord, RunRecord, Slice, SliceCounts
+from rose.demo.record import Audit, RlLoopRecord, RunPlan, RunRecord, Slice, SliceCounts
 from rose.demo.settings import BenchSettings, on_device_cores
-from rose.demo.slices import Slices, WhyVoid, in_turn, read_core_use, why_foreign
+from rose.demo.slices import SliceTaker, WhyVoid, in_turn, read_core_use, why_foreign
 from rose.demo.targets import Calibration, choose_targets, feasibility
 from rose.demo.timeline import read_timeline
 from rose.engines.transformers import Model
@@ -46,7 +46,7 @@ class Experiment:
         tpot_ms: likewise.
     """
 
-    plan: Plan
+    plan: RunPlan
     serving_model: Model
     rollout_model: Model
     trace: Trace
@@ -160,8 +160,8 @@ class _Rounds:
         round_s += sum(seconds for _, seconds in experiment.solo_s)
         watch = _watch(experiment.bench.cores)
         all_s = experiment.rounds * len(experiment.plan.loads) * round_s
-        slices = Slices(watch, self.clock, spare_s=_SPARE_SHARE * all_s)
-        solos = Slices(watch, self.clock, spare_s=0.0)
+        slices = SliceTaker(watch, self.clock, spare_s=_SPARE_SHARE * all_s)
+        solos = SliceTaker(watch, self.clock, spare_s=0.0)
         self.counts = slices.counts
         for load in experiment.plan.loads:
             for number, piece in enumerate(pieces[load]):
@@ -192,7 +192,9 @@ class _Rounds:
             phases.begin(f"warming up: {_said(arm)}")
             self.built.run(piece, arm, number=-1)
 
-    def _round(self, load: float, number: int, piece: Trace, slices: Slices, solos: Slices) -> None:
+    def _round(
+        self, load: float, number: int, piece: Trace, slices: SliceTaker, solos: SliceTaker
+    ) -> None:
         experiment, phases = self.experiment, self.phases
         named = f"round {number + 1} of {experiment.rounds}"
         if len(experiment.plan.loads) > 1:

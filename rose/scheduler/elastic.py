@@ -22,7 +22,7 @@ from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPu
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.state import Checkpoint, DriverCounts
+from rose.scheduler.state import DriverCounts, SchedulerCheckpoint
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.waiters import ADMISSION, STEP, Waiters
 from rose.scheduler.watching import DriverWatch
@@ -403,7 +403,7 @@ class ElasticRolloutScheduler:
         self._saving = saving
         saving.add_done_callback(self._has_saved)
 
-    async def _save(self, head: Checkpoint, copy: SlowCopy) -> None:
+    async def _save(self, head: SchedulerCheckpoint, copy: SlowCopy) -> None:
         while not copy.advance():
             await asyncio.sleep(0)  # Steps and callers run between two slices.
         await asyncio.to_thread(self._durable.save, head, copy)

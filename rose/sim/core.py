@@ -36,7 +36,7 @@ NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
 _PROBE_LOOK_MS: Final = 20.0
 
 
-class Prober:
+class SimulatedProber:
     """Serving steps that run only to be measured, at start-up and in idle time."""
 
     def __init__(self, model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
@@ -121,9 +121,9 @@ class CoreGovernor(Governor):
             step_tokens=device.chunk_tokens,
             clock=self.clock,
         )
-        self._prober: Prober | None = None
+        self._prober: SimulatedProber | None = None
         if "margin" not in policy.without:
-            self._prober = Prober(self.model, self.creditor, device)
+            self._prober = SimulatedProber(self.model, self.creditor, device)
         self._lends_slack = slo.slowdown > 0
         self._is_limited = math.isfinite(slo.slowdown)
         self._commits_batch = device.commits_batch

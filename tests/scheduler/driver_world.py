@@ -12,11 +12,11 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.driver_events import Begun, Ended, Entry, Registered, Step
+from rose.scheduler.driver_events import Begun, DriverStep, Ended, Entry, Registered
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
-from rose.scheduler.state import Checkpoint, Gone, Outcome
+from rose.scheduler.state import Gone, Outcome, SchedulerCheckpoint
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.watching import DriverWatch
@@ -141,14 +141,14 @@ class MortalStore(FileStore):
 
     kill_at: str | None = None
 
-    def append(self, step: Step) -> None:
+    def append(self, step: DriverStep) -> None:
         if self.kill_at == "before":
             raise Killed
         super().append(step)
         if self.kill_at == "after":
             raise Killed
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: SchedulerCheckpoint) -> None:
         if self.kill_at == "unsaved":
             raise Killed
         super().save(checkpoint)
@@ -207,7 +207,7 @@ class DriverWorld:
     # ---- lives of the scheduler
 
     def begin_life(self) -> None:
-        self.draft: tuple[Checkpoint, SlowCopy] | None = None
+        self.draft: tuple[SchedulerCheckpoint, SlowCopy] | None = None
         self.store = MortalStore(self.path)
         self.durable = Durable(
             SETTINGS,

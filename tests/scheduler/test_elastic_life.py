@@ -10,7 +10,7 @@ import pytest
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, store_file
-from rose.scheduler.driver_events import Begun, Step
+from rose.scheduler.driver_events import Begun, DriverStep
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.worker import WorkerEvent, WorkerKind
@@ -243,7 +243,7 @@ class FullStore(FileStore):
 
     is_full = False
 
-    def append(self, step: Step) -> None:
+    def append(self, step: DriverStep) -> None:
         if self.is_full:
             raise Unavailable("the disk is full")
         super().append(step)
@@ -308,9 +308,9 @@ async def test_a_worker_that_registers_as_the_scheduler_closes_spoils_nothing(
 
 def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
     path = tmp_path / "state"
-    contradiction = Step(1 << 50, (Begun(1, 0, 0, 1),))
+    contradiction = DriverStep(1 << 50, (Begun(1, 0, 0, 1),))
 
-    def note(*steps: Step) -> None:
+    def note(*steps: DriverStep) -> None:
         store = FileStore(path)
         store.load()
         store.rotate()
@@ -321,7 +321,7 @@ def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
     async def program() -> None:
         async with opened(path) as scheduler:
             await scheduler.start(1)
-        note(Step(1 << 49, (Begun(2, 0, 0, 2),)), contradiction)
+        note(DriverStep(1 << 49, (Begun(2, 0, 0, 2),)), contradiction)
         async with opened(path) as scheduler:
             assert [one.trajectory for one in scheduler.trajectories()] == [1, 2]
             await scheduler.finish(2)

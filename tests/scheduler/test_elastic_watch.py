@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rose.scheduler import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
-from rose.scheduler.spans import Spans
+from rose.scheduler.spans import TurnSpans
 from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import TurnEnd, WorkerKind
 from tests.scheduler.driver_world import SAMPLING, first_prompt, truth, turns_of
@@ -40,7 +40,7 @@ class KeptSpans:
         self._exported = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exported))
-        self.watch = Spans(provider)
+        self.watch = TurnSpans(provider)
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exported.get_finished_spans() if span.name == name]

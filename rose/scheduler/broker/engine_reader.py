@@ -14,7 +14,7 @@ WINDOW_MS: Final = 15_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class LatencyHistogram:
     """A Prometheus histogram, counted since the engine started.
 
     Args:
@@ -40,14 +40,14 @@ class Histogram:
         if list(self.counts) != sorted(self.counts):
             raise CorruptData("the counts of a histogram descend")
 
-    def since(self, before: "Histogram") -> "Histogram":
+    def since(self, before: "LatencyHistogram") -> "LatencyHistogram":
         """Return the counts after `before`; all of them, if the engine restarted."""
         if before.bounds_s != self.bounds_s:
             return self
         counts = tuple(new - old for new, old in zip(self.counts, before.counts, strict=True))
         if min(counts) < 0 or list(counts) != sorted(counts):
             return self
-        return Histogram(self.bounds_s, counts)
+        return LatencyHistogram(self.bounds_s, counts)
 
     def p99_ms(self) -> float | None:
         """Return the 99th percentile of the latency; None without observations.
@@ -90,8 +90,8 @@ class EngineMetrics:
     running: int
     waiting: int
     preempted: float
-    ttft: Histogram
-    tpot: Histogram
+    ttft: LatencyHistogram
+    tpot: LatencyHistogram
 
 
 class EngineReader:
