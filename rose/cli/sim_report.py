@@ -179,7 +179,7 @@ _HEADERS: Final = (
     "used\nper hour",
     "rollout\ns",
     "over the\nbound",
-    "said on\nborrowed",
+    "output on\nborrowed",
     "of lent\ntime busy",
     "TTFT x alone\nP50 / P99",
     "TPOT x alone\nP50 / P99",
