@@ -96,7 +96,7 @@ def read_metrics(text: str) -> EngineMetrics:
 def _read(samples: _Samples, dialect: _Dialect) -> EngineMetrics:
     used = _values(samples, dialect.kv_used)
     if not used:
-        raise CorruptData(f"{dialect.engine} does not say {dialect.kv_used[0]}")
+        raise CorruptData(f"{dialect.engine} does not report {dialect.kv_used[0]}")
     if not 0 <= max(used) <= 1 + _SHARE_SLACK:
         raise CorruptData(f"{dialect.kv_used[0]} is {max(used):g}, which is no share")
     return EngineMetrics(

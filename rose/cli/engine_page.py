@@ -77,7 +77,7 @@ def _page(connection: http.client.HTTPConnection, endpoint: SplitResult, clock: 
     while chunk := answer.read1(_CHUNK_BYTES):
         body += chunk
         if len(body) > _BODY_BYTES_MAX:
-            raise Unavailable(f"{url} says more than {_BODY_BYTES_MAX // MIB} MiB: no engine does")
+            raise Unavailable(f"{url} sends more than {_BODY_BYTES_MAX // MIB} MiB: no engine does")
         if clock.now_ns() > ends_ns:  # The socket's own timeout restarts with each byte.
             raise TimeoutError
     return body.decode()

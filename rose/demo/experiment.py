@@ -189,7 +189,7 @@ class _Rounds:
             phases.begin("starting trainer, relay and dedicated worker")
             started.result()
         for arm in self.built.arms:
-            phases.begin(f"warming up: {_said(arm)}")
+            phases.begin(f"warming up: {_title(arm)}")
             self.built.run(piece, arm, number=-1)
 
     def _round(
@@ -203,19 +203,19 @@ class _Rounds:
         for arm, seconds in experiment.solo_s:
             solo = solos.take(partial(self.built.solo, arm, seconds))
             if solo.is_void:
-                phases.begin(f"rollouts alone in {_said(arm)} left out: {solos.last_why}")
+                phases.begin(f"rollouts alone in {_title(arm)} left out: {solos.last_why}")
             else:
                 self.solo.append(solo)
         for arm in in_turn(list(self.built.arms), number):
-            name = f"{named}: {_said(arm)}"
+            name = f"{named}: {_title(arm)}"
             phases.advance(name, done=number, wanted=experiment.rounds)
             taken = slices.take(partial(self.built.run, piece, arm, number=number))
             if taken.is_void:
-                phases.begin(f"slice of {_said(arm)} left out: {slices.last_why}")
+                phases.begin(f"slice of {_title(arm)} left out: {slices.last_why}")
             self.slices.append(replace(taken, load=load))
 
 
-def _said(arm: str) -> str:
+def _title(arm: str) -> str:
     return arm.replace("_", " ")
 
 

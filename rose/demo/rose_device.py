@@ -41,13 +41,13 @@ class Brokered(Closing):
 
     def __init__(self, device: CoServing, clock: Clock) -> None:
         """Decide once, before `device` has a borrower."""
-        said = device.reading()
+        reading = device.reading()
         self._device = device
-        self._pool_bytes = said.pool_bytes
+        self._pool_bytes = reading.pool_bytes
         self._decisions: list[DecisionRecord] = []
         self._loop = LendingLoop(
             [BrokeredDevice("demo", device)],
-            loan_bytes_min=said.slab_bytes,
+            loan_bytes_min=reading.slab_bytes,
             on_decisions=self._note,
             clock=clock,
             period_ms=_PERIOD_MS,

@@ -49,7 +49,7 @@ class ElasticRolloutScheduler:
         async with ElasticRolloutScheduler(store=FileStore(path)) as scheduler:
             await scheduler.register(worker, Capabilities(seats=8, ...))
             await scheduler.start(7, group=1)
-            said = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
+            result = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
             await scheduler.finish(7)
 
     Every call but `consumed` may be repeated, after a restart or a lost answer: a finished turn is
@@ -150,8 +150,8 @@ class ElasticRolloutScheduler:
         if isinstance(failure, RoseError):
             self._error = failure
         else:
-            said = "it was cancelled" if failure is None else sentence(failure)
-            self._error = Unavailable(f"the scheduler has ended: {said}")
+            why = "it was cancelled" if failure is None else sentence(failure)
+            self._error = Unavailable(f"the scheduler has ended: {why}")
         self._waiters.fail_all(self._error)
 
     # ---- workers --------------------------------------------------------------------------------

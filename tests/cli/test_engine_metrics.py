@@ -58,7 +58,7 @@ def test_ranks_of_one_engine_are_summed_and_the_fullest_pool_counts():
         (vllm(running=-3), "num_requests_running is negative"),
         (vllm(waiting=float("nan")), "num_requests_waiting is negative or no number"),
         (vllm(preempted=-1), "num_preemptions_total is negative"),
-        (vllm().replace("kv_cache_usage", "x"), "does not say vllm:kv_cache_usage_perc"),
+        (vllm().replace("kv_cache_usage", "x"), "does not report vllm:kv_cache_usage_perc"),
         (vllm().replace("num_requests_waiting", "x"), "num_requests_waiting is missing"),
         (vllm().replace("time_to_first", "x"), "time_to_first_token_seconds is missing"),
         (vllm().replace("inter_token", "x"), "inter_token_latency_seconds is missing"),
