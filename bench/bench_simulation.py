@@ -16,7 +16,7 @@ from bench.drawn_verdict import verdict_of
 from bench.rows import Bar, Peer
 from rose.sim.scenario.arms import ROSE
 from rose.sim.scenario.build import build
-from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.loans import ServingGroups
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.scenario.yaml_file import read_scenarios
@@ -107,7 +107,7 @@ def test_serving_keeps_its_promise(report: Report) -> None:
     excess: Counter[str] = Counter()
 
     def run() -> None:
-        serving = Serving(scenario, seed=scenario.seeds[0], inputs=Inputs())
+        serving = ServingGroups(scenario, seed=scenario.seeds[0], inputs=Inputs())
         for arm in ("rose", "rose@0.05", "rose@inf", "rose-published", "share-all"):
             for loan in serving.loans(arm):
                 assert loan.excess is not None, f"nobody knows what {arm} made late"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.drawn_scenarios import drawn, read_seeds
-from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.loans import ServingGroups
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.study.figures import ArmFigures
 from rose.sim.study.run import study_arm
@@ -45,7 +45,7 @@ def simulated(runs: Sequence[int], *, processes: int) -> Iterator[list[ArmFigure
 def simulate_run(seed: int, arms: Sequence[str] | None) -> list[ArmFigures]:
     """Return the figures of some arms, or of all for None, of a run of a drawn scenario."""
     scenario, inputs = drawn(scenario_of(seed)), Inputs()
-    serving = Serving(scenario, seed=seed, inputs=inputs)
+    serving = ServingGroups(scenario, seed=seed, inputs=inputs)
     return [
         study_arm(scenario, arm, seed=seed, inputs=inputs, serving=serving).figures
         for arm in arms or scenario.arms

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from rose.demo.record import Plan, RunRecord, Slice
+from rose.demo.record import RunPlan, RunRecord, Slice
 from rose.demo.schemes import SCHEMES
 from rose.demo.virtual import VirtualExperiment, run_virtual
 from rose.errors import check
@@ -20,7 +20,7 @@ from rose.sim import ArmOutcome, DeviceModel, Request, simulate, stretched
 from rose.sim.clairvoyant import Clairvoyant, Deadline, Progress
 from rose.sim.device import ns_of
 from rose.sim.governor import Grain
-from rose.sim.governors import Alone, Priority
+from rose.sim.governors import NoRollouts, Priority
 from rose.sim.simulation import SLOWDOWNS, govern, noises
 from rose.slo import SLO
 from rose.traces import generate
@@ -139,7 +139,7 @@ class Found:
 def simulate_job(job: Job) -> Found:
     """Simulate all arms, then a clairvoyant scheduler for each arm of rose."""
     requests = poisson(job.seed, job.count)(job.rate_rps)
-    plan = Plan(
+    plan = RunPlan(
         schemes=tuple(SCHEMES[name] for name in ARMS),
         loads=(job.load,),
         seed=job.seed,
@@ -195,7 +195,7 @@ def harvest_of(record: RunRecord, one: Slice) -> float:
 # ---- someone who knows the future ----------------------------------------------------------------
 
 
-class TokenTimes(Alone):
+class TokenTimes(NoRollouts):
     """Serving alone; stores the times of each request's tokens, in ns."""
 
     def __init__(self, count: int) -> None:

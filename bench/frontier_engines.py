@@ -18,7 +18,7 @@ from rose.cli.machine import machine_card
 from rose.cli.runs import load_trace
 from rose.clock import BootClock
 from rose.demo.progress import phases
-from rose.demo.record import Answered, Plan, RunRecord, Slice
+from rose.demo.record import Answered, RunPlan, RunRecord, Slice
 from rose.demo.schemes import ON_ENGINES, choose_schemes
 
 ARMS: Final = ("alone", "alone_again", "priority", "host_window", *DIALS)
@@ -138,7 +138,7 @@ def measure(loads: Sequence[float], *, rounds: int, logs: Path) -> RunRecord:
     """
     from rose.demo.experiment import SLICE_S
 
-    plan = Plan(
+    plan = RunPlan(
         schemes=choose_schemes(",".join(ARMS), (), possible=ON_ENGINES),
         loads=tuple(loads),
         seed=0,

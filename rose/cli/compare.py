@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import click
 from rich.console import Console
 
 from rose.cli.machine import machine_card
-from rose.cli.runs import ends_interrupt, load_trace, scratch_folder, traffic_options, try_folder
+from rose.cli.runs import ends_interrupt, load_trace, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.demo.progress import Phases, phases
-from rose.demo.record import Plan, RunRecord
+from rose.demo.record import RunPlan, RunRecord
 from rose.demo.report import print_loads, write_compared
 from rose.demo.schemes import MECHANISMS, ON_ENGINES, SCHEMES, SHARE_ALL, choose_schemes
 from rose.demo.summary import summarise_loads
@@ -159,7 +160,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
         output_max=None if virtual else 256,
         seed=seed,
     )
-    plan = Plan(
+    plan = RunPlan(
         schemes=schemes,
         loads=loads,
         seed=seed,
@@ -176,7 +177,7 @@ def compare(  # noqa: PLR0917 (click passes options by name)
     console.print(f"trace {trace.name}; {len(schemes)} schemes", markup=False)
     with (
         phases(console, BootClock()) as shown,
-        scratch_folder("rose-compare-") as scratch,
+        TemporaryDirectory(prefix="rose-compare-") as scratch,
         ends_interrupt(),
     ):
         if virtual:
@@ -184,9 +185,11 @@ def compare(  # noqa: PLR0917 (click passes options by name)
             pieces = partial(piece_of, trace, seconds=seconds, seed=seed)
             requests_at = partial(_at_busy, pieces, device, seed, trace.mean_rate_rps)
             experiment = VirtualExperiment(plan, requests_at, slo, device)
-            record = run_virtual(experiment, scratch, shown.begin)
+            record = run_virtual(experiment, Path(scratch), shown.begin)
         else:
-            record = on_engines(plan, trace, seconds, scratch, shown, targets_ms=(ttft_ms, tpot_ms))
+            record = on_engines(
+                plan, trace, seconds, Path(scratch), shown, targets_ms=(ttft_ms, tpot_ms)
+            )
     report = summarise_loads(record)
     written = write_compared(report, out)
     print_loads(report, console)
@@ -207,7 +210,7 @@ def _at_busy(
 
 
 def on_engines(
-    plan: Plan,
+    plan: RunPlan,
     trace: Trace,
     seconds: float,
     logs: Path,

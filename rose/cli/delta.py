@@ -162,17 +162,17 @@ def verify(ctx: click.Context, checkpoint: Path, file: Path) -> None:
 
 
 def _reasons(identity: Identity) -> list[str]:
-    said = [
+    lines = [
         f"Not the base: {identity.not_base}.",
         f"Not the target: {identity.not_target}.",
     ]
     counts = (identity.base_tiles, identity.target_tiles, identity.other_tiles)
     if identity.base_tiles and identity.target_tiles:
-        said.append(
+        lines.append(
             "Of its tiles that change, {} are the base's and {} the target's; {} of all are of "
             "neither: an apply may have been cut off.".format(*counts)
         )
-    return said
+    return lines
 
 
 def _say(sentence: str) -> None:

@@ -64,7 +64,7 @@ def summary(inspection: Inspection) -> str:
 
 def uncompared(inspection: Inspection) -> list[str]:
     """Return a sentence for each reason why tensors were not compared."""
-    said = []
+    lines = []
     for names, what in (
         (inspection.only_old, "only in the old checkpoint"),
         (inspection.only_new, "only in the new checkpoint"),
@@ -72,8 +72,8 @@ def uncompared(inspection: Inspection) -> list[str]:
     ):
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            said.append(printable(f"not compared, {what}: {', '.join(names[:_NAMED])}{more}"))
-    return said
+            lines.append(printable(f"not compared, {what}: {', '.join(names[:_NAMED])}{more}"))
+    return lines
 
 
 def kinds(inspection: Inspection) -> list[tuple[str, ...]]:

@@ -4,6 +4,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import click
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from rose._core import CudaDriver
 from rose.cli.machine import machine_card
-from rose.cli.runs import ends_interrupt, load_trace, scratch_folder, traffic_options, try_folder
+from rose.cli.runs import ends_interrupt, load_trace, traffic_options, try_folder
 from rose.clock import BootClock
 from rose.compute import device_ordinal
 from rose.demo.experiment import (
@@ -22,7 +23,7 @@ from rose.demo.experiment import (
     run_experiment,
 )
 from rose.demo.progress import phases
-from rose.demo.record import Plan, RunRecord
+from rose.demo.record import RunPlan, RunRecord
 from rose.demo.report import print_arms, print_table, write_report
 from rose.demo.schemes import demo_schemes
 from rose.demo.settings import (
@@ -139,7 +140,7 @@ def demo(  # noqa: PLR0917 (click passes options by name)
         f"serving {serving_model}, rollouts {rollout_model}, one device: {device} "
         f"{sorted(bench.cores) or ''}; trace {trace.name}"
     )
-    with phases(console, clock) as shown, scratch_folder("rose-demo-") as scratch:
+    with phases(console, clock) as shown, TemporaryDirectory(prefix="rose-demo-") as scratch:
         shown.begin("loading the models")
         policy_model = load_model(rollout_model, seed=seed, device=device)
         # On a GPU there is no RL loop, because its dedicated worker would have no device.
@@ -148,10 +149,10 @@ def demo(  # noqa: PLR0917 (click passes options by name)
             rl_loop = rl_loop_settings(
                 model=rollout_model,
                 seed=seed,
-                folder=scratch,
+                folder=Path(scratch),
             )
             bench = replace(bench, rl_loop=rl_loop)
-        plan = Plan(
+        plan = RunPlan(
             schemes=demo_schemes(slowdown),
             loads=(load,),
             seed=seed,

@@ -3,14 +3,12 @@
 import fcntl
 import os
 import platform
-import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
@@ -18,6 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rose import __version__
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 
 class State(Enum):
@@ -126,8 +127,6 @@ def _memory() -> Finding:
 
 
 def _package(name: str) -> Finding:
-    supported = _supported_range(name)
-    mend = f"install {_DISTRIBUTION}[transformers]"
     if find_spec(name) is None:
         return Finding(
             name, State.ABSENT, f"not installed; for the demo install {_DISTRIBUTION}[demo]"
@@ -135,43 +134,20 @@ def _package(name: str) -> Finding:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, State.ABSENT, f"found, but without a version; {mend}")
-    if not is_in_range(version, supported):
-        why = f"{version} is not supported, rose takes {supported}; {mend}"
-        return Finding(name, State.ABSENT, why)
-    return Finding(name, State.ACTIVE, f"{version} ({supported or 'any version'} is supported)")
+        return Finding(name, State.ABSENT, "found, but without a version; install it anew")
+    supported = _supported(name)
+    if supported is not None and not supported.contains(version, prereleases=True):
+        why = f"{version} is not supported, rose takes {supported}"
+        return Finding(name, State.ABSENT, f"{why}; install {_DISTRIBUTION}[transformers]")
+    return Finding(name, State.ACTIVE, version)
 
 
-def _supported_range(name: str) -> str:
-    """Return the version range of a package in rose's metadata, such as `>=5.23,<5.24`."""
-    for requirement in metadata.requires(_DISTRIBUTION) or ():
-        match = re.match(r"([\w.-]+)\s*\(?([<>=!~\d.,\s]*)", requirement)
-        if match and match[1] == name:
-            bounds = [bound.strip() for bound in match[2].split(",") if bound.strip()]
-            return ",".join(sorted(bounds, reverse=True))
-    return ""
+def _supported(name: str) -> "SpecifierSet | None":
+    """Return the versions of a package that rose's metadata names; None without `packaging`."""
+    if find_spec("packaging") is None:
+        return None
+    # Optional: transformers brings it.
+    from packaging.requirements import Requirement  # noqa: PLC0415
 
-
-def is_in_range(version: str, bounds: str) -> bool:
-    """Return whether a release satisfies bounds with >=, <, == and >; other operators pass."""
-    release = _release(version)
-    holds: dict[str, Callable[[tuple[int, ...]], bool]] = {
-        ">=": lambda bound: release >= bound,
-        "<": lambda bound: release < bound,
-        "==": lambda bound: release == bound,
-        ">": lambda bound: release > bound,
-    }
-    for bound in filter(None, bounds.split(",")):
-        match = re.fullmatch(r"(>=|==|<|>)\s*([\d.]+)", bound)
-        if match and not holds[match[1]](_release(match[2])):
-            return False
-    return True
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Return the leading numbers without trailing zeros: (2, 13) for 2.13.0+cpu."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    numbers = [int(number) for number in match[0].split(".")] if match else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
+    wanted = map(Requirement, metadata.requires(_DISTRIBUTION) or ())
+    return next((one.specifier for one in wanted if one.name == name), None)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from rose.errors import CorruptData
-from rose.scheduler.broker.engine_reader import EngineMetrics, Histogram
+from rose.scheduler.broker.engine_reader import EngineMetrics, LatencyHistogram
 
 # No engine has enough ranks for more samples.
 _LINES_MAX: Final = 20_000
@@ -96,7 +96,7 @@ def read_metrics(text: str) -> EngineMetrics:
 def _read(samples: _Samples, dialect: _Dialect) -> EngineMetrics:
     used = _values(samples, dialect.kv_used)
     if not used:
-        raise CorruptData(f"{dialect.engine} does not say {dialect.kv_used[0]}")
+        raise CorruptData(f"{dialect.engine} does not report {dialect.kv_used[0]}")
     if not 0 <= max(used) <= 1 + _SHARE_SLACK:
         raise CorruptData(
             f"{dialect.kv_used[0]} is {max(used):g}, which is not a share from 0 to 1"
@@ -150,7 +150,7 @@ def _model(samples: _Samples) -> str:
     return next((name for name in names if name), "")
 
 
-def _histogram(samples: _Samples, names: tuple[str, ...]) -> Histogram:
+def _histogram(samples: _Samples, names: tuple[str, ...]) -> LatencyHistogram:
     for name in names:
         found = list(_labelled(samples, name))
         if found:
@@ -158,16 +158,16 @@ def _histogram(samples: _Samples, names: tuple[str, ...]) -> Histogram:
     raise CorruptData(f"the histogram {names[0]} is missing")
 
 
-def _summed(histograms: Sequence[Histogram]) -> Histogram:
+def _summed(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:
     """Return the sum of the histograms, since each rank of an engine counts separately."""
     bounds_s = histograms[0].bounds_s
     if any(one.bounds_s != bounds_s for one in histograms):
         raise CorruptData("the buckets of one latency differ from label to label")
     counts = zip(*(one.counts for one in histograms), strict=True)
-    return Histogram(bounds_s, tuple(map(sum, counts)))
+    return LatencyHistogram(bounds_s, tuple(map(sum, counts)))
 
 
-def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:
+def _labelled(samples: _Samples, name: str) -> Iterator[LatencyHistogram]:
     """Yield one histogram per label set."""
     buckets: dict[tuple[tuple[str, str], ...], dict[float, float]] = defaultdict(dict)
     for sample in samples.get(f"{name}_bucket", []):
@@ -179,4 +179,4 @@ def _labelled(samples: _Samples, name: str) -> Iterator[Histogram]:
         buckets[tuple(sorted(labels.items()))][bound_s] = sample.value
     for counts in buckets.values():
         bounds_s, at_or_below = zip(*sorted(counts.items()), strict=True)
-        yield Histogram(bounds_s, at_or_below)
+        yield LatencyHistogram(bounds_s, at_or_below)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from rich.console import Console
@@ -18,18 +18,14 @@ from rose.cli.plan_numbers import (
     Setting,
     make_plan,
 )
-from rose.demo.numbers import percent, size_text
+from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
 from rose.memory import AttentionGroup
 from rose.memory.geometry import PAGE_BYTES, WASTE_MAX, shard_heads
 from rose.memory.model_shape import KVDtype
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model
-from rose.slo import SLO
 from rose.units import GIB, ceil_div
-
-if TYPE_CHECKING:
-    from rose.cli.plan_compute import ComputeLent
 
 _Row = tuple[str, str, str]  # what, how much, why
 _EXIT_DOES_NOT_FIT: Final = 1
@@ -45,7 +41,6 @@ _TOKENS: Final = click.IntRange(1, 1 << 22)
 _BURST: Final = click.IntRange(0, 1000)
 _REQUESTS: Final = click.IntRange(0, 1_000_000)
 _RATE: Final = click.FloatRange(0, 1e8)
-_TARGET: Final = click.FloatRange(0, 1e9, min_open=True)
 _GIB: Final = click.FloatRange(0, 1 << 20)
 
 
@@ -128,20 +123,6 @@ _GIB: Final = click.FloatRange(0, 1 << 20)
     show_default=True,
     help="T: longest time of a revocation.",
 )
-@click.option("--gpu", help="Also compute how much of this GPU's time could be lent: H100, …")
-@click.option(
-    "--load",
-    type=click.FloatRange(0, 0.95, min_open=True),
-    default=0.3,
-    show_default=True,
-    help="With --gpu: share of the time in which serving alone has a request.",
-)
-@click.option(
-    "--ttft-ms", type=_TARGET, default=500.0, show_default=True, help="With --gpu: target."
-)
-@click.option(
-    "--tpot-ms", type=_TARGET, default=50.0, show_default=True, help="With --gpu: target."
-)
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -162,10 +143,6 @@ def plan(
     step_tokens: int,
     burst_requests: int,
     revoke_ms: float,
-    gpu: str | None,
-    load: float,
-    ttft_ms: float,
-    tpot_ms: float,
 ) -> None:
     """Compute how much of a device can be lent beside SERVING and ROLLOUT, and why.
 
@@ -194,15 +171,7 @@ def plan(
         rollout_tokens=rollout_tokens or request_tokens,
     )
     made = make_plan(setting)
-    sentences = advice(made)
-    compute: tuple[ComputeLent, ...] = ()
-    if gpu is not None and made.fits:
-        # Imported here, because the simulator is slow to import and only this part needs it.
-        from rose.cli.plan_compute import plan_compute  # noqa: PLC0415
-
-        slo = SLO(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
-        compute = plan_compute(setting.serving, setting.rollout, gpu, tp=tp, load=load, slo=slo)
-    _print(Console(highlight=False), made, sentences, [_compute_row(one, load) for one in compute])
+    _print(Console(highlight=False), made, advice(made))
     if not made.fits:
         ctx.exit(_EXIT_DOES_NOT_FIT)
 
@@ -213,11 +182,11 @@ def _bytes(option: str, gib: float) -> int:
     return int(gib * GIB)
 
 
-def _print(console: Console, made: DevicePlan, sentences: list[str], compute: list[_Row]) -> None:
+def _print(console: Console, made: DevicePlan, sentences: list[str]) -> None:
     title = f"{made.serving.shape.name} serves, {made.rollout.shape.name} rolls out"
     table = Table("what", "how much", "why", title=Text(title))
     table.columns[1].justify = "right"
-    for rows in (*_sections(made), compute):
+    for rows in _sections(made):
         for what, amount, why in rows:
             table.add_row(Text(what), Text(amount, no_wrap=True), Text(why))
         table.add_section()
@@ -415,19 +384,5 @@ def _lendable(plan: DevicePlan, when: str, slabs: int, why: str) -> _Row:
         (
             f"{why}: {slabs:,} slabs, room for {rollouts:,} rollouts of {tokens:,} tokens "
             f"({rollouts * tokens:,} tokens)."
-        ),
-    )
-
-
-def _compute_row(one: "ComputeLent", load: float) -> _Row:
-    from rose.cli.price import price_text  # noqa: PLC0415
-
-    ttft, tpot = (price_text(one.price, what) for what in ("ttft", "tpot"))
-    return (
-        f"compute lent, slowdown {one.slowdown:g}",
-        percent(one.share),
-        (
-            f"Serving alone has a request for {percent(load)} of the time; TTFT x {ttft}, TPOT x "
-            f"{tpot} of that alone (P50 / P99), by a model of the GPU."
         ),
     )

@@ -70,7 +70,7 @@ def _device(asked: ProfileAsked, found: EngineMetrics) -> ServingDevice:
     if kv_bytes is None:
         if found.kv_tokens is None:
             raise InvalidArgument(
-                f"{asked.url} does not say how many tokens its KV pool holds; give --kv-gib"
+                f"{asked.url} does not report how many tokens its KV pool holds; give --kv-gib"
             )
         kv_bytes = found.kv_tokens * token_bytes(asked.model or found.model)
     if asked.reserve_bytes >= kv_bytes:

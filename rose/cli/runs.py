@@ -1,14 +1,11 @@
 """Shared parts of commands: files, folders, interrupts, progress, traffic options."""
 
-import os
-import shutil
 import signal
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,9 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from rose.errors import InvalidArgument
 from rose.traces import PROFILES, Trace, generate, read_trace
-from rose.whole_file import lock, read_input, write_whole
-
-_LOCK: Final = ".lock"
+from rose.whole_file import read_input, write_whole
 
 
 def read_named(path: Path, bytes_max: int) -> bytes:
@@ -76,29 +71,6 @@ def try_folder(folder: Path) -> None:
         for one in missing:
             with suppress(OSError):
                 one.rmdir()
-
-
-@contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yield an empty temporary folder, after removing the folders that killed runs left.
-
-    Raises:
-        OSError: the system's temporary folder cannot be written.
-    """
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        # A folder stays if a live run locks it, another user owns it, or it has no lock.
-        with suppress(OSError):
-            there = left.lstat()
-            is_ours = stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid()
-            if is_ours and (left / _LOCK).is_file():
-                with lock(left / _LOCK):
-                    shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix) as name:
-        folder = Path(name)
-        # Created under another name: until it is locked, the lock file would look abandoned.
-        with lock(folder / "lock"):
-            (folder / "lock").rename(folder / _LOCK)
-            yield folder
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from rose.cli.price import PRICE_HEADERS, price_text
 from rose.demo.numbers import NO_NUMBER, fixed, number, percent, print_rows
 from rose.sim.outcome import PRICES
 from rose.sim.scenario.arms import ROSE
@@ -180,9 +179,10 @@ _HEADERS: Final = (
     "used\nper hour",
     "rollout\ns",
     "over the\nbound",
-    "said on\nborrowed",
+    "output on\nborrowed",
     "of lent\ntime busy",
-    *PRICE_HEADERS,
+    "TTFT x alone\nP50 / P99",
+    "TPOT x alone\nP50 / P99",
     "taken\nback",
     "stale",
     "late\nrequests",
@@ -233,8 +233,8 @@ def _row(name: str, arm: Mapping[str, Any]) -> list[str]:
         fixed(arm["gap"]),
         percent(arm["borrowed_tokens_share"]),
         percent(arm["borrowed_busy"]),
-        price_text(arm, "ttft"),
-        price_text(arm, "tpot"),
+        _price_text(arm, "ttft"),
+        _price_text(arm, "tpot"),
         number(arm["revocations"]),
         percent(arm["stale"]),
         percent(arm["late"]),
@@ -256,3 +256,9 @@ def _factor_text(factor: Mapping[str, Any] | None) -> str:
     if factor["low"] is None:
         return fixed(factor["factor"])
     return f"{fixed(factor['factor'])} ({fixed(factor['low'])}-{fixed(factor['high'])})"
+
+
+def _price_text(row: Mapping[str, Any], what: str) -> str:
+    """Return both quantiles of "ttft" or "tpot" as multiples of serving alone."""
+    values = [row[name] for name in PRICES if name.startswith(what)]
+    return NO_NUMBER if None in values else " / ".join(map(fixed, values))

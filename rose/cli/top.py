@@ -39,12 +39,12 @@ _MARKS: Final = {
 }
 
 
-def draw(ledger: LedgerView, said: Ledger, *, clock: Clock) -> Group:
+def draw(ledger: LedgerView, reported: Ledger, *, clock: Clock) -> Group:
     """Return a table of partitions, the cap, the refusals, and a strip of the slabs.
 
     Args:
         ledger: the device's ledger.
-        said: the device's last report of values that are not in the ledger.
+        reported: the device's last report of values that are not in the ledger.
         clock: the device's clock.
 
     Raises:
@@ -58,7 +58,7 @@ def draw(ledger: LedgerView, said: Ledger, *, clock: Clock) -> Group:
     size = f"{len(records)} slabs of {ledger.slab_bytes / MIB:.3g} MiB"
     free = sum(record.state == SlabState.UNOWNED for record in records)
     # No padding, so that the table fits 80 columns.
-    table = Table(title=f"process {said.pid}: {size}, {free} free", padding=0)
+    table = Table(title=f"process {reported.pid}: {size}, {free} free", padding=0)
     table.add_column("partition", no_wrap=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -78,7 +78,7 @@ def draw(ledger: LedgerView, said: Ledger, *, clock: Clock) -> Group:
                 f"{(now_ns - one.oldest_pin_ns) / NS_PER_MS:.0f}" if one.pins else "-",
             )
     legend = Text("S serving's  r lent  < leaving  ! late  . free", style="dim")
-    lines = (Text(_cap(said.cap)), *map(Text, _refusals(said)))
+    lines = (Text(_cap(reported.cap)), *map(Text, _refusals(reported)))
     return Group(table, *lines, _strip([record.state for record in records]), legend)
 
 
@@ -92,11 +92,13 @@ def _strip(states: Sequence[SlabState]) -> Text:
     return text
 
 
-def _refusals(said: Ledger) -> list[str]:
+def _refusals(reported: Ledger) -> list[str]:
     """Return the refusal counts by reason, and the condition that failed last."""
-    counts = [f"{count} {name.replace('_', ' ')}" for name, count in said.refusals.items() if count]
+    counts = [
+        f"{count} {name.replace('_', ' ')}" for name, count in reported.refusals.items() if count
+    ]
     lines = [f"refused: {', '.join(counts)}"] if counts else []
-    return lines if said.binding is None else [*lines, f"last failed: {said.binding}"]
+    return lines if reported.binding is None else [*lines, f"last failed: {reported.binding}"]
 
 
 def _cap(cap: tuple[int, float] | None) -> str:
@@ -136,28 +138,28 @@ class WatchedDevice:
         """
         self._socket_path = socket_path
         self._clock = clock
-        self._ledger, self._said = _ask(socket_path, timeout_s=_PATIENCE_S)
+        self._ledger, self._reported = _ask(socket_path, timeout_s=_PATIENCE_S)
         self._said_ns = clock.now_ns()
 
     @property
     def pid(self) -> int:
         """Process id of serving."""
-        return self._said.pid
+        return self._reported.pid
 
     def ask_again(self) -> None:
         """Poll the cap; without an answer, the last cap stays until it expires."""
         with suppress(RoseError):
-            _, self._said = _ask(self._socket_path, timeout_s=_AGAIN_S)
+            _, self._reported = _ask(self._socket_path, timeout_s=_AGAIN_S)
             self._said_ns = self._clock.now_ns()
 
     def look(self) -> Group:
         """Draw the ledger, and the last reported cap less the time since then."""
-        said = self._said
-        if said.cap is not None:
-            size_bytes, left_ms = said.cap
+        reported = self._reported
+        if reported.cap is not None:
+            size_bytes, left_ms = reported.cap
             left_ms -= (self._clock.now_ns() - self._said_ns) / NS_PER_MS
-            said = replace(said, cap=(size_bytes, left_ms))
-        return draw(self._ledger, said, clock=self._clock)
+            reported = replace(reported, cap=(size_bytes, left_ms))
+        return draw(self._ledger, reported, clock=self._clock)
 
 
 @click.command()

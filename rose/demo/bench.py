@@ -12,7 +12,7 @@ import numpy as np
 from rose.clock import Clock
 from rose.demo.environments import ToolWaits
 from rose.demo.governed import GOVERNED, GovernedPair, LeastOfAll
-from rose.demo.record import RlLoopRecord, Slice, StepTimes
+from rose.demo.record import RlLoopRecord, Slice, StepSamples
 from rose.demo.replay import ArmEngines, CountIn, Replay
 from rose.demo.rl.settings import RolloutSettings
 from rose.demo.rose_device import RoseDevice
@@ -56,9 +56,9 @@ class TimedSteps(DeviceProcessor):
         elif tokens >= self.cache.max_batch_tokens:
             self._chunk_ms.append(took_ms)
 
-    def drain(self) -> StepTimes:
+    def drain(self) -> StepSamples:
         """Return the steps since the last call. Call it between slices, while no step runs."""
-        times = StepTimes(tuple(self._chunk_ms), tuple(self._decode_ms))
+        times = StepSamples(tuple(self._chunk_ms), tuple(self._decode_ms))
         self._chunk_ms, self._decode_ms = [], []
         return times
 

@@ -13,9 +13,9 @@ import numpy as np
 from rose.clock import Clock
 from rose.demo.bench import Alone, Bench
 from rose.demo.progress import Phases
-from rose.demo.record import Audit, Plan, RlLoopRecord, RunRecord, Slice, SliceCounts
+from rose.demo.record import Audit, RlLoopRecord, RunPlan, RunRecord, Slice, SliceCounts
 from rose.demo.settings import BenchSettings, on_device_cores
-from rose.demo.slices import Slices, WhyVoid, in_turn, read_core_use, why_foreign
+from rose.demo.slices import SliceTaker, WhyVoid, in_turn, read_core_use, why_foreign
 from rose.demo.targets import Calibration, choose_targets, feasibility
 from rose.demo.timeline import read_timeline
 from rose.engines.transformers import Model
@@ -46,7 +46,7 @@ class Experiment:
         tpot_ms: likewise.
     """
 
-    plan: Plan
+    plan: RunPlan
     serving_model: Model
     rollout_model: Model
     trace: Trace
@@ -160,8 +160,8 @@ class _Rounds:
         round_s += sum(seconds for _, seconds in experiment.solo_s)
         watch = _watch(experiment.bench.cores)
         all_s = experiment.rounds * len(experiment.plan.loads) * round_s
-        slices = Slices(watch, self.clock, spare_s=_SPARE_SHARE * all_s)
-        solos = Slices(watch, self.clock, spare_s=0.0)
+        slices = SliceTaker(watch, self.clock, spare_s=_SPARE_SHARE * all_s)
+        solos = SliceTaker(watch, self.clock, spare_s=0.0)
         self.counts = slices.counts
         for load in experiment.plan.loads:
             for number, piece in enumerate(pieces[load]):
@@ -189,10 +189,12 @@ class _Rounds:
             phases.begin("starting trainer, relay and dedicated worker")
             started.result()
         for arm in self.built.arms:
-            phases.begin(f"warming up: {_said(arm)}")
+            phases.begin(f"warming up: {_title(arm)}")
             self.built.run(piece, arm, number=-1)
 
-    def _round(self, load: float, number: int, piece: Trace, slices: Slices, solos: Slices) -> None:
+    def _round(
+        self, load: float, number: int, piece: Trace, slices: SliceTaker, solos: SliceTaker
+    ) -> None:
         experiment, phases = self.experiment, self.phases
         named = f"round {number + 1} of {experiment.rounds}"
         if len(experiment.plan.loads) > 1:
@@ -201,19 +203,19 @@ class _Rounds:
         for arm, seconds in experiment.solo_s:
             solo = solos.take(partial(self.built.solo, arm, seconds))
             if solo.is_void:
-                phases.begin(f"rollouts alone in {_said(arm)} left out: {solos.last_why}")
+                phases.begin(f"rollouts alone in {_title(arm)} left out: {solos.last_why}")
             else:
                 self.solo.append(solo)
         for arm in in_turn(list(self.built.arms), number):
-            name = f"{named}: {_said(arm)}"
+            name = f"{named}: {_title(arm)}"
             phases.advance(name, done=number, wanted=experiment.rounds)
             taken = slices.take(partial(self.built.run, piece, arm, number=number))
             if taken.is_void:
-                phases.begin(f"slice of {_said(arm)} left out: {slices.last_why}")
+                phases.begin(f"slice of {_title(arm)} left out: {slices.last_why}")
             self.slices.append(replace(taken, load=load))
 
 
-def _said(arm: str) -> str:
+def _title(arm: str) -> str:
     return arm.replace("_", " ")
 
 

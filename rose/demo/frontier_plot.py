@@ -118,12 +118,12 @@ def _point(at: Mapping[str, Any], name: str, key: str) -> tuple[float, float] | 
 def _constants(report: Mapping[str, Any], columns: int) -> str:
     """Return the settings of the run, wrapped to the width of the figure."""
     slo = report["slo"]
-    said = [
+    notes = [
         "Dark marks are P50, faint ones P99. All figures are " + report["mode"],
         f"targets: TTFT {slo['ttft_ms']:g} ms, TPOT {slo['tpot_ms']:g} ms",
         *(f"{name} {_short(value)}" for name, value in report["settings"].items()),
     ]
-    return "\n".join(textwrap.wrap("; ".join(said), _TEXT_COLUMNS * columns))
+    return "\n".join(textwrap.wrap("; ".join(notes), _TEXT_COLUMNS * columns))
 
 
 def _short(value: object) -> str:

@@ -76,7 +76,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepSamples:
     """Durations of serving's steps without rollouts.
 
     Args:
@@ -89,7 +89,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Lending:
+class LendingRecord:
     """Grants and refusals in the slices of the arm `rose`.
 
     Args:
@@ -134,7 +134,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Revocation:
+class RevocationRecord:
     """Slabs revoked from rollouts under pressure.
 
     Args:
@@ -320,7 +320,7 @@ class BrokerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """The request for a run.
 
     Args:
@@ -362,7 +362,7 @@ class RunRecord:
         broker: the broker's decisions; None without a broker.
     """
 
-    plan: Plan
+    plan: RunPlan
     slices: tuple[Slice, ...]
     solo: tuple[Slice, ...]
     slo: SLO
@@ -370,12 +370,12 @@ class RunRecord:
     complete: bool
     audits: tuple[Audit, ...] = ()
     is_virtual: bool = False
-    calibration: StepTimes = StepTimes((), ())
+    calibration: StepSamples = StepSamples((), ())
     signal_ms: float = 0.0
     slice_counts: SliceCounts = SliceCounts(0, 0, 0)
     setup_s: float = 0.0
-    lending: Lending = Lending({}, {}, 0.0, None)
-    revocations: tuple[Revocation, ...] = ()
+    lending: LendingRecord = LendingRecord({}, {}, 0.0, None)
+    revocations: tuple[RevocationRecord, ...] = ()
     timeline: SliceTimeline = SliceTimeline((), (), ())
     rl_loop: RlLoopRecord | None = None
     broker: BrokerRecord | None = None

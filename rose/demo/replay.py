@@ -53,7 +53,7 @@ class ArmEngines:
     watch: Callable[[], CountIn] = uncounted
 
 
-class _Flight:
+class _PendingRequest:
     """One serving request from its planned arrival to its last token."""
 
     __slots__ = ("arrived_ns", "error", "finished", "first_ns", "last_ns", "late_gaps", "tokens")
@@ -125,7 +125,7 @@ class Replay:
         # A repeated slice keeps its number, so the start time makes its request ids unique.
         name = f"{arm.name}-{number}-{began_ns}"
         tokens = np.random.default_rng(seed)
-        flights: list[_Flight] = []
+        pending_requests: list[_PendingRequest] = []
         began_ns = self.clock.now_ns()
         for place in range(len(trace)):
             due_ns = began_ns + int(trace.arrival_s[place] * NS_PER_S)
@@ -133,32 +133,37 @@ class Replay:
             wait_s = (due_ns - self.clock.now_ns()) / NS_PER_S
             if wait_s > 0:
                 self.clock.sleep(wait_s)
-            flights.append(flight := _Flight(due_ns))
+            pending_requests.append(pending := _PendingRequest(due_ns))
             outputs = int(trace.output_tokens[place])
-            self._send(arm, f"{name}-{place}", prompt.tolist(), outputs, flight)
-        for flight in flights:
-            if not flight.finished.wait(timeout=_DRAIN_S) or flight.error is not None:
+            self._send(arm, f"{name}-{place}", prompt.tolist(), outputs, pending)
+        for pending in pending_requests:
+            if not pending.finished.wait(timeout=_DRAIN_S) or pending.error is not None:
                 raise Unavailable(
                     f"a serving request of {name} did not finish: "
-                    f"{flight.error or arm.engine.error or f'nothing for {_DRAIN_S:g} s'}"
+                    f"{pending.error or arm.engine.error or f'nothing for {_DRAIN_S:g} s'}"
                 )
-        return [flight.answered() for flight in flights]
+        return [pending.answered() for pending in pending_requests]
 
     def _send(
-        self, arm: ArmEngines, request_id: str, prompt: list[int], outputs: int, flight: _Flight
+        self,
+        arm: ArmEngines,
+        request_id: str,
+        prompt: list[int],
+        outputs: int,
+        pending: _PendingRequest,
     ) -> None:
         lane = arm.lane
 
         def on_output(output: Output) -> None:
             now_ns = self.clock.now_ns()
-            flight.note_token(now_ns, len(output.generated_tokens), self.tpot_ms)
+            pending.note_token(now_ns, len(output.generated_tokens), self.tpot_ms)
             if lane is not None:
                 lane.emitted(request_id)
             if output.is_finished():
                 if lane is not None:
                     lane.finished(request_id)
-                flight.error = output.error
-                flight.finished.set()
+                pending.error = output.error
+                pending.finished.set()
 
         if lane is not None:
             lane.arrived(request_id, prompt_tokens=len(prompt))

@@ -92,7 +92,7 @@ def _print_verdict(verdict: Mapping[str, Any], console: Console) -> None:
 def lending_sentences(report: Mapping[str, Any]) -> list[str]:
     """Return sentences on targets, slices and harvest, with the refusals if harvest is low."""
     slo, slices, rose = report["slo"], report["slices"], report["arms"]["rose"]
-    said = [
+    sentences = [
         (
             f"Targets from {slo['from']}: TTFT {number(slo['ttft_ms'])} ms, TPOT "
             f"{number(slo['tpot_ms'])} ms. Set up in {number(report['setup_s'])} s; "
@@ -109,10 +109,10 @@ def lending_sentences(report: Mapping[str, Any]) -> list[str]:
     harvest = report["harvest_over_certifiable"]
     if rose["requests"] and (harvest is None or harvest < _SAID_BELOW):
         reasons = [f"{name} {count}" for name, count in report["refusals"].items() if count]
-        said.append(f"Quanta refused: {', '.join(reasons) or 'none'}.")
+        sentences.append(f"Quanta refused: {', '.join(reasons) or 'none'}.")
         if report["binding"] is not None:
-            said.append(f"The last refusal: {report['binding']['sentence']}.")
-    return said
+            sentences.append(f"The last refusal: {report['binding']['sentence']}.")
+    return sentences
 
 
 def write_report(record: RunRecord, out_dir: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from rose.clock import Clock
 from rose.closing import Closing
-from rose.demo.record import BrokerRecord, DecisionRecord, Lending, Revocation, Slice
+from rose.demo.record import BrokerRecord, DecisionRecord, LendingRecord, RevocationRecord, Slice
 from rose.demo.replay import CountIn
 from rose.demo.schemes import Scheme
 from rose.demo.settings import (
@@ -41,13 +41,13 @@ class Brokered(Closing):
 
     def __init__(self, device: CoServing, clock: Clock) -> None:
         """Decide once, before `device` has a borrower."""
-        said = device.reading()
+        reading = device.reading()
         self._device = device
-        self._pool_bytes = said.pool_bytes
+        self._pool_bytes = reading.pool_bytes
         self._decisions: list[DecisionRecord] = []
         self._loop = LendingLoop(
             [BrokeredDevice("demo", device)],
-            loan_bytes_min=said.slab_bytes,
+            loan_bytes_min=reading.slab_bytes,
             on_decisions=self._note,
             clock=clock,
             period_ms=_PERIOD_MS,
@@ -166,20 +166,20 @@ class RoseDevice:
 
         return count_in
 
-    def lending(self) -> Lending:
+    def lending(self) -> LendingRecord:
         """Return grants and refusals of the device's slices, with the last refusal's cause."""
         binding = self.device.reading().binding
-        return Lending(
+        return LendingRecord(
             refusals=dict(self._refusals),
             refused_s=dict(self._refused_s),
             granted_s=self._granted_s,
             binding=None if binding is None else {**asdict(binding), "sentence": binding.sentence},
         )
 
-    def revocations(self) -> tuple[Revocation, ...]:
+    def revocations(self) -> tuple[RevocationRecord, ...]:
         """Return the revocations under pressure."""
         return tuple(
-            Revocation(one.latency_ms, one.aborted_steps)
+            RevocationRecord(one.latency_ms, one.aborted_steps)
             for one in self.device.lender.collector.history
             if one.cause is Cause.PRESSURE
         )

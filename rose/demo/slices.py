@@ -22,7 +22,7 @@ def in_turn(arms: Sequence[T], number: int) -> list[T]:
     return [*arms[turn:], *arms[:turn]]
 
 
-class Slices:
+class SliceTaker:
     """Runs slices, and repeats void ones while time is left.
 
     Args:

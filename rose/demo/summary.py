@@ -16,7 +16,7 @@ from rose.demo.record import (
     RlLoopRecord,
     RunRecord,
     Slice,
-    StepTimes,
+    StepSamples,
     VersionRecord,
 )
 from rose.demo.schemes import ALONE, CONTROL
@@ -149,7 +149,7 @@ def _hindsight(
     alone = [one for one in slices if one.arm == "alone"]
     if not alone:
         return None
-    steps = StepTimes(
+    steps = StepSamples(
         record.calibration.chunk_ms + tuple(ms for one in alone for ms in one.chunk_ms),
         record.calibration.decode_ms + tuple(ms for one in alone for ms in one.decode_ms),
     )

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from rose.demo.record import StepTimes
+from rose.demo.record import StepSamples
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
@@ -28,7 +28,7 @@ class Calibration:
         tpot_ms_p99: likewise.
     """
 
-    steps: StepTimes
+    steps: StepSamples
     ttft_ms_p99: float
     tpot_ms_p99: float
 
@@ -83,7 +83,7 @@ class Feasibility:
 
 
 def feasibility(
-    steps: StepTimes, slo: SLO, policy: Policy, *, segment_ms: float, rank: float
+    steps: StepSamples, slo: SLO, policy: Policy, *, segment_ms: float, rank: float
 ) -> Feasibility:
     """Judge whether a quantum of one segment can be certified at all.
 

@@ -102,8 +102,8 @@ def judge_loads(report: Mapping[str, Any]) -> dict[str, Any]:
             _gain(at, list(ours), "rose's schemes"),
             _gain(at, others, "the other schemes"),
         ]
-        said = "; ".join(one for one in gains if one) or "no scheme with rollouts was run"
-        sentence = f"At load {at['load']:g}: {said}. {_sentence(checks)}"
+        named = "; ".join(one for one in gains if one) or "no scheme with rollouts was run"
+        sentence = f"At load {at['load']:g}: {named}. {_sentence(checks)}"
     return _verdict(report, sentence, next_command, checks)
 
 

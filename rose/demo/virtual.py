@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from rose.demo.record import Answered, Audit, Plan, RunRecord, Slice, SliceCounts
+from rose.demo.record import Answered, Audit, RunPlan, RunRecord, Slice, SliceCounts
 from rose.demo.schemes import ABLATED, SHARE_ALL, Scheme
 from rose.errors import InvalidArgument
 from rose.sim.device import DeviceModel
@@ -32,7 +32,7 @@ class VirtualExperiment:
         device: cost model.
     """
 
-    plan: Plan
+    plan: RunPlan
     requests_at: Callable[[float], Sequence[Request]]
     slo: SLO
     device: DeviceModel

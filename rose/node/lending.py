@@ -13,7 +13,7 @@ from rose.executor import CoServing
 from rose.executor.reading import DeviceReading, TokenCounts
 from rose.executor.safety import Safety
 from rose.scheduler.broker import Broker, Decision, Reading, ServingDevice, Unread
-from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader, Histogram
+from rose.scheduler.broker.engine_reader import EngineMetrics, EngineReader, LatencyHistogram
 from rose.thread import Thread
 from rose.units import GIB, MS_PER_S, NS_PER_MS, NS_PER_S
 
@@ -170,7 +170,7 @@ def _metrics(reading: DeviceReading) -> EngineMetrics:
     )
 
 
-def _histogram(counts: TokenCounts) -> Histogram:
+def _histogram(counts: TokenCounts) -> LatencyHistogram:
     *ends, (_, total) = counts
     bounds_s = [upper_ns / NS_PER_S for upper_ns, _ in ends]
-    return Histogram((*bounds_s, math.inf), (*(count for _, count in ends), total))
+    return LatencyHistogram((*bounds_s, math.inf), (*(count for _, count in ends), total))

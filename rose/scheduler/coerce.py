@@ -76,8 +76,8 @@ def reals(name: str, values: Iterable[Any]) -> tuple[float, ...]:
 
 def printable(_name: str, text: object) -> str:
     """Return a text that is safe for journals and pages, from any object."""
-    said = text if isinstance(text, str) else f"a {type(text).__name__} that is not a text"
-    return said[:_TEXT_MAX].encode(errors="replace").decode()
+    plain = text if isinstance(text, str) else f"a {type(text).__name__} that is not a text"
+    return plain[:_TEXT_MAX].encode(errors="replace").decode()
 
 
 def one_of(name: str, value: Any, kind: type[T]) -> T:

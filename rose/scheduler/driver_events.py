@@ -80,7 +80,7 @@ Entry: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DriverStep:
     """The entries of one step of the core, and its time on the core's clock."""
 
     now_ns: int

@@ -23,7 +23,7 @@ class Phase(Enum):
     WAITING = "admission has not let it start"
     THINKING = "its environment has it"
     SPEAKING = "a turn of it is wanted"
-    ENDING = "it was given up, and the core has not said so yet"
+    ENDING = "it was given up, and the core has not confirmed it yet"
 
 
 @dataclass(slots=True)

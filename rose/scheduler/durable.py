@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.driver_events import Entry, Registered, Step
+from rose.scheduler.driver_events import DriverStep, Entry, Registered
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.state import Checkpoint, Outcome, RolloutsState
+from rose.scheduler.state import Outcome, RolloutsState, SchedulerCheckpoint
 from rose.scheduler.validation import PreRegistrationBuffer, validated
 from rose.scheduler.watching import DriverWatch, Watches
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
@@ -105,7 +105,7 @@ class Durable:
         self.save_now()
         self._watches.show(lambda watch: watch.opened(self.rollouts.state))
 
-    def _restore(self, checkpoint: Checkpoint, steps: Sequence[Step]) -> None:
+    def _restore(self, checkpoint: SchedulerCheckpoint, steps: Sequence[DriverStep]) -> None:
         self._check_settings(checkpoint)
         self._core = SchedulerCore.restored(checkpoint.core)
         self.rollouts = Rollouts(self._core, checkpoint.state(), Watches())
@@ -124,7 +124,7 @@ class Durable:
         self.rollouts.refusals = []  # Absent workers refuse nothing.
         self.rollouts.watches = self._watches
 
-    def _check_settings(self, checkpoint: Checkpoint) -> None:
+    def _check_settings(self, checkpoint: SchedulerCheckpoint) -> None:
         if checkpoint.policy is not self._policy:
             raise InvalidArgument(
                 f"the checkpoint was written with the policy {checkpoint.policy.name}, not "
@@ -197,7 +197,7 @@ class Durable:
                 self.receive(WorkerLost(number, f"it was not back after {REJOIN_S} s"))
         entries, self._entries = self._entries, []
         if self._store is not None:
-            self._store.append(Step(now_ns, tuple(entries)))
+            self._store.append(DriverStep(now_ns, tuple(entries)))
         outcomes = self.rollouts.step(now_ns)
         self._watches.show(lambda watch: watch.stepped(outcomes))
         return outcomes
@@ -223,7 +223,7 @@ class Durable:
         """Whether the next checkpoint is due."""
         return self._store is not None and self._time.now_ns() >= self._checkpoint_ns
 
-    def begin_checkpoint(self) -> tuple[Checkpoint, SlowCopy]:
+    def begin_checkpoint(self) -> tuple[SchedulerCheckpoint, SlowCopy]:
         """Start a checkpoint, and its journal. No step waits for it.
 
         Returns:
@@ -233,7 +233,7 @@ class Durable:
             raise InternalError("a checkpoint needs a store, and must begin between two steps")
         now_ns = self._time.now_ns()
         self._checkpoint_ns = now_ns + round(CHECKPOINT_S * NS_PER_S)
-        head = Checkpoint(
+        head = SchedulerCheckpoint(
             sequence=self._store.rotate(),
             policy=self._policy,
             settings=self._settings,
@@ -243,7 +243,7 @@ class Durable:
         )
         return head, self.rollouts.begin_copy()
 
-    def save(self, head: Checkpoint, copy: SlowCopy) -> None:
+    def save(self, head: SchedulerCheckpoint, copy: SlowCopy) -> None:
         """Write a checkpoint to disk, from any thread; the copy must be complete."""
         if self._store is not None:
             self._store.save(replace(head, trajectories=copy.whole()))

@@ -22,7 +22,7 @@ from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPu
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.state import Checkpoint, DriverCounts
+from rose.scheduler.state import DriverCounts, SchedulerCheckpoint
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.waiters import ADMISSION, STEP, Waiters
 from rose.scheduler.watching import DriverWatch
@@ -49,7 +49,7 @@ class ElasticRolloutScheduler:
         async with ElasticRolloutScheduler(store=FileStore(path)) as scheduler:
             await scheduler.register(worker, Capabilities(seats=8, ...))
             await scheduler.start(7, group=1)
-            said = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
+            result = await scheduler.generate(7, turn=0, prompt=ids, sampling=Sampling(512))
             await scheduler.finish(7)
 
     Every call but `consumed` may be repeated, after a restart or a lost answer: a finished turn is
@@ -150,8 +150,8 @@ class ElasticRolloutScheduler:
         if isinstance(failure, RoseError):
             self._error = failure
         else:
-            said = "it was cancelled" if failure is None else sentence(failure)
-            self._error = Unavailable(f"the scheduler has ended: {said}")
+            why = "it was cancelled" if failure is None else sentence(failure)
+            self._error = Unavailable(f"the scheduler has ended: {why}")
         self._waiters.fail_all(self._error)
 
     # ---- workers --------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class ElasticRolloutScheduler:
         self._saving = saving
         saving.add_done_callback(self._has_saved)
 
-    async def _save(self, head: Checkpoint, copy: SlowCopy) -> None:
+    async def _save(self, head: SchedulerCheckpoint, copy: SlowCopy) -> None:
         while not copy.advance():
             await asyncio.sleep(0)  # Steps and callers run between two slices.
         await asyncio.to_thread(self._durable.save, head, copy)

@@ -149,8 +149,8 @@ class RemoteWorker:
         try:
             for frame in self._call:
                 self._activity.set()
-                if (said := self._deliver(frame)) is not None:
-                    reason = said
+                if (failure := self._deliver(frame)) is not None:
+                    reason = failure
                     break
         except grpc.RpcError as error:
             reason = f"its stream broke ({error.code().name}: {error.details()})"

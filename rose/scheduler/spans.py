@@ -17,7 +17,7 @@ from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
-class Spans(DriverWatch):
+class TurnSpans(DriverWatch):
     """Makes spans of what it observes.
 
     Args:

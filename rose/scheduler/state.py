@@ -117,7 +117,7 @@ class RolloutsState:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SchedulerCheckpoint:
     """A scheduler's state between two steps.
 
     Args:

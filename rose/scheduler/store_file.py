@@ -31,10 +31,10 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler.driver_events import Asked, Begun, Ended, Registered, Step
+from rose.scheduler.driver_events import Asked, Begun, DriverStep, Ended, Registered
 from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
-from rose.scheduler.state import Checkpoint
+from rose.scheduler.state import SchedulerCheckpoint
 from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
 
@@ -113,7 +113,7 @@ class FileStore:
 
     # ---- reading --------------------------------------------------------------------------------
 
-    def load(self) -> tuple[Checkpoint, list[Step]] | None:
+    def load(self) -> tuple[SchedulerCheckpoint, list[DriverStep]] | None:
         """Return the checkpoint and the steps since; None if nothing was ever written.
 
         Older journals, left by a killed process, are removed.
@@ -167,8 +167,8 @@ class FileStore:
             journals.pop()
         return journals
 
-    def _steps_of_all(self, journals: list[tuple[Path, bytes]]) -> list[Step]:
-        steps: list[Step] = []
+    def _steps_of_all(self, journals: list[tuple[Path, bytes]]) -> list[DriverStep]:
+        steps: list[DriverStep] = []
         for journal, data in journals:
             found, whole = _steps_of(data, journal)
             if whole < len(data):
@@ -178,7 +178,7 @@ class FileStore:
             steps += found
         return steps
 
-    def _checkpoint_of(self, data: bytes) -> Checkpoint:
+    def _checkpoint_of(self, data: bytes) -> SchedulerCheckpoint:
         start = len(_CHECKPOINT) + _LENGTH.size
         if not data.startswith(_CHECKPOINT) or len(data) < start:
             raise CorruptData(f"'{self._path}' is not a checkpoint of a scheduler")
@@ -192,7 +192,7 @@ class FileStore:
                 raise CorruptData(
                     f"'{self._path}' has format {head.format}, this rose reads {FORMAT}"
                 )
-            checkpoint = msgspec.msgpack.decode(head.body, type=Checkpoint)
+            checkpoint = msgspec.msgpack.decode(head.body, type=SchedulerCheckpoint)
             ends = list(accumulate(head.sizes, initial=length))
             states = [
                 msgspec.msgpack.decode(body[at:end], type=DriverTrajectory)
@@ -204,7 +204,7 @@ class FileStore:
 
     # ---- writing --------------------------------------------------------------------------------
 
-    def append(self, step: Step) -> None:
+    def append(self, step: DriverStep) -> None:
         """Write a step to the journal."""
         entries = [
             (_WORD_OF[type(entry)], msgspec.Raw(self._encoder.encode(entry)))
@@ -250,7 +250,7 @@ class FileStore:
             # Otherwise the journal's steps would survive a power cut, but not its name.
             sync_folder(self._path.parent)
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: SchedulerCheckpoint) -> None:
         """Write a checkpoint, and remove the journals before it; any thread may call.
 
         It survives a power cut once this returns.
@@ -269,7 +269,7 @@ class FileStore:
                 )
             self._save(checkpoint)
 
-    def _save(self, checkpoint: Checkpoint) -> None:
+    def _save(self, checkpoint: SchedulerCheckpoint) -> None:
         pieces = _pieces_of(checkpoint)
         sha = hashlib.sha256()
         for piece in pieces:
@@ -305,7 +305,7 @@ class FileStore:
         return self._path.with_name(f"{self._path.name}.journal-{sequence}")
 
 
-def _pieces_of(checkpoint: Checkpoint) -> list[bytes]:
+def _pieces_of(checkpoint: SchedulerCheckpoint) -> list[bytes]:
     """Return the head and the trajectories, encoded one by one.
 
     An encoder lets no other thread run until it is done.
@@ -316,7 +316,7 @@ def _pieces_of(checkpoint: Checkpoint) -> list[bytes]:
     return [encode(_Head(FORMAT, body, [len(one) for one in states])), *states]
 
 
-def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
+def _steps_of(data: bytes, journal: Path) -> tuple[list[DriverStep], int]:
     """Return the steps of a journal, and the number of its valid bytes.
 
     Raises:
@@ -324,7 +324,7 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
     """
     if not data.startswith(_JOURNAL):
         raise CorruptData(f"'{journal}' is not a journal of a scheduler")
-    steps: list[Step] = []
+    steps: list[DriverStep] = []
     at = len(_JOURNAL)
     while at + _RECORD.size <= len(data):
         length, length_crc, crc = _RECORD.unpack_from(data, at)
@@ -343,7 +343,7 @@ def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:
     return steps, at
 
 
-def _step_of(body: bytes, journal: Path, at: int) -> Step:
+def _step_of(body: bytes, journal: Path, at: int) -> DriverStep:
     try:
         step = msgspec.msgpack.decode(body, type=_Step)
         for word, _ in step.entries:
@@ -354,7 +354,7 @@ def _step_of(body: bytes, journal: Path, at: int) -> Step:
         entries: Iterator[Any] = (
             msgspec.msgpack.decode(body, type=_WORDS[word]) for word, body in step.entries
         )
-        return Step(step.now_ns, tuple(entries))
+        return DriverStep(step.now_ns, tuple(entries))
     except msgspec.DecodeError as error:
         raise CorruptData(
             f"the journal '{journal}' cannot be read at byte {at}: {error}"

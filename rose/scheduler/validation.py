@@ -40,10 +40,10 @@ def _output(event: TurnOutput) -> TurnOutput:
     if row is None:
         why = "its tokens, logprobs and versions do not fit each other, or are none"
         row = {"tokens": (), "logprobs": (), "versions": (), "end": TurnEnd.FAILED, "error": why}
-    said = checked(replace(event, **row))
-    if said.end is TurnEnd.FINISHED and said.first_token + len(said.tokens) == 0:
-        return replace(said, end=TurnEnd.FAILED, error="it has ended a turn without a token")
-    return said
+    valid = checked(replace(event, **row))
+    if valid.end is TurnEnd.FINISHED and valid.first_token + len(valid.tokens) == 0:
+        return replace(valid, end=TurnEnd.FAILED, error="it has ended a turn without a token")
+    return valid
 
 
 def _row(event: TurnOutput) -> dict[str, Any] | None:

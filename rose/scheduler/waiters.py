@@ -42,8 +42,8 @@ class Waiters:
             case Gone():
                 error = "" if outcome.error is None else f" ({outcome.error})"
                 why = outcome.reason.value + error
-                said = TrajectoryDropped(f"trajectory {outcome.trajectory} was dropped: {why}")
-                _refuse(self._waiting.pop(outcome.trajectory, ()), said)
+                dropped = TrajectoryDropped(f"trajectory {outcome.trajectory} was dropped: {why}")
+                _refuse(self._waiting.pop(outcome.trajectory, ()), dropped)
 
     def resolve_step(self) -> None:
         """Resolve the futures that wait for a step."""

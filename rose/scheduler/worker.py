@@ -21,7 +21,7 @@ class WorkerKind(Enum):
 class TurnEnd(Enum):
     """Why a turn left its worker."""
 
-    FINISHED = "it said all it had to say"
+    FINISHED = "its output is complete"
     INTERRUPTED = "it was taken away; what is left runs elsewhere"
     FAILED = "the worker could not run it"
 

@@ -36,7 +36,7 @@ NO_MEMORY: Final = {"slabs": 0, "partitions": 2, "blocks_per_slab": 1}
 _PROBE_LOOK_MS: Final = 20.0
 
 
-class Prober:
+class SimulatedProber:
     """Serving steps that run only to be measured, at start-up and in idle time."""
 
     def __init__(self, model: LatencyModel, creditor: Creditor, device: DeviceModel) -> None:
@@ -86,7 +86,6 @@ class CoreGovernor(Governor):
         device: DeviceModel,
         *,
         log_path: str,
-        first_segment: int = 0,
     ) -> None:
         """Start at time 0 with a closed gate and a borrower that always has a step to run.
 
@@ -95,14 +94,13 @@ class CoreGovernor(Governor):
             policy: rose's parameters, including mode and switched-off mechanisms.
             device: cost model, whose batch settings are used.
             log_path: certificate log; "" for none.
-            first_segment: number of the first segment.
 
         Raises:
             Unavailable: the log cannot be written.
         """
         self.clock = ManualClock()
         self._start_ns = self.clock.now_ns()
-        self.gate = HostGate(first_segment=first_segment, clock=self.clock)
+        self.gate = HostGate(clock=self.clock)
         self.log = certificate_log(
             log_path,
             slo=slo,
@@ -123,9 +121,9 @@ class CoreGovernor(Governor):
             step_tokens=device.chunk_tokens,
             clock=self.clock,
         )
-        self._prober: Prober | None = None
+        self._prober: SimulatedProber | None = None
         if "margin" not in policy.without:
-            self._prober = Prober(self.model, self.creditor, device)
+            self._prober = SimulatedProber(self.model, self.creditor, device)
         self._lends_slack = slo.slowdown > 0
         self._is_limited = math.isfinite(slo.slowdown)
         self._commits_batch = device.commits_batch

@@ -8,7 +8,7 @@ from rose.sim.governor import Governor, Grain
 from rose.slo import SLO
 
 
-class Alone(Governor):
+class NoRollouts(Governor):
     """Serving without rollouts: the reference for the others."""
 
 

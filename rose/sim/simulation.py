@@ -13,7 +13,15 @@ from rose.sim.clairvoyant import Clairvoyant, within_targets
 from rose.sim.core import CoreGovernor
 from rose.sim.device import DeviceModel, Noise
 from rose.sim.governor import Governor
-from rose.sim.governors import Alone, HostWindow, Priority, RosePaper, ShareAll, StaticSplit, Valve
+from rose.sim.governors import (
+    HostWindow,
+    NoRollouts,
+    Priority,
+    RosePaper,
+    ShareAll,
+    StaticSplit,
+    Valve,
+)
 from rose.sim.machine import Machine, Observer, Served, Tally
 from rose.sim.outcome import ArmOutcome, RequestOutcome, missed
 from rose.sim.request import Request, check_requests
@@ -22,7 +30,7 @@ from rose.slo.verify import verify_log
 from rose.units import NS_PER_MS
 
 _SIMPLE: Final[dict[str, type[Governor]]] = {
-    "alone": Alone,
+    "alone": NoRollouts,
     "share_all": ShareAll,
     "priority": Priority,
     "host_window": HostWindow,

@@ -1,6 +1,6 @@
 """Request traces: read from files, or generated with the statistics of a public trace."""
 
-from rose.traces.agents import AgentTrace, read_agent_trace, tool_waits
+from rose.traces.agents import tool_waits
 from rose.traces.generator import generate
 from rose.traces.profile import PROFILES
 from rose.traces.reader import read_trace
@@ -9,10 +9,8 @@ from rose.traces.trace import Trace
 
 __all__ = [
     "PROFILES",
-    "AgentTrace",
     "Trace",
     "generate",
-    "read_agent_trace",
     "read_trace",
     "tool_waits",
     "write_trace",

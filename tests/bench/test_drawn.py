@@ -15,7 +15,7 @@ from bench.drawn_runs import SEEDS_FILE, drawn_seeds, run_seed, simulate_run
 from bench.drawn_table import print_drawn
 from bench.drawn_verdict import Against, verdict_of
 from rose.sim.scenario.cost import Cost
-from rose.sim.study.figures import ArmFigures, Served
+from rose.sim.study.figures import ArmFigures, ServedFigures
 
 ONE = ArmFigures(
     arm="rose",
@@ -40,7 +40,7 @@ ONE = ArmFigures(
     staleness=0.5,
     recovery_s=0.25,
     unrecovered=0,
-    served=Served(5, 1.0, 2.0, 1.0, 1.1, 1.2, 1.3, 0.2, None),
+    served=ServedFigures(5, 1.0, 2.0, 1.0, 1.1, 1.2, 1.3, 0.2, None),
     cost=Cost(1.0, 2.0, 3.0, 4.0, 30),
     events=99,
     digest="0123456789abcdef",

@@ -40,10 +40,10 @@ from bench.frontier_judged import (
 )
 from bench.frontier_trouble import FrozenHost, trouble, worst_blocking
 from bench.rows import Bar
-from rose.demo.record import Answered, Plan, RunRecord, Slice
+from rose.demo.record import Answered, RunPlan, RunRecord, Slice
 from rose.demo.summary import summarise_loads
 from rose.sim import ArmOutcome, Request, simulate
-from rose.sim.governors import Alone, Priority
+from rose.sim.governors import NoRollouts, Priority
 from rose.sim.simulation import govern
 from rose.slo import SLO
 
@@ -123,7 +123,7 @@ def test_what_is_queued_at_an_arrival_runs_on_or_is_overtaken() -> None:
     requests = [Request(1000.0, 100, 4)]
     alone, queued, overtaking = (
         govern(requests, KERNELS, rule(), slo=TARGETS, seed=0).requests[0].ttft_ms
-        for rule in (Alone, QueuedPriority, RunningPriority)
+        for rule in (NoRollouts, QueuedPriority, RunningPriority)
     )
     kernel_ms = KERNELS.layers_per_segment * KERNELS.layer_ms
     assert kernel_ms == pytest.approx(5.0)
@@ -250,7 +250,7 @@ def slice_of(arm: str, number: int, *, factor: float = 1.0, late: int = 0) -> Sl
 
 
 def record_of(*slices: Slice, solo: tuple[Slice, ...] = ()) -> RunRecord:
-    plan = Plan((), (0.3,), 0, {}, "", {})
+    plan = RunPlan((), (0.3,), 0, {}, "", {})
     return RunRecord(plan, slices, solo, SLO_MS, "flags", complete=True)
 
 

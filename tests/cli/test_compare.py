@@ -2,7 +2,6 @@
 
 import json
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,13 +9,11 @@ import pytest
 
 from rose.cli.main import main
 from rose.demo import virtual
+from rose.demo.experiment import pieces_of
 from rose.demo.schemes import SCHEMES
 from rose.demo.virtual import piece_of
 from rose.errors import InvalidArgument
-from rose.sim import at_load, simulate
-from rose.sim.device import DeviceModel
 from rose.sim.simulation import SCHEMES as SIMULATED
-from rose.slo import SLO
 from rose.traces import generate, write_trace
 
 QUICK = ("compare", "--virtual", "--seconds", "4", "--profile", "steady")
@@ -108,20 +105,12 @@ def test_an_interrupt_keeps_what_there_is(
     assert [name for name, arm in at["arms"].items() if arm["requests"]] == ["alone", "priority"]
 
 
-@pytest.mark.parametrize("load", [0.3, 0.95])
-def test_the_load_is_how_busy_serving_alone_is(load: float) -> None:
-    trace = generate("steady", duration_s=3600.0, seed=1)
-    device = DeviceModel(noise=0.1)
-    pieces = partial(piece_of, trace, seconds=20.0, seed=0)
-    found = at_load(pieces, device, busy=load, seed=0, rate=1.0)
-    alone = simulate(found, device, "alone", slo=SLO(ttft_ms=500, tpot_ms=25), seed=0)
-    assert abs(alone.busy - load) <= 0.02
-
-
 def test_a_short_trace_is_refused() -> None:
     trace = generate("steady", duration_s=60.0, seed=1)
     with pytest.raises(InvalidArgument, match="lower --seconds or --load"):
         piece_of(trace, 2 * trace.mean_rate_rps, seconds=60.0, seed=0)
+    with pytest.raises(InvalidArgument, match="give a longer one, or lower the load"):
+        pieces_of(trace, count=2, seconds=31.0, seed=0)
 
 
 _BAD: Final = (
@@ -153,7 +142,7 @@ _BAD_VIRTUAL: Final = (
 )
 _BAD_REAL: Final = (
     (("--noise", "-1"), "--noise is of virtual time"),
-    (("--seconds", "1e9"), "give a longer one, or lower the load"),
+    (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
 )
 
 
@@ -170,9 +159,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(  # noqa: PLR0917 (fixture
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if not kind and "1e9" in arguments:  # Engines run before the trace is found to be too short.
-        monkeypatch.setattr("rose.demo.experiment._CALIBRATION_S", 0.5)
-        monkeypatch.setattr("rose.cli.compare._SERVING_MODEL", "micro-policy")
     scratch = tmp_path.with_name(f"{tmp_path.name}-scratch")
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))

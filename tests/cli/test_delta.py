@@ -107,25 +107,6 @@ def test_names_are_escaped_in_the_page_and_on_the_terminal(capsys, tmp_path):
     assert "&lt;b&gt;[red]x" in page.read_text()
 
 
-def test_unchanged_checkpoints_have_a_table_and_a_page(capsys, tmp_path, sides):
-    old, _ = sides
-    page = tmp_path / "x.html"
-    status, out, _ = run(capsys, "inspect", old, old, "--html", page)
-    assert status == 0
-    assert out.startswith("0 of 14,840 elements change (0 %) in 5 tensors")
-    assert "<svg" not in page.read_text()
-
-
-def test_steps_of_whole_numbers_are_units(capsys, tmp_path):
-    for side, value in (("old", 1), ("new", 3)):
-        write_safetensors(tmp_path / side, {"a": ("I8", np.full(50, value, np.uint8))})
-    page = tmp_path / "x.html"
-    status, out, _ = run(capsys, "inspect", tmp_path / "old", tmp_path / "new", "--html", page)
-    assert status == 0
-    assert "I8, step in units" in out
-    assert "I8, step in units" in page.read_text()
-
-
 def test_what_cannot_be_compared_is_named(capsys, tmp_path):
     row = ("BF16", np.arange(9, dtype=np.uint16))
     wide = ("F32", np.arange(9, dtype=np.uint32))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rose.cli.engine_metrics import read_metrics
 from rose.errors import CorruptData
-from rose.scheduler.broker.engine_reader import EngineReader, Histogram
+from rose.scheduler.broker.engine_reader import EngineReader, LatencyHistogram
 from tests.cli.engine_pages import sglang, vllm
 from tests.scheduler.broker_world import device
 
@@ -58,7 +58,7 @@ def test_ranks_of_one_engine_are_summed_and_the_fullest_pool_counts():
         (vllm(running=-3), "num_requests_running is negative"),
         (vllm(waiting=float("nan")), "num_requests_waiting is not a number of at least 0"),
         (vllm(preempted=-1), "num_preemptions_total is negative"),
-        (vllm().replace("kv_cache_usage", "x"), "does not say vllm:kv_cache_usage_perc"),
+        (vllm().replace("kv_cache_usage", "x"), "does not report vllm:kv_cache_usage_perc"),
         (vllm().replace("num_requests_waiting", "x"), "num_requests_waiting is missing"),
         (vllm().replace("time_to_first", "x"), "time_to_first_token_seconds is missing"),
         (vllm().replace("inter_token", "x"), "inter_token_latency_seconds is missing"),
@@ -97,7 +97,7 @@ def test_a_damaged_page_is_read_or_refused_and_nothing_else(data):
 def test_the_tail_lies_in_the_bucket_of_the_true_one(values):
     bounds = (*np.geomspace(0.001, 10.0, 20).tolist(), math.inf)
     counts = tuple(float(sum(value <= bound for value in values)) for bound in bounds)
-    found_s = Histogram(bounds, counts).p99_ms() / 1000
+    found_s = LatencyHistogram(bounds, counts).p99_ms() / 1000
     true_s = sorted(values)[math.ceil(0.99 * len(values)) - 1]
     bucket = int(np.searchsorted(bounds, true_s))
     low_s = bounds[bucket - 1] if bucket else 0.0

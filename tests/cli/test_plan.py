@@ -1,7 +1,6 @@
 """`rose plan`: its arithmetic against plain sums and a real pool, and what it says."""
 
 import json
-import math
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -11,17 +10,14 @@ from hypothesis import given
 from rose._core import AdmissionTerms, Arbiter, largest_grant
 from rose.cli.main import main
 from rose.cli.plan import advice
-from rose.cli.plan_compute import plan_compute
 from rose.cli.plan_numbers import Load, Setting, make_plan
-from rose.demo.numbers import percent, size_text
+from rose.demo.numbers import size_text
 from rose.errors import InvalidArgument
 from rose.memory import KVSpace
 from rose.memory.model_config import read_shape
 from rose.memory.model_shape import KVDtype, ModelShape
 from rose.memory.model_weights import WeightDtype
 from rose.memory.presets import find_model, preset_names
-from rose.sim.cluster import lending
-from rose.slo import SLO
 from rose.units import GIB, MIB
 from tests.reference.slo import ServingMemory, worst_horizon_fits
 
@@ -359,26 +355,6 @@ def test_options_shape_the_plan(capsys, monkeypatch) -> None:
         plan.lendable_busy * plan.slab_bytes,
     ):
         assert size_text(size) in out
-
-
-def test_a_gpu_lends_compute_at_a_price(capsys, monkeypatch) -> None:
-    for name, value in (("PIECES", 1), ("_WARM_BINS", 10), ("_WARM_MS", 10_000.0)):
-        monkeypatch.setattr(lending, name, value)
-    slo = SLO(ttft_ms=500, tpot_ms=50)
-    models = find_model("Qwen2.5-7B"), find_model("Qwen3-8B")
-    idle, some, whole = found = plan_compute(*models, "L40S", tp=1, load=0.5, slo=slo)
-    assert [one.slowdown for one in found] == [0.0, 0.05, math.inf]
-    assert idle.share == pytest.approx(0.5, abs=0.2)
-    assert idle.price["tpot_p50_times_alone"] == pytest.approx(1, abs=0.01)
-    assert whole.share > idle.share
-    assert whole.price["tpot_p50_times_alone"] > 1.5
-    line = ["plan", "Qwen2.5-7B", "Qwen3-8B", "--device-gb", "80"]
-    assert main([*line, "--gpu", "L40S", "--load", "0.5"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "compute lent, slowdown inf" in shown
-    assert percent(some.share) in shown
-    assert main([*line, "--gpu", "B300"]) == 2
-    assert "no figures for a GPU 'B300'" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_status_1_with_what_would(capsys) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rose.cli.sim import read_inputs
 from rose.errors import InvalidArgument
-from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.loans import ServingGroups
 from rose.sim.scenario.scenario import Scenario, scenario_from
 from tests.sim.scenario.files import changed
 
@@ -22,11 +22,11 @@ def test_rates_shape_the_traffic(tmp_path: Path) -> None:
     one = with_traffic(kind="daily", rates="rates.csv", model="m", load=0.3)
     inputs = read_inputs([one], beside=tmp_path)
     assert inputs.rates["rates.csv"]["m"].tolist() == [2, 6]
-    (loan,) = Serving(one, seed=1, inputs=inputs).loans("rose")
+    (loan,) = ServingGroups(one, seed=1, inputs=inputs).loans("rose")
     assert len(loan.lendings) == 4
     other = with_traffic(kind="daily", rates="rates.csv", model="other", load=0.3)
     with pytest.raises(InvalidArgument, match=r"rates\.csv has no other"):
-        Serving(other, seed=1, inputs=inputs)
+        ServingGroups(other, seed=1, inputs=inputs)
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"none\.csv"):
         read_inputs([one], beside=tmp_path)
     with pytest.raises(InvalidArgument, match=r"none\.csv was not read"):
-        Serving(one, seed=1, inputs=read_inputs([], beside=tmp_path))
+        ServingGroups(one, seed=1, inputs=read_inputs([], beside=tmp_path))

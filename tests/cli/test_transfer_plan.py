@@ -8,7 +8,6 @@ from rose.cli.main import main
 from rose.demo.numbers import size_text
 from rose.transfer.plan.files import ShardFile, plan_from_json, shards_to_json
 from tests.transfer.plan.models import Model, flattened, sharded
-from tests.transfer.plan.test_coverage import map_of, piece
 
 MODEL = Model()
 TIED = replace(MODEL, is_tied=True)
@@ -107,50 +106,6 @@ def test_it_names_ties_computed_tensors_buffers_and_what_is_not_received(capsys,
     assert "Replica east does not receive model.norm.weight, or not all of it.\n" in out
 
 
-def test_many_names_are_cut_short(capsys, write, wide):
-    made = sharded(MODEL)
-    few = replace(made, pieces=made.pieces[:-5], storages={})
-    path = write("few", few, storages=None)
-    out = run(capsys, write("trainer", made), path)[1]
-    assert (
-        "does not receive lm_head.weight, model.layers.1.mlp.down_proj.weight, model.layers" in out
-    )
-    assert " and 2 more, or not all of it.\n" in out
-    assert "How large the parameters of replica few are is not said" in out
-
-
-def test_silently_uncovered_memory_is_refused(capsys, write):
-    made = sharded(MODEL)
-    path = write("east", replace(made, storages={**made.storages, (0, "cache"): 10}))
-    status, out, err = run(capsys, write("trainer", made), path)
-    assert (status, out) == (2, "")
-    assert err == (
-        f"rose: {path}: no piece describes 10 elements of cache on rank 0; add pieces, or list "
-        f"the parameter as computed or as a buffer\n"
-    )
-
-
-def test_a_source_that_lacks_something_is_refused(capsys, write):
-    made = sharded(MODEL)
-    path = write("trainer", replace(made, pieces=made.pieces[1:]), storages=None)
-    status, _, err = run(capsys, path, write("east", made))
-    assert status == 2
-    assert f"{path}: no rank of the source holds model.embed_tokens.weight[0:32, 0:16]; add" in err
-
-
-def test_copies_of_the_source_that_are_tied_go_under_one_name(capsys, write, tmp_path):
-    apart = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,), 4), v=(4,), w=(4,))
-    tied = map_of(piece("v", (0,), (4,)), piece("w", (0,), (4,)), v=(4,), w=(4,))
-    paths = tmp_path / "source.json", tmp_path / "tied.json"
-    paths[0].write_bytes(shards_to_json(ShardFile(apart, ties={"w": "v"})))
-    paths[1].write_bytes(shards_to_json(ShardFile(tied)))
-    assert run(capsys, *paths)[0] == 0
-    paths[0].write_bytes(shards_to_json(ShardFile(apart)))
-    status, _, err = run(capsys, *paths)
-    assert status == 2
-    assert "w and v are one tensor at replica tied and two at the source" in err
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [(None, "cannot read "), (b"{", "cannot be read: "), (b'{"format": 9}', "has format 9")],
@@ -165,13 +120,6 @@ def test_a_file_that_is_none_is_refused(capsys, tmp_path, write, content, says):
         assert says in err
         assert str(path) in err
         assert err.count("\n") == 1
-
-
-def test_two_destinations_of_one_name_are_refused(capsys, write):
-    source = write("a", sharded(MODEL))
-    status, _, err = run(capsys, source, source, source)
-    assert status == 2
-    assert "two replicas or relays have the name a" in err
 
 
 def test_where_nothing_can_be_written_it_says_so_and_prints_nothing(capsys, tmp_path, write):

@@ -72,17 +72,6 @@ def test_the_audit_is_a_table_with_one_cause_for_each_miss(verify):
     ]
 
 
-def test_of_many_misses_the_worst_are_shown(verify):
-    log = late(LogBytes(), host_ms=60, tokens=30)
-    log.wait(99)
-    log.tokens(0)
-    _, out, _ = verify(log, "--audit")
-    assert "the worst 20 of 31" in out
-    assert out.count(" 60.0 ") == 2 * 19
-    assert out.count(" 99.0 ") == 2
-    assert "31 missed, by cause: 31 host." in out
-
-
 def test_an_audit_that_finds_nothing_says_so_and_violations_still_count(verify):
     log = LogBytes()
     log.arrived(0)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rose.demo import verdict as verdicts
-from rose.demo.record import ARMS, Answered, Audit, Lending, SliceTimeline
+from rose.demo.record import ARMS, Answered, Audit, LendingRecord, SliceTimeline
 from rose.demo.report import print_table, render_html, summarise, write_report
 from rose.errors import InvalidArgument
 from rose.slo import SLO
@@ -105,7 +105,7 @@ def test_p99_is_compared_when_there_are_enough_requests():
 
 def test_little_lent_is_explained():
     binding = {"shape": "chunk", "predicted_ms": 60.0, "bound_ms": 245.0, "target_ms": 200.0}
-    lending = Lending(
+    lending = LendingRecord(
         {"slo_at_risk": 500, "no_evidence": 0}, {}, 0.0, binding | {"sentence": "a chunk is long"}
     )
     slices = tuple(

@@ -1,7 +1,7 @@
 """Slices that somebody else disturbed are void, and taken again while there is time."""
 
 from rose.demo.record import Slice, SliceCounts
-from rose.demo.slices import CoreUse, Slices, in_turn, why_foreign
+from rose.demo.slices import CoreUse, SliceTaker, in_turn, why_foreign
 
 
 class Ticking:
@@ -23,9 +23,9 @@ def test_every_arm_is_first_once() -> None:
     assert in_turn("abc", 4) == ["b", "c", "a"]
 
 
-def taken(answers: list[str | None], *, spare_s: float) -> tuple[Slices, list[bool]]:
+def taken(answers: list[str | None], *, spare_s: float) -> tuple[SliceTaker, list[bool]]:
     clock = Ticking()
-    slices = Slices(lambda: lambda: answers.pop(0), clock, spare_s=spare_s)
+    slices = SliceTaker(lambda: lambda: answers.pop(0), clock, spare_s=spare_s)
     are_void = []
     while answers:
         are_void.append(slices.take(lambda: Slice("alone", 0, 0.0, 1.0, (), 0.0, 0)).is_void)

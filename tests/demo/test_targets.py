@@ -2,12 +2,12 @@
 
 import pytest
 
-from rose.demo.record import StepTimes
+from rose.demo.record import StepSamples
 from rose.demo.targets import Calibration, choose_targets, feasibility, round_up
 from rose.errors import InvalidArgument
 from rose.slo import SLO, Policy
 
-FOUND = Calibration(StepTimes((100.0,) * 60, (20.0,) * 60), ttft_ms_p99=151.0, tpot_ms_p99=22.1)
+FOUND = Calibration(StepSamples((100.0,) * 60, (20.0,) * 60), ttft_ms_p99=151.0, tpot_ms_p99=22.1)
 
 
 def test_targets_are_three_times_what_serving_alone_takes_rounded_up() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.driver_events import Begun, Ended, Entry, Registered, Step
+from rose.scheduler.driver_events import Begun, DriverStep, Ended, Entry, Registered
 from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
-from rose.scheduler.state import Checkpoint, Gone, Outcome
+from rose.scheduler.state import Gone, Outcome, SchedulerCheckpoint
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.watching import DriverWatch
@@ -31,7 +31,7 @@ from rose.scheduler.worker import (
 )
 from rose.units import NS_PER_MS
 from tests.demo.rl.play import logprob_at, token_at, version_at
-from tests.demo.rl.saying_worker import SayingWorker
+from tests.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.tuned import tuned
 
 SETTINGS = tuned(
@@ -141,14 +141,14 @@ class MortalStore(FileStore):
 
     kill_at: str | None = None
 
-    def append(self, step: Step) -> None:
+    def append(self, step: DriverStep) -> None:
         if self.kill_at == "before":
             raise Killed
         super().append(step)
         if self.kill_at == "after":
             raise Killed
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: SchedulerCheckpoint) -> None:
         if self.kill_at == "unsaved":
             raise Killed
         super().save(checkpoint)
@@ -197,7 +197,7 @@ class DriverWorld:
         self.order = 0
         self.kills = self.ticks = self.slices = self.slow_checkpoints = 0
         self.epochs: dict[int, int] = {}
-        self.workers: dict[int, SayingWorker] = {}
+        self.workers: dict[int, ScriptedWorker] = {}
         self.versions: dict[int, int] = {}
         for kind in KINDS:
             self.bring(kind)
@@ -207,7 +207,7 @@ class DriverWorld:
     # ---- lives of the scheduler
 
     def begin_life(self) -> None:
-        self.draft: tuple[Checkpoint, SlowCopy] | None = None
+        self.draft: tuple[SchedulerCheckpoint, SlowCopy] | None = None
         self.store = MortalStore(self.path)
         self.durable = Durable(
             SETTINGS,
@@ -241,7 +241,7 @@ class DriverWorld:
     def bring(self, kind: WorkerKind) -> None:
         number = len(self.workers)
         ttl_ms = TTL_MS if kind is WorkerKind.BORROWED else 0.0
-        self.workers[number] = SayingWorker(number, kind, self.report, ttl_ms=ttl_ms)
+        self.workers[number] = ScriptedWorker(number, kind, self.report, ttl_ms=ttl_ms)
         self.away = {**getattr(self, "away", {}), number: self.clock.now_ms}
 
     def report(self, event: WorkerEvent) -> None:
@@ -252,7 +252,7 @@ class DriverWorld:
             late_ms = self.random.randint(1, 50) if self.chance(0.2) else 0
             self.mail.append((self.clock.now_ms + late_ms, self.order, event))
 
-    def live(self, worker: SayingWorker) -> None:
+    def live(self, worker: ScriptedWorker) -> None:
         if self.chance(0.004):
             worker.is_up = False
             worker.running.clear()
@@ -280,7 +280,7 @@ class DriverWorld:
             if self.chance(0.02):
                 worker.leave(trajectory, TurnEnd.FAILED)
             else:
-                worker.say(trajectory, self.random.randint(0, 4), with_end=not self.chance(0.2))
+                worker.output(trajectory, self.random.randint(0, 4), with_end=not self.chance(0.2))
 
     # ---- a tick
 
@@ -345,7 +345,7 @@ class DriverWorld:
         yield self.train
         yield self.publish
 
-    def register(self, worker: SayingWorker) -> None:
+    def register(self, worker: ScriptedWorker) -> None:
         can = replace(CAPABILITIES, version=self.versions.get(worker.number, 0))
         worker.running.clear()  # Its stream ended with the life before.
         self.durable.take(Registered(worker.number, worker.kind, can), worker)

@@ -16,7 +16,7 @@ from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from tests.demo.rl.saying_worker import SayingWorker
+from tests.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import (
     CAPABILITIES,
     SAMPLING,
@@ -59,7 +59,7 @@ def make(path: Path | None = None, **changes: Any) -> ElasticRolloutScheduler:
 class Voices:
     """Lets workers speak in a thread of their own, as engines do."""
 
-    def __init__(self, *workers: SayingWorker, tokens: int = 3) -> None:
+    def __init__(self, *workers: ScriptedWorker, tokens: int = 3) -> None:
         self._workers = workers
         self._tokens = tokens
         self._is_over = threading.Event()
@@ -79,10 +79,10 @@ class Voices:
         self._thread.join()
 
 
-def speak(worker: SayingWorker, tokens: int = 3) -> None:
+def speak(worker: ScriptedWorker, tokens: int = 3) -> None:
     with worker.lock:
         for trajectory in list(worker.running):
-            worker.say(trajectory, tokens)
+            worker.output(trajectory, tokens)
 
 
 async def bring(
@@ -91,15 +91,15 @@ async def bring(
     kind: WorkerKind = WorkerKind.DEDICATED,
     on_event: Callable[[WorkerEvent], None] | None = None,
     **can: Any,
-) -> SayingWorker:
+) -> ScriptedWorker:
     """Register a worker with a lease."""
-    worker = SayingWorker(number, kind, scheduler.receive if on_event is None else on_event)
+    worker = ScriptedWorker(number, kind, scheduler.receive if on_event is None else on_event)
     await scheduler.register(worker, replace(CAN, **can))
     worker.grant()
     return worker
 
 
-async def speak_until(worker: SayingWorker, asked: asyncio.Task[TurnResult]) -> TurnResult:
+async def speak_until(worker: ScriptedWorker, asked: asyncio.Task[TurnResult]) -> TurnResult:
     while not asked.done():
         speak(worker)
         await asyncio.sleep(0)

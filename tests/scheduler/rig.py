@@ -83,7 +83,7 @@ class Rig:
         return start
 
 
-def said(start: Start, first: int, tokens: int, version: int = 0) -> TurnProgress:
+def progress(start: Start, first: int, tokens: int, version: int = 0) -> TurnProgress:
     return TurnProgress(
         *(start.trajectory, start.turn, start.worker, start.grant_epoch, first, tokens, version)
     )

@@ -9,7 +9,7 @@ from rose.scheduler.events import (
     TurnReady,
 )
 from rose.scheduler.worker import TurnEnd, VersionCommitted
-from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.rig import Rig, ended, progress
 
 KEPT = 600  # tokens of a context that waits for its trajectory
 LEASE = 1000
@@ -23,7 +23,7 @@ def starts(actions: Sequence[object]) -> list[tuple[int, int]]:
 def keep(rig: Rig, trajectory: int, tokens: int = KEPT) -> int:
     """Run the first turn of a trajectory; return the worker that keeps so many tokens of it."""
     start = rig.run(trajectory, context=tokens - 20, max_new=20)
-    rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+    rig.step(progress(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
     return start.worker
 
 
@@ -92,7 +92,7 @@ def test_a_turn_that_outgrows_its_room_wakes_who_fits_where_it_pushed_out_a_cach
     keep(rig, 1, 600)
     growing = rig.run(2, context=180, max_new=400)
     assert not starts(rig.ready(3, context=300, max_new=20))
-    actions = rig.step(said(growing, 0, 250))
+    actions = rig.step(progress(growing, 0, 250))
     assert starts([*actions, *rig.step()]) == [(3, 0)]
 
 

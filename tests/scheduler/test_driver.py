@@ -20,7 +20,7 @@ from rose.scheduler.events import (
     WorkerJoined,
 )
 from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted, WorkerLost
-from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
+from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress
 
 JOINED = WorkerJoined(3, DEDICATED, 0, 1, 1.0, 1.0, 0.0, 0)
 
@@ -234,7 +234,7 @@ def test_reprefill_counts_what_was_computed_before() -> None:
     rig = Rig()
     rig.join(0, BORROWED)
     start = rig.run(1, context=100)
-    rig.step(said(start, 0, 8))
+    rig.step(progress(start, 0, 8))
     rig.join(7)
     rig.step(WorkerLost(0, "killed"))
     assert rig.core.stats().reprefill_tokens == 108

@@ -184,32 +184,6 @@ def test_what_is_no_number_is_refused_where_it_is_made(make) -> None:
         make()
 
 
-async def test_a_prompt_and_an_output_of_numpy_are_ordinary(tmp_path) -> None:
-    path = tmp_path / "state"
-    manager = opened(path)
-    scheduler = await manager.__aenter__()
-    worker = await bring(scheduler, 0, on_event=lambda event: scheduler.receive(of_numpy(event)))
-    await scheduler.start(np.int64(0), group=np.int32(1))
-    for prompt in (np.array(first_prompt(0)), list(first_prompt(0))):
-        asked = ask(scheduler, 0, prompt=prompt, turn=np.int64(0))
-        assert_true(await speak_until(worker, asked), first_prompt(0))
-    await die(scheduler)
-    async with opened(path) as again:
-        (record,) = again.trajectories()
-        assert_true(record.turns[0], first_prompt(0))
-
-
-def of_numpy(event):
-    if not isinstance(event, TurnOutput):
-        return event
-    return replace(
-        event,
-        trajectory=np.int64(event.trajectory),
-        tokens=np.array(event.tokens, np.int64),
-        logprobs=np.array(event.logprobs, np.float64),
-    )
-
-
 class Foreign(Exception):
     """What some engine raises."""
 

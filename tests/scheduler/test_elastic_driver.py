@@ -19,7 +19,7 @@ from rose.scheduler.worker import (
     WorkerKind,
     WorkerLost,
 )
-from tests.demo.rl.saying_worker import SayingWorker
+from tests.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import SAMPLING, ManualClock, first_prompt
 from tests.scheduler.elastic_rig import (
     WIDE,
@@ -59,7 +59,7 @@ async def test_a_turn_that_moves_goes_on_at_its_token() -> None:
         await scheduler.start(3)
         asked = ask(scheduler, 3)
         await until(lambda: first.running)
-        first.say(3, 2)
+        first.output(3, 2)
         first.revoke()
         second = await bring(scheduler, 1)
         await until(lambda: second.running)
@@ -165,7 +165,7 @@ async def test_a_turn_that_ends_as_it_is_given_up_leaves_no_gap_in_the_books() -
         await scheduler.start(3)
         asked = ask(scheduler, 3)
         await until(lambda: worker.running)
-        worker.say(3, 99)  # Its end, and what follows, are heard in one step.
+        worker.output(3, 99)  # Its end, and what follows, are heard in one step.
         await scheduler.abort(3)
         with pytest.raises(TrajectoryDropped, match="dropped"):
             await asked
@@ -315,7 +315,7 @@ async def test_a_worker_that_floods_the_scheduler_is_lost_and_its_turns_go_on() 
 
 async def test_what_a_worker_says_of_its_lease_before_it_is_registered_is_kept() -> None:
     async with opened() as scheduler:
-        worker = SayingWorker(0, BORROWED, scheduler.receive)
+        worker = ScriptedWorker(0, BORROWED, scheduler.receive)
         worker.grant()
         worker.grant()
         scheduler.receive(VersionCommitted(0, 1, True, 1.0))
@@ -339,7 +339,7 @@ async def test_workers_of_other_processes_take_part() -> None:
         with ExitStack() as stack:
             server = stack.enter_context(
                 WorkerServer(
-                    lambda on_event: SayingWorker(1, WorkerKind.DEDICATED, on_event),
+                    lambda on_event: ScriptedWorker(1, WorkerKind.DEDICATED, on_event),
                     token="secret",
                     limits=ServerLimits(silence_max_s=60.0),
                 )

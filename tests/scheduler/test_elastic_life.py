@@ -10,11 +10,11 @@ import pytest
 
 from rose.errors import InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, store_file
-from rose.scheduler.driver_events import Begun, Step
+from rose.scheduler.driver_events import Begun, DriverStep
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.worker import WorkerEvent, WorkerKind
-from tests.demo.rl.saying_worker import SayingWorker
+from tests.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import ManualClock, first_prompt, next_prompt, truth
 from tests.scheduler.elastic_rig import (
     CAN,
@@ -47,7 +47,7 @@ async def test_a_turn_goes_on_at_its_last_token_when_its_worker_is_back(tmp_path
     await first.start(3, group=1)
     asked = ask(first, 3)
     await until(lambda: worker.running)
-    worker.say(3, 3)
+    worker.output(3, 3)
     await until(lambda: first.stats().tokens_delivered == 3)
     await die(first)
     with pytest.raises(Unavailable, match="has ended"):
@@ -77,7 +77,7 @@ async def test_a_turn_whose_worker_never_comes_back_goes_on_elsewhere(tmp_path) 
         await first.start(3)
         asked = ask(first, 3)
         await until(lambda: worker.running)
-        worker.say(3, 3)
+        worker.output(3, 3)
         await until(lambda: first.stats().tokens_delivered == 3)
     with pytest.raises(Unavailable, match="was closed"):
         await asked
@@ -128,7 +128,7 @@ async def test_what_a_worker_refused_is_remembered_too(tmp_path) -> None:
     other = await bring(scheduler, 1)
     sulking.revoke()
     await until(lambda: other.running)
-    other.say(3, 3)
+    other.output(3, 3)
     await until(lambda: scheduler.stats().tokens_delivered == 3)
     await die(scheduler)
     with pytest.raises(Unavailable):
@@ -243,7 +243,7 @@ class FullStore(FileStore):
 
     is_full = False
 
-    def append(self, step: Step) -> None:
+    def append(self, step: DriverStep) -> None:
         if self.is_full:
             raise Unavailable("the disk is full")
         super().append(step)
@@ -277,7 +277,7 @@ def test_nobody_waits_for_the_answer_of_a_step_that_failed(tmp_path, said) -> No
             store.is_full = True
             words = {
                 "publish": lambda: scheduler.publish(1),
-                "register": lambda: scheduler.register(SayingWorker(0, BORROWED, print), CAN),
+                "register": lambda: scheduler.register(ScriptedWorker(0, BORROWED, print), CAN),
                 "finish": lambda: scheduler.finish(1),
             }
             with pytest.raises(Unavailable, match="the disk is full"):
@@ -296,7 +296,7 @@ async def test_a_worker_that_registers_as_the_scheduler_closes_spoils_nothing(
     async with opened(tmp_path / "state") as scheduler:
         await scheduler.publish(3)
         late = asyncio.create_task(
-            scheduler.register(SayingWorker(0, BORROWED, scheduler.receive), CAN)
+            scheduler.register(ScriptedWorker(0, BORROWED, scheduler.receive), CAN)
         )
         await asyncio.sleep(0)  # It is said, and not yet heard.
     await asyncio.gather(late, return_exceptions=True)
@@ -308,9 +308,9 @@ async def test_a_worker_that_registers_as_the_scheduler_closes_spoils_nothing(
 
 def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
     path = tmp_path / "state"
-    contradiction = Step(1 << 50, (Begun(1, 0, 0, 1),))
+    contradiction = DriverStep(1 << 50, (Begun(1, 0, 0, 1),))
 
-    def note(*steps: Step) -> None:
+    def note(*steps: DriverStep) -> None:
         store = FileStore(path)
         store.load()
         store.rotate()
@@ -321,7 +321,7 @@ def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
     async def program() -> None:
         async with opened(path) as scheduler:
             await scheduler.start(1)
-        note(Step(1 << 49, (Begun(2, 0, 0, 2),)), contradiction)
+        note(DriverStep(1 << 49, (Begun(2, 0, 0, 2),)), contradiction)
         async with opened(path) as scheduler:
             assert [one.trajectory for one in scheduler.trajectories()] == [1, 2]
             await scheduler.finish(2)
@@ -352,7 +352,7 @@ async def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_pa
     def hear_now(event: WorkerEvent) -> None:
         box["now"].receive(event)
 
-    worker = SayingWorker(0, BORROWED, hear_now, ttl_ms=100.0)
+    worker = ScriptedWorker(0, BORROWED, hear_now, ttl_ms=100.0)
     async with opened(tmp_path / "state", **made) as first:
         box["now"] = first
         await first.register(worker, CAN)
@@ -376,7 +376,7 @@ async def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_pa
 async def test_a_lease_runs_out_while_every_turn_is_with_its_environment() -> None:
     clock = ManualClock()
     async with opened(clock=clock) as scheduler:
-        worker = SayingWorker(0, BORROWED, scheduler.receive, ttl_ms=1500.0)
+        worker = ScriptedWorker(0, BORROWED, scheduler.receive, ttl_ms=1500.0)
         await scheduler.register(worker, CAN)
         worker.grant()
         await scheduler.start(3)
@@ -393,7 +393,7 @@ async def test_what_a_time_without_steps_did_to_leases_is_done_again(tmp_path) -
     clock, path = ManualClock(), tmp_path / "state"
     first = make(path, clock=clock)
     await first.__aenter__()
-    worker = SayingWorker(0, BORROWED, first.receive, ttl_ms=1500.0)
+    worker = ScriptedWorker(0, BORROWED, first.receive, ttl_ms=1500.0)
     await first.register(worker, CAN)
     worker.grant()
     await first.start(3)

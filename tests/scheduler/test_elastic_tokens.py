@@ -32,7 +32,7 @@ async def test_of_what_overlaps_each_token_is_taken_once_and_none_beyond_the_tur
         asked = ask(scheduler, CUT)
         scheduler.receive(said[0])
         await until(lambda: worker.running)
-        worker.say(CUT, 2)
+        worker.output(CUT, 2)
         request = worker.asked[0]
         first = len(request.prompt)
         places = range(first, first + SAMPLING.max_new_tokens + 2)
@@ -57,7 +57,7 @@ async def test_a_turn_whose_last_token_came_and_whose_end_was_lost_is_not_run_ag
         await scheduler.start(number)
         asked = ask(scheduler, number)
         await until(lambda: first.running)
-        first.say(number, SAMPLING.max_new_tokens, with_end=False)
+        first.output(number, SAMPLING.max_new_tokens, with_end=False)
         first.is_up = False
         await scheduler.lose(0, "killed before it said that it ended")
         second = await bring(scheduler, 1)
@@ -71,7 +71,7 @@ async def test_a_worker_may_be_lost_in_the_very_step_that_takes_its_turns() -> N
         await scheduler.start(CUT)
         asked = ask(scheduler, CUT)
         await until(lambda: first.running)
-        first.say(CUT, 2)
+        first.output(CUT, 2)
         # A lease that ends recalls its turns: the Stop is for a worker that is gone.
         scheduler.receive(GrantChanged(0, first.epoch, 0, 0.0))
         scheduler.receive(WorkerLost(0, "killed"))

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rose.scheduler import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
-from rose.scheduler.spans import Spans
+from rose.scheduler.spans import TurnSpans
 from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import TurnEnd, WorkerKind
 from tests.scheduler.driver_world import SAMPLING, first_prompt, truth, turns_of
@@ -40,7 +40,7 @@ class KeptSpans:
         self._exported = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exported))
-        self.watch = Spans(provider)
+        self.watch = TurnSpans(provider)
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exported.get_finished_spans() if span.name == name]
@@ -126,7 +126,7 @@ def test_a_span_tells_who_lost_a_turn_and_who_went_on(tmp_path) -> None:
                 scheduler.generate(3, turn=0, prompt=first_prompt(3), sampling=SAMPLING)
             )
             await until(lambda: worker.running)
-            worker.say(3, 2)
+            worker.output(3, 2)
             worker.leave(3, TurnEnd.INTERRUPTED)
             worker.grant()
             await until(lambda: worker.running)

@@ -7,7 +7,7 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind, WorkerLost
-from tests.demo.rl.saying_worker import SayingWorker
+from tests.demo.rl.scripted_worker import ScriptedWorker
 from tests.scheduler.driver_world import SAMPLING, first_prompt
 from tests.scheduler.elastic_rig import (
     CAN,
@@ -29,8 +29,8 @@ class Told:
         self.scheduler = scheduler
         self.calls = []
 
-    def worker(self, number: int = 0) -> SayingWorker:
-        return SayingWorker(number, DEDICATED, self.scheduler.receive)
+    def worker(self, number: int = 0) -> ScriptedWorker:
+        return ScriptedWorker(number, DEDICATED, self.scheduler.receive)
 
     async def register(self, worker, can=CAN) -> None:
         self.calls.append(asyncio.create_task(self.scheduler.register(worker, can)))
@@ -126,7 +126,7 @@ def test_one_that_is_lost_and_comes_back_at_once_is_there(times, says_so_itself)
 async def test_one_that_comes_as_another_when_its_time_is_up_is_not_lost(tmp_path) -> None:
     """The worker of the life before is overdue in the very step in which its number comes anew."""
     async with opened(tmp_path / "store") as first:
-        await first.register(SayingWorker(0, DEDICATED, first.receive), CAN)
+        await first.register(ScriptedWorker(0, DEDICATED, first.receive), CAN)
     limits = {"REJOIN_S": 0.05, "TICK_S": 3600.0}
     async with opened(tmp_path / "store", limits=limits) as second:
         await asyncio.sleep(0.1)  # No step since: nobody has said anything.

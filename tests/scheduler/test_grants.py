@@ -2,7 +2,7 @@
 
 from rose.scheduler.events import Deliver, Start, VersionPublished
 from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
-from tests.scheduler.rig import BORROWED, Rig, ended, said, stop_of
+from tests.scheduler.rig import BORROWED, Rig, ended, progress, stop_of
 
 
 def revoked(worker: int, epoch: int = 1) -> GrantChanged:
@@ -13,11 +13,11 @@ def test_revoked_turn_resumes_elsewhere_at_the_token() -> None:
     rig = Rig()
     rig.join(0, BORROWED)
     start = rig.run(1)
-    assert rig.step(said(start, 0, 5)) == [Deliver(1, 0, event=0, skip=0, tokens=5)]
+    assert rig.step(progress(start, 0, 5)) == [Deliver(1, 0, event=0, skip=0, tokens=5)]
     rig.join(7)
     assert rig.step(revoked(0)) == [stop_of(start)]
     # What the worker still had to say, under the lease that is dead by now.
-    snapshot = [said(start, 3, 6), ended(start, TurnEnd.INTERRUPTED, tokens=9)]
+    snapshot = [progress(start, 3, 6), ended(start, TurnEnd.INTERRUPTED, tokens=9)]
     assert rig.step(*snapshot, after_ms=99) == [
         Deliver(1, 0, event=0, skip=2, tokens=4),
         Start(1, 0, 7, 1, first_token=9, max_new_tokens=11),
@@ -29,7 +29,7 @@ def test_turn_without_a_snapshot_resumes_after_its_grace_period() -> None:
     rig = Rig()
     rig.join(0, BORROWED)
     start = rig.run(1)
-    rig.step(said(start, 0, 5))
+    rig.step(progress(start, 0, 5))
     rig.join(7)
     rig.step(revoked(0))
     assert rig.core.stats().recalled == 1
@@ -88,7 +88,7 @@ def test_turn_that_is_going_stale_is_urgent() -> None:
     rig.step(VersionPublished(3))
     fresh = rig.run(1, context=50)
     old = rig.run(2)  # cheaper to redo
-    rig.step(said(fresh, 0, 1, version=3), said(old, 0, 1, version=2))
+    rig.step(progress(fresh, 0, 1, version=3), progress(old, 0, 1, version=2))
     assert rig.step(GrantChanged(0, 1, 70, 0.0)) == [stop_of(fresh)]
 
 

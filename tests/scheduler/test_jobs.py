@@ -16,7 +16,7 @@ from rose.scheduler.events import (
     WorkerJoined,
 )
 from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
-from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said, stop_of
+from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress, stop_of
 
 
 def test_each_job_admits_by_its_own_batch_and_staleness() -> None:
@@ -102,7 +102,7 @@ def test_least_that_a_worker_says_of_its_device_holds_for_all_on_it() -> None:
     for number in range(2):
         rig.join(number, BORROWED, kv_tokens=100, job=number, device=5)
     first = rig.run(0, context=20, job=0)  # 40 tokens
-    rig.step(said(first, 0, 1))
+    rig.step(progress(first, 0, 1))
     second = rig.run(1, context=10, job=1)  # 30
     assert rig.step(GrantChanged(0, 1, 60, 0.0)) == [stop_of(second)]
     rig.step(ended(second, TurnEnd.INTERRUPTED, 0))

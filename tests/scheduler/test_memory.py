@@ -10,7 +10,7 @@ from rose.scheduler.events import (
     TrajectoryEnded,
 )
 from rose.scheduler.worker import GrantChanged, TurnEnd
-from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.rig import Rig, ended, progress
 
 LEASE = 1000
 CONTEXT = 180  # at the end of a first turn; 20 tokens more at the end of the second
@@ -27,12 +27,12 @@ def rig_of(policy: PlacementPolicy = PlacementPolicy.JOINT, share: float = SHARE
 def live_through(rig: Rig, number: int, *, is_displaced: bool) -> None:
     """Run two turns of a trajectory; its home lacks the room for the second if it is displaced."""
     start = rig.run(number, context=CONTEXT - 20, max_new=20)
-    rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+    rig.step(progress(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
     if is_displaced:
         rig.step(GrantChanged(start.worker, 1, CONTEXT, 0.0))
     again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
     assert (again.worker != start.worker) == is_displaced
-    rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
+    rig.step(progress(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
     rig.step(GrantChanged(start.worker, 1, LEASE, 0.0))
 
 
@@ -62,16 +62,18 @@ def test_a_cache_that_was_left_for_a_seat_does_not_count_as_lost_when_the_seat_i
     rig.join(1, kv_tokens=0)
     for number in range(0, 200, 2):
         start = rig.run(number, context=CONTEXT - 20, max_new=20)
-        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+        rig.step(progress(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
         other = rig.run(number + 1, context=1, max_new=20)
         rig.step(GrantChanged(1, 1 + number, LEASE, 0.0))
         moved = rig.run(number, turn=1, context=CONTEXT, max_new=20)
         assert (other.worker, moved.worker) == (0, 1)
-        rig.step(said(other, 0, 20), ended(other, TurnEnd.FINISHED, 20))
+        rig.step(progress(other, 0, 20), ended(other, TurnEnd.FINISHED, 20))
         rig.step(TrajectoryEnded(number + 1), GrantChanged(1, 1 + number, 0, 0.0))
         (again,) = rig.step(ended(moved, TurnEnd.INTERRUPTED, 0))
         assert isinstance(again, Start)
-        rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
+        rig.step(
+            progress(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number)
+        )
     assert admitted(rig) > 4 * LEASE / CONTEXT
 
 

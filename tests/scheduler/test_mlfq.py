@@ -6,7 +6,7 @@ from hypothesis import given
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import Start
 from rose.scheduler.worker import TurnEnd
-from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.rig import Rig, ended, progress
 
 QUANTUM = 10
 BLOCKER = 1000
@@ -24,8 +24,8 @@ class OneSeat(Rig):
         self.end(self.run(trajectory, max_new=400), tokens)
 
     def end(self, start: Start, tokens: int = 1) -> list[Start]:
-        progress = [said(start, 0, tokens)] if tokens else []
-        actions = self.step(*progress, ended(start, TurnEnd.FINISHED, tokens))
+        news = [progress(start, 0, tokens)] if tokens else []
+        actions = self.step(*news, ended(start, TurnEnd.FINISHED, tokens))
         return [one for one in actions if isinstance(one, Start)]
 
     def wait(self, trajectory: int, *, turn: int) -> None:

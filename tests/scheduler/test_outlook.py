@@ -16,7 +16,7 @@ from rose.scheduler.events import (
     VersionPublished,
 )
 from rose.scheduler.worker import GrantChanged, TurnEnd, VersionCommitted
-from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
+from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress
 
 LONG, SHORT = 1, 2  # groups
 TEACHER = 1000  # numbers from here on are those of trajectories that only teach
@@ -28,7 +28,7 @@ def live_through(rig: Rig, number: int, tokens: int, *, group: int, after_ms: fl
     (start,) = rig.step(TurnReady(number, 0, 10, tokens + 1))
     assert isinstance(start, Start)
     rig.step(after_ms=after_ms)
-    rig.step(said(start, 0, tokens), ended(start, TurnEnd.FINISHED, tokens))
+    rig.step(progress(start, 0, tokens), ended(start, TurnEnd.FINISHED, tokens))
     rig.step(TrajectoryEnded(number))
 
 
@@ -90,9 +90,9 @@ def test_reservation_stays_ahead_of_what_was_said() -> None:
     queue(rig, 1, SHORT)
     (start,) = rig.join(0)
     for place in range(300):
-        rig.step(said(start, place, 1))
+        rig.step(progress(start, place, 1))
         assert 10 + place + 1 + 50 <= reserved(rig, 0) <= 10 + place + 1 + 100
-    rig.step(said(start, 300, 2700))
+    rig.step(progress(start, 300, 2700))
     assert reserved(rig, 0) == 3010  # all that it may say
 
 
@@ -107,7 +107,7 @@ def test_turn_that_outgrows_its_reservation_moves_the_cheapest_other() -> None:
     rig = taught(reserve_ahead_tokens=30)
     first, second, _ = crowd(rig, kv_tokens=140)
     assert reserved(rig, 0) == 40 + 40 + 50
-    _, stop = rig.step(said(first, 0, 8))
+    _, stop = rig.step(progress(first, 0, 8))
     assert stop == Stop(second.trajectory, 0, 1)  # its prompt is the shortest
     stats = rig.core.stats()
     assert stats.outgrown == stats.recalls == 1
@@ -121,7 +121,7 @@ def test_turn_that_is_alone_never_outgrows_its_worker() -> None:
     queue(rig, 1, SHORT, max_new=90)
     (start,) = rig.join(0, kv_tokens=100)
     for place in range(90):
-        rig.step(said(start, place, 1))
+        rig.step(progress(start, place, 1))
         assert reserved(rig, 0) <= 100
     assert rig.core.stats().recalls == 0
 
@@ -238,7 +238,7 @@ def test_what_was_given_up_is_dropped_with_what_it_had_said() -> None:
     rig.join(0)
     live_through(rig, 0, 10, group=0)
     start = rig.run(1)
-    rig.step(said(start, 0, 5))
+    rig.step(progress(start, 0, 5))
     rig.step(TrajectoryEnded(1))
     stats = rig.core.stats()
     assert sum(stats.lengths_by_fate[TrajectoryFate.DROPPED]) == 1

@@ -2,7 +2,7 @@
 
 from rose.scheduler.events import WorkerLost
 from rose.scheduler.worker import TurnEnd
-from tests.scheduler.rig import Rig, ended, said
+from tests.scheduler.rig import Rig, ended, progress
 
 TOKENS = 100
 FORESEEN_MS = 20.0 + TOKENS * (10.0 + 1.0)  # a prompt of 20 tokens, then a step for each
@@ -12,7 +12,7 @@ def turn_on(rig: Rig, number: int, *, took_ms: float, tokens: int = TOKENS) -> i
     """Return where a trajectory of one turn ran, which takes so long and says so much."""
     start = rig.run(number, context=20, max_new=TOKENS)
     rig.step(after_ms=took_ms)
-    rig.step(*([said(start, 0, tokens)] if tokens else []))
+    rig.step(*([progress(start, 0, tokens)] if tokens else []))
     rig.step(ended(start, TurnEnd.FINISHED, tokens))
     return start.worker
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from rose.scheduler.events import Action, Start, WorkerJoined
 from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
 from tests.reference.hazard import PlainRate, hazard_per_s
-from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
+from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, progress
 
 PRIOR_PER_S = 0.02
 # As far as what is shown may be from the estimate, and what is shown of the domain beneath it.
@@ -136,7 +136,7 @@ def test_hold_doubles_with_each_revocation_up_to_the_most() -> None:
             actions, ms = rig.step(after_ms=10), ms + 10
         held_ms.append(ms)
         (start,) = (one for one in actions if isinstance(one, Start))
-        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
+        rig.step(progress(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
     assert held_ms == [0, 100, 200, 350, 350, 350]
 
 
@@ -178,7 +178,7 @@ def test_tokens_that_are_said_are_exposed_too() -> None:
     rig.join(0, BORROWED)
     rig.join(1, DEDICATED, kv_tokens=1, domain=1)
     start = rig.run(0, context=400, max_new=200)
-    rig.step(said(start, 0, 50))
+    rig.step(progress(start, 0, 50))
     assert rig.core.stats().exposure_s == pytest.approx(0.45)
     assert exposed(rig, 60, 1, first=1) == [None]
     assert starts(rig.step(ended(start, TurnEnd.FINISHED, 50))) == {1: 0}
@@ -218,7 +218,7 @@ def test_prompts_come_back_a_few_at_a_time() -> None:
     again = rig.step(GrantChanged(0, 1, 0, 0.0))
     moved = [one for one in again if isinstance(one, Start)]
     assert len(moved) == 2
-    more = rig.step(said(moved[0], 0, 1))  # one prompt is computed: the next may come
+    more = rig.step(progress(moved[0], 0, 1))  # one prompt is computed: the next may come
     assert len(starts(more)) == 1
     assert rig.core.stats().queued == 3
 

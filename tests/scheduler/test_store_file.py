@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
 from rose.scheduler import PlacementPolicy, SchedulerSettings
-from rose.scheduler.driver_events import Asked, Begun, Ended, Registered, Step
+from rose.scheduler.driver_events import Asked, Begun, DriverStep, Ended, Registered
 from rose.scheduler.driver_trajectory import DriverTrajectory, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
-from rose.scheduler.state import Checkpoint, DriverCounts, JobCounts, RolloutsState, UsedNumbers
+from rose.scheduler.state import (
+    DriverCounts,
+    JobCounts,
+    RolloutsState,
+    SchedulerCheckpoint,
+    UsedNumbers,
+)
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.worker import (
@@ -43,13 +49,13 @@ ENTRIES = [
     VersionCommitted(4, 3, True, 1.5),
     WorkerLost(4, "gone"),
 ]
-STEPS = [Step(10 * place, tuple(ENTRIES[: place + 1])) for place in range(len(ENTRIES))]
+STEPS = [DriverStep(10 * place, tuple(ENTRIES[: place + 1])) for place in range(len(ENTRIES))]
 
 
-def checkpoint(sequence: int) -> Checkpoint:
+def checkpoint(sequence: int) -> SchedulerCheckpoint:
     state = DriverTrajectory(5, 1, 2, 3, phase=Phase.SPEAKING, context=[1, 2], sampling=SAMPLING)
     state.turns.append(TurnResult(5, 0, (1,), (-0.5,), (0,), (4, 4), is_cut=True))
-    return Checkpoint(
+    return SchedulerCheckpoint(
         sequence=sequence,
         policy=PlacementPolicy.JOINT,
         settings=SchedulerSettings(),

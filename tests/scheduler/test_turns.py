@@ -4,7 +4,7 @@ import pytest
 
 from rose.scheduler.events import Deliver, Drop, DropReason, Start, TurnDone, TurnProgress
 from rose.scheduler.worker import GrantChanged, TurnEnd, WorkerLost
-from tests.scheduler.rig import BORROWED, Rig, ended, said, stop_of
+from tests.scheduler.rig import BORROWED, Rig, ended, progress, stop_of
 
 
 def running(rig: Rig) -> Start:
@@ -15,7 +15,12 @@ def running(rig: Rig) -> Start:
 def test_doubled_and_overlapping_tokens_are_delivered_once() -> None:
     rig = Rig()
     start = running(rig)
-    news = [said(start, 0, 4), said(start, 0, 4), said(start, 2, 5), said(start, 1, 3)]
+    news = [
+        progress(start, 0, 4),
+        progress(start, 0, 4),
+        progress(start, 2, 5),
+        progress(start, 1, 3),
+    ]
     assert rig.step(*news) == [Deliver(1, 0, 0, 0, 4), Deliver(1, 0, 2, 2, 3)]
     assert rig.core.stats().tokens_delivered == 7
     assert rig.core.stats().tokens_ignored == 4 + 2 + 3
@@ -24,22 +29,22 @@ def test_doubled_and_overlapping_tokens_are_delivered_once() -> None:
 def test_tokens_beyond_the_limit_are_not_delivered() -> None:
     rig = Rig()
     start = running(rig)
-    assert rig.step(said(start, 0, 50)) == [Deliver(1, 0, 0, 0, 20)]
+    assert rig.step(progress(start, 0, 50)) == [Deliver(1, 0, 0, 0, 20)]
 
 
 def test_end_that_overtakes_the_last_tokens_waits_for_them() -> None:
     rig = Rig()
     start = running(rig)
-    rig.step(said(start, 0, 4))
+    rig.step(progress(start, 0, 4))
     assert rig.step(ended(start, TurnEnd.FINISHED, tokens=9)) == []
     assert rig.core.stats().used_kv_tokens == {0: 0}
-    assert rig.step(said(start, 4, 5), after_ms=99) == [Deliver(1, 0, 0, 0, 5), TurnDone(1, 0)]
+    assert rig.step(progress(start, 4, 5), after_ms=99) == [Deliver(1, 0, 0, 0, 5), TurnDone(1, 0)]
 
 
 def test_tokens_that_never_come_are_generated_again() -> None:
     rig = Rig()
     start = running(rig)
-    rig.step(said(start, 0, 4), ended(start, TurnEnd.FINISHED, tokens=9))
+    rig.step(progress(start, 0, 4), ended(start, TurnEnd.FINISHED, tokens=9))
     assert rig.step(after_ms=100) == []  # not at once where it just was
     assert rig.step(after_ms=50) == [Start(1, 0, 0, 1, first_token=4, max_new_tokens=16)]
 
@@ -47,14 +52,14 @@ def test_tokens_that_never_come_are_generated_again() -> None:
 def test_end_without_a_count_trusts_the_order() -> None:
     rig = Rig()
     start = running(rig)
-    last = [said(start, 0, 4), ended(start, TurnEnd.FINISHED)]
+    last = [progress(start, 0, 4), ended(start, TurnEnd.FINISHED)]
     assert rig.step(*last) == [Deliver(1, 0, 0, 0, 4), TurnDone(1, 0)]
 
 
 def test_turn_that_said_all_it_may_is_done_though_its_end_was_lost() -> None:
     rig = Rig()
     start = running(rig)
-    rig.step(said(start, 0, 20))
+    rig.step(progress(start, 0, 20))
     assert rig.step(WorkerLost(0, "killed")) == [TurnDone(1, 0)]
 
 
@@ -84,7 +89,7 @@ def test_attempts_are_counted_turn_by_turn() -> None:
     for turn in range(3):
         rig.step(ended(start, TurnEnd.FAILED))
         (start,) = rig.step(after_ms=50)
-        *_, done = rig.step(said(start, 0, 4), ended(start, TurnEnd.FINISHED, 4))
+        *_, done = rig.step(progress(start, 0, 4), ended(start, TurnEnd.FINISHED, 4))
         assert done == TurnDone(1, turn)
         start = rig.run(1, turn=turn + 1)
 
@@ -121,11 +126,11 @@ def test_what_no_running_turn_could_say_is_counted_and_changes_nothing(change) -
     rig = Rig()
     start = running(rig)
     rig.join(7)
-    event = said(start, 0, 4)
+    event = progress(start, 0, 4)
     fields = {name: getattr(event, name) for name in TurnProgress.__slots__}
     assert rig.step(TurnProgress(**(fields | change))) == []
     assert rig.core.stats().stale_events == 1
-    assert rig.step(said(start, 0, 4)) == [Deliver(1, 0, 0, 0, 4)]
+    assert rig.step(progress(start, 0, 4)) == [Deliver(1, 0, 0, 0, 4)]
 
 
 # ---- stalls --------------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ def test_progress_is_what_a_stall_lacks() -> None:
     start = rig.run(1)
     rig.join(7)
     for count in range(5):
-        assert len(rig.step(said(start, count, 1), after_ms=999)) == 1
+        assert len(rig.step(progress(start, count, 1), after_ms=999)) == 1
     assert rig.step(after_ms=999) == []
     assert rig.step(after_ms=1) == [stop_of(start)]
 
@@ -179,7 +184,7 @@ def test_a_stalled_turn_that_has_said_all_is_done_without_room_elsewhere() -> No
     rig = Rig()
     rig.join(0, BORROWED)
     start = rig.run(1)
-    rig.step(said(start, 0, 20))  # all that it may say, and the news of its end is lost
+    rig.step(progress(start, 0, 20))  # all that it may say, and the news of its end is lost
     assert rig.step(after_ms=1010) == [stop_of(start)]
     assert rig.step(after_ms=100) == [TurnDone(1, 0)]
     assert rig.core.stats().used_kv_tokens == {0: 0}

@@ -8,27 +8,33 @@ from hypothesis import strategies as st
 
 from rose.scheduler.settings import PlacementPolicy
 from rose.sim.cluster.simulate import new_core, simulate_cluster
-from rose.sim.cluster.world import ClusterOutcome, ClusterWorld, Lending, SimJob, TrainerMode
+from rose.sim.cluster.world import (
+    ClusterOutcome,
+    ClusterWorld,
+    LendingTimeline,
+    SimJob,
+    TrainerMode,
+)
 from tests.sim.record import record_cluster
 from tests.sim.worlds import ROOM, job, lending, random_trajectories, worker, world
 
 
-def flapping(rng: np.random.Generator, mean_ms: float) -> Lending:
+def flapping(rng: np.random.Generator, mean_ms: float) -> LendingTimeline:
     """Return lending that is often nothing, less, or without compute."""
     at_ms = np.concatenate([[0.0], np.cumsum(0.5 + rng.exponential(mean_ms, 200))])
     share = rng.choice([0.0, 0.3, 1.0], len(at_ms), p=[0.1, 0.45, 0.45])
     kv_tokens = rng.choice([0, ROOM // 16, ROOM], len(at_ms), p=[0.3, 0.3, 0.4])
     kv_tokens[-1] = ROOM
-    return Lending(at_ms, share, kv_tokens)
+    return LendingTimeline(at_ms, share, kv_tokens)
 
 
-def all_at_once(_rng: np.random.Generator, every_ms: float) -> Lending:
+def all_at_once(_rng: np.random.Generator, every_ms: float) -> LendingTimeline:
     """Return lending that ends for everybody at the same moments."""
     on_and_off = [(place * every_ms, 1.0, ROOM * (1 - place % 2)) for place in range(100)]
     return lending([*on_and_off, (100 * every_ms, 1.0, ROOM)])
 
 
-def after_each_prefill(_rng: np.random.Generator, _every_ms: float) -> Lending:
+def after_each_prefill(_rng: np.random.Generator, _every_ms: float) -> LendingTimeline:
     """Return lending that ends when about one prompt is computed."""
     return all_at_once(_rng, 210.0)
 

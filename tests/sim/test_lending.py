@@ -14,10 +14,10 @@ from rose.sim.cluster.lending import (
     PIECE_BINS,
     PIECES,
     RATES_RPS,
-    Lender,
     Mix,
     Pieces,
     RequestLatencies,
+    SimulatedLender,
     capacity_of,
     joined,
     rate_of,
@@ -36,8 +36,8 @@ SLOW = DeviceModel(
 CHAT = Mix(tuple((100 + 97 * n % 900, 20 + 4 * n) for n in range(64)), 0.5)
 
 
-def lender(scheme="rose", *, slowdown=0.0, device=SLOW, slo=SMALL_SLO, mix=CHAT) -> Lender:
-    return Lender(device, scheme, dataclasses.replace(slo, slowdown=slowdown), mix)
+def lender(scheme="rose", *, slowdown=0.0, device=SLOW, slo=SMALL_SLO, mix=CHAT) -> SimulatedLender:
+    return SimulatedLender(device, scheme, dataclasses.replace(slo, slowdown=slowdown), mix)
 
 
 ALONE = lender("alone", slo=SLO(ttft_ms=500, tpot_ms=50))

@@ -20,7 +20,7 @@ from rose._core import (
 )
 from rose.executor.certified import certificate_log, certified_creditor
 from rose.sim import DeviceModel, Request
-from rose.sim.core import NO_MEMORY, Prober
+from rose.sim.core import NO_MEMORY, SimulatedProber
 from rose.sim.engine import ServingEngine
 from rose.slo import SLO, Policy
 from rose.slo.latency_file import new_latency_model
@@ -100,7 +100,7 @@ class Rig:
             step_tokens=device.chunk_tokens,
             clock=clock,
         )
-        Prober(self.model, self.creditor, device)
+        SimulatedProber(self.model, self.creditor, device)
         # As the creditor's thread would: it is played here.
         self.gate.set_low_water(policy.max_segments // 2)
         self.threads: list[Future[None]] = []

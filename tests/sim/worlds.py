@@ -10,7 +10,7 @@ from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.simulate import SimOptions
 from rose.sim.cluster.world import (
     ClusterWorld,
-    Lending,
+    LendingTimeline,
     SimJob,
     SimWorker,
     StepTimes,
@@ -25,13 +25,13 @@ ROOM: Final = 100_000
 AT_ONCE: Final = SimOptions(gather_ms=0.0)
 
 
-def lending(rows: Sequence[tuple[float, float, int]]) -> Lending:
+def lending(rows: Sequence[tuple[float, float, int]]) -> LendingTimeline:
     """Return rows of (from, share, tokens)."""
     at_ms, share, kv_tokens = zip(*rows, strict=True)
-    return Lending(np.array(at_ms), np.array(share), np.array(kv_tokens))
+    return LendingTimeline(np.array(at_ms), np.array(share), np.array(kv_tokens))
 
 
-def worker(number: int, lent: Lending | None = None, times: StepTimes = TIMES) -> SimWorker:
+def worker(number: int, lent: LendingTimeline | None = None, times: StepTimes = TIMES) -> SimWorker:
     """Return a dedicated worker, or one that is borrowed if something is `lent`."""
     return SimWorker(
         number=number,

@@ -58,13 +58,6 @@ def test_burst_gpt_leaves_failures_out(tmp_path, columns, name, end):
     assert trace.output_tokens.tolist() == [18, 276]
 
 
-def test_failure_in_front_is_not_the_start(tmp_path):
-    header = ",".join(FIRST_COLUMNS)
-    rows = ["1,A,5,0,5,x", "7.000000001,A,5,2,7,x", "7.000000004,A,5,2,7,x"]
-    trace = read_trace(write(tmp_path, header, *rows))
-    assert trace.arrival_s == pytest.approx([0.0, 3e-9])
-
-
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -83,11 +76,6 @@ def test_bad_row_of_burst_gpt_is_named(tmp_path, row, says):
     text = message(write(tmp_path, ",".join(FIRST_COLUMNS), "5,A,5,2,7,x", "", row))
     assert "line 4" in text
     assert says in text
-
-
-def test_trace_of_failures_has_no_requests(tmp_path):
-    path = write(tmp_path, ",".join(FIRST_COLUMNS), "1,A,5,0,5,x", "2,A,5,0,5,x")
-    assert "has no requests, only 2 that failed" in message(path)
 
 
 # --- Mooncake ---

@@ -101,17 +101,6 @@ def test_steady_is_a_poisson_process_with_the_lengths_of_chat():
         assert steady[name] == pytest.approx(chat[name], rel=0.03), name
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_every_profile_has_whole_quantile_functions(profile):
-    for quantiles in (PROFILES[profile].prompt, PROFILES[profile].output):
-        shares, tokens = zip(*quantiles, strict=True)
-        assert (shares[0], shares[-1]) == (0.0, 1.0)
-        assert list(shares) == sorted(set(shares))
-        assert list(tokens) == sorted(tokens)
-        assert tokens[0] >= 1
-    assert generate(profile, duration_s=60.0, seed=1).name == f"generated {profile} (seed 1)"
-
-
 def test_bursts_are_correlated_over_seconds():
     """Neighbouring seconds resemble each other, which those of a plain Poisson process do not."""
     counts = [

@@ -17,31 +17,6 @@ def make(arrival_s=(0.0, 1.0, 1.0, 4.0), prompt=(1, 2, 3, 4), output=(5, 6, 7, 8
     )
 
 
-def test_length_duration_and_rate():
-    trace = make()
-    assert len(trace) == 4
-    assert trace.duration_s == 4.0
-    assert trace.mean_rate_rps == 1.0
-    assert make(span_s=8.0).mean_rate_rps == 0.5
-
-
-def test_empty_trace_has_no_duration_and_no_rate():
-    trace = make((), (), ())
-    assert (len(trace), trace.duration_s, trace.mean_rate_rps) == (0, 0.0, 0.0)
-
-
-def test_window_holds_its_start_but_not_its_end():
-    window = make().window(1.0, 3.0)
-    assert window.arrival_s.tolist() == [0.0, 0.0]
-    assert window.prompt_tokens.tolist() == [2, 3]
-    assert window.output_tokens.tolist() == [6, 7]
-    assert window.duration_s == 3.0
-
-
-def test_window_past_the_end_is_empty():
-    assert len(make().window(100.0, 10.0)) == 0
-
-
 @given(
     st.lists(st.floats(0, 1e4), max_size=40),
     st.floats(1e-3, 1e3),
@@ -74,14 +49,6 @@ def test_lengths_are_scaled_up_to_whole_tokens_and_cut():
     assert scaled.prompt_tokens.tolist() == [1, 3, 25, 200]
     assert scaled.output_tokens.tolist() == [1, 1, 1, 1]
     assert trace.with_lengths(scale=1e300).prompt_tokens.max() <= 1 << 31
-
-
-def test_head_takes_the_first():
-    trace = make(span_s=9.0)
-    assert trace.head(2).arrival_s.tolist() == [0.0, 1.0]
-    assert trace.head(2).duration_s == 1.0
-    assert trace.head(100).duration_s == 9.0
-    assert len(trace.head(0)) == 0
 
 
 def test_arrays_are_copied_and_read_only():

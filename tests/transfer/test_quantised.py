@@ -86,9 +86,7 @@ def test_another_kind_of_code_or_instruction_set_is_refused(monkeypatch: Any) ->
         quantise(WEIGHTS, to="fp4")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="to 'fp4': choose fp8 or int8"):
         _core.quantise(WEIGHTS, to="fp4", block_rows=1, block_cols=1)
-    with pytest.raises(
-        InvalidArgument, match="a scale block of 0 x 1 weights: it must be"
-    ):
+    with pytest.raises(InvalidArgument, match="a scale block of 0 x 1 weights: it must be"):
         _core.quantise(WEIGHTS, to="fp8", block_rows=0, block_cols=1)
     with pytest.raises(InvalidArgument, match="isa 'neon': choose portable, avx2 or avx512"):
         _core.quantise(WEIGHTS, to="fp8", block_rows=1, block_cols=1, isa="neon")

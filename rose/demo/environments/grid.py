@@ -147,7 +147,7 @@ class GridWorld:
         self._turns = 0
         return self._seen(self._maze, "go N, E, S or W")
 
-    def step(self, said: str) -> Observed:
+    def step(self, action: str) -> Observed:
         """Make a move; text without a move costs a turn.
 
         Raises:
@@ -156,14 +156,14 @@ class GridWorld:
         if (maze := self._maze) is None:
             raise InvalidArgument("no maze was entered: call reset")
         before, self._turns = self._at, self._turns + 1
-        found = _MOVE.search(said)
+        found = _MOVE.search(action)
         self._at = maze.after(before, found[0]) if found else before
         is_there = self._at == maze.goal
         reward = float(is_there) + self._potential(maze, self._at) - self._potential(maze, before)
         if is_there or self._turns == self._turns_max:
             self._maze = None
-        told = ("moved" if self._at != before else "a wall") if found else "say N, E, S or W"
-        seen = self._seen(maze, "the goal" if is_there else told)
+        outcome = ("moved" if self._at != before else "a wall") if found else "say N, E, S or W"
+        seen = self._seen(maze, "the goal" if is_there else outcome)
         return Observed(seen, reward, self._maze is None, tool="move" if found else None)
 
     def maze(self, seed: int) -> Maze:
@@ -176,6 +176,6 @@ class GridWorld:
         """Return `shaping` times the covered share of the path; 0 at the start."""
         return self._shaping * (1.0 - maze.steps_to_goal[cell] / maze.steps_to_goal[maze.start])
 
-    def _seen(self, maze: Maze, told: str) -> str:
+    def _seen(self, maze: Maze, outcome: str) -> str:
         (x, y), (goal_x, goal_y) = self._at, maze.goal
-        return f"at {x},{y} goal {goal_x},{goal_y} open {maze.open_moves(self._at)}: {told}"
+        return f"at {x},{y} goal {goal_x},{goal_y} open {maze.open_moves(self._at)}: {outcome}"

@@ -20,7 +20,7 @@ _SHA_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """A trainer's progress, apart from its weights.
 
     Args:
@@ -40,12 +40,12 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class _Content:
     format: int
-    progress: Progress
+    progress: TrainingProgress
     steps: int
     rows: tuple[memoryview, ...]  # fp32: masters and the two moments of AdamW
 
 
-def save_checkpoint(path: Path, state: TrainerState, progress: Progress) -> None:
+def save_checkpoint(path: Path, state: TrainerState, progress: TrainingProgress) -> None:
     """Write a checkpoint that survives a power cut. Only one process may write at a time.
 
     Raises:
@@ -62,7 +62,7 @@ def save_checkpoint(path: Path, state: TrainerState, progress: Progress) -> None
         raise Unavailable(f"the checkpoint '{path}' cannot be written: {error.strerror}") from error
 
 
-def load_checkpoint(path: Path) -> tuple[TrainerState, Progress] | None:
+def load_checkpoint(path: Path) -> tuple[TrainerState, TrainingProgress] | None:
     """Read a checkpoint; None if the file does not exist.
 
     Raises:

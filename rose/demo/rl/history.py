@@ -78,8 +78,8 @@ class History(DriverWatch):
                 )
                 self._commits.append(commit)
                 if not event.is_match:
-                    said = f"{kind.value} worker could not take a version; it is at {event.version}"
-                    self._incidents.append((now_s, said))
+                    what = f"{kind.value} worker could not take a version; it is at {event.version}"
+                    self._incidents.append((now_s, what))
             case GrantChanged() if kind is WorkerKind.BORROWED:
                 self._lease(is_live=event.kv_tokens > 0, now_s=now_s)
             case WorkerLost():
@@ -94,10 +94,10 @@ class History(DriverWatch):
             self._spans.append((self._granted_s, now_s))
             self._granted_s = None
 
-    def incident(self, said: str) -> None:
+    def incident(self, what: str) -> None:
         """Record a fault from which the loop recovered."""
         with self._lock:
-            self._incidents.append((self.now_s(), said))
+            self._incidents.append((self.now_s(), what))
 
     @property
     def is_granted(self) -> bool:
@@ -250,10 +250,10 @@ class RelayedBytes:
     def receive(self, line: str) -> None:
         """Read a line of the relay's output; ignore lines without byte counts."""
         try:
-            said = json.loads(line)
+            figures = json.loads(line)
         except ValueError:
             return
-        match said:
+        match figures:
             case {"crossing_bytes": int(crossing), "sent_bytes": int(sent)}:
                 self._now = crossing, sent
 

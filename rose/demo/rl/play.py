@@ -46,11 +46,11 @@ async def play(
         # Even an observation that fills the context gets one token of answer.
         tokens_max = max(1, min(settings.turn_tokens_max, room))
         sampling = Sampling(tokens_max, TEMPERATURE, (EOS,))
-        said = await scheduler.generate(number, turn=turn, prompt=tokens, sampling=sampling)
-        tokens += said.tokens
-        logprobs += said.logprobs
-        versions += said.versions
-        step = environment.step(_TOKENIZER.decode(said.tokens))
+        result = await scheduler.generate(number, turn=turn, prompt=tokens, sampling=sampling)
+        tokens += result.tokens
+        logprobs += result.logprobs
+        versions += result.versions
+        step = environment.step(_TOKENIZER.decode(result.tokens))
         reward += step.reward
         turn += 1
         observation = _TOKENIZER.prompt(step.observation)

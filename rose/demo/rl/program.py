@@ -17,7 +17,7 @@ import msgspec
 
 from rose.clock import BootClock
 from rose.config import read_environment
-from rose.demo.rl.checkpoint import Progress, load_checkpoint, save_checkpoint
+from rose.demo.rl.checkpoint import TrainingProgress, load_checkpoint, save_checkpoint
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.messages import MESSAGE_BYTES_MAX, Reply
 from rose.demo.rl.settings import TrainerOptions
@@ -82,7 +82,7 @@ def _train(options: TrainerOptions, stop: threading.Event) -> None:
         training.run(stop)
 
 
-def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> tuple[Progress, int]:
+def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> tuple[TrainingProgress, int]:
     """Restore the checkpoint if present, and save this incarnation before it is announced.
 
     Returns:
@@ -94,7 +94,7 @@ def _begin(trainer: PolicyTrainer, options: TrainerOptions) -> tuple[Progress, i
         trainer.restore(state)
         incarnation, first_version = before.incarnation + 1, before.next_version
     first_version = max(first_version, options.first_version)
-    progress = Progress(
+    progress = TrainingProgress(
         incarnation=incarnation,
         next_version=first_version + 1 + options.settings.checkpoint_every,
         learned=before.learned if before else frozenset(),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rose.clock import Clock
-from rose.demo.rl.checkpoint import Progress, save_checkpoint
+from rose.demo.rl.checkpoint import TrainingProgress, save_checkpoint
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.messages import Submitted, TrainerStatus
 from rose.demo.rl.settings import TrainerSettings
@@ -62,7 +62,7 @@ class Training:
         intake: Intake,
         weights: "PublishedWeights",
         checkpoint: Path,
-        progress: Progress,
+        progress: TrainingProgress,
         settings: TrainerSettings,
         clock: Clock,
     ) -> None:
@@ -161,7 +161,7 @@ class Training:
             self._versions += 1
 
     def _save(self, *, next_version: int) -> None:
-        progress = Progress(
+        progress = TrainingProgress(
             incarnation=self._progress.incarnation,
             next_version=next_version,
             learned=frozenset(self._learned),

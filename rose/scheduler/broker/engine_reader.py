@@ -14,7 +14,7 @@ WINDOW_MS: Final = 15_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class LatencyHistogram:
     """A Prometheus histogram, counted since the engine started.
 
     Args:
@@ -40,14 +40,14 @@ class Histogram:
         if list(self.counts) != sorted(self.counts):
             raise CorruptData("the counts of a histogram descend")
 
-    def since(self, before: "Histogram") -> "Histogram":
+    def since(self, before: "LatencyHistogram") -> "LatencyHistogram":
         """Return the counts after `before`; all of them, if the engine restarted."""
         if before.bounds_s != self.bounds_s:
             return self
         counts = tuple(new - old for new, old in zip(self.counts, before.counts, strict=True))
         if min(counts) < 0 or list(counts) != sorted(counts):
             return self
-        return Histogram(self.bounds_s, counts)
+        return LatencyHistogram(self.bounds_s, counts)
 
     def p99_ms(self) -> float | None:
         """Return the 99th percentile of the latency; None without observations.
@@ -90,8 +90,8 @@ class EngineMetrics:
     running: int
     waiting: int
     preempted: float
-    ttft: Histogram
-    tpot: Histogram
+    ttft: LatencyHistogram
+    tpot: LatencyHistogram
 
 
 class EngineReader:
@@ -102,22 +102,22 @@ class EngineReader:
         self._device = device
         self._readings: deque[tuple[float, EngineMetrics]] = deque()
 
-    def observe(self, said: EngineMetrics, at_ms: float) -> Observation:
+    def observe(self, metrics: EngineMetrics, at_ms: float) -> Observation:
         """Return the current state of serving."""
-        self._readings.append((at_ms, said))
+        self._readings.append((at_ms, metrics))
         # Keep one reading at or before the start of the window.
         while len(self._readings) > 2 and self._readings[1][0] <= at_ms - WINDOW_MS:
             self._readings.popleft()
         oldest = self._readings[0][1]
-        last = self._readings[-2][1] if len(self._readings) > 1 else said
+        last = self._readings[-2][1] if len(self._readings) > 1 else metrics
         return Observation(
             device=self._device,
             at_ms=at_ms,
-            kv_used=said.kv_used,
-            running=said.running,
-            waiting=said.waiting,
-            preempted=math.ceil(max(0.0, said.preempted - last.preempted)),
+            kv_used=metrics.kv_used,
+            running=metrics.running,
+            waiting=metrics.waiting,
+            preempted=math.ceil(max(0.0, metrics.preempted - last.preempted)),
             # The period of the first reading's latencies is unknown.
-            ttft_ms_p99=None if oldest is said else said.ttft.since(oldest.ttft).p99_ms(),
-            tpot_ms_p99=None if oldest is said else said.tpot.since(oldest.tpot).p99_ms(),
+            ttft_ms_p99=None if oldest is metrics else metrics.ttft.since(oldest.ttft).p99_ms(),
+            tpot_ms_p99=None if oldest is metrics else metrics.tpot.since(oldest.tpot).p99_ms(),
         )

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind
-from rose.sim.cluster.world import ClusterWorld, Lending, SimJob, SimWorker, Trajectories
+from rose.sim.cluster.world import ClusterWorld, LendingTimeline, SimJob, SimWorker, Trajectories
 
 # Sums of longer times would exceed 64-bit nanoseconds.
 MS_MAX = 1e12
@@ -51,7 +51,7 @@ def _check_worker(worker: SimWorker, jobs: list[int]) -> None:
         _check_lending(where, worker.lending)
 
 
-def _check_lending(where: str, lending: Lending) -> None:
+def _check_lending(where: str, lending: LendingTimeline) -> None:
     at, share, kv = lending.at_ms, lending.share, lending.kv_tokens
     _expect(len(at) == len(share) == len(kv) > 0, f"{where}: lending needs equally long columns")
     _expect(at[0] == 0 and np.all(np.diff(at) > 0), f"{where}: lending starts at 0, ascends")

@@ -86,7 +86,7 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
-class Lender:
+class SimulatedLender:
     """A serving device, and its lending scheme.
 
     Args:
@@ -139,7 +139,7 @@ def joined(parts: Iterable[tuple[RequestLatencies, float]]) -> RequestLatencies:
     return RequestLatencies(*(np.concatenate(column) for column in zip(*weighted, strict=True)))
 
 
-class Row(NamedTuple):
+class LendingRow(NamedTuple):
     """The machine's results for each second, and for each request that arrived in them.
 
     Args:
@@ -156,7 +156,7 @@ class Row(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def row(lender: Lender, point: int) -> Row:
+def row(lender: SimulatedLender, point: int) -> LendingRow:
     """Return the row of a grid rate. Every scheme gets the same requests."""
     random = np.random.default_rng(point)
     warm, rest = (
@@ -167,7 +167,9 @@ def row(lender: Lender, point: int) -> Row:
     return run(lender, requests, bins=_WARM_BINS + PIECES * PIECE_BINS, first=_WARM_BINS)
 
 
-def run(lender: Lender, requests: Sequence[Request], *, bins: int, first: int = 0) -> Row:
+def run(
+    lender: SimulatedLender, requests: Sequence[Request], *, bins: int, first: int = 0
+) -> LendingRow:
     """Serve requests with endless rollout work behind them.
 
     Rollout work is in milliseconds of an undisturbed device. Noise can make it cheaper than it
@@ -194,7 +196,7 @@ def run(lender: Lender, requests: Sequence[Request], *, bins: int, first: int = 
     latencies, ends_ms = _latencies(requests, outcome, lender.slo)
     begins_ms = np.array([one.arrival_ms for one in requests])
     inside = (begins_ms >= edges_ms[0]) & (begins_ms < edges_ms[-1])
-    return Row(
+    return LendingRow(
         watch.share(edges_ms, device.layer_ms),
         watch.context(edges_ms),
         _busy(begins_ms, ends_ms, edges_ms),
@@ -289,7 +291,7 @@ class Pieces:
         up, place = (np.where(in_common, one[:, :1], one[:, 1:]) for one in drawn[1:])
         return cls(lower[:, None] + (up < above[:, None]), (place * PIECES).astype(np.int64))
 
-    def columns(self, lender: Lender) -> tuple[Column, Column]:
+    def columns(self, lender: SimulatedLender) -> tuple[Column, Column]:
         """Return (bins, devices) twice: shares, and serving's context tokens."""
         used, at = np.unique(self.points, return_inverse=True)
         rows = [row(lender, int(point)) for point in used]
@@ -303,7 +305,7 @@ class Pieces:
         laid: Column = pieces.transpose(0, 2, 1).reshape(-1, self.points.shape[1])
         return laid
 
-    def latencies(self, lender: Lender) -> RequestLatencies:
+    def latencies(self, lender: SimulatedLender) -> RequestLatencies:
         """Return the latencies of the requests of all pieces, each row once with its weight."""
         used, counts = np.unique(self.points, return_counts=True)
         return joined(
@@ -322,7 +324,9 @@ def _between(rates_rps: Column) -> tuple[Ints, Column]:
     return lower, np.clip(above, 0.0, 1.0)
 
 
-def _rate_at(lender: Lender, wanted: float, figure: Callable[[Row], float]) -> float | None:
+def _rate_at(
+    lender: SimulatedLender, wanted: float, figure: Callable[[LendingRow], float]
+) -> float | None:
     """Return the rate at which a device's figure reaches `wanted`; None beyond the grid."""
     reached = 0.0
     for point in range(1, len(RATES_RPS)):
@@ -333,14 +337,14 @@ def _rate_at(lender: Lender, wanted: float, figure: Callable[[Row], float]) -> f
     return None
 
 
-def rate_of(lender: Lender, busy: float) -> float:
+def rate_of(lender: SimulatedLender, busy: float) -> float:
     """Return the rate at which a device has a request for the share `busy` < 1 of the time."""
     rate_rps = _rate_at(lender, busy, lambda one: one.busy)
     check(rate_rps is not None, "an overloaded device is always busy")
     return rate_rps or 0.0
 
 
-def capacity_of(lender: Lender, late: float) -> float:
+def capacity_of(lender: SimulatedLender, late: float) -> float:
     """Return the rate at which the share `late` of the requests is late."""
     rate_rps = _rate_at(lender, late, lambda one: one.latencies.late)
     return RATES_RPS[-1] if rate_rps is None else rate_rps

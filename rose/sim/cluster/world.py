@@ -32,7 +32,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Lending:
+class LendingTimeline:
     """Loan of a device over time; each row holds until the next.
 
     Args:
@@ -74,7 +74,7 @@ class SimWorker:
     start_up_ms: float
     update_ms: float
     pause_ms: float
-    lending: Lending | None
+    lending: LendingTimeline | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.lending_devices import kv_tokens, roofline_cost
 from rose.sim.cluster.world import (
     ClusterWorld,
-    Lending,
+    LendingTimeline,
     SimJob,
     SimWorker,
     StepTimes,
@@ -24,7 +24,7 @@ from rose.sim.cluster.world import (
 )
 from rose.sim.scenario.arms import TRAINING_GPUS, ArmRules, rules_of
 from rose.sim.scenario.environments import ENVIRONMENTS, Named
-from rose.sim.scenario.loans import GroupLoan, Serving
+from rose.sim.scenario.loans import GroupLoan, ServingGroups
 from rose.sim.scenario.parts import Borrowed, Dedicated, StalledTrainer, Trainer
 from rose.sim.scenario.scenario import Algorithm, Job, Scenario
 from rose.sim.scenario.traffic import Inputs
@@ -71,9 +71,9 @@ def build(
     *,
     seed: int,
     inputs: Inputs,
-    serving: Serving | None = None,
+    serving: ServingGroups | None = None,
     published_ms: Column = _NO_TIMES,
-    trainer_idle: Lending | None = None,
+    trainer_idle: LendingTimeline | None = None,
 ) -> Built:
     """Make the world of one arm. Arms of one seed share trajectories, traffic and stress.
 
@@ -94,7 +94,7 @@ def build(
     """
     check_size(scenario)
     rules, shape = rules_of(arm), find_model(scenario.model)
-    loans = (serving or Serving(scenario, seed=seed, inputs=inputs)).loans(arm)
+    loans = (serving or ServingGroups(scenario, seed=seed, inputs=inputs)).loans(arm)
     drafted = [*_dedicated(scenario, rules), *_borrowed(scenario, rules, loans)]
     if arm == TRAINING_GPUS and scenario.trainer is not None and trainer_idle is not None:
         drafted += _on_trainer(scenario, scenario.trainer, rules, trainer_idle)
@@ -117,7 +117,7 @@ def build(
 
 def idle_trainer(
     published_ms: Column, *, train_ms: float, release_ms: float, horizon_ms: float
-) -> Lending:
+) -> LendingTimeline:
     """Return the idle times of a trainer: from each version until it learns the next.
 
     Args:
@@ -136,7 +136,7 @@ def idle_trainer(
     lent = np.tile([1.0, 0.0], len(begins))
     if not len(at_ms) or at_ms[0] > 0:
         at_ms, lent = np.append(0.0, at_ms), np.append(0.0, lent)
-    return Lending(at_ms, lent, lent.astype(np.int64))
+    return LendingTimeline(at_ms, lent, lent.astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _Draft:
     kv_tokens: int
     start_up_ms: float
     update: UpdateTime
-    lending: Lending | None
+    lending: LendingTimeline | None
     node: tuple[str, int]  # group of GPUs, index of the node in it
 
 
@@ -175,7 +175,7 @@ def _borrowed(scenario: Scenario, rules: ArmRules, loans: Sequence[GroupLoan]) -
     return drafts
 
 
-def lent_engines(lendings: Sequence[Lending], *, horizon_ms: float) -> int:
+def lent_engines(lendings: Sequence[LendingTimeline], *, horizon_ms: float) -> int:
     """Return the average number of lent engines, at least 1: an update goes only to those."""
     lent_ms = 0.0
     for lending in lendings:
@@ -185,14 +185,14 @@ def lent_engines(lendings: Sequence[Lending], *, horizon_ms: float) -> int:
 
 
 def _on_trainer(
-    scenario: Scenario, trainer: Trainer, rules: ArmRules, idle: Lending
+    scenario: Scenario, trainer: Trainer, rules: ArmRules, idle: LendingTimeline
 ) -> list[_Draft]:
     """Return engines like those of the first dedicated group, on GPUs that train otherwise."""
     tp = scenario.dedicated[0].tp
     engines = trainer.count // tp
     group = Dedicated(trainer.gpu, engines * tp, tp, scenario.dedicated[0].domain_gpus)
     full = kv_tokens(find_model(scenario.model), group.gpu.value, tp=tp)
-    lending = Lending(idle.at_ms, idle.share, idle.kv_tokens * np.int64(full))
+    lending = LendingTimeline(idle.at_ms, idle.share, idle.kv_tokens * np.int64(full))
     return _drafts(
         scenario, rules, group, "trainer", engines=engines, lendings=(lending,) * engines
     )
@@ -205,7 +205,7 @@ def _drafts(
     name: str,
     *,
     engines: int,
-    lendings: Sequence[Lending] | None,
+    lendings: Sequence[LendingTimeline] | None,
 ) -> list[_Draft]:
     shape, gpu = find_model(scenario.model), group.gpu.value
     seats = rules.seats_per_gpu * group.tp
@@ -238,7 +238,7 @@ def _drafts(
     ]
 
 
-def _most(lending: Lending, holds: int) -> int:
+def _most(lending: LendingTimeline, holds: int) -> int:
     """Return the largest capacity of a borrowed engine."""
     return max(1, min(holds, int(lending.kv_tokens.max())))
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import WorkerKind
-from rose.sim.cluster.world import ClusterOutcome, Lending
+from rose.sim.cluster.world import ClusterOutcome, LendingTimeline
 from rose.sim.scenario.arms import TRAINING_GPUS, WHOLE_GPUS, rules_of
 from rose.sim.scenario.build import Built
 from rose.sim.scenario.parts import Prices
@@ -99,7 +99,7 @@ def used_count(built: Built, outcome: ClusterOutcome) -> int:
     )
 
 
-def lent_ms(lending: Lending, until_ms: float) -> float:
+def lent_ms(lending: LendingTimeline, until_ms: float) -> float:
     """Return the lent device time up to a time."""
     ends = np.minimum(np.append(lending.at_ms[1:], until_ms), until_ms)
     lasts = np.maximum(ends - lending.at_ms, 0.0)

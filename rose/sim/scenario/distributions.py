@@ -106,7 +106,7 @@ class Pareto(Spec, frozen=True, tag_field="kind", tag="pareto"):
 Simple: TypeAlias = Constant | LogUniform | Lognormal | Pareto
 
 
-class Part(Spec, frozen=True):
+class WeightedPart(Spec, frozen=True):
     """A component of a mixture.
 
     Args:
@@ -125,7 +125,7 @@ class Mixture(Spec, frozen=True, tag_field="kind", tag="mixture"):
         parts: components, whose weights add up to 1.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[WeightedPart, ...]
 
     def __post_init__(self) -> None:
         total = sum(part.weight for part in self.parts)

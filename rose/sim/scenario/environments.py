@@ -15,7 +15,7 @@ from rose.sim.scenario.distributions import (
     Lognormal,
     Mixture,
     Pareto,
-    Part,
+    WeightedPart,
 )
 from rose.sim.scenario.fields import Share, Spec
 
@@ -25,7 +25,10 @@ _Turns: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 def _lognormals(*parts: tuple[float, float, float], most: float = 1e6) -> Mixture:
     """Return the mixture of (weight, median, sigma) components."""
     return Mixture(
-        tuple(Part(weight, Lognormal(median, sigma, most=most)) for weight, median, sigma in parts)
+        tuple(
+            WeightedPart(weight, Lognormal(median, sigma, most=most))
+            for weight, median, sigma in parts
+        )
     )
 
 
@@ -81,8 +84,8 @@ _TOOL_CALL: Final = Lognormal(median=0.0122, sigma=4.079, most=120.0)
 # Nobody has published it; it is small beside the generation of a turn.
 _GAME_STEP: Final = Mixture(
     (
-        Part(0.98, Lognormal(median=0.05, sigma=0.5)),
-        Part(0.02, Pareto(least=0.5, alpha=1.2, most=30.0)),
+        WeightedPart(0.98, Lognormal(median=0.05, sigma=0.5)),
+        WeightedPart(0.02, Pareto(least=0.5, alpha=1.2, most=30.0)),
     )
 )
 

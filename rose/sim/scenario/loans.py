@@ -11,15 +11,15 @@ from rose.memory.presets import find_model
 from rose.sim.cluster.lending import (
     BIN_MS,
     PIECE_BINS,
-    Lender,
     Pieces,
     RequestLatencies,
+    SimulatedLender,
     capacity_of,
     rate_of,
 )
 from rose.sim.cluster.lending_devices import kv_tokens, roofline_cost
 from rose.sim.cluster.lending_kv import KvPool, KvRule, PublishedKv
-from rose.sim.cluster.world import Lending
+from rose.sim.cluster.world import LendingTimeline
 from rose.sim.scenario.arms import WHOLE_GPUS, ArmRules, Loan, rules_of
 from rose.sim.scenario.parts import Borrowed
 from rose.sim.scenario.scenario import Scenario
@@ -53,13 +53,13 @@ class GroupLoan:
         excess: requests late in `latencies` and not in `alone`; None if the requests differ.
     """
 
-    lendings: tuple[Lending, ...] = ()
+    lendings: tuple[LendingTimeline, ...] = ()
     latencies: RequestLatencies | None = None
     alone: RequestLatencies | None = None
     excess: int | None = None
 
 
-class Serving:
+class ServingGroups:
     """The traffic of a scenario's borrowed GPUs under one seed, and the loans in each arm.
 
     Every arm gets the same requests. Loans are cached, since arms that lend alike share them.
@@ -120,10 +120,10 @@ def kv_rule(loan: Loan, scenario: Scenario) -> KvRule:
     return replace(loan.kv, rl_step_ms=max(_STEP_MS_MIN, train_ms / _TRAINING_OF_STEP))
 
 
-def until(lending: Lending, horizon_ms: float) -> Lending:
+def until(lending: LendingTimeline, horizon_ms: float) -> LendingTimeline:
     """Return the timeline up to the horizon."""
     kept = lending.at_ms < horizon_ms
-    return Lending(lending.at_ms[kept], lending.share[kept], lending.kv_tokens[kept])
+    return LendingTimeline(lending.at_ms[kept], lending.share[kept], lending.kv_tokens[kept])
 
 
 def whole_gpus(
@@ -134,7 +134,7 @@ def whole_gpus(
     bin_ms: float,
     release_ms: float,
     shortest_ms: float,
-) -> tuple[Lending, ...]:
+) -> tuple[LendingTimeline, ...]:
     """Return the loans of a fleet that gives whole GPUs away and serves with the others.
 
     GPUs with the highest numbers are lent first.
@@ -160,7 +160,7 @@ def _in_spans(
     full_tokens: int,
     release_ms: float,
     shortest_ms: float,
-) -> Lending:
+) -> LendingTimeline:
     is_new = np.concatenate(([True], is_lent[1:] != is_lent[:-1]))
     begins, lent = at_ms[is_new], is_lent[is_new]
     # It ends earlier by the release time.
@@ -172,10 +172,10 @@ def _in_spans(
     edges, share = edges[edges < np.inf], share[edges < np.inf]
     if not len(edges) or edges[0] > 0:
         edges, share = np.append(0.0, edges), np.append(0.0, share)
-    return Lending(edges, share, share.astype(np.int64) * np.int64(full_tokens))
+    return LendingTimeline(edges, share, share.astype(np.int64) * np.int64(full_tokens))
 
 
-def first_started(lending: Lending, longer_ms: float) -> Lending:
+def first_started(lending: LendingTimeline, longer_ms: float) -> LendingTimeline:
     """Return the loan of a GPU whose first start takes longer than later ones.
 
     A GPU lent from the beginning has started before it, as in every arm. A loan too short for the
@@ -190,7 +190,7 @@ def first_started(lending: Lending, longer_ms: float) -> Lending:
     rows = np.append(0, np.arange(first, len(lending.at_ms)))
     at_ms = lending.at_ms[rows]
     at_ms[1:2] += longer_ms
-    return Lending(at_ms, lending.share[rows], lending.kv_tokens[rows])
+    return LendingTimeline(at_ms, lending.share[rows], lending.kv_tokens[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class _Fleet:
     """The distinct devices of one group, and their traffic."""
 
     group: Borrowed
-    lender: Lender
+    lender: SimulatedLender
     pool: KvPool
     rates_rps: Column  # (pieces,) per device
     pieces: Pieces
@@ -215,7 +215,7 @@ class _Fleet:
         )
         pool = KvPool.of(gpu, serving, rollout, tp=tp)
         slo = SLO(ttft_ms=group.slo.ttft_ms, tpot_ms=group.slo.tpot_ms)
-        lender = Lender(device, "alone", slo, mix_of(group.traffic))
+        lender = SimulatedLender(device, "alone", slo, mix_of(group.traffic))
         count = int(np.ceil(scenario.horizon_s * MS_PER_S / (BIN_MS * PIECE_BINS)))
         wave = waves(group.traffic, inputs, pieces=count, piece_ms=BIN_MS * PIECE_BINS)
         rates_rps = rate_of(lender, group.traffic.load) * wave
@@ -263,9 +263,9 @@ class _Fleet:
         )
 
 
-def _changes(share: Column, tokens: npt.NDArray[np.int64]) -> Lending:
+def _changes(share: Column, tokens: npt.NDArray[np.int64]) -> LendingTimeline:
     """Return the loan of a device with a row for each bin that differs from the previous one."""
     is_new = np.flatnonzero(
         (np.diff(share, prepend=-1.0) != 0) | (np.diff(tokens, prepend=-1) != 0)
     )
-    return Lending(BIN_MS * is_new.astype(np.float64), share[is_new], tokens[is_new])
+    return LendingTimeline(BIN_MS * is_new.astype(np.float64), share[is_new], tokens[is_new])

@@ -34,7 +34,7 @@ _PROMPT: Final = Lognormal(median=928.0, sigma=0.66, most=16_384.0)
 _OUTPUT: Final = Lognormal(median=174.0, sigma=0.62, most=2048.0)
 
 
-class Gpu(Enum):
+class GpuKind(Enum):
     """Kinds of GPU; their performance is in the table of step times."""
 
     H100 = "H100"
@@ -115,7 +115,7 @@ class Dedicated(Spec, frozen=True):
         domain_gpus: GPUs that fail together, as in one node.
     """
 
-    gpu: Gpu
+    gpu: GpuKind
     count: Gpus
     tp: Gpus = 1
     domain_gpus: Gpus = 8
@@ -137,7 +137,7 @@ class Borrowed(Spec, frozen=True):
         domain_gpus: GPUs that fail or are revoked together, as in one node.
     """
 
-    gpu: Gpu
+    gpu: GpuKind
     count: Gpus
     serving_model: Text
     slo: Slo
@@ -158,7 +158,7 @@ class Trainer(Spec, frozen=True):
         tp: GPUs that share a layer; the rest hold copies.
     """
 
-    gpu: Gpu
+    gpu: GpuKind
     count: Gpus
     tp: Gpus = 1
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rose.sim.cluster.world import Lending
+from rose.sim.cluster.world import LendingTimeline
 from rose.sim.scenario.parts import (
     EngineCrashes,
     Flapping,
@@ -41,7 +41,7 @@ class Lent:
         prefill_tokens_per_s: prompt throughput.
     """
 
-    lending: Lending
+    lending: LendingTimeline
     domain: int
     start_up_ms: float
     update_ms: float
@@ -55,7 +55,7 @@ def troubled(
     horizon_ms: float,
     published_ms: Column,
     random: np.random.Generator,
-) -> tuple[Lending, ...]:
+) -> tuple[LendingTimeline, ...]:
     """Return the loans of engines with all stress applied.
 
     Args:
@@ -118,7 +118,7 @@ def _crashes(stress: EngineCrashes, horizon_ms: float, random: np.random.Generat
     return np.array(spans, dtype=np.float64)
 
 
-def without(lending: Lending, spans: Spans) -> Lending:
+def without(lending: LendingTimeline, spans: Spans) -> LendingTimeline:
     """Return the loan without the given times."""
     times = np.union1d(lending.at_ms, spans.ravel())
     row = np.searchsorted(lending.at_ms, times, side="right") - 1
@@ -129,4 +129,4 @@ def without(lending: Lending, spans: Spans) -> Lending:
     share = np.where(is_lent, lending.share[row], 0.0)
     kv_tokens = np.where(is_lent, lending.kv_tokens[row], 0)
     is_new = np.concatenate(([True], (np.diff(share) != 0) | (np.diff(kv_tokens) != 0)))
-    return Lending(at_ms=times[is_new], share=share[is_new], kv_tokens=kv_tokens[is_new])
+    return LendingTimeline(at_ms=times[is_new], share=share[is_new], kv_tokens=kv_tokens[is_new])

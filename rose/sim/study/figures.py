@@ -21,7 +21,7 @@ _S_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedFigures:
     """Latencies of serving on the borrowed GPUs, also relative to serving alone.
 
     Args:
@@ -105,7 +105,7 @@ class ArmFigures:
     staleness: float
     recovery_s: float
     unrecovered: int
-    served: Served | None
+    served: ServedFigures | None
     cost: Cost | None
     events: int
     digest: str
@@ -212,7 +212,7 @@ def _staleness(outcome: ClusterOutcome) -> float:
     return float(used.mean()) if len(used) else 0.0
 
 
-def _served(built: Built) -> Served | None:
+def _served(built: Built) -> ServedFigures | None:
     loans = built.loans
     latencies = joined(
         (one.latencies, len(one.lendings)) for one in loans if one.latencies is not None
@@ -221,7 +221,7 @@ def _served(built: Built) -> Served | None:
     if not len(latencies.weight):
         return None
     excess = [one.excess for one in loans if one.excess is not None]
-    return Served(
+    return ServedFigures(
         requests=len(latencies.ttft_ms),
         ttft_ms_p99=latencies.quantile("ttft_ms", 0.99),
         tpot_ms_p99=latencies.quantile("tpot_ms", 0.99),

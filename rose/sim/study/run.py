@@ -17,7 +17,7 @@ from rose.sim.cluster.simulate import SimOptions, simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
 from rose.sim.scenario.arms import TRAINING_GPUS, rules_of
 from rose.sim.scenario.build import Built, build, idle_trainer
-from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.loans import ServingGroups
 from rose.sim.scenario.parts import RevokeDuringUpdate
 from rose.sim.scenario.scenario import Scenario
 from rose.sim.scenario.traffic import Inputs
@@ -58,7 +58,7 @@ def study(scenario: Scenario, inputs: Inputs, *, on_share: OnShare = _nothing) -
         InvalidArgument: the scenario cannot be built.
     """
     for seed in scenario.seeds:
-        serving = Serving(scenario, seed=seed, inputs=inputs)
+        serving = ServingGroups(scenario, seed=seed, inputs=inputs)
         for arm in scenario.arms:
             yield study_arm(
                 scenario, arm, seed=seed, inputs=inputs, serving=serving, on_share=on_share
@@ -71,7 +71,7 @@ def study_arm(
     *,
     seed: int,
     inputs: Inputs,
-    serving: Serving,
+    serving: ServingGroups,
     on_share: OnShare = _nothing,
 ) -> ArmRun:
     """Return the run of one arm under one seed.
@@ -107,7 +107,7 @@ def run_arm(
     *,
     seed: int,
     inputs: Inputs,
-    serving: Serving,
+    serving: ServingGroups,
     simulate: Simulate = simulate_cluster,
 ) -> tuple[Built, ClusterOutcome]:
     """Simulate an arm, repeatedly if needed; the last run counts.

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.demo.rl import checkpoint as checkpoint_module
-from rose.demo.rl.checkpoint import Progress, load_checkpoint, save_checkpoint
+from rose.demo.rl.checkpoint import TrainingProgress, load_checkpoint, save_checkpoint
 from rose.demo.rl.settings import TrainerSettings
 from rose.demo.rl.trainer import PolicyTrainer, TrainerState
 from rose.errors import CorruptData, Unavailable
 from tests.demo.rl.micro import micro_model, trajectory
 
-PROGRESS = Progress(3, 17, learned=frozenset({0, 1, 9}), dropped_stale=2)
+PROGRESS = TrainingProgress(3, 17, learned=frozenset({0, 1, 9}), dropped_stale=2)
 
 
 def small(seed: int = 0, count: int = 5) -> TrainerState:

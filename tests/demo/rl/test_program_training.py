@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rose.demo.rl import training as training_module
-from rose.demo.rl.checkpoint import Progress, load_checkpoint, save_checkpoint
+from rose.demo.rl.checkpoint import TrainingProgress, load_checkpoint, save_checkpoint
 from rose.demo.rl.intake import Intake
 from rose.demo.rl.settings import TrainerSettings
 from rose.demo.rl.trainer import PolicyTrainer
@@ -66,7 +66,7 @@ class Rig:
             **{"lr": 1e-3, "batch": 2, "publish_every_s": 3.0, "checkpoint_every": 2, **pace}
         )
         self.trainer = PolicyTrainer(micro_model(), self.settings)
-        progress = Progress(1, version + 1 + self.settings.checkpoint_every)
+        progress = TrainingProgress(1, version + 1 + self.settings.checkpoint_every)
         save_checkpoint(self.path, self.trainer.state(), progress)
         self.weights = KeptWeights(self.trainer.bits(), version)
         self.intake = Intake(group_size=2, vocabulary=128, waiting_max=40)
@@ -97,7 +97,7 @@ class Rig:
         self.clock.sleep(after_s)
         self.training.turn(timeout_s=0.0)
 
-    def saved(self) -> tuple[np.ndarray, Progress]:
+    def saved(self) -> tuple[np.ndarray, TrainingProgress]:
         found = load_checkpoint(self.path)
         assert found is not None
         return found[0].masters, found[1]

@@ -22,7 +22,7 @@ from rose.scheduler import Capabilities, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.worker import TurnEnd, WorkerKind, WorkerLost
 from tests.demo.rl.play import CONTEXT_MAX, GROUP_SIZE, RUN_SEED, TURN_MAX, play
-from tests.demo.rl.saying_worker import SayingWorker
+from tests.demo.rl.scripted_worker import ScriptedWorker
 from tests.node.rig import no_thread_is_left
 from tests.scheduler.tuned import tuned
 from tests.waiting import wait_for
@@ -71,12 +71,12 @@ class Play:
         )
         self.is_silent = False
         self.fails: set[int] = set()  # no worker can run turns of these
-        self.workers: list[SayingWorker] = []
+        self.workers: list[ScriptedWorker] = []
 
     def bring(
         self, number: int = 0, kind: WorkerKind = DEDICATED, *, epoch: int = 0
-    ) -> SayingWorker:
-        worker = SayingWorker(number, kind, self.rollouts.receive)
+    ) -> ScriptedWorker:
+        worker = ScriptedWorker(number, kind, self.rollouts.receive)
         worker.epoch = epoch
         self.rollouts.join(worker, replace(CAN, domain=number))
         worker.grant()
@@ -94,7 +94,7 @@ class Play:
                         if trajectory in self.fails:
                             worker.leave(trajectory, TurnEnd.FAILED)
                         else:
-                            worker.say(trajectory, 2)
+                            worker.output(trajectory, 2)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ class TimedEnvironment:
         return step
 
 
-class TimedWorker(SayingWorker):
+class TimedWorker(ScriptedWorker):
     def start_turn(self, request) -> None:
         self.began.setdefault((request.trajectory, request.turn), time.monotonic())
         super().start_turn(request)
@@ -272,7 +272,7 @@ def test_stop_takes_every_turn_back_and_ends_the_thread() -> None:
         finished = len(on.finished)
         on.is_silent = False
         on.rollouts.send(VersionPublished(1))  # Nobody listens.
-        on.rollouts.join(SayingWorker(1, BORROWED, on.rollouts.receive), CAN)
+        on.rollouts.join(ScriptedWorker(1, BORROWED, on.rollouts.receive), CAN)
     assert len(on.finished) == finished
     assert on.rollouts.counts().in_flight == LOOP.in_flight
 

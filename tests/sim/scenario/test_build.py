@@ -12,11 +12,11 @@ from rose.scheduler.settings import PlacementPolicy
 from rose.scheduler.worker import WorkerKind
 from rose.sim.cluster.lending_kv import PublishedKv
 from rose.sim.cluster.simulate import simulate_cluster
-from rose.sim.cluster.world import Lending, TrainerMode
+from rose.sim.cluster.world import LendingTimeline, TrainerMode
 from rose.sim.scenario.arms import PUBLISHED, RESERVED, RULES, rules_of
 from rose.sim.scenario.build import Built, batches, build, check_size, idle_trainer, lent_engines
 from rose.sim.scenario.cost import Cost, cost_of, lent_ms
-from rose.sim.scenario.loans import Serving, first_started, kv_rule, until, whole_gpus
+from rose.sim.scenario.loans import ServingGroups, first_started, kv_rule, until, whole_gpus
 from rose.sim.scenario.scenario import Scenario, scenario_from
 from rose.sim.scenario.traffic import Inputs, burst_variation, slow_wave
 from rose.sim.scenario.updates import UpdateScheme, update_time
@@ -31,11 +31,11 @@ def small() -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def serving(small: Scenario) -> Serving:
-    return Serving(small, seed=7, inputs=NOTHING)
+def serving(small: Scenario) -> ServingGroups:
+    return ServingGroups(small, seed=7, inputs=NOTHING)
 
 
-def test_workers_are_the_scenario_s_gpus(small: Scenario, serving: Serving) -> None:
+def test_workers_are_the_scenario_s_gpus(small: Scenario, serving: ServingGroups) -> None:
     made = build(small, "rose", seed=7, inputs=NOTHING, serving=serving)
     kinds = [worker.kind for worker in made.world.workers]
     assert kinds == [WorkerKind.DEDICATED] * 4 + [WorkerKind.BORROWED] * 4
@@ -51,7 +51,9 @@ def test_workers_are_the_scenario_s_gpus(small: Scenario, serving: Serving) -> N
     assert made.gpus == (1,) * 8
 
 
-def test_arms_of_a_seed_differ_only_in_what_they_do(small: Scenario, serving: Serving) -> None:
+def test_arms_of_a_seed_differ_only_in_what_they_do(
+    small: Scenario, serving: ServingGroups
+) -> None:
     worlds = {
         arm: build(small, arm, seed=7, inputs=NOTHING, serving=serving).world for arm in RULES
     }
@@ -92,7 +94,9 @@ def test_another_seed_has_other_trajectories_and_other_traffic(small: Scenario) 
         assert (first.share.tobytes() == second.share.tobytes()) == wanted
 
 
-def test_a_world_runs_and_costs_what_its_prices_say(small: Scenario, serving: Serving) -> None:
+def test_a_world_runs_and_costs_what_its_prices_say(
+    small: Scenario, serving: ServingGroups
+) -> None:
     made = build(small, "rose", seed=7, inputs=NOTHING, serving=serving)
     outcome = simulate_cluster(made.world)
     assert len(outcome.jobs[0].published_ms) == 2
@@ -137,7 +141,7 @@ def test_the_accept_rate_is_an_input_that_is_swept() -> None:
 
 
 def test_lent_time_is_the_integral_of_the_share() -> None:
-    lending = Lending(np.array([0.0, 10, 30]), np.array([1.0, 0, 0.5]), np.array([1, 0, 1]))
+    lending = LendingTimeline(np.array([0.0, 10, 30]), np.array([1.0, 0, 0.5]), np.array([1, 0, 1]))
     assert lent_ms(lending, 50) == 20
     assert lent_ms(lending, 30) == 10
     assert lent_ms(lending, 5) == 5
@@ -211,7 +215,7 @@ def test_what_cannot_run_is_refused() -> None:
 
 
 def test_an_arm_lends_at_its_slowdown() -> None:
-    serving = Serving(scenario(), seed=3, inputs=NOTHING)
+    serving = ServingGroups(scenario(), seed=3, inputs=NOTHING)
     arms = ("rose", "rose@inf")
     shares, prices = [], []
     for arm in arms:
@@ -238,7 +242,7 @@ def test_the_paper_s_memory_grows_with_each_step_of_rl(small: Scenario) -> None:
 
 
 def test_a_timeline_ends_at_the_horizon() -> None:
-    whole = Lending(np.array([0.0, 40, 80]), np.array([1.0, 0.5, 1]), np.array([9, 3, 9]))
+    whole = LendingTimeline(np.array([0.0, 40, 80]), np.array([1.0, 0.5, 1]), np.array([9, 3, 9]))
     made = until(whole, 80)
     assert (made.at_ms.tolist(), made.share.tolist()) == ([0, 40], [1, 0.5])
     assert made.kv_tokens.tolist() == [9, 3]
@@ -261,7 +265,7 @@ def test_whole_gpus_are_lent_while_serving_is_in_time_without_them() -> None:
 def test_only_the_first_start_on_a_gpu_is_the_long_one() -> None:
     def started(*at_ms: float, begins: int) -> list[float]:
         share = (np.arange(len(at_ms)) + begins) % 2
-        once = Lending(np.array(at_ms), share * 1.0, share * 7)
+        once = LendingTimeline(np.array(at_ms), share * 1.0, share * 7)
         made = first_started(once, 60)
         assert (made.kv_tokens == 7 * made.share).all()
         return [float(at) for at in made.at_ms]
@@ -281,7 +285,7 @@ def test_only_the_first_start_on_a_gpu_is_the_long_one() -> None:
 @pytest.mark.parametrize("load", [0.1, 0.95])
 def test_serving_keeps_no_more_whole_gpus_than_it_needs_to_be_in_time(load: float) -> None:
     made = scenario_from(changed("borrowed[0].traffic.load", load))
-    (loan,) = Serving(made, seed=3, inputs=NOTHING).loans("elastic")
+    (loan,) = ServingGroups(made, seed=3, inputs=NOTHING).loans("elastic")
     assert loan.latencies is not None
     assert loan.alone is not None
     assert loan.latencies.late < 0.02
@@ -295,8 +299,8 @@ def test_serving_keeps_no_more_whole_gpus_than_it_needs_to_be_in_time(load: floa
 
 
 def test_an_update_of_all_weights_goes_to_those_that_are_lent() -> None:
-    half = Lending(np.array([0.0, 50]), np.array([1.0, 0]), np.array([9, 0]))
-    whole = Lending(np.array([0.0]), np.array([1.0]), np.array([9]))
+    half = LendingTimeline(np.array([0.0, 50]), np.array([1.0, 0]), np.array([9, 0]))
+    whole = LendingTimeline(np.array([0.0]), np.array([1.0]), np.array([9]))
     assert lent_engines([half] * 4 + [whole], horizon_ms=100) == 3
     assert lent_engines([half], horizon_ms=10_000) == 1
     made = scenario_from(changed("borrowed[0].traffic.load", 0.1))

@@ -5,7 +5,7 @@ import pytest
 
 from rose.sim.cluster.simulate import simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld
-from rose.sim.scenario.loans import Serving
+from rose.sim.scenario.loans import ServingGroups
 from rose.sim.scenario.traffic import Inputs
 from rose.sim.study.run import run_arm
 from tests.sim.scenario.files import content, scenario
@@ -28,7 +28,7 @@ class Counted:
 def test_an_arm_that_depends_on_nothing_is_run_once() -> None:
     simulate = Counted()
     one = scenario()
-    serving = Serving(one, seed=1, inputs=NOTHING)
+    serving = ServingGroups(one, seed=1, inputs=NOTHING)
     run_arm(one, "rose-published", seed=1, inputs=NOTHING, serving=serving, simulate=simulate)
     assert len(simulate.worlds) == 1
 
@@ -42,7 +42,7 @@ def test_what_is_revoked_during_updates_is_revoked_during_those_of_the_last_run(
         "rose",
         seed=1,
         inputs=NOTHING,
-        serving=Serving(one, seed=1, inputs=NOTHING),
+        serving=ServingGroups(one, seed=1, inputs=NOTHING),
         simulate=simulate,
     )
     assert len(simulate.worlds) > 1
@@ -67,7 +67,7 @@ def test_the_trainer_s_gpus_never_roll_out_while_it_learns(mode: str) -> None:
         "training-gpus",
         seed=1,
         inputs=NOTHING,
-        serving=Serving(one, seed=1, inputs=NOTHING),
+        serving=ServingGroups(one, seed=1, inputs=NOTHING),
     )
     (job,) = outcome.jobs
     lending = made.world.workers[-1].lending

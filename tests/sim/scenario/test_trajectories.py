@@ -11,7 +11,7 @@ from rose.sim.scenario.distributions import (
     LogUniform,
     Mixture,
     Pareto,
-    Part,
+    WeightedPart,
 )
 from rose.sim.scenario.environments import ENVIRONMENTS, Drawn
 from rose.sim.scenario.trajectories import (
@@ -166,7 +166,7 @@ DRAWS = 200_000
         (Lognormal(2, 0.5, least=2, most=2), 2.0, 2.0),
         (Pareto(1, 3), 1.5, 10 ** (1 / 3)),
         (Pareto(1, 1.2, most=2), None, 2.0),
-        (Mixture((Part(0.25, Constant(4)), Part(0.75, Constant(0)))), 1.0, 4.0),
+        (Mixture((WeightedPart(0.25, Constant(4)), WeightedPart(0.75, Constant(0)))), 1.0, 4.0),
     ],
     ids=repr,
 )

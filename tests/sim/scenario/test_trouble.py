@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.sim.cluster.world import Lending
+from rose.sim.cluster.world import LendingTimeline
 from rose.sim.scenario.parts import (
     EngineCrashes,
     Flapping,
@@ -17,7 +17,7 @@ from rose.sim.scenario.parts import (
 from rose.sim.scenario.trouble import Lent, troubled, without
 
 HORIZON_MS = 600_000.0
-ALL = Lending(np.zeros(1), np.ones(1), np.array([1000], dtype=np.int64))
+ALL = LendingTimeline(np.zeros(1), np.ones(1), np.array([1000], dtype=np.int64))
 
 
 def engine(domain: int, prefill: float = 1000.0) -> Lent:
@@ -27,7 +27,9 @@ def engine(domain: int, prefill: float = 1000.0) -> Lent:
 ENGINES = [engine(0), engine(0), engine(1), engine(2)]
 
 
-def run(*stress: Stress, published_ms=(), engines=ENGINES, seed: int = 0) -> tuple[Lending, ...]:
+def run(
+    *stress: Stress, published_ms=(), engines=ENGINES, seed: int = 0
+) -> tuple[LendingTimeline, ...]:
     return troubled(
         engines,
         stress,
@@ -37,7 +39,7 @@ def run(*stress: Stress, published_ms=(), engines=ENGINES, seed: int = 0) -> tup
     )
 
 
-def away(lending: Lending) -> list[tuple[float, float]]:
+def away(lending: LendingTimeline) -> list[tuple[float, float]]:
     """When nothing is lent, in seconds."""
     ends = np.append(lending.at_ms[1:], HORIZON_MS)
     gone = lending.kv_tokens == 0
@@ -55,7 +57,7 @@ def away(lending: Lending) -> list[tuple[float, float]]:
     st.floats(0, 400),
 )
 def test_nothing_is_lent_in_spans_and_all_else_stays(rows, spans, when_ms) -> None:
-    lending = Lending(
+    lending = LendingTimeline(
         at_ms=np.cumsum([0.0, *(row[0] for row in rows)])[:-1],
         share=np.array([row[1] for row in rows]),
         kv_tokens=np.array([row[2] for row in rows]),

@@ -1,4 +1,4 @@
-"""A worker without a thread: it says the tokens of `tests/demo/rl/play.py` when it is told to."""
+"""A worker without a thread: it outputs the tokens of `tests/demo/rl/play.py` on demand."""
 
 import threading
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Running:
     is_over: bool = False  # all was said, and the end not reported
 
 
-class SayingWorker:
+class ScriptedWorker:
     def __init__(
         self,
         number: int,
@@ -89,7 +89,7 @@ class SayingWorker:
     def report_grant(self) -> None:
         self._on_event(GrantChanged(self.number, self.epoch, self.kv_tokens, self._ttl_ms))
 
-    def say(self, trajectory: int, tokens: int, *, with_end: bool = True) -> None:
+    def output(self, trajectory: int, tokens: int, *, with_end: bool = True) -> None:
         """Say so many tokens, or fewer if the turn is over before."""
         run = self.running[trajectory]
         first, request = run.said, run.request
