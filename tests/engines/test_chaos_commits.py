@@ -127,7 +127,7 @@ class Chaos:
     def has_returned_enough(self) -> bool:
         history = list(self.borrowed.pair.device.lender.collector.history)
         is_enough = sum(one.slabs_returned for one in history) >= self.slabs
-        return is_enough and len(self.pure) > self.turns // 2
+        return is_enough and len(self.pure) >= 2
 
     @property
     def has_seen_enough(self) -> bool:
