@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
-from rose._core import CudaDevice, CudaGraph, StreamGate
+from rose._core import CudaDevice, CudaGraph
 from rose.errors import InvalidArgument
 from rose.executor import RolloutLane
 from rose.memory import DeviceArray, KVArray
@@ -67,7 +67,7 @@ def gate_layers(rollout: StepGate, model: nn.Module, *, every: float) -> Callabl
     A gate acts only in the thread inside a `Quantum` of `rollout`, so the same module may serve
     `generate` elsewhere. Works for eager modules and under `torch.compile`, where a gate is a graph
     break: compile after this call, and without `fullgraph`. Hooks do not fire when a CUDA graph is
-    replayed: see `gate_graphs` and `insert_gates`. On a GPU the forward pass runs in
+    replayed: see `gate_graphs`. On a GPU the forward pass runs in
     `rollout.stream` and must not wait for it (`.item()`, `nonzero`): behind a closed gate it would
     wait for serving, and no abort would reach it.
 
@@ -142,64 +142,6 @@ def gate_graphs(rollout: RolloutLane, graphs: Sequence[Replayable]) -> Callable[
     return run
 
 
-class CaptureGate(Protocol):
-    """Puts gates into a capture: a `StreamGate`, or a test's recorder."""
-
-    def insert(self, stream: int) -> None:
-        """Put a gate into the graph that `stream` is capturing."""
-        ...
-
-
-def insert_gates(
-    gate: CaptureGate,
-    model: nn.Module,
-    *,
-    every: float,
-    capturing: Callable[[], int | None] | None = None,
-) -> Callable[[], None]:
-    """Let each capture of `model` get gates between its decoder layers.
-
-    Capture as usual, on one stream, with `torch.cuda.graph(torch.cuda.CUDAGraph(keep_graph=True))`,
-    make it launchable with `gated_graph`, and launch it only with `StreamGate.launch`: replayed by
-    torch it would repeat old numbers. Outside a capture the hooks do nothing.
-
-    Args:
-        gate: gate of the borrower.
-        model: see `gate_layers`.
-        every: see `gate_layers`.
-        capturing: returns the stream being captured now, or None; by default torch's.
-
-    Returns:
-        A function that removes the hooks; captured graphs keep their gates.
-
-    Raises:
-        InvalidArgument: see `gate_layers`.
-    """
-    find = capturing or _capturing_stream
-
-    def insert(_module: nn.Module, _inputs: object) -> None:
-        stream = find()
-        if stream is not None:
-            gate.insert(stream)
-
-    handles = [
-        module.register_forward_pre_hook(_uncompiled(insert))
-        for module in _gated_modules(model, every)
-    ]
-
-    def take_out() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return take_out
-
-
-def _capturing_stream() -> int | None:
-    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        return None
-    return int(torch.cuda.current_stream().cuda_stream)
-
-
 def gated_graph(device: CudaDevice, captured: torch.cuda.CUDAGraph) -> CudaGraph:
     """Return a torch graph with gates, for `StreamGate.launch`.
 
@@ -208,17 +150,6 @@ def gated_graph(device: CudaDevice, captured: torch.cuda.CUDAGraph) -> CudaGraph
         captured: graph made with `keep_graph=True`; keep it as long as the result.
     """
     return CudaGraph.instantiate(device, int(captured.raw_cuda_graph()))
-
-
-def abortable_graph(gate: StreamGate, segments: Sequence[torch.cuda.CUDAGraph]) -> CudaGraph:
-    """Return one graph of `segments`, each after a gate, that an abort ends at the next gate.
-
-    Args:
-        gate: gate that launches it.
-        segments: graphs made with `keep_graph=True`, of kernels, copies and fills only. Their
-            memory belongs to the captures, so keep them too.
-    """
-    return gate.make_abortable([int(one.raw_cuda_graph()) for one in segments])
 
 
 def as_tensor(array: KVArray, device: torch.device) -> torch.Tensor:

@@ -170,6 +170,7 @@ class ServingLane:
         self._demand = lender.demand
         self._log = lender.log
         self._lender = lender
+        self._supply = lender.supply
         self._watchdog = watchdog
         self._park_wait_ms = lender.policy.park_wait_ms
         self._clock = lender.clock
@@ -201,7 +202,7 @@ class ServingLane:
                 )
                 if request_id != _STEP:
                     self._demand.arrived(prompt_tokens=prompt_tokens)
-                self._lender.load_changed()
+                self._supply.load_changed()
 
     def emitted(self, request_id: str) -> None:
         """Report a token of one request; `emitted_all` is cheaper for a whole step."""
@@ -228,7 +229,7 @@ class ServingLane:
             if request_id in self._live:
                 slot = self._live.pop(request_id)
                 check(self._state.finished(slot), "serving has fewer requests than live ids")
-                self._lender.load_changed()
+                self._supply.load_changed()
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -364,7 +365,7 @@ class ServingLane:
                 decode_sequences=batch.decode_sequences,
                 prefill_tokens=batch.prefill_tokens,
             )
-            self._lender.recheck()
+            self._supply.recheck()
         if step.is_probe:
             with self.safety, self._lock:
                 shape: ShapeName = "chunk" if batch.prefill_tokens else "step"
@@ -441,11 +442,11 @@ class ServingLane:
         if not self._can_hold(blocks):
             return False
         with self.safety:
-            self._lender.keep_surplus()
+            self._supply.keep_surplus()
         missing = blocks - self.kv.allocator.free_blocks
         if missing > 0:
             with self.safety:
-                self._lender.reclaim(missing)
+                self._supply.reclaim(missing)
         return bool(self.kv.allocator.free_blocks >= blocks)
 
     def alloc(self, blocks: int) -> list[int] | None:
@@ -457,7 +458,7 @@ class ServingLane:
         if not self._can_hold(blocks):
             return None
         with self.safety:
-            self._lender.foresee(blocks)
+            self._supply.foresee(blocks)
         return self.kv.allocator.alloc(blocks)
 
     def _can_hold(self, blocks: int) -> bool:
@@ -476,7 +477,7 @@ class ServingLane:
         if not self.ensure(blocks):
             return Refusal(Reason.POOL_EMPTY)
         with self.safety:
-            self._lender.foresee(blocks)
+            self._supply.foresee(blocks)
         reservation = self.kv.allocator.reserve(blocks)
         if reservation is None:
             return Refusal(Reason.POOL_EMPTY)
@@ -488,7 +489,7 @@ class ServingLane:
         Those kept for a remembered burst are offered later, while no request is live.
         """
         with self.safety:
-            self._lender.offer_surplus()
+            self._supply.offer_surplus()
 
 
 def _is_count(value: object) -> bool:

@@ -1,7 +1,6 @@
 """The KV space of one tenant: its block ids, allocator and views of the shared pool."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -145,59 +144,3 @@ class KVSpace:
             self._window(layer * layer_bytes, (ids, stride // itemsize), dtype)
             for layer in range(self.geometry.layers)
         ]
-
-    # ---- moving data
-
-    def copy_blocks(self, from_ids: Sequence[int], to_ids: Sequence[int]) -> None:
-        """Copy block `from_ids[i]` to `to_ids[i]` in every layer.
-
-        All sources are read before any target is written. On a GPU the engine copies instead, on
-        its own stream and with its own kernels.
-
-        Raises:
-            InvalidArgument: the lists differ in length, or the pool is in device memory.
-        """
-        if len(from_ids) != len(to_ids):
-            raise InvalidArgument(f"{len(from_ids)} blocks cannot be copied to {len(to_ids)}")
-        if not self._mapping.is_on_host:
-            raise InvalidArgument("the pool is in device memory: the engine copies its blocks")
-        sources, targets = np.asarray(from_ids, np.intp), np.asarray(to_ids, np.intp)
-        for rows in self._block_rows():
-            rows[targets] = rows[sources]
-
-    def _block_rows(self) -> "list[npt.NDArray[np.uint8]]":
-        """Return arrays in which row `id` is block `id`, or one layer of it; together all of it."""
-        if self.geometry.layout is Layout.LAYER_MAJOR:
-            return [np.asarray(view) for view in self.views()]
-        return [np.asarray(self.flat()).reshape(-1, self.geometry.block_bytes)]
-
-    def evacuate(
-        self, slabs: Sequence[int] | None = None, *, limit: int | None = None
-    ) -> dict[int, int]:
-        """Compact blocks on a CPU, so that whole slabs become empty.
-
-        A slab under revocation that becomes empty leaves inside the call. During it nobody may
-        write blocks of this tenant, and no step may be prepared or running on blocks of `slabs`
-        that it did not pin: pinned slabs are not moved. On a GPU an engine does the same in three
-        steps, with its own copy between `allocator.plan_evacuation` and `finish_evacuation`.
-
-        Args:
-            slabs: slabs to empty, in this order; None for the sparsest ones, as far as the others
-                have room.
-            limit: most blocks to move; None for no limit.
-
-        Returns:
-            The new id of each moved block: the caller updates its block tables before its next
-            step.
-
-        Raises:
-            InvalidArgument: the pool is in device memory; nothing was moved.
-        """
-        from_ids, to_ids = self.allocator.plan_evacuation(slabs, limit)
-        try:
-            self.copy_blocks(from_ids, to_ids)
-        except InvalidArgument:
-            self.allocator.cancel_evacuation(from_ids, to_ids)
-            raise
-        now_at = self.allocator.finish_evacuation(from_ids, to_ids)
-        return {old: new for old, new in zip(from_ids, now_at, strict=True) if old != new}

@@ -219,7 +219,7 @@ def test_every_block_that_serving_takes_is_checked_before_it_is_taken(pair: Pair
 
     pair.rollout_lane.on_revoke = on_revoke
     pool = pair.serving.processor.cache.pool
-    demand = device.lender.demand_blocks
+    demand = device.lender.supply.demand_blocks
     while len(supply) < 3:
         pool.allocate_sector(0)  # between two steps: no batch is prepared, none ends
         assert not device.arbiter.is_short(lane.kv.partition)

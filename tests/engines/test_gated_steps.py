@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rose._core import CloseReason, HostGate, Verdict
-from rose.engines.torch import gate_graphs, gate_layers, insert_gates
+from rose.engines.torch import gate_graphs, gate_layers
 from rose.errors import StepAborted
 from tests.engines.test_gate_layers import Lane, Model
 
@@ -204,30 +204,3 @@ def abort_at(host: HostGate, passed: int) -> None:
     while host.passed < passed:
         over.wait(0.0001)
     assert host.abort_step()
-
-
-class Capture:
-    """Stands for a StreamGate: where gates were put, among the layers that ran."""
-
-    def __init__(self) -> None:
-        self.put: list[int] = []
-
-    def insert(self, stream: int) -> None:
-        self.put.append(stream)
-
-
-@pytest.mark.parametrize("prepare", [lambda model: model, compiled], ids=["eager", "compiled"])
-@torch.no_grad()
-def test_capture_gets_its_gates_and_nothing_else_does(prepare) -> None:
-    gate, model, stream = Capture(), deep(), 77
-    capturing: list[int | None] = [None]
-    take_out = insert_gates(gate, model, every=2, capturing=lambda: capturing[0])
-    run, x = prepare(model), torch.randn(2, 16)
-    expected = run(x)
-    assert gate.put == []
-    capturing[0] = stream
-    assert torch.equal(run(x), expected)
-    assert gate.put == [stream] * (LAYERS // 2)
-    take_out()
-    assert torch.equal(model(x), expected)
-    assert len(gate.put) == LAYERS // 2

@@ -68,7 +68,6 @@ def test_warm_up_runs_both_shapes_until_there_is_evidence(
     # 19 scores, and 8 runs of each shape that train the model.
     assert progress[0] == (0, 54)
     assert progress[-1][0] == progress[-1][1]
-    assert progress == sorted(progress)
     chunks = [one for one in batches if one.prefill_tokens >= 48]
     steps = [one for one in batches if one.prefill_tokens == 0]
     assert len(chunks) >= 27

@@ -220,7 +220,7 @@ def test_a_reading_says_how_serving_is_and_what_is_lent(open_rig) -> None:
 def test_a_reading_counts_what_serving_took_back_and_leaves_out_what_is_leaving(open_rig) -> None:
     rig = open_rig()
     step = ParkedStep(rig, rig.borrow(12 * BLOCKS))
-    rig.device.lender.recheck(taking=20)
+    rig.device.lender.supply.recheck(taking=20)
     said = rig.device.reading()
     assert said.revocations == 1
     assert said.lent_bytes == (12 - rig.revocations[0].slabs) * SLAB

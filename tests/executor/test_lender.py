@@ -21,7 +21,7 @@ from tests.waiting import LONG_S, wait_for
 
 
 def slack_blocks(rig: Rig) -> int:
-    return rig.device.lender._slack_blocks(rig.device.arbiter.snapshot())
+    return rig.device.lender.supply.slack_blocks(rig.device.arbiter.snapshot())
 
 
 # ---- grants --------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_limit_holds_against_the_borrower(open_rig) -> None:
 
 def test_reserve_that_nobody_named_is_what_the_priors_say_serving_could_need(open_rig) -> None:
     rig = open_rig(reserve_slabs=None)
-    demand = rig.device.lender.demand_blocks
+    demand = rig.device.lender.supply.demand_blocks
     assert rig.counts()[0] == -(-demand // 4) > 2
     rig.device.lender.grow(10_000)
     assert rig.serving.ensure(demand)
@@ -147,7 +147,7 @@ def test_whatever_was_measured_all_that_serving_could_need_is_there_after_a_gran
         for name in range(running):
             rig.serving.arrived(str(name), prompt_tokens=8)
         if isinstance(rig.device.lender.grow(wanted), Grant):
-            needed = rig.device.lender.demand_blocks
+            needed = rig.device.lender.supply.demand_blocks
             assert rig.serving.ensure(needed)
             assert rig.serving.kv.allocator.alloc(needed)
             assert rig.revocations == []
@@ -176,7 +176,7 @@ def test_supply_is_rechecked_and_slabs_are_taken_back_before_it_falls_under_dema
         assert slack_blocks(rig) >= 0
         # The next demand of the certificate's size is there, and nobody has to be asked.
         asked = len(rig.revocations)
-        assert rig.serving.ensure(rig.device.lender.demand_blocks)
+        assert rig.serving.ensure(rig.device.lender.supply.demand_blocks)
         assert len(rig.revocations) == asked
     assert rig.revocations != []
     allocator.free(taken)
@@ -258,7 +258,7 @@ def test_slabs_on_the_way_back_are_not_demanded_twice(open_rig) -> None:
     rig.serving.arrived("a", prompt_tokens=64)
     taken = rig.serving.kv.allocator.alloc(4)
     for _ in range(3):
-        rig.device.lender.recheck()
+        rig.device.lender.supply.recheck()
     assert len(rig.revocations) == 1
     assert len(rig.rollout.leaving()) > 0
     rig.rollout.unpin(pin)

@@ -128,7 +128,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         there = serving.free_blocks + now.unowned * blocks_per_slab
         coming = rollout.in_revocation * blocks_per_slab
         is_all = rollout.held == rollout.in_revocation
-        assert is_all or there + coming >= rig.device.lender.demand_blocks
+        assert is_all or there + coming >= rig.device.lender.supply.demand_blocks
 
     @rule(tokens=st.integers(1, 200), part=st.floats(0, 1))
     def serving_ticket(self, tokens: int, part: float) -> None:

@@ -94,34 +94,35 @@ PLACES = [
     ("serving", "_gate", "passed"),
     ("serving", "_model", "observe"),
     ("serving", "_log", "append_step"),
-    ("serving", "_lender", "recheck"),
-    ("serving", "_lender", "reclaim"),
-    ("serving", "_lender", "offer_surplus"),
-    ("lender", "arbiter", "snapshot"),
-    ("lender", "arbiter", "take"),
+    ("serving", "_supply", "recheck"),
+    ("serving", "_supply", "reclaim"),
+    ("serving", "_supply", "offer_surplus"),
+    ("supply", "_arbiter", "snapshot"),
+    ("supply", "_arbiter", "take"),
     ("lender", "arbiter", "revoke"),
-    ("lender", "arbiter", "give_back"),
+    ("supply", "_arbiter", "give_back"),
     ("collector", "_log", "append_revoke_begun"),
-    ("lender", "arbiter", "watch"),
-    ("lender", "arbiter", "is_short"),
-    ("lender", "demand", "blocks"),
+    ("supply", "_arbiter", "watch"),
+    ("supply", "_arbiter", "is_short"),
+    ("supply", "_demand", "blocks"),
     ("serving", "_demand", "arrived"),
     ("serving", "_demand", "step_ended"),
-    ("serving", "_lender", "foresee"),
-    ("serving", "_lender", "load_changed"),
+    ("serving", "_supply", "foresee"),
+    ("serving", "_supply", "load_changed"),
     ("lender", "state", "beat"),
     ("collector", "_arbiter", "expire"),
 ]
 
 
+def owners_of(rig: Rig) -> dict[str, Any]:
+    lender = rig.device.lender
+    supply, collector = lender.supply, lender.collector
+    return {"serving": rig.serving, "lender": lender, "supply": supply, "collector": collector}
+
+
 def plant(rig: Rig, place: tuple[str, str, str], *, times: int) -> None:
     owner, part, name = place
-    lender = rig.device.lender
-    owners = {
-        "serving": rig.serving,
-        "lender": lender,
-        "collector": lender.collector,
-    }
+    owners = owners_of(rig)
     if (owner, name) == ("lender", "revoke"):
         # The revocation is made with the lender's arbiter; nothing else of it may be a stand-in.
         stock, planted = rig.rollout.on_revoke, Failing(rig.device.arbiter, name, times=times)
@@ -167,12 +168,7 @@ def test_nothing_raises_in_serving_when_a_part_stays_broken(open_rig, place) -> 
     wait_for(lambda: getattr(rig.rollout.try_step(), "reason", None) is Reason.CLOSED)
     # The audit at the end reads the books through the real parts.
     owner, part, _ = place
-    lender = rig.device.lender
-    owners = {
-        "serving": rig.serving,
-        "lender": lender,
-        "collector": lender.collector,
-    }
+    owners = owners_of(rig)
     if isinstance(getattr(owners[owner], part), Failing):
         setattr(owners[owner], part, getattr(owners[owner], part)._part)
 
@@ -195,7 +191,7 @@ def test_giving_back_aborts_a_parked_step(open_rig) -> None:
     step = ParkedStep(rig, rig.borrow(60))
     rig.serving.arrived("a", prompt_tokens=8)
     step.park()
-    fail(rig.serving, "_lender", "recheck")
+    fail(rig.serving, "_supply", "recheck")
     with rig.serving.step(StepBatch(1, 8, 0)):
         pass
     assert rig.device.gave_back == "RuntimeError: planted in recheck"

@@ -1,0 +1,164 @@
+"""Serving's supply of memory: what it could need soon, and the slabs that it takes and offers."""
+
+import threading
+
+from rose._core import Arbiter, Demand, PartitionSnapshot, ServingState, Snapshot
+from rose.executor.borrower import Borrower
+from rose.executor.collector import Collector
+from rose.executor.revocation import Cause
+from rose.memory import KVSpace
+from rose.slo.policy import REVOKE_AHEAD_SLABS
+from rose.units import ceil_div
+
+
+class Supply:
+    """Keeps serving's free blocks and the unowned slabs above its demand D(T).
+
+    Serving calls `reclaim`, `foresee`, `recheck`, `load_changed`, `keep_surplus` and
+    `offer_surplus`; the keeper `recheck` and `offer_idle`. Any thread: `_lock` guards this object's
+    own state, and is never held while rose waits for slabs or calls the borrower.
+
+    While slabs are on loan the arbiter watches the demand: it refuses a grant that would leave
+    less, and rings the keeper when an allocation leaves less.
+    """
+
+    def __init__(
+        self,
+        *,
+        arbiter: Arbiter,
+        serving: int,
+        kv: KVSpace,
+        demand: Demand,
+        state: ServingState,
+        collector: Collector,
+    ) -> None:
+        """Made by `Lender`; `serving` is the partition of `kv`."""
+        self._arbiter = arbiter
+        self._serving = serving
+        self._kv = kv
+        self._demand = demand
+        self._state = state
+        self._collector = collector
+        self._blocks_per_slab = demand.blocks_per_slab
+        self.borrower: Borrower | None = None
+        self.is_closed = False  # Nothing is lent any more, so nobody watches the demand.
+        self._lock = threading.Lock()  # Guards the field below.
+        self._has_settled = False  # Serving offered its surplus, and has asked for no slab since.
+
+    def lent(self, borrower: Borrower) -> PartitionSnapshot:
+        """Return the borrower's partition now."""
+        return self._arbiter.snapshot().partitions[borrower.partition]
+
+    # ---- demand ---------------------------------------------------------------------------------
+
+    @property
+    def demand_blocks(self) -> int:
+        """D(T) now: the blocks that serving could need before a loan is back."""
+        return self._demand.blocks(running=self._state.pending)
+
+    def slack_blocks(self, snapshot: Snapshot) -> int:
+        """Return serving's available blocks minus its demand; negative when short."""
+        free = snapshot.partitions[self._serving].free_blocks
+        return int(free + snapshot.unowned * self._blocks_per_slab - self.demand_blocks)
+
+    def _is_short(self, taking: int = 0) -> bool:
+        """Report the demand to the arbiter; True if taking `taking` blocks leaves less."""
+        return self._arbiter.watch(
+            self._serving,
+            demand_blocks=0 if self.is_closed else self.demand_blocks,
+            blocks_per_slab=self._blocks_per_slab,
+            taking=taking,
+        )
+
+    def load_changed(self) -> None:
+        """Update the demand after a request came or went; ring the keeper if serving is short.
+
+        The keeper revokes, not this call: it would delay the arriving request, as a borrower may
+        take up to T.
+        """
+        if self.borrower is not None and self._is_short():
+            self._arbiter.ring()
+
+    def foresee(self, blocks: int) -> None:
+        """Begin to take slabs back if taking `blocks` blocks would leave serving short.
+
+        Usually this costs one comparison in the core.
+        """
+        if self._arbiter.is_short(self._serving, taking=blocks):
+            self.recheck(taking=blocks)
+
+    def recheck(self, *, taking: int = 0) -> None:
+        """Begin to take slabs back before serving's supply falls below its demand.
+
+        Args:
+            taking: blocks that serving is about to take.
+        """
+        borrower = self.borrower
+        if borrower is None or not self._is_short(taking):
+            return
+        # Must follow the watch: from here on an allocation that falls short rings.
+        snapshot = self._arbiter.snapshot()
+        lent = snapshot.partitions[borrower.partition]
+        coming = lent.in_revocation * self._blocks_per_slab
+        missing = taking - self.slack_blocks(snapshot) - coming
+        if missing > 0 and lent.held > lent.in_revocation:
+            slabs = ceil_div(missing, self._blocks_per_slab) + REVOKE_AHEAD_SLABS
+            self._collector.revoke(borrower, slabs, cause=Cause.PRESSURE, lent=lent)
+
+    # ---- slabs ----------------------------------------------------------------------------------
+
+    def reclaim(self, blocks: int) -> None:
+        """Get serving `blocks` more free blocks: unowned slabs first, then from the borrower.
+
+        Waits at most T for pinned slabs, including those of revocations under way.
+        """
+        borrower = self.borrower  # A borrower in another process may end at any time.
+        wanted = self._kv.allocator.free_blocks + blocks
+        if self._take(wanted) or borrower is None:
+            return
+        lent = self.lent(borrower)
+        missing = wanted - self._kv.allocator.free_blocks
+        slabs = ceil_div(missing, self._blocks_per_slab) - lent.in_revocation
+        if slabs > 0 and lent.held > lent.in_revocation:
+            self._collector.revoke(borrower, slabs, cause=Cause.PRESSURE, lent=lent)
+        self._collector.wait(lambda: self._take(wanted))
+
+    def _take(self, wanted: int) -> bool:
+        """Take unowned slabs for `wanted` free blocks in total; True if serving has them."""
+        missing = wanted - self._kv.allocator.free_blocks
+        if missing > 0:
+            self._arbiter.take(self._serving, ceil_div(missing, self._blocks_per_slab))
+        return bool(self._kv.allocator.free_blocks >= wanted)
+
+    def keep_surplus(self) -> None:
+        """Keep all of serving's slabs until `offer_surplus`: serving is about to use them."""
+        with self._lock:
+            self._has_settled = False
+
+    def offer_surplus(self) -> None:
+        """Make slabs that exceed serving's demand unowned, and notify the borrower.
+
+        Slabs that serving keeps for a remembered burst follow when the demand has forgotten it.
+        """
+        with self._lock:
+            self._has_settled = True
+        self._offer()
+
+    def offer_idle(self) -> None:
+        """Offer the surplus again if no request is live: the demand falls as bursts are forgotten.
+
+        Slabs of `keep_surplus` stay.
+        """
+        if self._state.pending == 0:
+            self._offer()
+
+    def _offer(self) -> None:
+        borrower = self.borrower
+        with self._lock:  # Without it, slabs could leave after `keep_surplus`.
+            snapshot = self._arbiter.snapshot()
+            own_free = snapshot.partitions[self._serving].free_blocks
+            surplus = min(own_free, self.slack_blocks(snapshot)) // self._blocks_per_slab
+            given = self._has_settled and surplus > 0
+            given = given and self._arbiter.give_back(self._serving, surplus) > 0
+        if given and borrower is not None:
+            borrower.note_room()
