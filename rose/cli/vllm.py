@@ -138,7 +138,7 @@ def _pairs(options: Sequence[str]) -> list[tuple[str, str]]:
     """Return each option with the word after it, or after its equals sign."""
     return [
         (name, value if is_joined else following)
-        for one, following in zip(options, [*options[1:], ""], strict=True)
+        for one, following in zip(options, [*options, ""][1:], strict=True)
         for name, is_joined, value in [one.partition("=")]
     ]
 

@@ -13,6 +13,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from rose.engines.vllm.guard import check_config, check_version
 from rose.engines.vllm.join import join, joined
+from rose.engines.vllm.observation import Observation
 from rose.engines.vllm.probes import Probes, is_probe
 from rose.engines.vllm.serving_scheduler import ServingScheduler
 from rose.engines.vllm.settings import ServingSettings, read_settings
@@ -31,6 +32,7 @@ class ServingSide:
 
     device: CoServing
     lane: ServingLane
+    observation: Observation | None
 
 
 class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
@@ -64,7 +66,8 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         )
         if settings.listen is not None:
             device.listen(settings.listen)
-        self._side = ServingSide(device, lane)
+        observation = Observation(device) if settings.listen is None else None
+        self._side = ServingSide(device, lane, observation)
         join(self.vllm_config, self._side, scheduler=LendingScheduler)
         return lane.kv
 
@@ -91,6 +94,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "revocations": reading.revocations,
             "evidence_missing": {one.shape: one.missing for one in reading.evidence},
             "refusals": dict(reading.refusals),
+            **({"observed": dict(seen.report())} if (seen := self._side.observation) else {}),
         }
 
     def shutdown(self) -> None:
@@ -106,7 +110,8 @@ class LendingScheduler(ServingScheduler):
 
     def __init__(self, vllm_config: Any, **parts: Any) -> None:
         """Build vLLM's scheduler over the worker's lane."""
-        lane = joined(vllm_config, ServingSide).lane
+        side = joined(vllm_config, ServingSide)
+        lane, self._observation = side.lane, side.observation
         super().__init__(lane, vllm_config=vllm_config, **parts)
         # Blocks come from other models, whose bits may be no numbers in this one's dtype.
         self.needs_kv_cache_zeroing = True
@@ -128,7 +133,12 @@ class LendingScheduler(ServingScheduler):
     def add_request(self, request: Request) -> None:
         """Queue a request; probes end for it."""
         super().add_request(request)
+        self._observe()
         self._end_probes()
+
+    def _observe(self) -> None:
+        if self._observation is not None:
+            self._observation.note(is_idle=not self.lane.has_requests)
 
     def _end_probes(self) -> None:
         probes = [one for one in self.requests if is_probe(one)]
@@ -139,6 +149,8 @@ class LendingScheduler(ServingScheduler):
         """Whether there is work for vLLM's loop; an idle engine gets a probe if one is due."""
         if super().has_requests():
             return True
+        if self._observation is not None:  # Nothing is promised, so nothing needs evidence.
+            return False
         for probe in self._probes.due():
             super(ServingScheduler, self).add_request(probe)
         return bool(super().has_requests())
@@ -174,6 +186,7 @@ class LendingScheduler(ServingScheduler):
         """Accept a step's tokens, and end it."""
         outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         self._end_step()
+        self._observe()
         for client in outputs.values():
             client.outputs = [one for one in client.outputs if not is_probe(one.request_id)]
         return outputs

@@ -32,7 +32,7 @@ def stream(client: OpenAI, model: str, prompt: list[int], tokens: int) -> dict[s
             at_s += [time.monotonic() - started] * len(new)
     except Exception as failure:  # noqa: BLE001 (it is the answer)
         error = f"{type(failure).__name__}: {failure}"
-    return {"tokens": ids, "at_s": at_s, "error": error}
+    return {"tokens": ids, "began_s": started, "at_s": at_s, "error": error}
 
 
 def main() -> None:
