@@ -30,13 +30,13 @@ _REQUESTS_BRIEF: Final = 12
 _GAP_S: Final = 0.5
 _TOKENS: Final = 24
 _ROLLOUT_TOKENS: Final = 200
+_LONG_TOKENS: Final = 400
 _SETTLE_S: Final = 1.0
 _QUIET_S: Final = 10.0
 _UNMEASURED: Final = {
     "vllm_share_all_ratio": "needs two more servers, without rose",
     "vllm_priority_steps_waited": "not written yet",
     "vllm_revoke_ms_p99": "the device of a live server reports no times of revocations",
-    "vllm_overhead_alone_percent": "needs thread CPU time of a server without rose",
 }
 
 
@@ -68,15 +68,8 @@ class Machine:
         self._core = max(os.sched_getaffinity(0))
         self._client_cores = os.sched_getaffinity(0) - {self._core} or {self._core}
         self.socket = folder / "s"
-        served = make_model(folder / "served", layers=4, hidden=128, seed=1)
         rolled_out = make_model(folder / "rolled-out", layers=8, hidden=256, seed=2)
-        self.serving = Server(
-            *("rose.cli.main", "vllm", "serve", str(served), "--listen", str(self.socket)),
-            *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
-            *("--kv-cache-memory-bytes", str(KV_BYTES)),
-            log=folder / "serving.log",
-            core=self._core,
-        )
+        self.serving = lending_server(folder, core=self._core)
         self.borrower = Server(
             *("rose.cli.main", "vllm", "rollout", str(rolled_out), "--attach", str(self.socket)),
             log=folder / "borrower.log",
@@ -149,6 +142,17 @@ def machine() -> Iterator[Machine]:
         undo.callback(both.close)
         both.start()
         yield both
+
+
+def lending_server(folder: Path, *, core: int) -> Server:
+    served = make_model(folder / "served", layers=4, hidden=128, seed=1)
+    return Server(
+        *("rose.cli.main", "vllm", "serve", str(served), "--listen", str(folder / "s")),
+        *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(KV_BYTES)),
+        log=folder / "serving.log",
+        core=core,
+    )
 
 
 def _ratio(lent: Sequence[Sequence[float]], alone: Sequence[float]) -> PairedRatio:
@@ -229,3 +233,60 @@ def _report(
     report.add("vllm_revocations", revoked, "revocations")
     for name, reason in _UNMEASURED.items():
         report.leave_out([name], reason)
+
+
+def test_overhead_alone(report: Report) -> None:
+    """Compare the CPU time of an engine's process, because latencies here cannot resolve 1 %."""
+    if not PYTHON.exists():
+        pytest.skip("real vLLM is not installed here: make vllm-env")
+    said = prompts(8, tokens=64)
+    ratios: list[tuple[float, float, float]] = []
+    differing = 0
+
+    def run() -> None:
+        nonlocal differing
+        with ExitStack() as undo:
+            folder = Path(tempfile.mkdtemp(prefix="rose"))
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            core = max(os.sched_getaffinity(0))
+            ours = lending_server(folder, core=core)
+            stock = Server(
+                *("vllm.entrypoints.cli.main", "serve", str(folder / "served")),
+                *("--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES)),
+                # As rose needs it: the same thread plans and runs the steps.
+                "--distributed-executor-backend",
+                "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+                log=folder / "stock.log",
+                core=core,
+            )
+            for server in (stock, ours):
+                undo.callback(server.stop)
+                server.start()
+            warm = [Talk(one, said, tokens=_LONG_TOKENS).tokens() for one in (stock, ours)]
+            differing = sum(mine != theirs for mine, theirs in zip(*warm, strict=True))
+            for _ in range(report.count(_ROUNDS, brief=7)):
+                first, peer, last = (_cpu_of(one, said) for one in (ours, stock, ours))
+                ratios.append((first, peer, last))
+
+    report.once(run)
+    paired = PairedRatio(
+        ratio=statistics.median(first / peer for first, peer, _ in ratios),
+        control=statistics.median(first / last for first, _, last in ratios),
+        subject=statistics.median(first for first, _, _ in ratios),
+        peer=statistics.median(peer for _, peer, _ in ratios),
+        interval=median_interval([first / peer for first, peer, _ in ratios]),
+    )
+    report.add_ratio(
+        "vllm_cpu_alone_ratio",
+        paired,
+        peer=Peer("CPU time of vLLM without rose, for 8 answers", paired.peer, "s"),
+        bar=Bar(at_most=1.01),
+    )
+    report.add("vllm_tokens_differing_from_stock", differing, "answers", bar=Bar(at_most=0))
+
+
+def _cpu_of(server: Server, said: Sequence[Sequence[int]]) -> float:
+    """Return the CPU seconds of the engine's process for the answers to `said`."""
+    before = server.engine_cpu_s
+    Talk(server, said, tokens=_LONG_TOKENS).tokens()
+    return server.engine_cpu_s - before
