@@ -8,7 +8,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +31,12 @@ _GAP_S: Final = 0.5
 _TOKENS: Final = 24
 _ROLLOUT_TOKENS: Final = 200
 _LONG_TOKENS: Final = 400
+_REVOKE_MS: Final = 500.0
 _SETTLE_S: Final = 1.0
 _QUIET_S: Final = 10.0
 _UNMEASURED: Final = {
     "vllm_share_all_ratio": "needs two more servers, without rose",
     "vllm_priority_steps_waited": "not written yet",
-    "vllm_revoke_ms_p99": "the device of a live server reports no times of revocations",
 }
 
 
@@ -148,7 +148,7 @@ def lending_server(folder: Path, *, core: int) -> Server:
     served = make_model(folder / "served", layers=4, hidden=128, seed=1)
     return Server(
         *("rose.cli.main", "vllm", "serve", str(served), "--listen", str(folder / "s")),
-        *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
+        *("--epsilon", "0.02", "--revoke-ms", str(_REVOKE_MS), "--enforce-eager"),
         *("--kv-cache-memory-bytes", str(KV_BYTES)),
         log=folder / "serving.log",
         core=core,
@@ -173,10 +173,10 @@ def test_serving_beside_rollouts(report: Report) -> None:
     said = prompts(report.count(_REQUESTS, brief=_REQUESTS_BRIEF), tokens=64)
     rounds: list[tuple[Slice, Slice, Slice]] = []
     alone_per_s = 0.0
-    revoked = 0
+    serving: dict[str, Any] = {}
 
     def run() -> None:
-        nonlocal alone_per_s, revoked
+        nonlocal alone_per_s
         with machine() as both:
             both.slice(said, share=0.0)  # to warm up
             both.roll_out()
@@ -191,10 +191,10 @@ def test_serving_beside_rollouts(report: Report) -> None:
                 forwards = number % 2 == 0
                 rounds.append((first, alone, last) if forwards else (last, alone, first))
                 both.roll_out()
-            revoked = both.serving.status["revocations"]
+            serving.update(both.serving.status)
 
     report.once(run)
-    _report(report, rounds, alone_per_s=alone_per_s, revoked=revoked)
+    _report(report, rounds, alone_per_s=alone_per_s, serving=serving)
 
 
 def _report(
@@ -202,7 +202,7 @@ def _report(
     rounds: Sequence[tuple[Slice, Slice, Slice]],
     *,
     alone_per_s: float,
-    revoked: int,
+    serving: Mapping[str, Any],
 ) -> None:
     for name in ("ttft", "tpot"):
         figures: list[Any] = [[getattr(one, f"{name}_ms") for one in slices] for slices in rounds]
@@ -230,7 +230,12 @@ def _report(
     )
     report.add("vllm_tokens_differing", differing, "answers", bar=Bar(at_most=0))
     report.add("vllm_answers", sum(map(len, answers)), "answers")
-    report.add("vllm_revocations", revoked, "revocations")
+    report.add("vllm_revocations", serving["revocations"], "revocations")
+    if serving["revoke_ms_p99"] is None:
+        report.leave_out(["vllm_revoke_ms_p99"], "nothing was revoked")
+    else:
+        bar = Bar(at_most=_REVOKE_MS)
+        report.add("vllm_revoke_ms_p99", serving["revoke_ms_p99"], "ms", bar=bar)
     for name, reason in _UNMEASURED.items():
         report.leave_out([name], reason)
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException, Request
+from vllm.v1.engine.exceptions import EngineDeadError
 
 # Interval at which an idle serving engine may run a probe.
 _LOOK_S: Final = 1.0
@@ -46,7 +47,7 @@ async def _ask(engine: Any) -> dict[str, Any] | None:
 
 async def _look_after(engine: Any) -> None:
     """Wake the engine's loop, which runs probes only when it looks for work."""
-    with suppress(asyncio.CancelledError):
+    with suppress(asyncio.CancelledError, EngineDeadError):
         while not engine.errored:
             await asyncio.sleep(_LOOK_S)
             await engine.collective_rpc("rose_look")

@@ -92,6 +92,7 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             "running": reading.running,
             "waiting": reading.waiting,
             "revocations": reading.revocations,
+            "revoke_ms_p99": _revoke_ms_p99(device),
             "evidence_missing": {one.shape: one.missing for one in reading.evidence},
             "refusals": dict(reading.refusals),
             **({"observed": dict(seen.report())} if (seen := self._side.observation) else {}),
@@ -103,6 +104,12 @@ class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
         if side is not None:
             side.device.close()
         super().shutdown()
+
+
+def _revoke_ms_p99(device: CoServing) -> float | None:
+    """Return the time that 99 % of the settled revocations did not exceed; None without any."""
+    ordered = sorted(one.latency_ms for one in list(device.lender.collector.history))
+    return ordered[ceil_div(99 * len(ordered), 100) - 1] if ordered else None
 
 
 class LendingScheduler(ServingScheduler):
