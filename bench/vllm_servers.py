@@ -26,6 +26,7 @@ ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # routes of RL loops: pause, resume, weights
 }
 OPTIONS: Final = (
     *("--dtype", "float32", "--block-size", "32", "--max-num-seqs", "16"),
@@ -123,6 +124,16 @@ class Server:
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as said:
             return str(said.read().decode())
+
+    def post(self, path: str, **body: object) -> None:
+        """Call a route with a JSON object."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=300):
+            pass
 
     @property
     def status(self) -> Mapping[str, Any]:

@@ -98,6 +98,37 @@ class BorrowedSide:
         self.gate(self._model, self._layers)
 
 
+class _Quanta:
+    """The quanta of work that is no step and cannot be undone; it pins no slabs."""
+
+    def __init__(self, lane: RolloutLane) -> None:
+        self._lane = lane
+        self._quantum: Quantum | None = None
+        self._pause = threading.Event()  # Never set: a wait that ends with its timeout.
+
+    def next(self) -> None:
+        """End a segment, and wait until the next may start; at once if there is no device."""
+        if self._quantum is not None:
+            try:
+                self._lane.gate()
+            except (StepAborted, Unavailable):
+                self.end()
+            else:
+                return
+        while self._quantum is None and not self._lane.is_closed:
+            match self._lane.try_step(timeout_ms=_LOOK_UP_MS):
+                case Quantum() as quantum:
+                    self._quantum = quantum
+                case Refusal():
+                    self._pause.wait(_RETRY_S)  # A late borrower is refused without a wait.
+
+    def end(self) -> None:
+        """End the last segment."""
+        quantum, self._quantum = self._quantum, None
+        if quantum is not None:
+            quantum.__exit__(None, None, None)
+
+
 class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
     """A `CPUWorker` on views of serving's pool, whose steps can be aborted."""
 
@@ -138,6 +169,16 @@ class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
             self._side.aborted_steps += 1
             return AbortedStep(req_ids=[], req_id_to_index={})
         return output
+
+    def update_weights(self, update_info: Any) -> None:
+        """Load weights as vLLM does; rose's own backend stops between tensors, as steps do."""
+        engine, quantum = self.weight_transfer_engine, _Quanta(self._side.lane)
+        if hasattr(engine, "between"):
+            engine.between = quantum.next
+        try:
+            super().update_weights(update_info)
+        finally:
+            quantum.end()
 
     def rose_status(self) -> dict[str, Any]:
         """Return what the engine borrows now."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -156,7 +157,10 @@ class LendingScheduler(ServingScheduler):
         """Whether there is work for vLLM's loop; an idle engine gets a probe if one is due."""
         if super().has_requests():
             return True
-        if self._observation is not None:  # Nothing is promised, so nothing needs evidence.
+        # A paused engine has requests that are no work. An observer promises nothing, so it needs
+        # no evidence.
+        is_paused = self.pause_state != PauseState.UNPAUSED
+        if self.requests or is_paused or self._observation is not None:
             return False
         for probe in self._probes.due():
             super(ServingScheduler, self).add_request(probe)

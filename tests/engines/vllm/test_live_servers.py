@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import rose
 from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, make_model, prompts
 from rose.cli.main import main
 from tests.waiting import wait_for
@@ -31,7 +32,9 @@ class Pair:
         core = max(os.sched_getaffinity(0))
         self.socket = folder / "s"
         served = make_model(folder / "served", layers=4, hidden=128, seed=1)
-        rolled_out = make_model(folder / "rolled-out", layers=8, hidden=256, seed=2)
+        self.rolled_out = rolled_out = make_model(
+            folder / "rolled-out", layers=8, hidden=256, seed=2
+        )
         self.serving = Server(
             *("rose.cli.main", "vllm", "serve", str(served), "--listen", str(self.socket)),
             *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
@@ -41,6 +44,7 @@ class Pair:
         )
         self.borrower = Server(
             *("rose.cli.main", "vllm", "rollout", str(rolled_out), "--attach", str(self.socket)),
+            *("--weight-transfer-config", '{"backend": "rose"}'),
             log=folder / "borrower.log",
             core=core,
         )
@@ -115,6 +119,42 @@ def test_an_operator_takes_all_back_and_rollouts_wait(pair: Pair) -> None:
     assert rollouts.tokens() == pair.rollouts_alone
     assert pair.serving.status["lent_bytes"] <= KV_BYTES / 2
     pair.lending("on")
+
+
+def test_paused_rollouts_go_on_with_their_tokens(pair: Pair) -> None:
+    rollouts = pair.roll_out()
+    pair.wait_until_lent()
+    pair.borrower.post("/pause?mode=keep&clear_cache=false")
+    made = pair.borrower.counter("vllm:generation_tokens_total")
+    pair.burst()
+    assert pair.borrower.counter("vllm:generation_tokens_total") == made
+    pair.borrower.post("/resume")
+    assert rollouts.tokens() == pair.rollouts_alone
+
+
+def test_fresh_weights_reach_the_borrower_while_serving_works(pair: Pair) -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(pair.rolled_out)
+    first = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    other = {name: one * 1.25 if "down_proj" in name else one for name, one in first.items()}
+
+    def push(version: int) -> None:
+        pair.borrower.post("/start_weight_update")
+        pair.borrower.post("/update_weights", update_info={"version": version, "timeout_s": 60})
+        pair.borrower.post("/finish_weight_update", weight_version=str(version))
+        pair.borrower.post("/reset_prefix_cache")
+
+    with rose.publish(first) as publisher:
+        upstream = {"address": publisher.address, "token": publisher.token}
+        pair.borrower.post("/init_weight_transfer_engine", init_info=upstream)
+        serving = Talk(pair.serving, BURST, tokens=BURST_TOKENS)
+        push(publisher.update(other))
+        assert serving.tokens() == pair.burst_alone
+        changed = pair.roll_out().tokens()
+        assert all(one != before for one, before in zip(changed, pair.rollouts_alone, strict=True))
+        push(publisher.update(first))
+        assert pair.roll_out().tokens() == pair.rollouts_alone
 
 
 def test_without_the_file_of_the_socket_both_go_on(pair: Pair) -> None:
