@@ -20,11 +20,13 @@ def test_tensors_made_to_the_layout_get_the_publishers_values() -> None:
         made.update({name: np.zeros(shape, dtype=kinds[kind]) for name, kind, shape in layout})
         return made
 
-    with rose.publish(published) as publisher:
-        with follow(publisher.address, publisher.token, make) as follower:
-            n = publisher.update({**published, "two": 2 * published["two"]})
-            while (follower.version or 0) < n:
-                follower.wait(WAIT_S)
-                follower.commit()
+    with (
+        rose.publish(published) as publisher,
+        follow(publisher.address, publisher.token, make) as follower,
+    ):
+        n = publisher.update({**published, "two": 2 * published["two"]})
+        while (follower.version or 0) < n:
+            follower.wait(WAIT_S)
+            follower.commit()
     assert np.array_equal(made["one"], published["one"])
     assert np.array_equal(made["two"], 2 * published["two"])
