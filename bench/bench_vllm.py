@@ -3,9 +3,11 @@
 Slices alternate: with loans, without loans, with loans. Between them the operator's switch acts.
 """
 
+import json
 import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,16 @@ import pytest
 from bench.conftest import Report
 from bench.paired import PairedRatio, median_interval, quantile
 from bench.rows import Bar, Peer
-from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, make_model, prompts
+from bench.vllm_servers import (
+    ENVIRONMENT,
+    KV_BYTES,
+    PYTHON,
+    ROOT,
+    Server,
+    Talk,
+    make_model,
+    prompts,
+)
 from rose.executor.messages import SetLimit
 from rose.executor.observing import ask_device
 from rose.units import MS_PER_S
@@ -30,7 +41,6 @@ _REQUESTS_BRIEF: Final = 12
 _GAP_S: Final = 0.5
 _TOKENS: Final = 24
 _ROLLOUT_TOKENS: Final = 200
-_LONG_TOKENS: Final = 400
 _REVOKE_MS: Final = 500.0
 _SETTLE_S: Final = 1.0
 _QUIET_S: Final = 10.0
@@ -241,57 +251,41 @@ def _report(
 
 
 def test_overhead_alone(report: Report) -> None:
-    """Compare the CPU time of an engine's process, because latencies here cannot resolve 1 %."""
+    """Compare CPU times, because latencies here cannot resolve 1 %."""
     if not PYTHON.exists():
         pytest.skip("real vLLM is not installed here: make vllm-env")
-    said = prompts(8, tokens=64)
-    ratios: list[tuple[float, float, float]] = []
-    differing = 0
+    said: dict[str, Any] = {}
 
     def run() -> None:
-        nonlocal differing
-        with ExitStack() as undo:
-            folder = Path(tempfile.mkdtemp(prefix="rose"))
-            undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            core = max(os.sched_getaffinity(0))
-            ours = lending_server(folder, core=core)
-            stock = Server(
-                *("vllm.entrypoints.cli.main", "serve", str(folder / "served")),
-                *("--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES)),
-                # As rose needs it: the same thread plans and runs the steps.
-                "--distributed-executor-backend",
-                "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-                log=folder / "stock.log",
-                core=core,
+        with tempfile.TemporaryDirectory(prefix="rose") as folder:
+            model = make_model(Path(folder) / "served", layers=4, hidden=128, seed=1)
+            done = subprocess.run(
+                [
+                    *(str(PYTHON), str(ROOT / "bench" / "vllm_overhead.py"), str(model)),
+                    *(f"{folder}/s", str(report.count(41, brief=21))),
+                ],
+                env={**os.environ, **ENVIRONMENT},
+                stdout=subprocess.PIPE,
+                check=True,
             )
-            for server in (stock, ours):
-                undo.callback(server.stop)
-                server.start()
-            warm = [Talk(one, said, tokens=_LONG_TOKENS).tokens() for one in (stock, ours)]
-            differing = sum(mine != theirs for mine, theirs in zip(*warm, strict=True))
-            for _ in range(report.count(_ROUNDS, brief=7)):
-                first, peer, last = (_cpu_of(one, said) for one in (ours, stock, ours))
-                ratios.append((first, peer, last))
+        said.update(json.loads(done.stdout.splitlines()[-1]))
 
     report.once(run)
+    rounds = said["rounds"]
+    ratios = [(first + last) / 2 / peer for first, peer, last in rounds]
     paired = PairedRatio(
-        ratio=statistics.median(first / peer for first, peer, _ in ratios),
-        control=statistics.median(first / last for first, _, last in ratios),
-        subject=statistics.median(first for first, _, _ in ratios),
-        peer=statistics.median(peer for _, peer, _ in ratios),
-        interval=median_interval([first / peer for first, peer, _ in ratios]),
+        ratio=statistics.median(ratios),
+        control=statistics.median(first / last for first, _, last in rounds),
+        subject=statistics.median(first for first, _, _ in rounds),
+        peer=statistics.median(peer for _, peer, _ in rounds),
+        interval=median_interval(ratios),
     )
+    step_ms = paired.peer / said["steps"] * MS_PER_S
     report.add_ratio(
         "vllm_cpu_alone_ratio",
         paired,
-        peer=Peer("CPU time of vLLM without rose, for 8 answers", paired.peer, "s"),
+        peer=Peer("CPU time of a step of vLLM without rose", step_ms, "ms"),
         bar=Bar(at_most=1.01),
     )
-    report.add("vllm_tokens_differing_from_stock", differing, "answers", bar=Bar(at_most=0))
-
-
-def _cpu_of(server: Server, said: Sequence[Sequence[int]]) -> float:
-    """Return the CPU seconds of the engine's process for the answers to `said`."""
-    before = server.engine_cpu_s
-    Talk(server, said, tokens=_LONG_TOKENS).tokens()
-    return server.engine_cpu_s - before
+    report.add("vllm_cpu_added_us_per_step", (paired.ratio - 1) * step_ms * 1e3, "us")
+    report.add("vllm_is_equal_to_stock", float(said["are_equal"]), "1: yes", bar=Bar(at_least=1))

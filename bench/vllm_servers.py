@@ -155,12 +155,6 @@ class Server:
                 return int(child)
         raise RuntimeError("the server has no engine")
 
-    @property
-    def engine_cpu_s(self) -> float:
-        """CPU time of the engine's process so far."""
-        tasks = Path(f"/proc/{self.engine_pid}/task").glob("*/schedstat")
-        return sum(int(one.read_text().split()[0]) for one in tasks) / 1e9
-
     def signal_engine(self, which: signal.Signals) -> None:
         os.kill(self.engine_pid, which)
 
