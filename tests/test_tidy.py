@@ -364,7 +364,7 @@ def nothing_is_left_over(source: Source) -> Iterator[Finding]:
 
 # Absolute paths that are the same on every Linux machine, or plainly an example.
 SYSTEM_PATHS: Final = frozenset(
-    "bin dev etc lib lib64 nonexistent path proc run sbin sys tmp usr var v1 some no".split()
+    "bin dev etc lib lib64 nonexistent path proc run sbin sys tmp usr var v1 rose some no".split()
 )
 ABSOLUTE: Final = re.compile(
     r"""(?:^|(?<=[\s"'`=(]))/([A-Za-z][\w.-]*)(?:/[\w.-]+)+""", re.MULTILINE

@@ -34,6 +34,10 @@ _COMMANDS: Final = {
         "Run serving and rollouts on one device, and report what serving noticed.",
     ),
     "doctor": ("rose.cli.doctor:doctor", "Say which parts of rose are active here, and why."),
+    "lending": (
+        "rose.cli.lending:lending",
+        "Say how much a device may lend: on, off, or a share of its pool.",
+    ),
     "plan": ("rose.cli.plan:plan", "Say what two models leave of a device to lend, and why."),
     "profile": (
         "rose.cli.profile:profile",
@@ -59,6 +63,10 @@ _COMMANDS: Final = {
     "transfer": (
         "rose.cli.transfer:transfer",
         "Move fresh weights from a trainer to those who serve.",
+    ),
+    "vllm": (
+        "rose.cli.vllm:vllm",
+        "Run a vLLM server whose idle memory and compute are lent, or that borrows them.",
     ),
     "verify": ("rose.cli.verify:verify", "Check every certificate of a log again."),
 }

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from rose._core import LedgerView, SlabState
 from rose.clock import BootClock, Clock
-from rose.errors import CorruptData, RoseError, Unavailable
-from rose.executor.channel import Channel, close_all
-from rose.executor.messages import AskLedger, Ledger, Rejected
+from rose.errors import RoseError
+from rose.executor.messages import AskLedger, Ledger
+from rose.executor.observing import ask_device
 from rose.units import GIB, MIB, MS_PER_S, NS_PER_MS
 
 _PATIENCE_S: Final = 5.0
@@ -111,21 +111,6 @@ def _cap(cap: tuple[int, float] | None) -> str:
     return f"cap {size_bytes / GIB:.2f} GiB {until}"
 
 
-def _ask(socket_path: str, *, timeout_s: float) -> tuple[LedgerView, Ledger]:
-    with Channel.connect(socket_path, timeout_s=timeout_s) as channel:
-        channel.send(AskLedger())
-        answer, descriptors = channel.receive(timeout_s=timeout_s)
-    try:
-        match answer:
-            case Ledger() if len(descriptors) == 1:
-                return LedgerView.open(descriptors[0]), answer
-            case Rejected(sentence=sentence):
-                raise Unavailable(sentence)
-        raise CorruptData(f"the socket {socket_path} is not that of a device of rose")
-    finally:
-        close_all(descriptors)
-
-
 class WatchedDevice:
     """A watched device: its ledger is mapped into memory, its cap is polled."""
 
@@ -138,7 +123,7 @@ class WatchedDevice:
         """
         self._socket_path = socket_path
         self._clock = clock
-        self._ledger, self._reported = _ask(socket_path, timeout_s=_PATIENCE_S)
+        self._ledger, self._reported = ask_device(socket_path, AskLedger(), timeout_s=_PATIENCE_S)
         self._said_ns = clock.now_ns()
 
     @property
@@ -149,7 +134,7 @@ class WatchedDevice:
     def ask_again(self) -> None:
         """Poll the cap; without an answer, the last cap stays until it expires."""
         with suppress(RoseError):
-            _, self._reported = _ask(self._socket_path, timeout_s=_AGAIN_S)
+            _, self._reported = ask_device(self._socket_path, AskLedger(), timeout_s=_AGAIN_S)
             self._said_ns = self._clock.now_ns()
 
     def look(self) -> Group:

@@ -7,30 +7,38 @@ from rose.units import NS_PER_MS
 
 
 class Cap:
-    """Maximum slabs on loan until a given time; 0 after it. Guarded by the caller's lock."""
+    """Maximum slabs on loan until a given time; 0 after it. Guarded by the caller's lock.
+
+    An operator's limit holds besides, until it is changed.
+    """
 
     def __init__(self, slab_count: int, clock: Clock) -> None:
         """Start without a cap: all `slab_count` slabs of the pool may be lent."""
         self._slab_count = slab_count
         self._clock = clock
         self._slabs, self._ends_ns = slab_count, math.inf
+        self._limit = slab_count
 
     def set(self, slabs: int, *, ttl_ns: float) -> None:
         """Allow at most `slabs` for `ttl_ns` from now."""
         self._slabs = min(slabs, self._slab_count)
         self._ends_ns = self._clock.now_ns() + ttl_ns
 
+    def limit(self, slabs: int) -> None:
+        """Set the operator's limit."""
+        self._limit = min(slabs, self._slab_count)
+
     @property
     def slabs(self) -> int:
         """Maximum slabs on loan now, apart from certificates and the borrower's limit."""
         is_over = not math.isinf(self._ends_ns) and self._clock.now_ns() >= self._ends_ns
-        return 0 if is_over else self._slabs
+        return 0 if is_over else min(self._slabs, self._limit)
 
     def left(self) -> tuple[int, float] | None:
         """Return the maximum slabs on loan now and its remaining milliseconds.
 
-        Both are 0 after the cap expired; None without a cap.
+        Both are 0 after the cap expired; None without a cap and a limit.
         """
-        if math.isinf(self._ends_ns) and self._slabs == self._slab_count:
+        if math.isinf(self._ends_ns) and self.slabs == self._slab_count:
             return None
         return self.slabs, max(0.0, (self._ends_ns - self._clock.now_ns()) / NS_PER_MS)

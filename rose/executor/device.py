@@ -15,6 +15,7 @@ from rose.compute import Gpu, device_ordinal, tested_gate
 from rose.errors import InvalidArgument, RoseError, Unavailable
 from rose.events import Reason
 from rose.executor.borrower import LocalBorrower
+from rose.executor.limit_file import read_limit, write_limit
 from rose.executor.reading import DeviceReading
 from rose.executor.refusals import REASONS, read_refusals
 from rose.executor.revocation import OnRevoke
@@ -225,7 +226,8 @@ class CoServing(Closing):
         """Let a borrower in another process attach at a Unix socket; lending starts.
 
         The borrower calls `CoServing.attach`. One borrower at a time; after it ends, another may
-        attach.
+        attach. An operator may limit the loans at the same socket (`rose lending`); the limit is
+        kept in a file beside it and holds after a restart.
 
         Args:
             path: path of the socket; only this user can connect.
@@ -233,15 +235,21 @@ class CoServing(Closing):
         Raises:
             InvalidArgument: called before `serving`, twice, or after `rollout`.
             Unavailable: the socket cannot be created, or rose has failed on this device.
+            CorruptData: the file of the limit was not written by rose.
         """
+        from rose.executor.channel import check_path  # noqa: PLC0415 (an extra)
         from rose.executor.listener import Listener  # noqa: PLC0415 (an extra)
 
         parts = self._check_borrower()
+        limit_path = Path(f"{check_path(path)}.limit")
+        share = read_limit(limit_path)
+        self.lender.limit(int(share * self.arbiter.slab_count))
         self._listener = Listener(
             path,
             admit=self._admit,
             why_refused=lambda: _why_refused(parts).name,
             show=partial(self._show, parts),
+            limit=partial(self._limit, limit_path),
             on_failure=self.safety.report,
         )
         self._begin_lending(parts)
@@ -275,6 +283,12 @@ class CoServing(Closing):
         )
         self.lender.lend_to(tenancy)
         return tenancy
+
+    def _limit(self, path: Path, share: float) -> None:
+        """Limit the loans to a share of the pool, and remember it."""
+        with self.safety:
+            self.lender.limit(int(share * self.arbiter.slab_count))
+        write_limit(path, share)
 
     def _show(self, parts: Parts, channel: "Channel") -> None:
         """Send the ledger, the cap and the refusals to an observer."""

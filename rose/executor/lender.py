@@ -1,7 +1,7 @@
 """Decide what is lent: certify every grant, and take it back before serving could need it."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rose._core import (
@@ -124,9 +124,16 @@ class Lender:
 
     def lend_at_most(self, slabs: int, *, ttl_ns: float) -> None:
         """Cap the loan at `slabs` for `ttl_ns` from now, and at 0 after that."""
+        self._cap(lambda: self.cap.set(slabs, ttl_ns=ttl_ns))
+
+    def limit(self, slabs: int) -> None:
+        """Limit the loan to `slabs` besides any cap, until the next limit."""
+        self._cap(lambda: self.cap.limit(slabs))
+
+    def _cap(self, change: Callable[[], None]) -> None:
         with self._lock:
             before = self.cap.slabs
-            self.cap.set(slabs, ttl_ns=ttl_ns)
+            change()
             after = self.cap.slabs
         borrower = self.supply.borrower
         if after > before and borrower is not None and not self.is_closed:

@@ -24,6 +24,7 @@ from rose.executor.messages import (
     Hello,
     Refused,
     Rejected,
+    SetLimit,
 )
 from rose.executor.tenancy import Tenancy
 from rose.thread import Thread
@@ -90,6 +91,7 @@ class Listener:
         admit: Admit,
         why_refused: Callable[[], str],
         show: Callable[[Channel], None],
+        limit: Callable[[float], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         """Listen at `path`.
@@ -99,6 +101,7 @@ class Listener:
             admit: makes a tenancy, or raises the reason for rejecting it.
             why_refused: returns the name of the reason why the gate stays closed.
             show: sends the ledger to an observer.
+            limit: limits the loans to a share of the pool.
             on_failure: called with the failure of rose that ended the thread.
 
         Raises:
@@ -110,6 +113,7 @@ class Listener:
         self._admit = admit
         self._why_refused = why_refused
         self._show = show
+        self._limit = limit
         self._on_failure = on_failure
         self._tenancy: Tenancy | None = None
         self._channel: Channel | None = None
@@ -184,6 +188,9 @@ class Listener:
         close_all(strays)
         match question:
             case AskLedger():
+                self._show(channel)
+            case SetLimit(share=share):
+                self._limit(share)
                 self._show(channel)
             case Hello(format=number) if number != FORMAT:
                 channel.send(

@@ -134,6 +134,17 @@ class AskLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class SetLimit:
+    """An operator limits the loans; the answer is `Ledger`.
+
+    Args:
+        share: maximum share of the pool on loan, until the next such message.
+    """
+
+    share: Annotated[float, Meta(ge=0, le=1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """The ledger's descriptor comes with this.
 
@@ -151,7 +162,7 @@ class Ledger:
     binding: Sentence | None = None
 
 
-Question = Hello | AskGrow | AskReason | AskLedger
+Question = Hello | AskGrow | AskReason | AskLedger | SetLimit
 Answer = Welcome | Rejected | Granted | Refused | Ledger
 
 _KINDS: Final[dict[str, type]] = {
@@ -161,6 +172,7 @@ _KINDS: Final[dict[str, type]] = {
         AskGrow,
         AskReason,
         AskLedger,
+        SetLimit,
         Welcome,
         Rejected,
         Granted,

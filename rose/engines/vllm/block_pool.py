@@ -116,8 +116,8 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         hash_block_size: tokens per hash.
         enable_kv_cache_events: whether `take_events` reports them.
         metrics_collector: collector of vLLM, or None.
-        num_hash_lookahead_tokens: tokens after each block that its hash covers.
         medium: name of the memory in events.
+        options: further arguments of vLLM's pool, which depend on its version.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
         hash_block_size: int,
         enable_kv_cache_events: bool = False,
         metrics_collector: KVCacheMetricsCollector | None = None,
-        num_hash_lookahead_tokens: int = 0,
         medium: str = MEDIUM_GPU,
+        **options: Any,
     ) -> None:
         """Build vLLM's pool with the null block alone, and lay it over `lane.kv`."""
         super().__init__(
@@ -139,8 +139,8 @@ class LeasedBlockPool(BlockPool):  # type: ignore[misc]  # vLLM is not followed
             hash_block_size=hash_block_size,
             enable_kv_cache_events=enable_kv_cache_events,
             metrics_collector=metrics_collector,
-            num_hash_lookahead_tokens=num_hash_lookahead_tokens,
             medium=medium,
+            **options,
         )
         check(self.null_block.block_id == lane.kv.null_block, "the null block has another id")
         del self.free_block_queue  # Nobody may use a queue that is always empty.

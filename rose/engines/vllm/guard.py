@@ -9,9 +9,11 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.version import __version__
 
+from rose.engines.vllm.settings import SUPPORTED
 from rose.errors import Unavailable
 
-SUPPORTED: Final = "0.33"
+# Parameters that not every supported version has; rose passes them where they exist.
+_NOT_IN_ALL: Final = frozenset({"num_hash_lookahead_tokens"})
 
 # Methods that rose overrides or calls, with the parameters that it passes.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
@@ -110,15 +112,51 @@ def check_version() -> None:
         Unavailable: the version, or a signature that rose relies on, differs.
     """
     found = str(__version__)
-    if not found.startswith(f"{SUPPORTED}."):
+    if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
         raise Unavailable(
-            f"vLLM {found} is not supported: rose drives the scheduler of {SUPPORTED}.x "
-            f"(pip install 'vllm=={SUPPORTED}.*')"
+            f"vLLM {found} is not supported: rose drives {' and '.join(SUPPORTED)} "
+            f"(pip install 'vllm=={SUPPORTED[-1]}.*')"
         )
     for name, (function, expected) in _SIGNATURES.items():
         actual = tuple(inspect.signature(function).parameters)
-        if actual != expected:
+        absent = _NOT_IN_ALL.difference(actual)
+        if actual != tuple(one for one in expected if one not in absent):
             raise Unavailable(
                 f"vLLM {found} changed {name}: rose expects the parameters "
                 f"{', '.join(expected)}, not {', '.join(actual)}"
             )
+
+
+def check_config(config: Any) -> None:
+    """Refuse what rose does not drive yet.
+
+    Args:
+        config: vLLM's `VllmConfig`.
+
+    Raises:
+        Unavailable: the sentence names the option to change.
+    """
+    parallel = config.parallel_config
+    refusals = {
+        "rose drives one worker, so tensor, pipeline and data parallel sizes must be 1": (
+            parallel.world_size > 1 or parallel.data_parallel_size > 1
+        ),
+        "rose drives the V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0": (
+            config.use_v2_model_runner
+        ),
+        "rose rolls steps back one at a time: add --no-async-scheduling": (
+            config.scheduler_config.async_scheduling
+        ),
+        "rose has not been tried with speculative decoding: remove --speculative-config": (
+            config.speculative_config is not None
+        ),
+        "rose has not been tried with KV transfer: remove --kv-transfer-config": (
+            config.kv_transfer_config is not None
+        ),
+        "rose drives vLLM on CPUs only so far: this is another device": (
+            config.device_config.device_type != "cpu"
+        ),
+    }
+    for sentence, is_refused in refusals.items():
+        if is_refused:
+            raise Unavailable(sentence)

@@ -19,6 +19,15 @@ class LeasedKVCacheManager(KVCacheManager):  # type: ignore[misc]  # vLLM is not
 
     block_pool: LeasedBlockPool
 
+    def __init__(self, **parts: Any) -> None:
+        """Build vLLM's manager."""
+        super().__init__(**parts)
+        self._parts = parts
+
+    def over_another_pool(self) -> "LeasedKVCacheManager":
+        """Return an empty manager of the same kind, over the pool of this context's lane."""
+        return LeasedKVCacheManager(**self._parts)
+
     def allocate_slots(
         self,
         request: Request,

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from rose.engines.vllm.kv_slots import LeasedKVCacheManager
 from rose.engines.vllm.seams import pool_of
 from rose.executor import Notice, RolloutLane
 
@@ -37,16 +38,26 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not followed
     """
 
     running: list[Request]
+    kv_cache_manager: LeasedKVCacheManager
 
     def __init__(self, lane: RolloutLane, **parts: Any) -> None:
         """Build vLLM's scheduler over `lane`, and handle its revocations from now on."""
-        self.lane = lane
         self._books = threading.RLock()  # Guards vLLM's state, and the steps in flight.
         self._in_flight: dict[int, _InFlight] = {}  # By the identity of the plan.
         self.preempted_tokens = 0
         with pool_of(lane):
             super().__init__(**parts)
+        self._lend_from(lane)
+
+    def _lend_from(self, lane: RolloutLane) -> None:
+        self.lane = lane
         lane.on_revoke = self.give_up_slabs
+
+    def _use(self, lane: RolloutLane) -> None:
+        """Move to another lane; no request may hold a block of the old one."""
+        with pool_of(lane):
+            self.kv_cache_manager = self.kv_cache_manager.over_another_pool()
+        self._lend_from(lane)
 
     # ---- vLLM's thread --------------------------------------------------------------------------
 

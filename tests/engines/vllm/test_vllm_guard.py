@@ -10,7 +10,7 @@ from tests.engines.vllm.rig import Pair
 pytestmark = pytest.mark.peer
 
 
-@pytest.mark.parametrize("found", ["0.32.9", "0.330.0", "1.0.0"])
+@pytest.mark.parametrize("found", ["0.31.9", "0.330.0", "1.0.0"])
 def test_another_version_is_unavailable(vllm, monkeypatch, log_path: Path, found: str) -> None:
     from rose.engines.vllm import guard
 

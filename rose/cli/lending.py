@@ -1,0 +1,47 @@
+"""`rose lending on|off|limit SHARE`: an operator's switch of a device that lends."""
+
+import click
+
+from rose.cli.sockets import socket_option
+from rose.executor.messages import SetLimit
+from rose.executor.observing import ask_device
+from rose.units import MIB
+
+_PATIENCE_S = 5.0
+
+
+@click.group()
+def lending() -> None:
+    """Say how much a device may lend, from now on and after restarts.
+
+    The device takes back what is over the limit within its revocation deadline.
+    """
+
+
+@lending.command()
+@socket_option
+def on(socket_path: str) -> None:
+    """Lend all that serving does not need."""
+    _limit(socket_path, 1.0)
+
+
+@lending.command()
+@socket_option
+def off(socket_path: str) -> None:
+    """Lend nothing."""
+    _limit(socket_path, 0.0)
+
+
+@lending.command()
+@click.argument("share", type=click.FloatRange(min=0, max=1))
+@socket_option
+def limit(share: float, socket_path: str) -> None:
+    """Lend at most SHARE of the pool, from 0 to 1."""
+    _limit(socket_path, share)
+
+
+def _limit(socket_path: str, share: float) -> None:
+    ledger, said = ask_device(socket_path, SetLimit(share), timeout_s=_PATIENCE_S)
+    pool_bytes = len(ledger.records()) * ledger.slab_bytes
+    most = pool_bytes if said.cap is None else said.cap[0]
+    click.echo(f"process {said.pid} lends at most {most / MIB:g} of {pool_bytes / MIB:g} MiB")

@@ -1,0 +1,97 @@
+"""Requests without an owner, by which an idle serving engine measures its own steps."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+from rose.executor import ServingLane
+from rose.units import ceil_div
+
+PREFIX: Final = "rose-probe-"
+# Decode steps of a probe; with fewer, prompts would cost more than steps.
+_DECODE_STEPS: Final = 16
+# At start-up, evidence may take this many times the steps that a steady machine needs.
+_ROUNDS_MAX: Final = 4
+
+
+class Probes:
+    """Decides which probes an idle engine runs.
+
+    At start-up they run until there is evidence for both step shapes. Afterwards the lane's ration
+    decides, whenever the engine's loop looks. A probe shares no cached prefix, because its prompt
+    is random, and it ends when a request arrives.
+    """
+
+    def __init__(
+        self,
+        lane: ServingLane,
+        *,
+        vocabulary: int,
+        holds_tokens: int,
+        block_hasher: Callable[[Request], list[Any]] | None,
+    ) -> None:
+        """Make requests for `lane`.
+
+        Args:
+            lane: lane of serving.
+            vocabulary: number of token ids, > 0.
+            holds_tokens: tokens that the KV pool holds.
+            block_hasher: vLLM's hash of a request's blocks; None if nothing is cached.
+        """
+        self._lane = lane
+        self._vocabulary = vocabulary
+        self._holds_tokens = holds_tokens
+        self._block_hasher = block_hasher
+        self._rng = random.Random(0)
+        self._made = 0
+        self._runs_left = _ROUNDS_MAX * sum(one.missing for one in lane.evidence())
+
+    @property
+    def is_warming_up(self) -> bool:
+        """True until there is evidence for both step shapes, or no hope for it."""
+        return self._runs_left > 0 and bool(self._missing())
+
+    def _missing(self) -> dict[str, int]:
+        return {one.shape: one.missing for one in self._lane.evidence() if one.missing > 0}
+
+    def due(self) -> list[Request]:
+        """Return the requests to add now; empty if no probe is due."""
+        if self.is_warming_up:
+            decode_steps = min(
+                self._missing().get("step", 0), self._lane.limits.request_tokens // 2
+            )
+            requests = list(self._requests(decode_steps))
+            self._runs_left -= decode_steps + len(requests)
+            return requests
+        batch = self._lane.probe_due()
+        if batch is None:
+            return []
+        return list(self._requests(_DECODE_STEPS if batch.decode_sequences else 0))
+
+    def _requests(self, decode_steps: int) -> Iterator[Request]:
+        """Yield requests whose prompts together fill a step."""
+        limits = self._lane.limits
+        new_tokens = 1 + min(decode_steps, limits.request_tokens // 2)
+        prompt_tokens = max(limits.request_tokens - new_tokens, 1)
+        fit = max(self._holds_tokens // limits.request_tokens, 1)
+        for _ in range(min(ceil_div(limits.step_tokens, prompt_tokens), fit)):
+            self._made += 1
+            yield Request(
+                request_id=f"{PREFIX}{self._made}",
+                prompt_token_ids=[
+                    self._rng.randrange(self._vocabulary) for _ in range(prompt_tokens)
+                ],
+                sampling_params=SamplingParams(
+                    max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
+                ),
+                pooling_params=None,
+                block_hasher=self._block_hasher,
+            )
+
+
+def is_probe(request_id: str) -> bool:
+    """Whether a request is a probe."""
+    return request_id.startswith(PREFIX)

@@ -1,0 +1,281 @@
+"""Worker and scheduler of `rose vllm rollout`: vLLM's own, on borrowed memory and time."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from vllm.config import CompilationMode
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.utils import bind_kv_cache_to_layers
+
+from rose.engines.torch import gate_layers
+from rose.engines.vllm.guard import check_config, check_version
+from rose.engines.vllm.join import join, joined
+from rose.engines.vllm.rollout_scheduler import RolloutScheduler
+from rose.engines.vllm.settings import RolloutSettings, read_settings
+from rose.engines.vllm.tensors import geometry_of, pool_for_kv, views_of
+from rose.errors import RoseError, StepAborted, Unavailable
+from rose.executor import CoServing, Quantum, Refusal, RolloutLane
+from rose.executor.attached import AttachedDevice
+from rose.memory import KVSpace
+
+# Interval at which a borrower without a quantum looks at its own requests.
+_LOOK_UP_MS: Final = 50.0
+# Wait after a step that had no memory, or while there is no device: serving answers each attempt.
+_RETRY_S: Final = 0.02
+_ATTACH_AGAIN_S: Final = 0.5
+
+
+class AbortedStep(ModelRunnerOutput):  # type: ignore[misc]  # vLLM is not followed
+    """The output of a step that stopped at its gate; it has no tokens."""
+
+
+class BorrowedSide:
+    """What worker and scheduler of a borrower share: the device, its lane, and the model.
+
+    When serving ends, the lane is closed for good. `attach_again` gets another one, from whoever
+    listens at the same path then.
+    """
+
+    def __init__(self, settings: RolloutSettings, kv_cache_config: Any) -> None:
+        """Attach to serving's device.
+
+        Raises:
+            Unavailable: nobody listens there, or the device has another borrower.
+            InvalidArgument: the device rejects the model's geometry.
+        """
+        self._settings = settings
+        self._config = kv_cache_config
+        self.geometry = geometry_of(kv_cache_config)
+        self.aborted_steps = 0
+        self._ungate: Callable[[], None] = lambda: None
+        self._model: Any = None
+        self._layers: Any = None
+        self._attach()
+
+    def _attach(self) -> None:
+        device = CoServing.attach(self._settings.attach)
+        try:
+            lane = device.rollout(
+                self.geometry,
+                limit_bytes=self._config.num_blocks * self.geometry.block_bytes,
+            )
+        except RoseError:
+            device.close()
+            raise
+        self.device: AttachedDevice = device
+        self.lane: RolloutLane = lane
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether a step stops between layers, not only between steps."""
+        return self._model is not None
+
+    def gate(self, model: Any, layers: Any) -> None:
+        """Put gates between the decoder layers of an eager model.
+
+        Args:
+            model: the model that runs the steps; None if hooks do not run in it.
+            layers: vLLM's attention layers by name.
+        """
+        self._model, self._layers = model, layers
+        if model is not None:
+            self._ungate()
+            self._ungate = gate_layers(self.lane, model, every=1)
+
+    def attach_again(self) -> None:
+        """Replace a closed device; the scheduler has freed all blocks before.
+
+        Raises:
+            RoseError: as the constructor.
+        """
+        self.device.close()
+        self._attach()
+        bind_kv_cache_to_layers(views_of(self._config, self.lane.kv), self._layers)
+        self.gate(self._model, self._layers)
+
+
+class _Quanta:
+    """The quanta of work that is no step and cannot be undone; it pins no slabs."""
+
+    def __init__(self, lane: RolloutLane) -> None:
+        self._lane = lane
+        self._quantum: Quantum | None = None
+        self._pause = threading.Event()  # Never set: a wait that ends with its timeout.
+
+    def next(self) -> None:
+        """End a segment, and wait until the next may start; at once if there is no device."""
+        if self._quantum is not None:
+            try:
+                self._lane.gate()
+            except (StepAborted, Unavailable):
+                self.end()
+            else:
+                return
+        while self._quantum is None and not self._lane.is_closed:
+            match self._lane.try_step(timeout_ms=_LOOK_UP_MS):
+                case Quantum() as quantum:
+                    self._quantum = quantum
+                case Refusal():
+                    self._pause.wait(_RETRY_S)  # A late borrower is refused without a wait.
+
+    def end(self) -> None:
+        """End the last segment."""
+        quantum, self._quantum = self._quantum, None
+        if quantum is not None:
+            quantum.__exit__(None, None, None)
+
+
+class RolloutWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
+    """A `CPUWorker` on views of serving's pool, whose steps can be aborted."""
+
+    def determine_available_memory(self) -> int:
+        """Return the limit of the loan: it is serving's memory, so nothing is allocated here."""
+        if self._should_warm_up_model():
+            self.model_runner.warming_up_model()
+        return int(self.cache_config.kv_cache_memory_bytes)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Attach to serving's device, and give views of its pool to the model."""
+        check_version()
+        check_config(self.vllm_config)
+        self._settings = RolloutSettings(**read_settings(self.vllm_config.additional_config))
+        with pool_for_kv(self._open):
+            super().initialize_from_config(kv_cache_config)
+        config = self.compilation_config
+        # Compiled code calls no hooks.
+        is_eager = config.mode == CompilationMode.NONE
+        self._side.gate(
+            self.model_runner.get_model() if is_eager else None, config.static_forward_context
+        )
+
+    def _open(self, kv_cache_config: Any) -> KVSpace:
+        self._side = BorrowedSide(self._settings, kv_cache_config)
+        join(self.vllm_config, self._side, scheduler=BorrowingScheduler)
+        return self._side.lane.kv
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """Run a step in segments; an aborted one returns `AbortedStep`."""
+        lane = self._side.lane
+        try:
+            output = super().execute_model(scheduler_output)
+            if scheduler_output.total_num_scheduled_tokens > 0:
+                lane.finish()
+        except (StepAborted, Unavailable):
+            self.model_runner.execute_model_state = None
+            self._side.aborted_steps += 1
+            return AbortedStep(req_ids=[], req_id_to_index={})
+        return output
+
+    def update_weights(self, update_info: Any) -> None:
+        """Load weights as vLLM does; rose's own backend stops between tensors, as steps do."""
+        engine, quantum = self.weight_transfer_engine, _Quanta(self._side.lane)
+        if hasattr(engine, "between"):
+            engine.between = quantum.next
+        try:
+            super().update_weights(update_info)
+        finally:
+            quantum.end()
+
+    def rose_status(self) -> dict[str, Any]:
+        """Return what the engine borrows now."""
+        side = self._side
+        return {
+            "role": "rollout",
+            "attach": self._settings.attach,
+            "gave_back": side.device.gave_back,
+            "lent_bytes": 0
+            if side.lane.is_closed
+            else len(side.lane.slabs()) * side.lane.kv.slab_bytes,
+            "limit_bytes": side.lane.slabs_max() * side.lane.kv.slab_bytes,
+            "gates": "layers" if side.has_gates else "steps",
+            "aborted_steps": side.aborted_steps,
+        }
+
+    def shutdown(self) -> None:
+        """End as vLLM does, then return the slabs."""
+        super().shutdown()
+        side = getattr(self, "_side", None)
+        if side is not None:
+            side.device.close()
+
+
+class BorrowingScheduler(RolloutScheduler):
+    """The scheduler of a live borrower: a step runs under a quantum, and can be undone."""
+
+    def __init__(self, vllm_config: Any, **parts: Any) -> None:
+        """Build vLLM's scheduler over the worker's lane."""
+        self._side = joined(vllm_config, BorrowedSide)
+        super().__init__(self._side.lane, vllm_config=vllm_config, **parts)
+        # Blocks come from serving's model, whose bits may be no numbers in this one's dtype.
+        self.needs_kv_cache_zeroing = True
+        self._quantum: Quantum | None = None
+        self._pause = threading.Event()  # Never set: a wait that ends with its timeout.
+        self._had_no_plan = False
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Wait a while for a quantum, then plan a step; without a quantum the plan is empty."""
+        if not self.has_unfinished_requests():
+            return super().schedule(throttle_prefills)  # It only reports ended requests.
+        if self._had_no_plan:
+            self._pause.wait(_RETRY_S)
+        self._quantum = self._ask_quantum()
+        if self._quantum is None:
+            return SchedulerOutput.make_empty()
+        is_planned = False
+        try:
+            output = super().schedule(throttle_prefills)
+            is_planned = output.total_num_scheduled_tokens > 0
+            if is_planned and self.lane.takes_ranks:
+                with self._books:
+                    self.lane.rank(self._cheapest_slabs(self.lane.slabs_max()))
+        finally:
+            self._had_no_plan = not is_planned
+            if not is_planned:
+                self._end_quantum()
+        return output
+
+    def _ask_quantum(self) -> Quantum | None:
+        """Wait for a quantum for a while, after emptying slabs under revocation."""
+        if self.lane.is_closed:
+            self._attach_again()
+            return None
+        with self._books:
+            self._evacuate(self.lane.leaving())
+        match self.lane.try_step(timeout_ms=_LOOK_UP_MS):
+            case Refusal():
+                self._had_no_plan = True  # A late borrower is refused without a wait.
+                return None
+            case quantum:
+                return quantum
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, Any]:
+        """Accept the tokens of a step, or undo one that was aborted; then its quantum ends."""
+        try:
+            if isinstance(model_runner_output, AbortedStep):
+                self.step_aborted(scheduler_output)
+                return {}
+            return super().update_from_output(scheduler_output, model_runner_output)
+        finally:
+            self._end_quantum()
+
+    def _end_quantum(self) -> None:
+        quantum, self._quantum = self._quantum, None
+        if quantum is not None:
+            quantum.__exit__(None, None, None)
+
+    def _attach_again(self) -> None:
+        """Give all blocks of a closed device up, and try to attach; requests wait meanwhile."""
+        with self._books:
+            for request in reversed(self.running):
+                self._preempt(request, drop_stale_output=True)
+            with suppress(RoseError):
+                self._side.attach_again()
+                self._use(self._side.lane)
+                return
+        self._pause.wait(_ATTACH_AGAIN_S)

@@ -1,0 +1,220 @@
+"""Worker and scheduler of `rose vllm serve`: vLLM's own, on a device that lends."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from rose.engines.vllm.guard import check_config, check_version
+from rose.engines.vllm.join import join, joined
+from rose.engines.vllm.observation import Observation
+from rose.engines.vllm.probes import Probes, is_probe
+from rose.engines.vllm.serving_scheduler import ServingScheduler
+from rose.engines.vllm.settings import ServingSettings, read_settings
+from rose.engines.vllm.tensors import geometry_of, pool_for_kv
+from rose.executor import SLO, CoServing, Policy, ServingLane, StepBatch
+from rose.executor.serving import ServingStep
+from rose.memory import KVSpace, choose_slab_bytes
+from rose.units import ceil_div
+
+_HEADER_SLABS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSide:
+    """What worker and scheduler of a serving engine share."""
+
+    device: CoServing
+    lane: ServingLane
+    observation: Observation | None
+
+
+class ServingWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not followed
+    """A `CPUWorker` whose KV tensors are views of a pool that rose lends from."""
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Lay out the pool, and give its views to the model."""
+        check_version()
+        check_config(self.vllm_config)
+        self._settings = ServingSettings(**read_settings(self.vllm_config.additional_config))
+        with pool_for_kv(self._open):
+            super().initialize_from_config(kv_cache_config)
+
+    def _open(self, kv_cache_config: Any) -> KVSpace:
+        settings, geometry = self._settings, geometry_of(kv_cache_config)
+        slab_bytes = settings.slab_bytes or choose_slab_bytes(geometry)
+        # vLLM's null block is in rose's header slab, so its pool never is the smaller one.
+        slabs = ceil_div(kv_cache_config.num_blocks, geometry.blocks_per_slab(slab_bytes))
+        device = CoServing.open(
+            "cpu",
+            pool_bytes=(slabs + _HEADER_SLABS) * slab_bytes,
+            slab_bytes=slab_bytes,
+            log_path=settings.log_path,
+            policy=Policy(revoke_ms=settings.revoke_ms, epsilon=settings.epsilon),
+        )
+        lane = device.serving(
+            geometry,
+            slo=SLO(settings.ttft_ms, settings.tpot_ms, settings.slowdown),
+            step_tokens=self.scheduler_config.max_num_batched_tokens,
+            request_tokens=self.model_config.max_model_len,
+        )
+        if settings.listen is not None:
+            device.listen(settings.listen)
+        observation = Observation(device) if settings.listen is None else None
+        self._side = ServingSide(device, lane, observation)
+        join(self.vllm_config, self._side, scheduler=LendingScheduler)
+        return lane.kv
+
+    def rose_look(self) -> None:
+        """Do nothing: the call lets vLLM's loop look for work, and a probe may be due."""
+
+    def rose_status(self) -> dict[str, Any]:
+        """Return what the device lends now."""
+        device = self._side.device
+        if device.gave_back is not None:
+            return {"role": "serving", "gave_back": device.gave_back}
+        reading = device.reading()
+        return {
+            "role": "serving",
+            "listen": self._settings.listen,
+            "gave_back": None,
+            "pool_bytes": reading.pool_bytes,
+            "reserve_bytes": reading.reserve_bytes,
+            "lent_bytes": reading.lent_bytes,
+            "cap_bytes": reading.cap_bytes,
+            "used_share": reading.used_share,
+            "running": reading.running,
+            "waiting": reading.waiting,
+            "revocations": reading.revocations,
+            "revoke_ms_p99": _revoke_ms_p99(device),
+            "evidence_missing": {one.shape: one.missing for one in reading.evidence},
+            "refusals": dict(reading.refusals),
+            **({"observed": dict(seen.report())} if (seen := self._side.observation) else {}),
+        }
+
+    def shutdown(self) -> None:
+        """Take all loans back, then end as vLLM does."""
+        side = getattr(self, "_side", None)
+        if side is not None:
+            side.device.close()
+        super().shutdown()
+
+
+def _revoke_ms_p99(device: CoServing) -> float | None:
+    """Return the time that 99 % of the settled revocations did not exceed; None without any."""
+    ordered = sorted(one.latency_ms for one in list(device.lender.collector.history))
+    return ordered[ceil_div(99 * len(ordered), 100) - 1] if ordered else None
+
+
+class LendingScheduler(ServingScheduler):
+    """The scheduler of a live server: it protects each step, and probes when it is idle."""
+
+    def __init__(self, vllm_config: Any, **parts: Any) -> None:
+        """Build vLLM's scheduler over the worker's lane."""
+        side = joined(vllm_config, ServingSide)
+        lane, self._observation = side.lane, side.observation
+        super().__init__(lane, vllm_config=vllm_config, **parts)
+        # Blocks come from other models, whose bits may be no numbers in this one's dtype.
+        self.needs_kv_cache_zeroing = True
+        self._step: ServingStep | None = None
+        self._probes = Probes(
+            lane,
+            vocabulary=vllm_config.model_config.get_vocab_size(),
+            holds_tokens=lane.kv.lendable_bytes
+            // lane.kv.geometry.block_bytes
+            * lane.kv.geometry.block_tokens,
+            block_hasher=get_request_block_hasher(
+                self.hash_block_size,
+                get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo),
+            )
+            if self.cache_config.enable_prefix_caching
+            else None,
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; probes end for it."""
+        super().add_request(request)
+        self._observe()
+        self._end_probes()
+
+    def _observe(self) -> None:
+        if self._observation is not None:
+            self._observation.note(is_idle=not self.lane.has_requests)
+
+    def _end_probes(self) -> None:
+        probes = [one for one in self.requests if is_probe(one)]
+        if probes:
+            super().finish_requests(probes, RequestStatus.FINISHED_ABORTED)
+
+    def has_requests(self) -> bool:
+        """Whether there is work for vLLM's loop; an idle engine gets a probe if one is due."""
+        if super().has_requests():
+            return True
+        # A paused engine has requests that are no work. An observer promises nothing, so it needs
+        # no evidence.
+        is_paused = self.pause_state != PauseState.UNPAUSED
+        if self.requests or is_paused or self._observation is not None:
+            return False
+        for probe in self._probes.due():
+            super(ServingScheduler, self).add_request(probe)
+        return bool(super().has_requests())
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Wait (bounded) until the borrower is parked, then plan a step."""
+        step = self._step = self.lane.step()
+        step.__enter__()
+        planned = False
+        try:
+            output = super().schedule(throttle_prefills)
+            planned = output.total_num_scheduled_tokens > 0
+            if planned:
+                step.commit(self._batch(output))
+            return output
+        finally:
+            if not planned:
+                self._end_step()
+
+    def _batch(self, output: SchedulerOutput) -> StepBatch:
+        scheduled = output.num_scheduled_tokens
+        decoding = sum(tokens == 1 for tokens in scheduled.values())
+        return StepBatch(
+            decode_sequences=decoding,
+            context_tokens=sum(self.requests[one].num_computed_tokens for one in scheduled),
+            prefill_tokens=output.total_num_scheduled_tokens - decoding,
+            requests=tuple(scheduled),
+        )
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, Any]:
+        """Accept a step's tokens, and end it."""
+        outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
+        self._end_step()
+        self._observe()
+        for client in outputs.values():
+            client.outputs = [one for one in client.outputs if not is_probe(one.request_id)]
+        return outputs
+
+    def _end_step(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        """End requests from outside."""
+        ended: list[Request] = super().finish_requests(request_ids, finished_status)
+        return [one for one in ended if not is_probe(one.request_id)]
+
+    def shutdown(self) -> None:
+        """Release the device first: a step in flight has failed."""
+        self.lane.give_step_up()
+        super().shutdown()

@@ -1,0 +1,64 @@
+"""Settings of a vLLM server under rose, as they travel in vLLM's `--additional-config`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rose.errors import Unavailable
+
+SUPPORTED: Final = ("0.32", "0.33")
+"""Versions of vLLM whose scheduler rose drives."""
+
+KEY: Final = "rose"
+"""Name of rose's part of `--additional-config`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """Settings of a serving engine.
+
+    Args:
+        listen: path of the socket at which a borrower attaches; None: nothing is lent.
+        ttft_ms: target for the time to the first token.
+        tpot_ms: target for the time between tokens.
+        slowdown: `SLO.slowdown`.
+        revoke_ms: `Policy.revoke_ms`, the deadline of a revocation.
+        epsilon: `Policy.epsilon`, the share of steps that may exceed their bound.
+        slab_bytes: unit of ownership; None: the smallest size that suits the model.
+        log_path: certificate log for `rose verify`; "" keeps only counts.
+    """
+
+    listen: str | None
+    ttft_ms: float
+    tpot_ms: float
+    slowdown: float = 0.0
+    revoke_ms: float = 50.0
+    epsilon: float = 0.01
+    slab_bytes: int | None = None
+    log_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """Settings of a borrower.
+
+    Args:
+        attach: path of serving's socket.
+    """
+
+    attach: str
+
+
+def read_settings(additional_config: object) -> Mapping[str, Any]:
+    """Return rose's part of vLLM's `additional_config`.
+
+    Raises:
+        Unavailable: rose's classes were named to vLLM without rose's command.
+    """
+    found = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise Unavailable(
+            "rose's scheduler and worker need rose's settings: start the server with "
+            "`rose vllm serve` or `rose vllm rollout`"
+        )
+    return found

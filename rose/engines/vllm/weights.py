@@ -1,0 +1,181 @@
+"""The weight transfer backend `rose` of vLLM: a publisher's versions reach a running server.
+
+vLLM's own routes drive it: `--weight-transfer-config '{"backend": "rose"}'`, then
+`/init_weight_transfer_engine`, and for each version `/start_weight_update`, `/update_weights`,
+`/finish_weight_update`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from rose.config import read_environment
+from rose.errors import InvalidArgument, Unavailable
+
+BACKEND: Final = "rose"
+# Dtype name in a safetensors file → torch's.
+_DTYPES: Final = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+Layout: TypeAlias = Sequence[tuple[str, str, Sequence[int]]]
+"""Name, dtype as in a safetensors file, and shape of each tensor."""
+
+
+class Follower(Protocol):
+    """Tensors that follow a publisher: a `rose.api.weights.WeightReceiver`."""
+
+    @property
+    def version(self) -> int | None:
+        """Number of the version in the tensors; None before the first commit."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a newer version is ready to commit."""
+        ...
+
+    def commit(self) -> int | None:
+        """Write the ready version into the tensors."""
+        ...
+
+    def close(self) -> None:
+        """Stop receiving."""
+        ...
+
+
+Follow: TypeAlias = Callable[[str, str, Callable[[Layout], Tensors]], Follower]
+"""Follows a publisher: its address, its token, and what makes the tensors for its layout."""
+
+
+@dataclass
+class Upstream(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not followed
+    """Whom to follow.
+
+    Args:
+        address: host and port of `rose.publish`, `rose publish` or `rose relay`.
+        token: its token; "": that of `ROSE_TOKEN`.
+    """
+
+    address: str = ""
+    token: str = ""
+
+
+@dataclass
+class Wanted(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not followed
+    """Which weights to load.
+
+    Args:
+        version: least number of the version.
+        timeout_s: longest wait for it; the engine runs no step meanwhile.
+    """
+
+    version: int = 1
+    timeout_s: float = 30.0
+
+
+class RoseWeights(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not followed
+    """Follows a publisher on the host, and loads a version between two steps.
+
+    Versions are fetched while the engine generates. A version is committed to the host's copy with
+    the publisher's digest or not at all. All layers are then loaded within one call, so that no
+    step meets a model that is half loaded: on CPUs vLLM's parameters have no memory meanwhile.
+    """
+
+    init_info_cls = Upstream
+    update_info_cls = Wanted
+    follow: Follow
+
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        """Made by vLLM's worker."""
+        super().__init__(*parts, **options)
+        self._receiver: Follower | None = None
+        self._tensors: Tensors = {}
+        # Called before each tensor is loaded; a borrower stops there while serving works.
+        self.between: Callable[[], None] = lambda: None
+
+    def init_transfer_engine(self, init_info: Upstream) -> None:
+        """Start to follow the publisher; again: follow another.
+
+        Raises:
+            InvalidArgument: there is no token, or a tensor has a dtype that vLLM cannot load.
+            Unavailable: the publisher does not answer, or has no weights yet.
+        """
+        token = init_info.token or read_environment().token
+        if not token:
+            raise InvalidArgument("the publisher's token must be in init_info or in ROSE_TOKEN")
+        self.shutdown()
+        self._receiver = type(self).follow(init_info.address, token, self._make_tensors)
+
+    def _make_tensors(self, layout: Layout) -> Tensors:
+        unknown = sorted({dtype for _, dtype, _ in layout} - _DTYPES.keys())
+        if unknown:
+            raise InvalidArgument(f"vLLM loads no tensors of {', '.join(unknown)}")
+        self._tensors = {
+            name: torch.zeros(tuple(shape), dtype=_DTYPES[dtype]) for name, dtype, shape in layout
+        }
+        return self._tensors
+
+    def start_weight_update(self) -> None:
+        """Do nothing: the model changes in `update_weights` alone."""
+
+    def receive_weights(self, update_info: Wanted) -> None:
+        """Load the wanted version.
+
+        Raises:
+            Unavailable: `init_transfer_engine` was not called.
+            DeadlineExceeded: the version did not arrive in time; the model is as it was.
+            CorruptData: a digest differs; the model is as it was.
+        """
+        receiver = self._receiver
+        if receiver is None:
+            raise Unavailable("call init_weight_transfer_engine first")
+        while (receiver.version or 0) < update_info.version:
+            receiver.wait(update_info.timeout_s)
+            receiver.commit()
+        initialize_layerwise_reload(self.model)
+        try:
+            self.model.load_weights(self._one_by_one())
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
+
+    def _one_by_one(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for named in self._tensors.items():
+            self.between()
+            yield named
+
+    def finish_weight_update(self) -> None:
+        """Do nothing, as `start_weight_update`."""
+
+    def shutdown(self) -> None:
+        """Stop following; the model keeps its weights."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
+
+
+def register(follow: Follow) -> None:
+    """Register the backend with vLLM; again: do nothing."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        engine = type("RoseWeights", (RoseWeights,), {"follow": staticmethod(follow)})
+        WeightTransferEngineFactory.register_engine(BACKEND, engine)

@@ -1,0 +1,32 @@
+"""The file beside a device's socket that keeps an operator's limit over restarts."""
+
+from pathlib import Path
+
+from rose.errors import CorruptData
+from rose.whole_file import write_whole
+
+
+def read_limit(path: Path) -> float:
+    """Return the share of the pool that may be on loan, 0 to 1; 1 without a file.
+
+    Raises:
+        CorruptData: the file holds anything else.
+    """
+    try:
+        text = path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        return 1.0
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorruptData(f"cannot read the limit in {path}: remove it, or set another") from error
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise CorruptData(f"{path} holds no share of the pool from 0 to 1: remove it")
+    return share
+
+
+def write_limit(path: Path, share: float) -> None:
+    """Keep `share`, 0 to 1."""
+    write_whole(path, f"{share:g}\n".encode())

@@ -1,0 +1,32 @@
+"""Questions of an operator to a device in another process, one connection each."""
+
+from pathlib import Path
+
+from rose._core import LedgerView
+from rose.errors import CorruptData, Unavailable
+from rose.executor.channel import Channel, close_all
+from rose.executor.messages import AskLedger, Ledger, Rejected, SetLimit
+
+
+def ask_device(
+    socket_path: str | Path, question: AskLedger | SetLimit, *, timeout_s: float
+) -> tuple[LedgerView, Ledger]:
+    """Send a question that is answered with the ledger, and return the answer.
+
+    Raises:
+        CorruptData: the listener is not a device of rose.
+        DeadlineExceeded: it does not answer in time.
+        Unavailable: nothing listens, or the device refuses.
+    """
+    with Channel.connect(socket_path, timeout_s=timeout_s) as channel:
+        channel.send(question)
+        answer, descriptors = channel.receive(timeout_s=timeout_s)
+    try:
+        match answer:
+            case Ledger() if len(descriptors) == 1:
+                return LedgerView.open(descriptors[0]), answer
+            case Rejected(sentence=sentence):
+                raise Unavailable(sentence)
+        raise CorruptData(f"what listens at {socket_path} is no device of rose")
+    finally:
+        close_all(descriptors)

@@ -1,0 +1,214 @@
+"""Two real vLLM servers on one core, and the real `openai` client: tokens, loans and deaths."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rose
+from bench.vllm_servers import KV_BYTES, PYTHON, Server, Talk, make_model, prompts
+from rose.cli.main import main
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+
+ROLLOUTS = prompts(24, tokens=200)
+ROLLOUT_TOKENS = 120
+# Together they need most of the pool.
+BURST = prompts(16, tokens=800)
+BURST_TOKENS = 40
+STILL_S = 20.0
+ROUNDS_MAX = 10
+BURSTS = 3  # Without a pause between them rollouts would never end.
+
+
+class Pair:
+    """A serving engine and a borrower, with the answers that each gives alone."""
+
+    def __init__(self, folder: Path) -> None:
+        core = max(os.sched_getaffinity(0))
+        self.socket = folder / "s"
+        served = make_model(folder / "served", layers=4, hidden=128, seed=1)
+        self.rolled_out = rolled_out = make_model(
+            folder / "rolled-out", layers=8, hidden=256, seed=2
+        )
+        self.serving = Server(
+            *("rose.cli.main", "vllm", "serve", str(served), "--listen", str(self.socket)),
+            *("--epsilon", "0.02", "--revoke-ms", "500", "--enforce-eager"),
+            *("--kv-cache-memory-bytes", str(KV_BYTES)),
+            log=folder / "serving.log",
+            core=core,
+        )
+        self.borrower = Server(
+            *("rose.cli.main", "vllm", "rollout", str(rolled_out), "--attach", str(self.socket)),
+            *("--weight-transfer-config", '{"backend": "rose"}'),
+            log=folder / "borrower.log",
+            core=core,
+        )
+        self.serving.start()
+        # Before there is a borrower, and before serving has a request beside it.
+        self.burst_alone = Talk(self.serving, BURST, tokens=BURST_TOKENS).tokens()
+        self.borrower.start()
+        self.rollouts_alone = self.roll_out().tokens()
+
+    def roll_out(self) -> Talk:
+        return Talk(self.borrower, ROLLOUTS, tokens=ROLLOUT_TOKENS)
+
+    def burst(self) -> None:
+        """Let serving use most of the pool; its tokens are those without a borrower."""
+        assert Talk(self.serving, BURST, tokens=BURST_TOKENS).tokens() == self.burst_alone
+
+    def lending(self, *what: str) -> None:
+        assert main(["lending", *what, "--socket", str(self.socket)]) == 0
+
+    def wait_until_lent(self) -> None:
+        wait_for(lambda: self.serving.status["lent_bytes"] > 0)
+
+    def close(self) -> None:
+        self.borrower.stop()
+        self.serving.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    if not PYTHON.exists():
+        pytest.skip("real vLLM is not installed here: make vllm-env")
+    pytest.importorskip("transformers")
+    # A socket's path is short.
+    folder = tmp_path_factory.mktemp("vllm")
+    pair = Pair(folder)
+    yield pair
+    pair.close()
+
+
+def test_both_say_what_is_lent(pair: Pair) -> None:
+    serving, borrower = pair.serving.status, pair.borrower.status
+    assert (serving["role"], borrower["role"]) == ("serving", "rollout")
+    assert serving["pool_bytes"] == KV_BYTES
+    assert borrower["lent_bytes"] == serving["lent_bytes"]
+    assert serving["evidence_missing"] == {"step": 0, "chunk": 0}
+    assert borrower["gates"] == "layers"
+
+
+def test_revocations_and_aborts_change_no_token(pair: Pair) -> None:
+    aborted, revoked = pair.borrower.status["aborted_steps"], pair.serving.status["revocations"]
+    for _ in range(ROUNDS_MAX):
+        rollouts = pair.roll_out()
+        for _ in range(BURSTS):
+            pair.burst()
+        assert rollouts.tokens() == pair.rollouts_alone
+        if pair.borrower.status["aborted_steps"] > aborted:
+            break
+    assert pair.borrower.status["aborted_steps"] > aborted
+    assert pair.serving.status["revocations"] > revoked
+    # vLLM never preempts for a loan: memory comes back before the step that needs it.
+    assert pair.serving.counter("vllm:num_preemptions_total") == 0
+
+
+def test_an_operator_takes_all_back_and_rollouts_wait(pair: Pair) -> None:
+    rollouts = pair.roll_out()
+    pair.wait_until_lent()
+    pair.lending("off")
+    wait_for(lambda: pair.serving.status["lent_bytes"] == 0)
+    assert not rollouts.is_over
+    assert pair.borrower.is_healthy()
+    pair.lending("limit", "0.5")
+    assert rollouts.tokens() == pair.rollouts_alone
+    assert pair.serving.status["lent_bytes"] <= KV_BYTES / 2
+    pair.lending("on")
+
+
+def test_paused_rollouts_go_on_with_their_tokens(pair: Pair) -> None:
+    rollouts = pair.roll_out()
+    pair.wait_until_lent()
+    pair.borrower.post("/pause?mode=keep&clear_cache=false")
+    made = pair.borrower.counter("vllm:generation_tokens_total")
+    pair.burst()
+    assert pair.borrower.counter("vllm:generation_tokens_total") == made
+    pair.borrower.post("/resume")
+    assert rollouts.tokens() == pair.rollouts_alone
+
+
+def test_fresh_weights_reach_the_borrower_while_serving_works(pair: Pair) -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(pair.rolled_out)
+    first = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    other = {name: one * 1.25 if "down_proj" in name else one for name, one in first.items()}
+
+    def push(version: int) -> None:
+        pair.borrower.post("/start_weight_update")
+        pair.borrower.post("/update_weights", update_info={"version": version, "timeout_s": 60})
+        pair.borrower.post("/finish_weight_update", weight_version=str(version))
+        pair.borrower.post("/reset_prefix_cache")
+
+    with rose.publish(first) as publisher:
+        upstream = {"address": publisher.address, "token": publisher.token}
+        pair.borrower.post("/init_weight_transfer_engine", init_info=upstream)
+        serving = Talk(pair.serving, BURST, tokens=BURST_TOKENS)
+        push(publisher.update(other))
+        assert serving.tokens() == pair.burst_alone
+        changed = pair.roll_out().tokens()
+        assert all(one != before for one, before in zip(changed, pair.rollouts_alone, strict=True))
+        push(publisher.update(first))
+        assert pair.roll_out().tokens() == pair.rollouts_alone
+
+
+def test_without_the_file_of_the_socket_both_go_on(pair: Pair) -> None:
+    kept = pair.socket.with_name("kept")
+    pair.socket.rename(kept)
+    rollouts = pair.roll_out()
+    pair.burst()
+    assert rollouts.tokens() == pair.rollouts_alone
+    kept.rename(pair.socket)
+
+
+def test_serving_that_stands_still_leaves_the_borrower_its_requests(pair: Pair) -> None:
+    rollouts = pair.roll_out()
+    pair.wait_until_lent()
+    pair.serving.signal_engine(signal.SIGSTOP)
+    time.sleep(STILL_S)
+    assert pair.borrower.is_healthy()
+    pair.serving.signal_engine(signal.SIGCONT)
+    assert rollouts.tokens() == pair.rollouts_alone
+    pair.burst()
+
+
+def test_rollouts_outlive_serving_and_end_when_it_is_back(pair: Pair) -> None:
+    rollouts = pair.roll_out()
+    pair.wait_until_lent()
+    pair.serving.kill()
+    wait_for(lambda: pair.borrower.status["gave_back"] is not None)
+    assert pair.borrower.is_healthy()
+    pair.serving.start()
+    assert rollouts.tokens() == pair.rollouts_alone
+    pair.burst()
+
+
+def test_serving_outlives_a_borrower_that_dies(pair: Pair) -> None:
+    rollouts = pair.roll_out()
+    pair.wait_until_lent()
+    serving = Talk(pair.serving, BURST, tokens=BURST_TOKENS)
+    pair.borrower.kill()
+    assert serving.tokens() == pair.burst_alone
+    assert all(one["error"] for one in rollouts.answers())
+    wait_for(lambda: pair.serving.status["lent_bytes"] == 0)
+    pair.borrower.start()
+    assert pair.roll_out().tokens() == pair.rollouts_alone
+
+
+def test_serving_outlives_a_borrower_that_stands_still(pair: Pair) -> None:
+    rollouts = pair.roll_out()
+    pair.wait_until_lent()
+    pair.borrower.signal_engine(signal.SIGSTOP)
+    pair.burst()
+    time.sleep(STILL_S)
+    pair.burst()
+    assert pair.serving.status["gave_back"] is None
+    # What it kept too long has cost it its process.
+    wait_for(lambda: pair.serving.status["lent_bytes"] == 0)
+    pair.borrower.kill()
+    rollouts.answers()
