@@ -133,7 +133,7 @@ class WarmPopen:
 Start: TypeAlias = Callable[..., WarmPopen]
 
 
-def _serve(asked: socket.socket) -> None:
+def serve(asked: socket.socket) -> None:
     """Fork what is asked for, in children only; the nursery itself stays in here."""
     while True:
         text, files, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, _FILES)
@@ -201,7 +201,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
-        _serve(asked)
+        serve(asked)
 
 
 if __name__ == "__main__":

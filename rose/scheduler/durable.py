@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from rose.clock import Clock
 from rose.errors import InternalError, InvalidArgument
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.course import SlowCopy
-from rose.scheduler.front_events import Entry, Registered, Step
-from rose.scheduler.hearsay import EarlyNews, believable
+from rose.scheduler.driver_events import Entry, Registered, Step
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.state import Checkpoint, Outcome, RolloutsState
-from rose.scheduler.watching import FrontWatch, Watches
+from rose.scheduler.validation import PreRegistrationBuffer, validated
+from rose.scheduler.watching import DriverWatch, Watches
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 from rose.units import NS_PER_S
 
@@ -69,7 +69,7 @@ class Durable:
         policy: PlacementPolicy,
         clock: Clock,
         store: "FileStore | None",
-        watches: Sequence[FrontWatch],
+        watches: Sequence[DriverWatch],
     ) -> None:
         self._settings = settings
         self._policy = policy
@@ -78,8 +78,8 @@ class Durable:
         self._watches = Watches(watches)
         self._time = CoreTime(clock)
         self._core = SchedulerCore(settings, policy)
-        self._early = EarlyNews()
-        self.nonsense = 0  # invalid worker events; they change nothing
+        self._pre_registration = PreRegistrationBuffer()
+        self.invalid_events = 0  # invalid worker events; they change nothing
         self._entries: list[Entry] = []  # received since the last step
         self._rejoin_ns = 0
         self._checkpoint_ns = 0
@@ -142,16 +142,16 @@ class Durable:
 
     def hear(self, event: WorkerEvent) -> None:
         """Accept an event of a worker; events on its grant wait until it is registered."""
-        heard = believable(event)
-        if heard is None:
-            self.nonsense += 1
+        valid = validated(event)
+        if valid is None:
+            self.invalid_events += 1
             return
-        if not self.rollouts.is_here(heard.worker) and self._early.keep(heard):
+        if not self.rollouts.is_here(valid.worker) and self._pre_registration.keep(valid):
             return
-        if isinstance(heard, WorkerLost):
-            self.rollouts.stop_turns(heard.worker)
-        self.rollouts.take(heard)
-        self._note(heard)
+        if isinstance(valid, WorkerLost):
+            self.rollouts.stop_turns(valid.worker)
+        self.rollouts.take(valid)
+        self._note(valid)
 
     def take(self, entry: Entry, worker: Worker | None = None) -> None:
         """Accept an entry of a caller.
@@ -169,7 +169,7 @@ class Durable:
         if isinstance(entry, Registered) and worker is not None:
             self.rollouts.register(entry, worker)
             self._note(entry)
-            for event in self._early.take(entry.worker):
+            for event in self._pre_registration.take(entry.worker):
                 self.rollouts.take(event)
                 self._note(event)
             return

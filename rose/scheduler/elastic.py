@@ -15,17 +15,17 @@ from typing_extensions import Self
 from rose.clock import BootClock, Clock
 from rose.errors import InvalidArgument, RoseError, Unavailable, sentence
 from rose.scheduler.coerce import COUNT_MAX, checked, counts, one_of, whole
-from rose.scheduler.course import SlowCopy
+from rose.scheduler.driver_events import Begun, Ended, Entry, Registered
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Consumed, JobJoined, SchedulerStats, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered
 from rose.scheduler.inbox import Inbox
 from rose.scheduler.rollouts import Rollouts
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
-from rose.scheduler.state import Checkpoint, FrontCounts
+from rose.scheduler.state import Checkpoint, DriverCounts
 from rose.scheduler.turns import Capabilities, Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.waiters import ADMISSION, STEP, Waiters
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import Worker, WorkerEvent, WorkerLost
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ElasticRolloutScheduler:
         *,
         clock: Clock | None = None,
         store: "FileStore | None" = None,
-        watches: Sequence[FrontWatch] = (),
+        watches: Sequence[DriverWatch] = (),
     ) -> None:
         self._durable = Durable(settings, policy, clock or BootClock(), store, watches)
         self._waiters = Waiters()
@@ -210,12 +210,12 @@ class ElasticRolloutScheduler:
         trajectories = self._rollouts.state.trajectories
         while len(trajectories) >= TRAJECTORIES_MAX and number not in trajectories:
             await self._wait(STEP)
-        course = trajectories.get(number)
-        if course is None:
+        state = trajectories.get(number)
+        if state is None:
             self._take(begun)
-        elif (course.group, course.job, course.seed) != (begun.group, begun.job, begun.seed):
+        elif (state.group, state.job, state.seed) != (begun.group, begun.job, begun.seed):
             raise InvalidArgument(f"trajectory {number} was started as another")
-        elif course.record().is_admitted:
+        elif state.record().is_admitted:
             return
         await self._wait(number, ADMISSION)
 
@@ -239,12 +239,12 @@ class ElasticRolloutScheduler:
         wanted = one_of("sampling", sampling, Sampling)
 
         self._open_inbox()
-        course = self._rollouts.course(number)
-        asked = course.asked(place, ids, wanted)
+        state = self._rollouts.trajectory(number)
+        asked = state.asked(place, ids, wanted)
         if asked is not None:
             self._take(asked)
-        elif place < len(course.turns):
-            return course.turns[place]
+        elif place < len(state.turns):
+            return state.turns[place]
         result: TurnResult = await self._wait(number, place)
         return result
 
@@ -318,7 +318,7 @@ class ElasticRolloutScheduler:
         """Return all unfinished trajectories, including those of an earlier process."""
         return tuple(one.record() for one in self._rollouts.state.trajectories.values())
 
-    def counts(self) -> FrontCounts:
+    def counts(self) -> DriverCounts:
         """Return the counts of trajectories."""
         return self._rollouts.state.counts.copy()
 

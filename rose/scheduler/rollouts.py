@@ -11,7 +11,8 @@ from typing import Final
 
 from rose.errors import InternalError, InvalidArgument, RoseError, check, sentence
 from rose.scheduler.core import SchedulerCore
-from rose.scheduler.course import Course, Phase, SlowCopy
+from rose.scheduler.driver_events import Asked, Begun, Ended, Entry, Registered
+from rose.scheduler.driver_trajectory import DriverTrajectory, Phase, SlowCopy
 from rose.scheduler.events import (
     Action,
     Admit,
@@ -32,9 +33,8 @@ from rose.scheduler.events import (
     TurnReady,
     VersionPublished,
 )
-from rose.scheduler.front_events import Asked, Begun, Ended, Entry, Registered
 from rose.scheduler.state import Gone, Outcome, RolloutsState
-from rose.scheduler.watching import Order, Watches
+from rose.scheduler.watching import ErrorGuard, Watches
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -88,9 +88,9 @@ class Rollouts:
             case Begun():
                 self._begin(entry)
             case Asked():
-                course = self.course(entry.trajectory)
-                course.ask(entry)
-                context, limit = len(course.context), entry.sampling.max_new_tokens
+                state = self.trajectory(entry.trajectory)
+                state.ask(entry)
+                context, limit = len(state.context), entry.sampling.max_new_tokens
                 self._events.append(TurnReady(entry.trajectory, entry.turn, context, limit))
             case Ended():
                 self._end(entry)
@@ -139,18 +139,18 @@ class Rollouts:
         self._copy = SlowCopy(self.state.trajectories)
         return self._copy
 
-    def course(self, trajectory: int) -> Course:
+    def trajectory(self, trajectory: int) -> DriverTrajectory:
         """Return an unfinished trajectory, which the caller may change.
 
         Raises:
             InvalidArgument: there is no such trajectory.
         """
-        course = self.state.trajectories.get(trajectory)
-        if course is None:
+        state = self.state.trajectories.get(trajectory)
+        if state is None:
             what = "is over" if trajectory in self.state.used else "was never started"
             raise InvalidArgument(f"trajectory {trajectory} {what}")
-        self._copy.keep(course)
-        return course
+        self._copy.keep(state)
+        return state
 
     def register(self, registered: Registered, worker: Worker) -> None:
         """Add a worker, which gets orders from the next step on.
@@ -173,11 +173,11 @@ class Rollouts:
 
     def stop_turns(self, number: int | None = None) -> None:
         """Recall every turn of a worker, or of all; errors of workers are ignored."""
-        for course in self.state.trajectories.values():
-            on = course.worker
+        for state in self.state.trajectories.values():
+            on = state.worker
             if on in self._workers and number in (None, on):
-                with Order():
-                    self._workers[on].stop_turn(course.number)
+                with ErrorGuard():
+                    self._workers[on].stop_turn(state.number)
 
     # ---- entries --------------------------------------------------------------------------------
 
@@ -185,33 +185,33 @@ class Rollouts:
         number = begun.trajectory
         if number in self.state.trajectories or number in self.state.used:
             raise InvalidArgument(f"trajectory {number} was there before: take another number")
-        self.state.trajectories[number] = Course(
+        self.state.trajectories[number] = DriverTrajectory(
             number, begun.group, begun.job, begun.seed, begun.traceparent
         )
         self.state.counts.begun += 1
         self._events.append(TrajectoryCreated(number, begun.group, begun.job))
 
     def _end(self, ended: Ended) -> None:
-        course = self.course(ended.trajectory)
-        is_thinking = course.phase is Phase.THINKING
+        state = self.trajectory(ended.trajectory)
+        is_thinking = state.phase is Phase.THINKING
         if ended.is_wanted and not is_thinking:
             raise InvalidArgument(
-                f"trajectory {course.number} cannot be finished now: {course.phase.value}"
+                f"trajectory {state.number} cannot be finished now: {state.phase.value}"
             )
-        if course.phase is Phase.ENDING:
+        if state.phase is Phase.ENDING:
             return
-        self._events.append(TrajectoryEnded(trajectory=course.number))
+        self._events.append(TrajectoryEnded(trajectory=state.number))
         if not is_thinking:
-            course.phase = Phase.ENDING  # The core will drop it.
+            state.phase = Phase.ENDING  # The core will drop it.
             return
-        self._forget(course)
+        self._forget(state)
         if ended.is_wanted:
             self.state.counts.finished += 1
-            self.state.counts.job(course.job).finished += 1
+            self.state.counts.job(state.job).finished += 1
             return
         self.state.counts.given_up += 1
-        self._events.append(Consumed(1, course.job))  # The trainer need not wait for it.
-        self._outcomes.append(Gone(course.number, DropReason.GIVEN_UP))
+        self._events.append(Consumed(1, state.job))  # The trainer need not wait for it.
+        self._outcomes.append(Gone(state.number, DropReason.GIVEN_UP))
 
     def _publish(self, published: VersionPublished) -> None:
         job = self.state.counts.job(published.job)
@@ -252,9 +252,9 @@ class Rollouts:
         """Let the worker go on; its turns resume at their last tokens."""
         version = registered.capabilities.version
         self._events.append(VersionCommitted(registered.worker, version, True, 0.0))
-        for course in self.state.trajectories.values():
-            if course.worker == registered.worker:
-                where = course.number, len(course.turns), registered.worker, course.lease_epoch
+        for state in self.state.trajectories.values():
+            if state.worker == registered.worker:
+                where = state.number, len(state.turns), registered.worker, state.lease_epoch
                 self._events.append(TurnEnded(*where, TurnEnd.INTERRUPTED))
 
     def _hear(self, event: TurnOutput | WorkerLost | LeaseChanged | VersionCommitted) -> None:
@@ -283,15 +283,15 @@ class Rollouts:
             return
         self.watches.show(lambda watch: watch.end(output.trajectory, output.worker))
         if output.end is TurnEnd.FAILED:
-            course = self.state.trajectories.get(output.trajectory)
-            if course is not None and course.worker == output.worker:
-                self._copy.keep(course)
-                course.error = output.error
+            state = self.state.trajectories.get(output.trajectory)
+            if state is not None and state.worker == output.worker:
+                self._copy.keep(state)
+                state.error = output.error
         self._events.append(TurnEnded(*where, output.end, output.first_token + count))
 
-    def _forget(self, course: Course) -> None:
-        del self.state.trajectories[course.number]
-        self.state.used.add(course.number)
+    def _forget(self, state: DriverTrajectory) -> None:
+        del self.state.trajectories[state.number]
+        self.state.used.add(state.number)
 
     # ---- actions of the core --------------------------------------------------------------------
 
@@ -314,36 +314,36 @@ class Rollouts:
         return ()
 
     def _deliver(self, action: Deliver, output: TurnOutput) -> None:
-        course = self._known(action.trajectory)
+        state = self._known(action.trajectory)
         taken = slice(action.skip, action.skip + action.tokens)
         check(
-            output.first_token + action.skip == len(course.tokens),
+            output.first_token + action.skip == len(state.tokens),
             f"trajectory {action.trajectory}: a token would be missing or there twice",
         )
-        course.say(output.tokens[taken], output.logprobs[taken], output.versions[taken])
+        state.say(output.tokens[taken], output.logprobs[taken], output.versions[taken])
         self.watches.show(lambda watch: watch.add(action.trajectory, action.tokens))
 
     def _start(self, start: Start) -> Iterable[Event]:
-        course = self._known(start.trajectory)
+        state = self._known(start.trajectory)
         check(
-            start.first_token == len(course.tokens),
+            start.first_token == len(state.tokens),
             f"trajectory {start.trajectory}: a turn would go on at the wrong token",
         )
-        if course.has_ended():
+        if state.has_ended():
             # Its last token was delivered, but its worker was lost before reporting the end.
             where = start.trajectory, start.turn, start.worker, start.lease_epoch
             return (TurnEnded(*where, TurnEnd.FINISHED, start.first_token),)
         # The core learns of a loss before it places turns.
         check(start.worker in self.state.workers, "a turn would start on a worker that is lost")
-        request, kind = course.request(start), self.state.workers[start.worker].kind
+        request, kind = state.request(start), self.state.workers[start.worker].kind
         self.watches.show(lambda watch: watch.begin(request, start.worker, kind))
         worker = self._workers.get(start.worker)
         if worker is None:
             return ()  # Not back yet: when it is, it reports that it does not run this turn.
-        order = Order()
-        with order:
+        guard = ErrorGuard()
+        with guard:
             worker.start_turn(request)
-        match order.error:
+        match guard.error:
             case RoseError() as error:
                 self.refusals.append(failed_output(request, start.worker, str(error)))
             case Exception() as error:
@@ -353,41 +353,41 @@ class Rollouts:
     def _stop(self, trajectory: int, number: int) -> None:
         """Tell a worker to stop a turn; if that raises, the worker is lost."""
         if worker := self._workers.get(number):
-            order = Order()
-            with order:
+            guard = ErrorGuard()
+            with guard:
                 worker.stop_turn(trajectory)
-            if order.error is not None:
-                self.refusals.append(_broken(number, order.error))
+            if guard.error is not None:
+                self.refusals.append(_broken(number, guard.error))
 
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
-        course = self._known(trajectory)
-        if course.phase is Phase.ENDING:
+        state = self._known(trajectory)
+        if state.phase is Phase.ENDING:
             # It was given up in the step in which its turn ended: for the core it is done.
-            self._forget(course)
+            self._forget(state)
             self.state.counts.given_up += 1
             self._outcomes.append(Gone(trajectory, DropReason.GIVEN_UP))
-            return (Consumed(1, course.job),)
-        result = course.conclude()
+            return (Consumed(1, state.job),)
+        result = state.conclude()
         self.state.counts.turns += 1
         self.state.counts.resumed += result.resumed > 0
         self._outcomes.append(result)
         return ()
 
     def _drop(self, trajectory: int, reason: DropReason) -> None:
-        course = self._known(trajectory)
-        self._forget(course)
-        if course.phase is Phase.ENDING:
+        state = self._known(trajectory)
+        self._forget(state)
+        if state.phase is Phase.ENDING:
             self.state.counts.given_up += 1
         else:
             self.state.counts.dropped += 1
-        self._outcomes.append(Gone(trajectory, reason, course.error))
+        self._outcomes.append(Gone(trajectory, reason, state.error))
 
-    def _known(self, trajectory: int) -> Course:
-        course = self.state.trajectories.get(trajectory)
-        if course is None:
+    def _known(self, trajectory: int) -> DriverTrajectory:
+        state = self.state.trajectories.get(trajectory)
+        if state is None:
             raise InternalError(f"the core acts on trajectory {trajectory}, which is over")
-        self._copy.keep(course)
-        return course
+        self._copy.keep(state)
+        return state
 
 
 def _broken(worker: int, error: Exception) -> WorkerLost:

@@ -9,15 +9,15 @@ from typing import Any
 from opentelemetry import propagate, trace
 from typing_extensions import override
 
-from rose.scheduler.course import Phase
-from rose.scheduler.front_events import Asked, Begun, Ended, Entry
+from rose.scheduler.driver_events import Asked, Begun, Ended, Entry
+from rose.scheduler.driver_trajectory import Phase
 from rose.scheduler.state import Gone, Outcome, RolloutsState
 from rose.scheduler.turns import Sampling, TurnResult
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 
-class Spans(FrontWatch):
+class Spans(DriverWatch):
     """Makes spans of what it observes.
 
     Args:
@@ -32,10 +32,10 @@ class Spans(FrontWatch):
     @override
     def opened(self, state: RolloutsState) -> None:
         """Begin spans of an earlier process's trajectories, whose spans never ended."""
-        for course in state.trajectories.values():
-            self._begin(course.number, course.group, course.job, course.traceparent, restarted=True)
-            if course.phase is Phase.SPEAKING:
-                self._ask(course.number, len(course.turns), len(course.context), course.sampling)
+        for one in state.trajectories.values():
+            self._begin(one.number, one.group, one.job, one.traceparent, restarted=True)
+            if one.phase is Phase.SPEAKING:
+                self._ask(one.number, len(one.turns), len(one.context), one.sampling)
 
     @override
     def heard(self, entry: Entry) -> None:

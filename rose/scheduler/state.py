@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rose.scheduler.course import Course
+from rose.scheduler.driver_events import Registered
+from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.events import Admit, DropReason
-from rose.scheduler.front_events import Registered
 from rose.scheduler.settings import PlacementPolicy, SchedulerSettings
 from rose.scheduler.turns import TurnResult
 
@@ -33,7 +33,7 @@ class JobCounts:
 
 
 @dataclass(slots=True)
-class FrontCounts:
+class DriverCounts:
     """Counts of trajectories; `begun = finished + given_up + dropped + unfinished`.
 
     Args:
@@ -58,7 +58,7 @@ class FrontCounts:
         """Return the counts of one job, zero at first."""
         return self.jobs.setdefault(number, JobCounts())
 
-    def copy(self) -> "FrontCounts":
+    def copy(self) -> "DriverCounts":
         """Return a deep copy."""
         return replace(self, jobs={number: replace(job) for number, job in self.jobs.items()})
 
@@ -101,10 +101,10 @@ class RolloutsState:
     """
 
     now_ns: int = 0
-    trajectories: dict[int, Course] = field(default_factory=dict)
+    trajectories: dict[int, DriverTrajectory] = field(default_factory=dict)
     workers: dict[int, Registered] = field(default_factory=dict)
     used: UsedNumbers = field(default_factory=UsedNumbers)
-    counts: FrontCounts = field(default_factory=FrontCounts)
+    counts: DriverCounts = field(default_factory=DriverCounts)
 
     def copy(self) -> "RolloutsState":
         """Return a copy without trajectories."""
@@ -133,7 +133,7 @@ class Checkpoint:
     policy: PlacementPolicy
     settings: SchedulerSettings
     core: bytes
-    trajectories: Sequence[Course]
+    trajectories: Sequence[DriverTrajectory]
     rest: RolloutsState
 
     def state(self) -> RolloutsState:

@@ -31,9 +31,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler.course import Course
+from rose.scheduler.driver_events import Asked, Begun, Ended, Registered, Step
+from rose.scheduler.driver_trajectory import DriverTrajectory
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
-from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
 from rose.scheduler.state import Checkpoint
 from rose.scheduler.wire import EVENTS
 from rose.whole_file import lock, sweep, sync_file, sync_folder, write_whole
@@ -194,10 +194,11 @@ class FileStore:
                 )
             checkpoint = msgspec.msgpack.decode(head.body, type=Checkpoint)
             ends = list(accumulate(head.sizes, initial=length))
-            courses = [
-                msgspec.msgpack.decode(body[at:end], type=Course) for at, end in pairwise(ends)
+            states = [
+                msgspec.msgpack.decode(body[at:end], type=DriverTrajectory)
+                for at, end in pairwise(ends)
             ]
-            return replace(checkpoint, trajectories=courses)
+            return replace(checkpoint, trajectories=states)
         except msgspec.DecodeError as error:
             raise CorruptData(f"the checkpoint '{self._path}' cannot be read: {error}") from error
 
@@ -310,9 +311,9 @@ def _pieces_of(checkpoint: Checkpoint) -> list[bytes]:
     An encoder lets no other thread run until it is done.
     """
     encode = msgspec.msgpack.encode
-    courses = [encode(one) for one in checkpoint.trajectories]
+    states = [encode(one) for one in checkpoint.trajectories]
     body = msgspec.Raw(encode(replace(checkpoint, trajectories=())))
-    return [encode(_Head(FORMAT, body, [len(one) for one in courses])), *courses]
+    return [encode(_Head(FORMAT, body, [len(one) for one in states])), *states]
 
 
 def _steps_of(data: bytes, journal: Path) -> tuple[list[Step], int]:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
-from rose.scheduler.front_events import Entry
+from rose.scheduler.driver_events import Entry
 from rose.scheduler.state import Outcome, RolloutsState
 from rose.scheduler.worker import TurnRequest, WorkerKind
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-class Order:
+class ErrorGuard:
     """Keeps any exception of foreign code: of workers and observers.
 
     A worker that raises is lost; without this it would end the scheduler of all others. An
@@ -37,7 +37,7 @@ class Order:
         return self.error is not None
 
 
-class FrontWatch:
+class DriverWatch:
     """Observes everything and does nothing; subclasses override. Called by the driver's task."""
 
     def begin(self, request: TurnRequest, worker: int, kind: WorkerKind) -> None:
@@ -68,16 +68,16 @@ class FrontWatch:
 class Watches:
     """Calls several observers. One that fails is dropped, and the failure is logged."""
 
-    def __init__(self, watches: Sequence[FrontWatch] = ()) -> None:
+    def __init__(self, watches: Sequence[DriverWatch] = ()) -> None:
         self._watches = list(watches)
 
-    def show(self, it: Callable[[FrontWatch], None]) -> None:
+    def show(self, it: Callable[[DriverWatch], None]) -> None:
         """Call each observer."""
         for watch in tuple(self._watches):
-            order = Order()
-            with order:
+            guard = ErrorGuard()
+            with guard:
                 it(watch)
-            if order.error is not None:
+            if guard.error is not None:
                 self._watches.remove(watch)
                 kind = type(watch).__name__
-                _LOG.error("%s has failed, and sees nothing more", kind, exc_info=order.error)
+                _LOG.error("%s has failed, and sees nothing more", kind, exc_info=guard.error)

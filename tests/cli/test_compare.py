@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pytest
 
 from rose.cli.main import main
@@ -119,14 +118,6 @@ def test_the_load_is_how_busy_serving_alone_is(load: float) -> None:
     assert abs(alone.busy - load) <= 0.02
 
 
-def test_a_piece_keeps_the_rate_and_the_lengths_of_the_trace() -> None:
-    trace = generate("steady", duration_s=3600.0, seed=2)
-    requests = piece_of(trace, 4.0, seconds=100.0, seed=0)
-    assert abs(len(requests) / 100.0 - 4.0) < 1.0
-    assert all(0 <= one.arrival_ms <= 100_000.0 for one in requests)
-    assert np.isin([one.prompt_tokens for one in requests], trace.prompt_tokens).all()
-
-
 def test_a_short_trace_is_refused() -> None:
     trace = generate("steady", duration_s=60.0, seed=1)
     with pytest.raises(InvalidArgument, match="lower --seconds or --load"):
@@ -168,8 +159,7 @@ _BAD_REAL: Final = (
 
 @pytest.mark.parametrize(
     ("kind", "arguments", "named"),
-    [(("--virtual",), *one) for one in _BAD + _BAD_VIRTUAL]
-    + [((), *one) for one in _BAD + _BAD_REAL],
+    [(("--virtual",), *one) for one in _BAD + _BAD_VIRTUAL] + [((), *one) for one in _BAD_REAL],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(  # noqa: PLR0917 (fixtures)
     kind: tuple[str, ...],

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import click
 import pytest
 
-import rose
 from rose.cli import doctor, verify
 from rose.cli import main as main_module
 from rose.cli.main import main
@@ -39,13 +38,8 @@ def raising(error):
     return command
 
 
-def test_version(capsys):
-    assert run(capsys, "--version") == (0, f"rose {rose.__version__}\n", "")
-
-
-@pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_help_names_every_command(capsys, arguments):
-    status, out, _ = run(capsys, *arguments)
+def test_help_names_every_command(capsys):
+    status, out, _ = run(capsys)
     assert status == 0
     for name in ("demo", "doctor", "plan", "profile", "verify"):
         assert f"\n  {name} " in out
@@ -87,17 +81,6 @@ def test_failure_is_one_sentence_and_status_2(capsys, monkeypatch, error):
 def test_interrupt_is_130(capsys, monkeypatch):
     add_command(monkeypatch, raising(KeyboardInterrupt()))
     assert run(capsys, "probe")[0] == 130
-
-
-def test_command_may_handle_its_interrupt(capsys, monkeypatch):
-    def command():
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            click.echo("what there is")
-
-    add_command(monkeypatch, command)
-    assert run(capsys, "probe") == (0, "what there is\n", "")
 
 
 @pytest.mark.parametrize(
@@ -146,17 +129,6 @@ def test_doctor_prints_every_part(capsys):
         assert f" {part} " in out
 
 
-def test_doctor_imports_no_torch():
-    code = (
-        "import sys, rose.cli.doctor as d; d.examine();"
-        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "[]\n"
-
-
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
 def test_doctor_says_why_there_is_no_gpu():
     assert findings()["gpu"].state is doctor.State.ABSENT
@@ -195,10 +167,6 @@ def test_doctor_says_why_a_gate_is_not_chosen(fake: Fake):
 @in_child(CUDA_DEVICE_MAX_CONNECTIONS="1")
 def test_doctor_refuses_gates_on_too_few_connections(fake: Fake):
     assert "CUDA_DEVICE_MAX_CONNECTIONS is 1" in findings()["gpu 0 MEMOP"].why
-
-
-def test_doctor_finds_what_the_kernel_offers():
-    assert findings()["memory"].state is doctor.State.ACTIVE
 
 
 def test_missing_kernel_support_is_broken(capsys, monkeypatch):
@@ -299,44 +267,43 @@ def test_missing_log_is_status_2(capsys, tmp_path):
     assert "none.log" in err
 
 
-@pytest.mark.parametrize("data", [b"\0" * 100, bytes(range(256)) * 16])
-def test_damaged_log_is_no_success(capsys, tmp_path, data):
-    (tmp_path / "bad.log").write_bytes(data)
+def test_damaged_log_is_no_success(capsys, tmp_path):
+    (tmp_path / "bad.log").write_bytes(bytes(range(256)) * 16)
     status, _, err = run(capsys, "verify", str(tmp_path / "bad.log"))
     assert status == 2
     assert "bad.log" in err
 
 
-READERS = {
-    "verify": ("verify", "{}"),
-    "trace": ("compare", "--virtual", "--trace", "{}"),
-    "sim": ("sim", "{}"),
-    "plan": ("plan", "{}", "Qwen3-8B", "--device-gb", "80"),
-    "delta": ("delta", "inspect", "{}", "{}"),
-    "apply": ("delta", "apply", "{}", "{}"),
-    "transfer plan": ("transfer", "plan", "{}", "{}"),
-    "timeline": ("transfer", "timeline", "{}", "-o", "{}.out"),
-}
+READERS = (
+    ("verify", "{}"),
+    ("compare", "--virtual", "--trace", "{}"),
+    ("sim", "{}"),
+    ("plan", "{}", "Qwen3-8B", "--device-gb", "80"),
+    ("delta", "inspect", "{}", "{}"),
+    ("delta", "apply", "{}", "{}"),
+    ("transfer", "plan", "{}", "{}"),
+    ("transfer", "timeline", "{}", "-o", "{}.out"),
+)
 
 
-# Runs a command for each of the inputs in one process: to start a process takes longest.
+# Runs each command for each of the inputs in one process: to start a process takes longest.
 LIMITED = """
 import json, re, resource, sys
 from rose.cli.main import main
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-command, *paths = json.loads(sys.argv[1])
-for path in paths:
-    status = main([one.format(path) for one in command])
-    # `ru_maxrss` would count what this test's own process has.
-    peak = int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])
-    print(f"{path}: status {status}, {peak} KiB", file=sys.stderr)
-    if status != 2 or peak >= 700_000:
-        sys.exit(1)
+commands, paths = json.loads(sys.argv[1])
+for command in commands:
+    for path in paths:
+        status = main([one.format(path) for one in command])
+        # `ru_maxrss` would count what this test's own process has.
+        peak = int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])
+        print(f"{command} {path}: status {status}, {peak} KiB", file=sys.stderr)
+        if status != 2 or peak >= 700_000:
+            sys.exit(1)
 """
 
 
-@pytest.mark.parametrize("command", READERS.values(), ids=READERS)
-def test_an_input_of_another_kind_or_size_is_refused_unread(tmp_path, command):
+def test_an_input_of_another_kind_or_size_is_refused_unread(tmp_path):
     """Nobody writes to the pipe, and the file is larger than the memory that a command may take."""
     paths = [tmp_path / kind for kind in ("pipe", "device", "sparse")]
     os.mkfifo(paths[0])
@@ -344,7 +311,7 @@ def test_an_input_of_another_kind_or_size_is_refused_unread(tmp_path, command):
     with paths[2].open("wb") as file:
         file.truncate(2 << 30)
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, json.dumps([command, *map(str, paths)])],
+        [sys.executable, "-c", LIMITED, json.dumps([READERS, list(map(str, paths))])],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -353,44 +320,47 @@ def test_an_input_of_another_kind_or_size_is_refused_unread(tmp_path, command):
     assert done.returncode == 0, done.stderr
     # One sentence of ours, and one line of the program above, for each.
     lines = done.stderr.splitlines()
-    assert len(lines) == 2 * len(paths), done.stderr
+    assert len(lines) == 2 * len(paths) * len(READERS), done.stderr
     assert all(line.startswith("rose: ") for line in lines[::2]), done.stderr
 
 
 # A name that is too long, one that is no text, a place below a file, one that cannot be a file.
-PLACES = {"long": b"n" * 300, "no text": b"\xff", "below": b"file/it", "root": b"/", "empty": b""}
-WRITERS = {
-    "compare": ("compare", "--virtual", "--trace", "{}", "--out", "{}"),
-    "plan": ("plan", "{}", "Qwen3-8B", "--device-gb", "80"),
-    "profile": ("profile", "http://127.0.0.1:1", "--out", "{}"),
-    "sim": ("sim", "{}", "--out", "{}"),
-    "verify": ("verify", "{}"),
-    "delta": ("delta", "inspect", "{}", "{}"),
-    "make": ("delta", "make", "old.safetensors", "old.safetensors", "-o", "{}"),
-    "timeline": ("transfer", "timeline", "{}", "-o", "{}"),
-    "publish": ("publish", "{}"),
-    "top": ("top", "--once", "{}"),
-}
+PLACES = (b"n" * 300, b"\xff", b"file/it", b"/", b"")
+WRITERS = (
+    ("compare", "--virtual", "--trace", "{}", "--out", "{}"),
+    ("plan", "{}", "Qwen3-8B", "--device-gb", "80"),
+    ("profile", "http://127.0.0.1:1", "--out", "{}"),
+    ("sim", "{}", "--out", "{}"),
+    ("verify", "{}"),
+    ("delta", "inspect", "{}", "{}"),
+    ("delta", "make", "old.safetensors", "old.safetensors", "-o", "{}"),
+    ("transfer", "timeline", "{}", "-o", "{}"),
+    ("publish", "{}"),
+    ("top", "--once", "{}"),
+)
 
 
 # As `rose` runs a command, once for each place: what it raises is a traceback, and ends this.
+# Before that: planning, and looking at the machine, import no framework.
 NAMED = """
 import json, os, sys
 from rose.cli.main import main
-for place in map(os.fsdecode, map(bytes.fromhex, sys.argv[2:])):
-    status = main([one.replace("{}", place) for one in json.loads(sys.argv[1])])
-    if status not in {0, 2}:
-        sys.exit(f"status {status} for {ascii(place)}")
+main(["doctor"]), main(["plan", "Qwen3-8B", "Qwen3-8B", "--device-gb", "80"])
+assert not {"torch", "transformers", "grpc", "msgspec"} & set(sys.modules)
+for command in json.loads(sys.argv[1]):
+    for place in map(os.fsdecode, map(bytes.fromhex, sys.argv[2:])):
+        status = main([one.replace("{}", place) for one in command])
+        if status not in {0, 2}:
+            sys.exit(f"status {status} for {command}, {ascii(place)}")
 """
 
 
-@pytest.mark.parametrize("command", WRITERS.values(), ids=WRITERS)
-def test_a_name_that_is_none_is_no_traceback(tmp_path, command):
+def test_a_name_that_is_none_is_no_traceback(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     write_safetensors(tmp_path / "old.safetensors", {})
-    places = [place.hex() for place in PLACES.values()]
+    places = [place.hex() for place in PLACES]
     done = subprocess.run(
-        [sys.executable, "-c", NAMED, json.dumps(command), *places],
+        [sys.executable, "-c", NAMED, json.dumps(WRITERS), *places],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"},
         capture_output=True,

@@ -194,14 +194,6 @@ def test_a_file_that_is_no_scenario_is_named_in_one_sentence(
     assert not out.exists()
 
 
-def test_a_report_over_a_file_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_scenario(tmp_path / "small.yaml")
-    status, _, err = run(capsys, path, "--out", path)
-    assert (status, "is a file" in err) == (2, True)
-
-
 def test_a_world_that_cannot_be_built_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,5 @@
 """`rose transfer plan` as a user meets it: tables, files, sentences and exit statuses."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -78,13 +77,6 @@ def test_its_plan_is_written_and_is_what_it_says(capsys, tmp_path, write, wide):
     assert sum(made.counts) == MODEL.elements
     assert said["link training to serving"][0] == size_text(MODEL.elements)
     assert said["source, out"][2] == size_text(MODEL.elements / 2)  # the mean of two NICs
-
-
-def test_a_dense_update_takes_no_more_than_the_elements(capsys, write, wide):
-    source = write("trainer", sharded(MODEL, tp=2))
-    out = run(capsys, source, source, "--density", 1, "--bytes-per-change", 6)[1]
-    said = {row[0]: row[1:] for row in rows(out)}
-    assert said["link training to serving"][0] == f"{2 * MODEL.elements / 1024:.2f} KiB"
 
 
 def test_without_relays_it_says_that_tiles_cross_again_and_again(capsys, write, wide):
@@ -191,17 +183,3 @@ def test_where_nothing_can_be_written_it_says_so_and_prints_nothing(capsys, tmp_
     status, out, err = run(capsys, source, source, "--plan", tmp_path / "no" / "x.json")
     assert (status, out) == (2, "")
     assert "cannot write the plan" in err
-
-
-def test_without_msgspec_it_says_what_to_install(capsys, monkeypatch, write):
-    source = write("a", sharded(MODEL))
-    monkeypatch.delitem(sys.modules, "rose.transfer.plan.files")
-    monkeypatch.setitem(sys.modules, "msgspec", None)
-    status, _, err = run(capsys, source, source)
-    assert status == 2
-    assert "msgspec is not installed; install rose-rl[wire]" in err
-
-
-def test_help_names_the_command(capsys):
-    assert main(["transfer", "--help"]) == 0
-    assert "plan " in capsys.readouterr().out

@@ -11,10 +11,9 @@ from rich.console import Console
 from rose.demo.frontier_plot import draw_frontier
 from rose.demo.record import Audit
 from rose.demo.report import print_loads, write_json
-from rose.demo.schemes import MECHANISMS, SCHEMES, ablation
+from rose.demo.schemes import SCHEMES, ablation
 from rose.demo.summary import summarise, summarise_loads
 from rose.errors import InvalidArgument
-from rose.slo.policy import MECHANISMS as POLICY_MECHANISMS
 from tests.demo.records import solo, tiny_record
 
 NAMES = ("alone", "alone_again", "share_all", "rose_idle", "rose_slack")
@@ -51,28 +50,6 @@ def printed(report, width=100):
     out = io.StringIO()
     print_loads(report, Console(file=out, width=width))
     return out.getvalue()
-
-
-def test_mechanisms_are_those_of_the_policy():
-    assert tuple(MECHANISMS) == POLICY_MECHANISMS
-
-
-def test_arms_at_a_load_have_the_numbers_of_the_demo():
-    at = summarise_loads(comparison())["loads"][1]
-    demo = summarise(tiny_record())
-    assert (at["load"], list(at["arms"])) == (0.9, [*NAMES, "rose_slack-margin"])
-    for arm, of_demo in (("alone", "alone"), ("share_all", "share_all"), ("rose_idle", "rose")):
-        assert at["arms"][arm] == demo["arms"][of_demo]
-    assert at["ratios"]["aa"] == demo["ratios"]["aa"]
-    assert at["ratios"]["rose_idle"] == demo["ratios"]["rose"]
-    assert at["arms"]["rose_slack-margin"]["requests"] == 0  # It was not measured.
-
-
-def test_one_unit_of_harvest_in_every_arm():
-    arms = summarise_loads(comparison(solo=(solo("share_all", 1.0, 120),)))["loads"][0]["arms"]
-    # Of 120 tokens/s: 60, 30 and 30.
-    shares = [arms[arm]["harvested_tokens_share"] for arm in NAMES[2:]]
-    assert shares == [0.5, 0.25, 0.25]
 
 
 def test_each_load_has_slices_and_certificates_of_its_own():
@@ -166,11 +143,3 @@ def test_the_picture_has_a_panel_for_each_load_and_every_arm() -> None:
     for name in ("share all", "rose, slowdown 0", "rose, slowdown unlimited", "rose slack-margin"):
         assert f">{name}</text>" in svg
     assert svg == draw_frontier(report)
-
-
-def test_the_picture_does_without_arms_that_were_not_reached() -> None:
-    whole, report = (summarise_loads(comparison()) for _ in range(2))
-    del report["loads"][1]["arms"]["rose_slack"]
-    del report["loads"][1]["ratios"]["rose_slack"]
-    assert draw_frontier(report) != draw_frontier(whole)
-    assert draw_frontier(summarise_loads(comparison(slices=()))).startswith("<svg")

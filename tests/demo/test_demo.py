@@ -55,7 +55,6 @@ def test_quick_demo_runs_every_arm_and_every_certificate_verifies(tmp_path: Path
 
 @pytest.mark.timeout(600)
 def test_interrupted_demo_reports_what_there_is(tmp_path: Path, warm: Start) -> None:
-    """The programs that it starts are new interpreters."""
     out = tmp_path / "report"
     process = warm(
         [
@@ -72,7 +71,7 @@ def test_interrupted_demo_reports_what_there_is(tmp_path: Path, warm: Start) -> 
         output += line
         if b"round 1 of" in line:
             break
-    time.sleep(3)
+    time.sleep(1)
     process.send_signal(signal.SIGINT)
     output += process.stdout.read()
     assert process.wait(timeout=60) == 130, output.decode()

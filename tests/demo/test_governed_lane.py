@@ -96,10 +96,6 @@ def test_a_piece_runs_only_when_the_rule_says_so() -> None:
     assert rule.heard == [("segment", True)]
 
 
-def test_without_a_rule_no_rollout_runs() -> None:
-    assert not lane_with(Governor()).try_step()
-
-
 def test_a_segment_rule_is_asked_inside_a_step_and_a_step_rule_is_not() -> None:
     for grain, pieces in ((Grain.SEGMENT, 3), (Grain.STEP, 1)):
         rule = Rule(grain=grain)
@@ -126,22 +122,6 @@ def test_what_is_on_its_way_runs_out_after_an_arrival() -> None:
     lane.end_rollout_step()
     assert not lane.try_step()
     assert rule.heard == [("arrived", 0, 5), ("segment", True), ("segment", True)]
-
-
-def test_serving_waits_for_the_piece_that_runs(serving: ThreadPoolExecutor) -> None:
-    rule = Rule()
-    rule.allows = True
-    lane = lane_with(rule)
-    assert lane.try_step()
-    lane.arrived("a", prompt_tokens=5)
-    rule.allows = False
-    step = serving.submit(lane.begin_step)
-    assert rule.asked.wait(SOON_S)
-    assert not step.done()
-    lane.end_rollout_step()
-    step.result(SOON_S)
-    lane.end_step()
-    assert ("ended", True, True, False) in [(*one[:3], False) for one in rule.heard]
 
 
 def test_serving_waits_for_all_that_is_on_its_way(serving: ThreadPoolExecutor) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rose.errors import InvalidArgument
 from rose.scheduler.elastic import ElasticRolloutScheduler
+from tests.scheduler.driver_world import SAMPLING, first_prompt, next_prompt, turns_of
 from tests.scheduler.elastic_rig import Voices, assert_true, bring, opened
-from tests.scheduler.front_world import SAMPLING, first_prompt, next_prompt, turns_of
 
 
 async def play_on(

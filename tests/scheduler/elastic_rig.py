@@ -1,4 +1,4 @@
-"""An asyncio front with workers that speak when the loop lets them, and programs that ask."""
+"""An asyncio driver with workers that speak when the loop lets them, and programs that ask."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import TurnResult
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.demo.rl.saying_worker import SayingWorker
-from tests.scheduler.front_world import (
+from tests.scheduler.driver_world import (
     CAPABILITIES,
     SAMPLING,
     SETTINGS,
@@ -41,7 +41,7 @@ def run(program: Coroutine[Any, Any, None]) -> None:
 
 @contextmanager
 def limited(**limits: float) -> Iterator[None]:
-    """For a time, with other bounds of the front than those of production."""
+    """For a time, with other bounds of the driver than those of production."""
     with ExitStack() as stack:
         for name, value in {**LIMITS, **limits}.items():
             of = durable if hasattr(durable, name) else elastic
@@ -97,6 +97,27 @@ async def bring(
     await scheduler.register(worker, replace(CAN, **can))
     worker.grant()
     return worker
+
+
+async def speak_until(worker: SayingWorker, asked: asyncio.Task[TurnResult]) -> TurnResult:
+    while not asked.done():
+        speak(worker)
+        await asyncio.sleep(0)
+    return await asked
+
+
+async def die(scheduler: ElasticRolloutScheduler) -> None:
+    """End its task as a kill would: nothing more is written, nobody is told to stop."""
+    scheduler._task.cancel()
+    await asyncio.wait({scheduler._task})
+    scheduler._durable._store.close()
+
+
+def ask(
+    scheduler: ElasticRolloutScheduler, trajectory: int, turn: int = 0, **changes: Any
+) -> asyncio.Task[TurnResult]:
+    given = {"prompt": first_prompt(trajectory), "sampling": SAMPLING, **changes}
+    return asyncio.create_task(scheduler.generate(trajectory, turn=turn, **given))
 
 
 async def until(is_so: Callable[[], object]) -> None:

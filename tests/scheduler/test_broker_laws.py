@@ -36,64 +36,32 @@ def is_fit(reading, now_ms):
 
 
 @given(histories())
-def test_no_loan_touches_what_serving_holds_or_its_reserve(history):
-    for now_ms, readings, decisions, _ in decided(history):
+def test_every_decision_of_every_history_keeps_the_laws(history):
+    pressed, ends_ms = {}, {}
+    for now_ms, readings, decisions, lent in decided(history):
         seen = {one.device.name: one for one in readings if is_fit(one, now_ms)}
-        for decision in decisions:
-            if decision.device in seen:
-                one = seen[decision.device]
-                spoken_for = one.kv_used * one.device.kv_bytes + one.device.reserve_bytes
-                assert decision.lend_bytes == 0 or (
-                    decision.lend_bytes + spoken_for <= one.device.kv_bytes
-                )
-                assert decision.lend_bytes % one.device.slab_bytes == 0
-
-
-@given(histories())
-def test_pressure_makes_every_loan_smaller_at_once(history):
-    for now_ms, readings, decisions, lent in decided(history):
-        after = {one.device: one for one in decisions}
-        for reading in readings:
-            before = lent.get(reading.device.name, 0)
-            if before and is_fit(reading, now_ms) and pressure_of(reading, before):
-                assert after[reading.device.name].lend_bytes < before
-                assert after[reading.device.name].move in {Move.SHRINK, Move.END, Move.REFUSE}
-
-
-@given(histories())
-def test_after_pressure_nothing_begins_or_grows_before_the_shortest_hold(history):
-    pressed = {}
-    for now_ms, readings, decisions, lent in decided(history):
-        for reading in readings:
-            name = reading.device.name
-            if is_fit(reading, now_ms) and pressure_of(reading, lent.get(name, 0)):
-                pressed[name] = now_ms
+        squeezed = {name for name, one in seen.items() if pressure_of(one, lent.get(name, 0))}
+        pressed |= dict.fromkeys(squeezed, now_ms)
         for one in decisions:
-            if one.move in {Move.LEND, Move.GROW}:
-                assert now_ms - pressed.get(one.device, -1e9) >= HOLD_MIN_MS
-
-
-@given(histories())
-def test_without_a_fit_reading_nothing_begins_grows_or_is_renewed(history):
-    ends = {}
-    for now_ms, readings, decisions, lent in decided(history):
-        blind = {one.device.name for one in readings if not is_fit(one, now_ms)}
-        for one in decisions:
-            if one.device in blind:
-                assert one.lend_bytes <= lent.get(one.device, 0)
-                assert one.ttl_ms == 0 or now_ms + one.ttl_ms <= ends[one.device] + 1e-6
-                assert one.why
-            ends[one.device] = now_ms + one.ttl_ms
-
-
-@given(histories())
-def test_every_loan_has_a_life_within_its_limits_and_every_decision_a_reason(history):
-    for _, _, decisions, _ in decided(history):
-        for one in decisions:
+            name, before = one.device, lent.get(one.device, 0)
             assert (one.lend_bytes > 0) == (one.ttl_ms > 0)
             assert one.ttl_ms <= TTL_MAX_MS
             assert one.retry_after_ms >= 0
             assert one.why
+            if name not in seen:  # Without a fit reading nothing begins, grows or is renewed.
+                assert one.lend_bytes <= before
+                assert one.ttl_ms == 0 or now_ms + one.ttl_ms <= ends_ms[name] + 1e-6
+            elif one.lend_bytes:  # No loan touches what serving holds, or its reserve.
+                of = seen[name].device
+                spoken_for = seen[name].kv_used * of.kv_bytes + of.reserve_bytes
+                assert one.lend_bytes + spoken_for <= of.kv_bytes
+                assert one.lend_bytes % of.slab_bytes == 0
+            if before and name in squeezed:  # Pressure makes every loan smaller at once.
+                assert one.lend_bytes < before
+                assert one.move in {Move.SHRINK, Move.END, Move.REFUSE}
+            if one.move in {Move.LEND, Move.GROW}:  # After pressure not before the shortest hold.
+                assert now_ms - pressed.get(name, -1e9) >= HOLD_MIN_MS
+            ends_ms[name] = now_ms + one.ttl_ms
 
 
 @given(st.integers(1, 12), st.floats(0, 200))

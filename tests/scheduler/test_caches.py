@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 
-from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import (
     Start,
-    Stop,
     TrajectoryCreated,
     TrajectoryEnded,
     TurnReady,
-    VersionPublished,
 )
-from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted
-from tests.scheduler.rig import BORROWED, Rig, ended, said, stop_of
+from rose.scheduler.worker import TurnEnd, VersionCommitted
+from tests.scheduler.rig import Rig, ended, said
 
 KEPT = 600  # tokens of a context that waits for its trajectory
 LEASE = 1000
@@ -46,30 +43,6 @@ def test_a_turn_waits_rather_than_push_out_a_cache_and_pushes_it_out_at_last() -
     assert starts(rig.step(after_ms=1.0)) == [(2, 0)]
 
 
-def test_without_a_wait_it_starts_at_once() -> None:
-    rig = rig_of(cache_wait_ms=0.0)
-    keep(rig, 1)
-    assert starts(rig.ready(2, context=780, max_new=20)) == [(2, 0)]
-
-
-def test_no_other_policy_spares_caches() -> None:
-    rig = Rig(PlacementPolicy.LEAST_LOADED_STICKY)
-    rig.join(0, kv_tokens=LEASE)
-    keep(rig, 1)
-    assert starts(rig.ready(2, context=780, max_new=20)) == [(2, 0)]
-
-
-def test_at_its_warm_home_a_turn_starts_at_once() -> None:
-    rig = rig_of()
-    keep(rig, 1, 300)
-    keep(rig, 2, 600)
-    assert starts(rig.ready(1, turn=1, context=700, max_new=20)) == [(1, 0)]
-    before = rig.core.stats().reprefill_tokens
-    rig.join(1, kv_tokens=LEASE)
-    assert starts(rig.ready(2, turn=1, context=600, max_new=20)) == [(2, 1)]
-    assert rig.core.stats().reprefill_tokens == before + 600  # its cache was pushed out
-
-
 def test_the_cache_of_a_trajectory_that_is_over_is_room() -> None:
     rig = rig_of()
     keep(rig, 1)
@@ -84,37 +57,12 @@ def test_new_weights_leave_no_cache_to_be_spared() -> None:
     assert starts(rig.step(VersionCommitted(0, 1, True, 0.0))) == [(2, 0)]
 
 
-def test_a_smaller_lease_forgets_the_least_lately_used_first() -> None:
-    rig = rig_of()
-    keep(rig, 1, 300)
-    keep(rig, 2, 300)
-    rig.step(LeaseChanged(0, 1, 500, 0.0))
-    rig.step(LeaseChanged(0, 1, LEASE, 0.0))
-    rig.run(2, turn=1, context=300, max_new=20)
-    assert rig.core.stats().reprefill_tokens == 0
-    rig.run(1, turn=1, context=300, max_new=20)
-    assert rig.core.stats().reprefill_tokens == 300
-
-
 def test_a_turn_that_only_caches_stop_keeps_no_room_from_others() -> None:
     rig = rig_of()
     keep(rig, 1)
     rig.ready(2, context=780, max_new=20)
     rig.step(after_ms=5_000.0)  # it has starved
     assert starts(rig.ready(3, context=10, max_new=20)) == [(3, 0)]
-
-
-def test_a_turn_leaves_a_full_home_only_for_a_worker_where_contexts_can_grow() -> None:
-    def moved(move_contexts: float) -> list[tuple[int, int]]:
-        rig = rig_of(move_contexts=move_contexts)
-        keep(rig, 1, 400)
-        rig.run(2, context=580, max_new=20)  # beside it too little is left for the next turn
-        rig.join(1, kv_tokens=LEASE)
-        rig.run(3, context=180, max_new=20)
-        return starts(rig.ready(1, turn=1, context=400, max_new=20))
-
-    assert moved(0.0) == moved(1.0) == [(1, 1)]  # two of 400 fit
-    assert moved(2.0) == []
 
 
 def test_a_turn_that_moves_away_makes_room_at_its_home() -> None:
@@ -155,39 +103,6 @@ def test_a_turn_that_had_to_leave_its_worker_pushes_out_caches_elsewhere() -> No
     start = rig.run(2, context=480, max_new=20)
     assert start.worker == 1
     assert starts(rig.step(ended(start, TurnEnd.INTERRUPTED, 0))) == [(2, 0)]
-
-
-def test_a_stalled_turn_pushes_out_caches_elsewhere() -> None:
-    rig = rig_of(workers=0, move_contexts=2.0)
-    rig.join(1, kv_tokens=LEASE)
-    keep(rig, 1, 700)
-    rig.join(0, BORROWED, kv_tokens=LEASE)
-    stalled = rig.run(2, context=480, max_new=20)
-    assert stalled.worker == 0
-    actions = rig.step(after_ms=2_000.0)
-    assert [action for action in actions if isinstance(action, Stop)] == [stop_of(stalled)]
-    assert starts(rig.step(ended(stalled, TurnEnd.INTERRUPTED, 0))) == [(2, 1)]
-
-
-def test_a_turn_does_not_wait_for_a_home_whose_weights_are_too_old() -> None:
-    rig = rig_of(workers=2, move_contexts=2.0)
-    home = keep(rig, 1, 400)
-    other = 1 - home
-    rig.run(2, context=280, max_new=20)
-    rig.run(3, context=280, max_new=20)
-    rig.step(VersionPublished(1), VersionPublished(2), VersionCommitted(other, 2, True, 0.0))
-    assert starts(rig.ready(1, turn=1, context=400, max_new=20)) == [(1, other)]
-
-
-def test_what_older_weights_computed_is_no_cache_when_they_come_back() -> None:
-    rig = rig_of()
-    start = rig.run(1, context=280, max_new=20)
-    rig.step(said(start, 0, 20))
-    rig.step(VersionCommitted(0, 1, True, 0.0))
-    rig.step(ended(start, TurnEnd.FINISHED, 20))
-    rig.step(VersionCommitted(0, 0, True, 0.0))
-    rig.run(1, turn=1, context=300, max_new=20)
-    assert rig.core.stats().reprefill_tokens == 300
 
 
 def test_caches_on_a_shared_device_are_not_spared() -> None:

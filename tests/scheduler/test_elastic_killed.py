@@ -14,7 +14,7 @@ import pytest
 
 from tests.forks import FORKS
 from tests.scheduler import elastic_process
-from tests.scheduler.front_world import first_prompt, next_prompt, truth, turns_of
+from tests.scheduler.driver_world import first_prompt, next_prompt, truth, turns_of
 
 TRAJECTORIES = 24
 HANG_S = 120.0

@@ -1,291 +1,187 @@
-"""One life of the asyncio front after another: what it says it keeps, and when it keeps it not."""
+"""One life of the asyncio driver after another: what it says it keeps, and when it keeps it not."""
 
 import asyncio
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler import PlacementPolicy, course, store_file
+from rose.errors import InvalidArgument, Unavailable
+from rose.scheduler import PlacementPolicy, store_file
+from rose.scheduler.driver_events import Begun, Step
 from rose.scheduler.elastic import ElasticRolloutScheduler
-from rose.scheduler.front_events import Begun, Step
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.worker import WorkerEvent, WorkerKind
 from tests.demo.rl.saying_worker import SayingWorker
+from tests.scheduler.driver_world import ManualClock, first_prompt, next_prompt, truth
 from tests.scheduler.elastic_rig import (
     CAN,
     WIDE,
+    ask,
     assert_true,
     bring,
+    die,
     make,
     opened,
     run,
-    speak,
+    speak_until,
     until,
 )
-from tests.scheduler.front_world import SAMPLING, ManualClock, first_prompt, next_prompt, truth
 from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED
 PROMPT = first_prompt(3)
 
 
-def ask(scheduler, turn: int = 0, prompt=PROMPT):
-    return asyncio.create_task(scheduler.generate(3, turn=turn, prompt=prompt, sampling=SAMPLING))
-
-
-async def die(scheduler: ElasticRolloutScheduler) -> None:
-    """End its task as a kill would: nothing more is written, nobody is told to stop."""
-    scheduler._task.cancel()
-    await asyncio.wait({scheduler._task})
-    scheduler._durable._store.close()
-
-
-async def speak_until(worker: SayingWorker, asked: asyncio.Task) -> None:
-    while not asked.done():
-        speak(worker)
-        await asyncio.sleep(0)
-
-
 # ---- turns that were on their way ----------------------------------------------------------------
 
 
-def begun_and_killed(path: Path, after) -> None:
-    """Let a worker say 3 tokens of a turn, kill the scheduler, and begin its next life."""
+async def test_a_turn_goes_on_at_its_last_token_when_its_worker_is_back(tmp_path) -> None:
+    """A worker says 3 tokens of a turn; then the scheduler is killed, and begins its next life."""
+    path, box = tmp_path / "state", {}
+    first = box["now"] = make(path)
+    await first.__aenter__()
+    worker = await bring(first, 0, BORROWED, lambda event: box["now"].hear(event))  # noqa: PLW0108
+    await first.start(3, group=1)
+    asked = ask(first, 3)
+    await until(lambda: worker.running)
+    worker.say(3, 3)
+    await until(lambda: first.stats().tokens_delivered == 3)
+    await die(first)
+    with pytest.raises(Unavailable, match="has ended"):
+        await asked
+    worker.is_up = False
+    worker.running.clear()  # What it says now, nobody hears.
+    async with opened(path) as second:
+        box["now"] = second
+        worker.is_up = True
+        (record,) = second.trajectories()
+        assert (record.trajectory, record.group, record.has_turn) == (3, 1, True)
+        await second.start(3, group=1)  # Said again, it says nothing.
+        asked = ask(second, 3)
+        await second.register(worker, CAN)
+        worker.report_lease()
+        result = await speak_until(worker, asked)
+        assert [request.first_token for request in worker.asked] == [0, 3]
+        assert_true(result, PROMPT)
+        assert result.workers == (0, 0)
+        assert second.stats().tokens_delivered == len(truth(3, PROMPT, 0).tokens)
 
-    async def program() -> None:
-        box = {}
-        first = box["now"] = make(path)
 
-        def hear_now(event: WorkerEvent) -> None:
-            box["now"].hear(event)
-
-        await first.__aenter__()
-        worker = await bring(first, 0, BORROWED, hear_now)
-        await first.start(3, group=1)
-        asked = ask(first)
+async def test_a_turn_whose_worker_never_comes_back_goes_on_elsewhere(tmp_path) -> None:
+    path = tmp_path / "state"
+    async with opened(path) as first:
+        worker = await bring(first, 0)
+        await first.start(3)
+        asked = ask(first, 3)
         await until(lambda: worker.running)
         worker.say(3, 3)
         await until(lambda: first.stats().tokens_delivered == 3)
-        await die(first)
-        with pytest.raises(Unavailable, match="has ended"):
-            await asked
-        async with opened(path) as second:
-            box["now"] = second
-            (record,) = second.trajectories()
-            assert (record.trajectory, record.group, record.has_turn) == (3, 1, True)
-            await second.start(3, group=1)  # Said again, it says nothing.
-            asked = ask(second)
-            await after(second, worker, asked)
-            assert second.stats().tokens_delivered == len(truth(3, PROMPT, 0).tokens)
-
-    run(program())
-
-
-def test_a_turn_goes_on_at_its_last_token_when_its_worker_is_back(tmp_path) -> None:
-    async def after(second, worker, asked) -> None:
-        worker._on_event, hear = (lambda _event: None), worker._on_event
-        worker.say(3, 2)  # Nobody heard that.
-        worker.running.clear()
-        worker._on_event = hear
-        await second.register(worker, CAN)
-        worker.report_lease()
-        await until(lambda: worker.running)
-        assert [request.first_token for request in worker.asked] == [0, 3]
-        await speak_until(worker, asked)
-        result = await asked
+    with pytest.raises(Unavailable, match="was closed"):
+        await asked
+    async with opened(path, limits={"REJOIN_S": 0.05}) as second:
+        other = await bring(second, 1)
+        asked = ask(second, 3)
+        result = await speak_until(other, asked)
         assert_true(result, PROMPT)
-        assert result.workers == (0, 0)
-
-    begun_and_killed(tmp_path / "state", after)
+        assert (result.workers, other.asked[0].first_token) == ((0, 1), 3)
 
 
-def test_a_turn_whose_worker_comes_back_as_another_goes_on_there(tmp_path) -> None:
-    async def after(second, worker, asked) -> None:
-        worker.running.clear()
-        await second.register(worker, replace(CAN, seats=3))
-        worker.report_lease()  # of a lease that died with it: nothing starts under it
-        await asyncio.sleep(0.05)
-        assert not worker.running
-        worker.grant()
-        await speak_until(worker, asked)
-        assert_true(await asked, PROMPT)
-        assert worker.asked[-1].lease_epoch == 2
-
-    begun_and_killed(tmp_path / "state", after)
-
-
-def test_a_turn_whose_worker_never_comes_back_goes_on_elsewhere(tmp_path) -> None:
-    async def program() -> None:
-        path = tmp_path / "state"
-        async with opened(path) as first:
-            worker = await bring(first, 0)
-            await first.start(3)
-            asked = ask(first)
-            await until(lambda: worker.running)
-            worker.say(3, 3)
-            await until(lambda: first.stats().tokens_delivered == 3)
-        with pytest.raises(Unavailable, match="was closed"):
-            await asked
-        async with opened(path, limits={"REJOIN_S": 0.05}) as second:
-            other = await bring(second, 1)
-            asked = ask(second)
-            await speak_until(other, asked)
-            result = await asked
-            assert_true(result, PROMPT)
-            assert (result.workers, other.asked[0].first_token) == ((0, 1), 3)
-
-    run(program())
+async def test_turns_that_are_done_are_known_in_every_later_life(tmp_path) -> None:
+    path = tmp_path / "state"
+    async with opened(path) as first:
+        worker = await bring(first, 0)
+        await first.start(3)
+        asked = ask(first, 3)
+        said = await speak_until(worker, asked)
+    for _ in range(2):
+        async with opened(path) as later:
+            assert await ask(later, 3) == said
+    async with opened(path, limits={"REJOIN_S": 0.05}) as last:
+        worker = await bring(last, 1)
+        prompt = next_prompt(PROMPT, said)
+        asked = ask(last, 3, 1, prompt=prompt)
+        assert_true(await speak_until(worker, asked), prompt)
+        await last.abort(3)
+    async with opened(path) as after:
+        await after.abort(3)
+        with pytest.raises(InvalidArgument, match="there before"):
+            await after.start(3)
+        assert after.counts().given_up == 1
 
 
-def test_turns_that_are_done_are_known_in_every_later_life(tmp_path) -> None:
-    async def program() -> None:
-        path = tmp_path / "state"
-        async with opened(path) as first:
-            worker = await bring(first, 0)
-            await first.start(3)
-            asked = ask(first)
-            await speak_until(worker, asked)
-            said = await asked
-        for _ in range(2):
-            async with opened(path) as later:
-                assert await ask(later) == said
-        async with opened(path, limits={"REJOIN_S": 0.05}) as last:
-            worker = await bring(last, 1)
-            prompt = next_prompt(PROMPT, said)
-            asked = ask(last, 1, prompt)
-            await speak_until(worker, asked)
-            assert_true(await asked, prompt)
-            await last.abort(3)
-        async with opened(path) as after:
-            await after.abort(3)
-            with pytest.raises(InvalidArgument, match="there before"):
-                await after.start(3)
-            assert after.counts().given_up == 1
+async def test_what_a_worker_refused_is_remembered_too(tmp_path) -> None:
+    path = tmp_path / "state"
+    scheduler = make(path)
+    await scheduler.__aenter__()
+    sulking = await bring(scheduler, 0)
 
-    run(program())
+    def refuse(_request) -> None:
+        raise Unavailable("it does not feel like it")
 
-
-def test_what_a_worker_refused_is_remembered_too(tmp_path) -> None:
-    async def program() -> None:
-        path = tmp_path / "state"
-        scheduler = make(path)
-        await scheduler.__aenter__()
-        sulking = await bring(scheduler, 0)
-
-        def refuse(_request) -> None:
-            raise Unavailable("it does not feel like it")
-
-        sulking.start_turn = refuse
-        await scheduler.start(3)
-        asked = ask(scheduler)
-        await until(lambda: scheduler.trajectories()[0].has_turn)
-        other = await bring(scheduler, 1)
-        sulking.revoke()
-        await until(lambda: other.running)
-        other.say(3, 3)
-        await until(lambda: scheduler.stats().tokens_delivered == 3)
-        await die(scheduler)
-        with pytest.raises(Unavailable):
-            await asked
-        async with opened(path, limits={"REJOIN_S": 0.02}) as later:
-            assert later.stats().tokens_delivered == 3
-            last = await bring(later, 2)
-            asked = ask(later)
-            await speak_until(last, asked)
-            assert_true(await asked, PROMPT)
-            assert last.asked[0].first_token == 3
-
-    run(program())
+    sulking.start_turn = refuse
+    await scheduler.start(3)
+    asked = ask(scheduler, 3)
+    await until(lambda: scheduler.trajectories()[0].has_turn)
+    other = await bring(scheduler, 1)
+    sulking.revoke()
+    await until(lambda: other.running)
+    other.say(3, 3)
+    await until(lambda: scheduler.stats().tokens_delivered == 3)
+    await die(scheduler)
+    with pytest.raises(Unavailable):
+        await asked
+    async with opened(path, limits={"REJOIN_S": 0.02}) as later:
+        assert later.stats().tokens_delivered == 3
+        last = await bring(later, 2)
+        asked = ask(later, 3)
+        assert_true(await speak_until(last, asked), PROMPT)
+        assert last.asked[0].first_token == 3
 
 
-def test_time_goes_on_though_the_machine_was_started_anew(tmp_path) -> None:
-    async def program() -> None:
-        path = tmp_path / "state"
-        async with opened(path, clock=ManualClock(now_ms=1e7)) as first:
-            await first.start(3)
-        clock = ManualClock(now_ms=1.0)
-        async with opened(path, clock=clock) as second:
-            worker = await bring(second, 0)
-            asked = ask(second)
-            await speak_until(worker, asked)
-            assert_true(await asked, PROMPT)
-
-    run(program())
+async def test_time_goes_on_though_the_machine_was_started_anew(tmp_path) -> None:
+    path = tmp_path / "state"
+    async with opened(path, clock=ManualClock(now_ms=1e7)) as first:
+        await first.start(3)
+    clock = ManualClock(now_ms=1.0)
+    async with opened(path, clock=clock) as second:
+        worker = await bring(second, 0)
+        asked = ask(second, 3)
+        assert_true(await speak_until(worker, asked), PROMPT)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_on_demand_takes_the_place_of_the_journal(tmp_path) -> None:
-    async def program() -> None:
-        path = tmp_path / "state"
-        scheduler = make(path)
-        await scheduler.__aenter__()
-        for number in range(50):
+async def test_a_checkpoint_on_demand_takes_the_place_of_the_journal(tmp_path) -> None:
+    path = tmp_path / "state"
+    scheduler = make(path)
+    await scheduler.__aenter__()
+    for number in range(50):
+        await scheduler.start(number)
+    (before,) = tmp_path.glob("state.journal-*")
+    await asyncio.gather(scheduler.checkpoint(), scheduler.checkpoint())
+    (after,) = tmp_path.glob("state.journal-*")
+    assert before != after
+    await scheduler.start(50)
+    await die(scheduler)
+    store = FileStore(path)
+    checkpoint, steps = store.load()
+    store.close()
+    assert len(checkpoint.trajectories) == 50
+    assert sum(len(step.entries) for step in steps) == 1
+
+
+async def test_checkpoints_are_written_now_and_then(tmp_path) -> None:
+    async with opened(tmp_path / "s", limits={"CHECKPOINT_S": 0.01}) as scheduler:
+        for number in range(3, 200):
             await scheduler.start(number)
-        (before,) = tmp_path.glob("state.journal-*")
-        await asyncio.gather(scheduler.checkpoint(), scheduler.checkpoint())
-        (after,) = tmp_path.glob("state.journal-*")
-        assert before != after
-        await scheduler.start(50)
-        await die(scheduler)
-        store = FileStore(path)
-        checkpoint, steps = store.load()
-        store.close()
-        assert len(checkpoint.trajectories) == 50
-        assert sum(len(step.entries) for step in steps) == 1
-
-    run(program())
-
-
-def test_callers_go_on_while_a_checkpoint_is_made_and_it_is_of_when_it_began(
-    tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr(course, "SLICE_COURSES", 1)
-
-    async def program() -> None:
-        path = tmp_path / "state"
-        scheduler = make(path)
-        await scheduler.__aenter__()
-        for number in range(50):
-            await scheduler.start(number)
-        saving = asyncio.create_task(scheduler.checkpoint())
-        meanwhile = 0
-        while not saving.done():
-            await scheduler.start(50 + meanwhile)
-            await scheduler.abort(meanwhile)  # One that is copied by then, or is not.
-            meanwhile += 1
-        await die(scheduler)
-        store = FileStore(path)
-        checkpoint, steps = store.load()
-        store.close()
-        numbers = [one.number for one in checkpoint.trajectories]
-        assert meanwhile > 5
-        # What was begun and ended meanwhile is in the journal, and nothing of it in both.
-        began = checkpoint.rest.counts.begun
-        assert numbers == list(range(began - len(numbers), began))
-        entries = [entry for step in steps for entry in step.entries]
-        assert sum(isinstance(one, Begun) for one in entries) == 50 + meanwhile - began
-
-    run(program())
-
-
-def test_checkpoints_are_written_now_and_then(tmp_path) -> None:
-    async def program() -> None:
-        async with opened(tmp_path / "s", limits={"CHECKPOINT_S": 0.01}) as scheduler:
-            for number in range(3, 200):
-                await scheduler.start(number)
-                if (tmp_path / "s.journal-4").exists():
-                    return
-                await asyncio.sleep(0.005)
-            raise AssertionError("no checkpoint was written")
-
-    run(program())
+            if (tmp_path / "s.journal-4").exists():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("no checkpoint was written")
 
 
 def test_a_scheduler_that_is_cancelled_as_it_closes_lets_go_when_its_checkpoint_is_written(
@@ -326,35 +222,20 @@ def test_a_scheduler_that_is_cancelled_as_it_closes_lets_go_when_its_checkpoint_
     run(program())
 
 
-def test_other_settings_than_the_checkpoints_are_refused_by_name(tmp_path) -> None:
-    async def program() -> None:
-        path = tmp_path / "state"
-        async with opened(path):
+async def test_other_settings_than_the_checkpoints_are_refused_by_name(tmp_path) -> None:
+    path = tmp_path / "state"
+    async with opened(path):
+        pass
+    with pytest.raises(InvalidArgument, match=r"stall_ms=200\.0, not 1\.0"):
+        async with opened(path, settings=tuned(WIDE, stall_ms=1.0)):
             pass
-        with pytest.raises(InvalidArgument, match=r"stall_ms=200\.0, not 1\.0"):
-            async with opened(path, settings=tuned(WIDE, stall_ms=1.0)):
-                pass
-        with pytest.raises(InvalidArgument, match="policy JOINT"):
-            async with ElasticRolloutScheduler(
-                WIDE, PlacementPolicy.ROSE_PUBLISHED, store=FileStore(path)
-            ):
-                pass
-        async with opened(path):
+    with pytest.raises(InvalidArgument, match="policy JOINT"):
+        async with ElasticRolloutScheduler(
+            WIDE, PlacementPolicy.ROSE_PUBLISHED, store=FileStore(path)
+        ):
             pass
-
-    run(program())
-
-
-def test_a_damaged_checkpoint_is_refused_and_the_file_let_go(tmp_path) -> None:
-    async def program() -> None:
-        path = tmp_path / "state"
-        path.write_bytes(b"not one")
-        for _ in range(2):
-            with pytest.raises(CorruptData, match="not a checkpoint"):
-                async with opened(path):
-                    pass
-
-    run(program())
+    async with opened(path):
+        pass
 
 
 class FullStore(FileStore):
@@ -409,21 +290,20 @@ def test_nobody_waits_for_the_answer_of_a_step_that_failed(tmp_path, said) -> No
     run(program())
 
 
-def test_a_worker_that_registers_as_the_scheduler_closes_does_not_spoil_the_end(tmp_path) -> None:
-    async def program() -> None:
-        async with opened(tmp_path / "state") as scheduler:
-            await scheduler.publish(3)
-            late = asyncio.create_task(
-                scheduler.register(SayingWorker(0, BORROWED, scheduler.hear), CAN)
-            )
-            await asyncio.sleep(0)  # It is said, and not yet heard.
-        await asyncio.gather(late, return_exceptions=True)
-        store = FileStore(tmp_path / "state")
-        _, steps = store.load()
-        store.close()
-        assert not steps  # The last checkpoint was written.
-
-    run(program())
+async def test_a_worker_that_registers_as_the_scheduler_closes_spoils_nothing(
+    tmp_path,
+) -> None:
+    async with opened(tmp_path / "state") as scheduler:
+        await scheduler.publish(3)
+        late = asyncio.create_task(
+            scheduler.register(SayingWorker(0, BORROWED, scheduler.hear), CAN)
+        )
+        await asyncio.sleep(0)  # It is said, and not yet heard.
+    await asyncio.gather(late, return_exceptions=True)
+    store = FileStore(tmp_path / "state")
+    _, steps = store.load()
+    store.close()
+    assert not steps  # The last checkpoint was written.
 
 
 def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
@@ -453,9 +333,9 @@ def test_a_step_that_killed_a_life_does_not_kill_the_next(tmp_path) -> None:
     run(program())
 
 
-def test_the_package_needs_neither_msgspec_nor_grpc_nor_prometheus() -> None:
+def test_scheduler_and_broker_need_neither_msgspec_nor_grpc_nor_prometheus() -> None:
     program = (
-        "import sys, rose.scheduler; "
+        "import sys, rose.scheduler, rose.scheduler.broker; "
         "heavy = {'msgspec', 'grpc', 'torch', 'prometheus_client', 'numpy', 'opentelemetry'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -465,85 +345,75 @@ def test_the_package_needs_neither_msgspec_nor_grpc_nor_prometheus() -> None:
     assert said.stdout.strip() == "[]"
 
 
-def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_path) -> None:
-    async def program() -> None:
-        clock, box = ManualClock(), {}
-        made = {"clock": clock, "limits": {"REJOIN_S": 60.0}}
+async def test_a_lease_outlasts_the_time_in_which_nobody_heard_it_renewed(tmp_path) -> None:
+    clock, box = ManualClock(), {}
+    made = {"clock": clock, "limits": {"REJOIN_S": 60.0}}
 
-        def hear_now(event: WorkerEvent) -> None:
-            box["now"].hear(event)
+    def hear_now(event: WorkerEvent) -> None:
+        box["now"].hear(event)
 
-        worker = SayingWorker(0, BORROWED, hear_now, ttl_ms=100.0)
-        async with opened(tmp_path / "state", **made) as first:
-            box["now"] = first
-            await first.register(worker, CAN)
-            worker.grant()
-            await first.start(3, group=1)
-            asked = ask(first)
-            await speak_until(worker, asked)
-        clock.now_ms += 1000.0  # It renews, and there is no scheduler.
-        async with opened(tmp_path / "state", **made) as second:
-            box["now"] = second
-            clock.now_ms += 1000.0  # It has not found the new one yet.
-            await asyncio.sleep(0.02)
-            await second.register(worker, CAN)
-            worker.report_lease()
-            prompt = next_prompt(PROMPT, await asked)
-            asked = ask(second, 1, prompt)
-            await speak_until(worker, asked)
-            assert_true(await asked, prompt)
-            assert worker.epoch == 1
-
-    run(program())
-
-
-def test_a_lease_runs_out_while_every_turn_is_with_its_environment() -> None:
-    async def program() -> None:
-        clock = ManualClock()
-        async with opened(clock=clock) as scheduler:
-            worker = SayingWorker(0, BORROWED, scheduler.hear, ttl_ms=1500.0)
-            await scheduler.register(worker, CAN)
-            worker.grant()
-            await scheduler.start(3)
-            for _ in range(3):  # None of these is long, and nobody says anything.
-                clock.now_ms += 600.0
-                await asyncio.sleep(0.1)
-            asked = ask(scheduler)
-            await asyncio.sleep(0.1)
-            assert not worker.running
-            asked.cancel()
-
-    run(program())
-
-
-def test_what_a_time_without_steps_did_to_leases_is_done_again(tmp_path) -> None:
-    async def program() -> None:
-        clock, path = ManualClock(), tmp_path / "state"
-        first = make(path, clock=clock)
-        await first.__aenter__()
-        worker = SayingWorker(0, BORROWED, first.hear, ttl_ms=1500.0)
+    worker = SayingWorker(0, BORROWED, hear_now, ttl_ms=100.0)
+    async with opened(tmp_path / "state", **made) as first:
+        box["now"] = first
         await first.register(worker, CAN)
         worker.grant()
-        await first.start(3)
-        asked = ask(first)
-        await until(lambda: worker.running)
-        clock.now_ms += 60_000.0  # The process stands still.
-        await first.publish(0)
-        assert first.stats().running == 1
+        await first.start(3, group=1)
+        asked = ask(first, 3)
+        await speak_until(worker, asked)
+    clock.now_ms += 1000.0  # It renews, and there is no scheduler.
+    async with opened(tmp_path / "state", **made) as second:
+        box["now"] = second
+        clock.now_ms += 1000.0  # It has not found the new one yet.
+        await asyncio.sleep(0.02)
+        await second.register(worker, CAN)
         worker.report_lease()
-        await first.publish(0)
-        await first.checkpoint()
-        # None of these is long: the lease runs out in the third, for this life and the next.
-        for running in (1, 1, 0):
-            clock.now_ms += 600.0
-            await first.publish(0)  # So that there is a step now.
-            assert first.stats().running == running
-        image = first._durable._core.snapshot()
-        await die(first)
-        asked.cancel()
-        again = make(path, clock=clock)._durable
-        again._restore(*again._store.load())
-        assert again._core.snapshot() == image
-        again.close()
+        prompt = next_prompt(PROMPT, await asked)
+        asked = ask(second, 3, 1, prompt=prompt)
+        assert_true(await speak_until(worker, asked), prompt)
+        assert worker.epoch == 1
 
-    run(program())
+
+async def test_a_lease_runs_out_while_every_turn_is_with_its_environment() -> None:
+    clock = ManualClock()
+    async with opened(clock=clock) as scheduler:
+        worker = SayingWorker(0, BORROWED, scheduler.hear, ttl_ms=1500.0)
+        await scheduler.register(worker, CAN)
+        worker.grant()
+        await scheduler.start(3)
+        for _ in range(3):  # None of these is long, and nobody says anything.
+            clock.now_ms += 600.0
+            await asyncio.sleep(0.1)
+        asked = ask(scheduler, 3)
+        await asyncio.sleep(0.1)
+        assert not worker.running
+        asked.cancel()
+
+
+async def test_what_a_time_without_steps_did_to_leases_is_done_again(tmp_path) -> None:
+    clock, path = ManualClock(), tmp_path / "state"
+    first = make(path, clock=clock)
+    await first.__aenter__()
+    worker = SayingWorker(0, BORROWED, first.hear, ttl_ms=1500.0)
+    await first.register(worker, CAN)
+    worker.grant()
+    await first.start(3)
+    asked = ask(first, 3)
+    await until(lambda: worker.running)
+    clock.now_ms += 60_000.0  # The process stands still.
+    await first.publish(0)
+    assert first.stats().running == 1
+    worker.report_lease()
+    await first.publish(0)
+    await first.checkpoint()
+    # None of these is long: the lease runs out in the third, for this life and the next.
+    for running in (1, 1, 0):
+        clock.now_ms += 600.0
+        await first.publish(0)  # So that there is a step now.
+        assert first.stats().running == running
+    image = first._durable._core.snapshot()
+    await die(first)
+    asked.cancel()
+    again = make(path, clock=clock)._durable
+    again._restore(*again._store.load())
+    assert again._core.snapshot() == image
+    again.close()

@@ -1,4 +1,4 @@
-"""Metrics and spans of the asyncio front, held against what its callers saw."""
+"""Metrics and spans of the asyncio driver, held against what its callers saw."""
 
 import asyncio
 from collections import Counter
@@ -15,10 +15,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from rose.scheduler import ElasticRolloutScheduler
 from rose.scheduler.metrics import SchedulerMetrics
 from rose.scheduler.spans import Spans
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import TurnEnd, WorkerKind
-from tests.scheduler.elastic_rig import WIDE, Voices, bring, opened, play, run, until
-from tests.scheduler.front_world import SAMPLING, first_prompt, truth, turns_of
+from tests.scheduler.driver_world import SAMPLING, first_prompt, truth, turns_of
+from tests.scheduler.elastic_rig import (
+    WIDE,
+    Voices,
+    bring,
+    opened,
+    play,
+    run,
+    until,
+)
 from tests.scheduler.tuned import tuned
 
 BORROWED = WorkerKind.BORROWED
@@ -54,26 +62,23 @@ def scrape(scheduler: ElasticRolloutScheduler) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_are_what_the_scheduler_did() -> None:
-    async def program() -> None:
-        async with opened() as scheduler:
-            workers = [await bring(scheduler, 0), await bring(scheduler, 1, BORROWED)]
-            with Voices(*workers):
-                await asyncio.gather(*(play(scheduler, number) for number in range(20)))
-            await scheduler.start(20)
-            stats, counts = scheduler.stats(), scheduler.counts()
-            seen = scrape(scheduler)
-        prefix = "rose_scheduler_"
-        assert seen[prefix + "trajectories_total", "finished"] == counts.finished == 20
-        assert seen[prefix + "num_trajectories", "environment"] == 1
-        assert seen[prefix + "tokens_delivered_total",] == stats.tokens_delivered > 0
-        assert seen[prefix + "used_kv_tokens", "1"] == 0
-        assert seen[prefix + "length_bias",] == 1
-        turns = {kind: seen[prefix + "turns_total", kind.value] for kind in WorkerKind}
-        assert turns == dict(stats.turns_by_kind)
-        assert sum(turns.values()) == counts.turns
-
-    run(program())
+async def test_metrics_are_what_the_scheduler_did() -> None:
+    async with opened() as scheduler:
+        workers = [await bring(scheduler, 0), await bring(scheduler, 1, BORROWED)]
+        with Voices(*workers):
+            await asyncio.gather(*(play(scheduler, number) for number in range(20)))
+        await scheduler.start(20)
+        stats, counts = scheduler.stats(), scheduler.counts()
+        seen = scrape(scheduler)
+    prefix = "rose_scheduler_"
+    assert seen[prefix + "trajectories_total", "finished"] == counts.finished == 20
+    assert seen[prefix + "num_trajectories", "environment"] == 1
+    assert seen[prefix + "tokens_delivered_total",] == stats.tokens_delivered > 0
+    assert seen[prefix + "used_kv_tokens", "1"] == 0
+    assert seen[prefix + "length_bias",] == 1
+    turns = {kind: seen[prefix + "turns_total", kind.value] for kind in WorkerKind}
+    assert turns == dict(stats.turns_by_kind)
+    assert sum(turns.values()) == counts.turns
 
 
 def test_each_turn_has_a_span_within_that_of_its_trajectory() -> None:
@@ -144,7 +149,7 @@ def test_a_span_tells_who_lost_a_turn_and_who_went_on(tmp_path) -> None:
 CALLS = ("opened", "heard", "begin", "add", "end", "end_all", "stepped", "close")
 
 
-class BrokenWatch(FrontWatch):
+class BrokenWatch(DriverWatch):
     def __init__(self, name: str) -> None:
         self.calls: Counter[str] = Counter()
         for call in CALLS:

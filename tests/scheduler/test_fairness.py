@@ -62,7 +62,7 @@ def test_weighted_service_of_backlogged_jobs_differs_by_the_bound_at_most(
     seed: int, weights: list[float], lead: int
 ) -> None:
     sharers = Sharers(weights, lead=lead, seed=seed)
-    for _ in range(60):  # more than the device can run: all stay backlogged
+    for _ in range(130):  # more than are finished below: all stay backlogged
         for job in range(len(weights)):
             sharers.queue(job, need=NEED_MAX if sharers.rng.random() < 0.1 else None)
     sharers.history = sharers.history[-1:]
@@ -76,52 +76,6 @@ def test_weighted_service_of_backlogged_jobs_differs_by_the_bound_at_most(
         bound = 2 * lead + NEED_MAX / weights[one] + NEED_MAX / weights[other]
         assert max(ahead) - min(ahead) <= bound + 1e-6
     assert min(sharers.served) > 0
-
-
-def test_job_gets_what_its_weight_says() -> None:
-    sharers = Sharers([1.0, 3.0], lead=0, seed=1)
-    for _ in range(150):
-        sharers.queue(0, need=100)
-        sharers.queue(1, need=100)
-    for _ in range(200):
-        sharers.finish_one()
-    tokens = [served * weight for served, weight in zip(sharers.served, (1.0, 3.0), strict=True)]
-    assert 2.6 < tokens[1] / tokens[0] < 3.4
-
-
-def test_idle_job_earns_nothing() -> None:
-    sharers = Sharers([1.0, 1.0], lead=0, seed=2)
-    for _ in range(60):
-        sharers.queue(0, need=100)
-    for _ in range(50):
-        sharers.finish_one()
-    alone = list(sharers.served)
-    for _ in range(60):
-        sharers.queue(0, need=100)
-        sharers.queue(1, need=100)
-    for _ in range(40):
-        sharers.finish_one()
-    gained = [after - before for after, before in zip(sharers.served, alone, strict=True)]
-    assert abs(gained[0] - gained[1]) <= 200
-
-
-def test_device_is_not_kept_idle_for_a_job_that_wants_nothing() -> None:
-    sharers = Sharers([1.0, 1.0], lead=0, seed=3)
-    for _ in range(20):
-        sharers.queue(0, need=100)
-    assert len(sharers.running) == 5  # all of its 500 tokens
-
-
-def test_turns_that_do_not_fit_the_device_hold_nobody_back() -> None:
-    sharers = Sharers([1.0, 1.0], lead=0, seed=4)
-    for _ in range(5):
-        sharers.queue(1, need=1000)
-    for _ in range(8):
-        sharers.queue(0, need=100)
-    assert len(sharers.running) == 5
-    for _ in range(3):
-        sharers.finish_one()
-    assert len(sharers.running) == 5
 
 
 def test_job_that_is_ahead_runs_elsewhere() -> None:

@@ -19,12 +19,6 @@ from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said, stop_of
 
 
-def test_job_that_was_never_told_of_has_the_values_of_the_settings() -> None:
-    rig = Rig(batch_trajectories=1, max_staleness=1)
-    created = [TrajectoryCreated(number, 0, job=number % 2) for number in range(8)]
-    assert rig.step(*created) == [Admit(0), Admit(2), Admit(1), Admit(3)]
-
-
 def test_each_job_admits_by_its_own_batch_and_staleness() -> None:
     rig = Rig(batch_trajectories=1, max_staleness=0)
     rig.step(JobJoined(7, batch_trajectories=2, max_staleness=1, weight=1.0))
@@ -42,23 +36,6 @@ def test_consumption_of_one_job_admits_nobody_of_another() -> None:
         0: JobStats(0, admitted=1, done=1, dropped=0, consumed=0, stale=0, length_bias=1.0),
         1: JobStats(0, admitted=2, done=1, dropped=0, consumed=1, stale=0, length_bias=1.0),
     }
-
-
-def test_job_may_get_new_values_while_it_runs() -> None:
-    rig = Rig(batch_trajectories=1, max_staleness=0)
-    assert rig.step(*(TrajectoryCreated(number, 0) for number in range(4))) == [Admit(0)]
-    assert rig.step(JobJoined(0, 3, 0, 1.0)) == [Admit(1), Admit(2)]
-
-
-def test_worker_serves_the_trajectories_of_its_job_alone() -> None:
-    rig = Rig()
-    rig.join(0, job=0)
-    rig.join(1, job=1)
-    for trajectory in range(6):
-        (start,) = rig.ready(trajectory, job=trajectory % 2)
-        assert isinstance(start, Start)
-        assert start.worker == trajectory % 2
-    assert rig.ready(6, job=2) == []
 
 
 def test_large_turn_of_one_job_does_not_hide_the_room_of_another() -> None:
@@ -105,6 +82,7 @@ def test_old_trajectories_of_another_job_make_nobody_young() -> None:
         TrajectoryCreated(1, 0, job=-1),
         VersionPublished(1, job=-1),
         Consumed(1, job=3),
+        Consumed(0, job=-5),
         WorkerJoined(0, DEDICATED, 0, 1, 1000.0, 10.0, 1.0, 0, job=-1),
         WorkerJoined(0, DEDICATED, 0, 1, 1000.0, 10.0, 1.0, 0, device=-2),
     ],
@@ -119,29 +97,6 @@ def test_job_without_a_meaning_is_refused(event: Event) -> None:
 # ---- one device under several workers
 
 
-def test_workers_of_one_device_share_its_tokens() -> None:
-    rig = Rig()
-    for number in range(2):
-        rig.join(number, BORROWED, kv_tokens=100, job=number, device=5)
-    rig.run(0, context=30, job=0)  # 50 tokens
-    first = rig.run(1, context=10, job=1)  # 30
-    assert rig.ready(2, context=10, job=0) == []  # 20 are left
-    (start,) = rig.step(ended(first, TurnEnd.FINISHED, 0), after_ms=1)[1:]
-    assert (start.trajectory, start.worker) == (2, 0)
-    assert rig.core.stats().used_kv_tokens == {0: 80, 1: 0}
-
-
-def test_workers_of_one_device_share_its_seats() -> None:
-    rig = Rig()
-    for number in range(2):
-        rig.join(number, BORROWED, seats=2, job=number, device=5)
-    rig.run(0, job=0)
-    rig.run(1, job=1)
-    assert rig.ready(2, job=0) == []
-    rig.join(2, BORROWED, seats=2, job=0)
-    assert rig.core.stats().running == 3  # another device has seats
-
-
 def test_least_that_a_worker_says_of_its_device_holds_for_all_on_it() -> None:
     rig = Rig()
     for number in range(2):
@@ -154,16 +109,6 @@ def test_least_that_a_worker_says_of_its_device_holds_for_all_on_it() -> None:
     assert rig.core.stats().running == 1
     again = rig.step(LeaseChanged(0, 1, 100, 0.0), after_ms=60)
     assert [start.worker for start in again] == [1]
-
-
-def test_lease_that_ends_leaves_the_device_to_the_others() -> None:
-    rig = Rig(recall_grace_ms=0.0)
-    for number in range(2):
-        rig.join(number, BORROWED, kv_tokens=60, job=number, device=5)
-    rig.run(0, context=40, job=0)
-    assert rig.ready(1, context=40, job=1) == []
-    actions = rig.step(LeaseChanged(0, 1, 0, 0.0))
-    assert [start.worker for start in actions if isinstance(start, Start)] == [1]
 
 
 def test_worker_that_leaves_a_device_takes_nothing_of_it_along() -> None:
@@ -195,10 +140,3 @@ def test_number_that_waits_again_waits_behind_those_that_came_meanwhile() -> Non
     rig.step(*(TrajectoryCreated(number, 0) for number in range(3)))
     rig.step(TrajectoryEnded(1), TrajectoryCreated(1, 0))
     assert Admit(2) in rig.step(TrajectoryEnded(0), Consumed(1))
-
-
-def test_job_below_zero_is_refused_and_not_made() -> None:
-    rig = Rig()
-    with pytest.raises(InvalidArgument, match="its number must be >= 0"):
-        rig.step(Consumed(0, job=-5))
-    assert -5 not in rig.core.stats().jobs

@@ -33,6 +33,9 @@ def test_what_can_mean_nothing_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "taken", "refused"),
     [
+        ("displaced_share", 1, 1.5),
+        ("displaced_share", 0.1, 0),
+        ("mlfq_quantum_tokens", 1, 0),
         ("retry_ms", 0, 2e9),
         ("stall_ms", 1e-9, 0),
         ("reserve_quantile", 1, 1.01),

@@ -1,22 +1,12 @@
 """Leases: granted, resized, run out, revoked, and what becomes of the turns under them."""
 
-import pytest
-
-from rose.scheduler.events import Deliver, Start, TurnDone, VersionPublished, WorkerJoined
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind, WorkerLost
-from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said, stop_of
+from rose.scheduler.events import Deliver, Start, VersionPublished
+from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
+from tests.scheduler.rig import BORROWED, Rig, ended, said, stop_of
 
 
 def revoked(worker: int, epoch: int = 1) -> LeaseChanged:
     return LeaseChanged(worker, epoch, 0, 0.0)
-
-
-def test_worker_without_a_lease_gets_no_turn() -> None:
-    rig = Rig()
-    rig.join(0, kv_tokens=0)
-    assert rig.ready(1) == []
-    (start,) = rig.step(LeaseChanged(0, 1, 100, 0.0))
-    assert start == Start(1, 0, 0, 1, first_token=0, max_new_tokens=20)
 
 
 def test_revoked_turn_resumes_elsewhere_at_the_token() -> None:
@@ -35,16 +25,6 @@ def test_revoked_turn_resumes_elsewhere_at_the_token() -> None:
     assert rig.core.stats().resumed == 1
 
 
-def test_snapshot_before_the_revocation_needs_no_grace() -> None:
-    rig = Rig()
-    rig.join(0, BORROWED)
-    start = rig.run(1)
-    rig.join(7)
-    actions = rig.step(said(start, 0, 5), ended(start, TurnEnd.INTERRUPTED, 5), revoked(0))
-    assert actions == [Deliver(1, 0, 0, 0, 5), Start(1, 0, 7, 1, 5, 15)]
-    assert rig.core.stats().recalls == 0
-
-
 def test_turn_without_a_snapshot_resumes_after_its_grace_period() -> None:
     rig = Rig()
     rig.join(0, BORROWED)
@@ -55,28 +35,6 @@ def test_turn_without_a_snapshot_resumes_after_its_grace_period() -> None:
     assert rig.core.stats().recalled == 1
     assert rig.step(after_ms=99) == []
     assert rig.step(after_ms=1) == [Start(1, 0, 7, 1, first_token=5, max_new_tokens=15)]
-
-
-def test_tokens_of_a_dead_epoch_are_not_delivered_once_the_turn_has_moved() -> None:
-    rig = Rig()
-    rig.join(0, BORROWED)
-    start = rig.run(1)
-    rig.join(7)
-    rig.step(revoked(0))
-    (moved,) = rig.step(after_ms=100)
-    assert rig.step(said(start, 0, 5), ended(start, TurnEnd.FINISHED, 5)) == []
-    assert rig.core.stats().stale_events == 2
-    assert rig.core.stats().tokens_ignored == 5
-    assert rig.step(said(moved, 0, 5)) == [Deliver(1, 0, 0, 0, 5)]
-
-
-def test_recalled_turn_may_turn_out_to_be_finished() -> None:
-    rig = Rig()
-    rig.join(0, BORROWED)
-    start = rig.run(1)
-    rig.step(revoked(0))
-    last = [said(start, 0, 5), ended(start, TurnEnd.FINISHED, 5)]
-    assert rig.step(*last) == [Deliver(1, 0, 0, 0, 5), TurnDone(1, 0)]
 
 
 def test_lease_that_runs_out_is_dead_and_stays_dead() -> None:
@@ -156,16 +114,6 @@ def test_recalled_turn_holds_its_room_until_the_worker_lets_go() -> None:
     assert old.worker == 0
 
 
-def test_lost_worker_takes_its_turns_along_and_they_go_on_at_once() -> None:
-    rig = Rig()
-    rig.join(0)
-    start = rig.run(1)
-    rig.step(said(start, 0, 4))
-    rig.join(7)
-    assert rig.step(WorkerLost(0, "killed")) == [Start(1, 0, 7, 1, 4, 16)]
-    assert rig.core.stats().used_kv_tokens == {7: 30}
-
-
 def test_worker_that_joins_again_cannot_use_an_old_epoch() -> None:
     rig = Rig()
     rig.join(0, epoch=3)
@@ -174,23 +122,3 @@ def test_worker_that_joins_again_cannot_use_an_old_epoch() -> None:
     assert rig.ready(1) == []
     (start,) = rig.step(LeaseChanged(0, 4, 100, 0.0))
     assert start.lease_epoch == 4
-
-
-def test_worker_may_be_lost_and_join_in_one_step() -> None:
-    rig = Rig()
-    rig.join(0)
-    rig.run(1)
-    joined = WorkerJoined(0, DEDICATED, 0, 1, 1000.0, 10.0, 1.0, 0)
-    (start,) = rig.step(WorkerLost(0, "killed"), joined, LeaseChanged(0, 2, 100, 0.0))
-    assert start.lease_epoch == 2
-
-
-@pytest.mark.parametrize("kind", WorkerKind)
-def test_seats_and_tokens_bound_what_runs(kind: WorkerKind) -> None:
-    rig = Rig()
-    rig.join(0, kind, seats=2, kv_tokens=100)
-    rig.run(1)
-    assert rig.ready(2, context=51) == []  # 30 + 71 > 100
-    assert len(rig.ready(3, context=50)) == 1
-    assert rig.ready(4, context=0, max_new=1) == []  # no seat
-    assert rig.core.stats().used_kv_tokens == {0: 100}

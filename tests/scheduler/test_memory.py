@@ -2,7 +2,6 @@
 
 import pytest
 
-from rose.errors import InvalidArgument
 from rose.scheduler import PlacementPolicy
 from rose.scheduler.events import (
     Admit,
@@ -12,7 +11,6 @@ from rose.scheduler.events import (
 )
 from rose.scheduler.worker import LeaseChanged, TurnEnd
 from tests.scheduler.rig import Rig, ended, said
-from tests.scheduler.tuned import tuned
 
 LEASE = 1000
 CONTEXT = 180  # at the end of a first turn; 20 tokens more at the end of the second
@@ -44,10 +42,6 @@ def admitted(rig: Rig) -> int:
     return sum(isinstance(action, Admit) for action in actions)
 
 
-def test_before_a_trajectory_was_over_staleness_alone_holds_others_back() -> None:
-    assert admitted(rig_of()) == 90
-
-
 def test_four_times_what_memory_holds_are_admitted_at_first() -> None:
     rig = rig_of()
     for number in range(40):
@@ -59,17 +53,6 @@ def test_fewer_are_admitted_when_many_lost_their_caches() -> None:
     rig = rig_of()
     for number in range(200):
         live_through(rig, number, is_displaced=True)
-    assert admitted(rig) == pytest.approx(0.5 * 2 * LEASE / (CONTEXT + 20), abs=1)
-
-
-def test_a_cache_that_was_pushed_out_counts_as_lost() -> None:
-    rig = rig_of()
-    for number in range(200):
-        start = rig.run(number, context=CONTEXT - 20, max_new=20)
-        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
-        rig.step(LeaseChanged(start.worker, 1, 100, 0.0), LeaseChanged(start.worker, 1, LEASE, 0.0))
-        again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
-        rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
     assert admitted(rig) == pytest.approx(0.5 * 2 * LEASE / (CONTEXT + 20), abs=1)
 
 
@@ -90,17 +73,6 @@ def test_a_cache_that_was_left_for_a_seat_does_not_count_as_lost_when_the_seat_i
         assert isinstance(again, Start)
         rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
     assert admitted(rig) > 4 * LEASE / CONTEXT
-
-
-@pytest.mark.parametrize(("every", "is_more"), [(5, False), (20, True)])
-def test_what_is_admitted_follows_the_share_that_lost_its_cache(every: int, is_more: bool) -> None:
-    rig = rig_of()
-    for number in range(100):
-        live_through(rig, number, is_displaced=True)
-    for number in range(100, 400):
-        live_through(rig, number, is_displaced=number % every == 0)
-    before = 0.5 * 2 * LEASE / (CONTEXT + 20)
-    assert (admitted(rig) > 2 * before) == is_more
 
 
 def test_all_others_wait_until_one_is_over() -> None:
@@ -129,26 +101,3 @@ def test_those_that_never_come_back_hold_nobody_back_for_ever() -> None:
     few = admitted(rig)  # none of them ever wants a turn
     for more in range(5):
         assert rig.step(after_ms=1000.0) == [Admit(1000 + few + more)]
-
-
-def test_seats_that_are_taken_are_no_want_of_room() -> None:
-    """A turn leaves its home for a seat, not for memory: as many are admitted as before."""
-    rig = Rig(displaced_share=SHARE, batch_trajectories=1000)
-    rig.join(0, kv_tokens=LEASE, seats=1)
-    rig.join(1, kv_tokens=LEASE, seats=8)
-    for number in range(0, 200, 2):
-        start = rig.run(number, context=CONTEXT - 20, max_new=20)
-        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
-        others = [] if start.worker == 1 else [rig.run(number + 1, context=1, max_new=20)]
-        again = rig.run(number, turn=1, context=CONTEXT, max_new=20)
-        rig.step(said(again, 0, 20), ended(again, TurnEnd.FINISHED, 20), TrajectoryEnded(number))
-        for other in others:
-            rig.step(said(other, 0, 20), ended(other, TurnEnd.FINISHED, 20))
-            rig.step(TrajectoryEnded(number + 1))
-    assert admitted(rig) > 2 * LEASE / (CONTEXT + 20)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.5])
-def test_share_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(InvalidArgument, match="displaced_share"):
-        tuned(displaced_share=share)

@@ -43,30 +43,6 @@ class OneSeat(Rig):
         return order
 
 
-def test_who_was_served_least_goes_first() -> None:
-    wanted = {PlacementPolicy.MLFQ: [3, 2, 1], PlacementPolicy.LEAST_LOADED_STICKY: [1, 2, 3]}
-    for policy, order in wanted.items():
-        rig = OneSeat(policy)
-        rig.serve(1, 40 * QUANTUM)
-        rig.serve(2, 4 * QUANTUM)
-        blocker = rig.run(BLOCKER)
-        rig.wait(1, turn=1)
-        rig.wait(2, turn=1)
-        rig.wait(3, turn=0)
-        assert rig.order(blocker) == order
-
-
-def test_return_of_a_tool_lifts_by_one_level() -> None:
-    rig = OneSeat()
-    rig.serve(1, QUANTUM)
-    rig.serve(2, 2 * QUANTUM)
-    blocker = rig.run(BLOCKER)
-    rig.wait(2, turn=1)  # one level below a trajectory that begins
-    rig.wait(1, turn=1)  # on the same one, and it came before
-    rig.wait(3, turn=0)
-    assert rig.order(blocker) == [1, 3, 2]
-
-
 def test_whoever_has_waited_for_too_long_goes_before_all_levels() -> None:
     rig = OneSeat()
     rig.serve(1, 40 * QUANTUM)

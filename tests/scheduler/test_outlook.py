@@ -60,26 +60,10 @@ def starts(actions: list[Any]) -> list[int]:
 # ---- the queue
 
 
-def test_longest_trajectory_goes_first() -> None:
-    rig = taught()
-    queue(rig, 1, SHORT)
-    queue(rig, 2, LONG)
-    queue(rig, 3, SHORT)
-    assert starts(rig.join(0, kv_tokens=50_000)) == [2, 1, 3]
-
-
 def test_short_one_that_waited_for_as_long_as_the_long_one_takes_goes_first() -> None:
     rig = taught(wait_max_ms=1e8)
     queue(rig, 1, SHORT)
     rig.step(after_ms=100_000.0)  # twice 20 seconds and what may be between
-    queue(rig, 2, LONG)
-    assert starts(rig.join(0, kv_tokens=50_000)) == [1, 2]
-
-
-def test_first_come_first_served_is_a_setting() -> None:
-    rig = taught(longest_first=0.0)
-    queue(rig, 1, SHORT)
-    rig.step(after_ms=1.0)
     queue(rig, 2, LONG)
     assert starts(rig.join(0, kv_tokens=50_000)) == [1, 2]
 
@@ -99,20 +83,6 @@ def test_turn_reserves_what_most_of_its_group_say() -> None:
     assert 2010 <= reserved(rig, 0) <= 2010 + 2000 / 8
     rig.join(7, seats=1, kv_tokens=50_000)
     assert 10 + 10 <= reserved(rig, 7) <= 10 + 60
-
-
-def test_all_that_a_turn_may_say_is_reserved_if_so_set() -> None:
-    rig = taught(reserve_quantile=1.0)
-    queue(rig, 1, SHORT)
-    rig.join(0)
-    assert reserved(rig, 0) == 3010
-
-
-def test_worker_that_could_not_hold_the_whole_turn_is_not_asked() -> None:
-    rig = taught()
-    queue(rig, 1, SHORT)
-    assert rig.join(0, kv_tokens=3009) == []
-    assert starts(rig.step(LeaseChanged(0, 1, 3010, 0.0))) == [1]
 
 
 def test_reservation_stays_ahead_of_what_was_said() -> None:
@@ -154,63 +124,6 @@ def test_turn_that_is_alone_never_outgrows_its_worker() -> None:
         rig.step(said(start, place, 1))
         assert reserved(rig, 0) <= 100
     assert rig.core.stats().recalls == 0
-
-
-# ---- urgency
-
-
-def straggler(rig: Rig, *, turns_of_others: int, hosted: int) -> Start:
-    """Return where the second turn of a trajectory runs whose first ran on a slow loan.
-
-    Args:
-        turns_of_others: trajectories that are live, of one short turn each.
-        hosted: of them, how many run on the fast dedicated worker.
-    """
-    rig.join(0, BORROWED, step_ms=28.0, kv_tokens=50_000, seats=turns_of_others + 2)
-    rig.step(TrajectoryCreated(1, LONG))
-    (start,) = rig.step(TurnReady(1, 0, 10, 3000))
-    assert isinstance(start, Start)
-    rig.step(said(start, 0, 500), ended(start, TurnEnd.FINISHED, 500))
-    rig.step(*(TrajectoryCreated(number, SHORT) for number in range(2, 2 + turns_of_others)))
-    rig.join(7, DEDICATED, step_ms=20.0, kv_tokens=50_000, seats=turns_of_others)
-    rig.step(LeaseChanged(0, 1, 515, 0.0))  # its cache stays, and nobody else fits
-    ready = [TurnReady(number, 0, 10, 100) for number in range(2, 2 + hosted)]
-    assert len(starts(rig.step(*ready))) == hosted
-    rig.step(LeaseChanged(0, 1, 50_000, 0.0))
-    (start,) = rig.step(TurnReady(1, 1, 510, 3000))
-    assert isinstance(start, Start)
-    return start
-
-
-def test_straggler_leaves_a_slow_loan_at_the_end_of_its_turn() -> None:
-    rig = taught(
-        tail_seats=1e9, hazard_per_s=0.01, leave_home_margin_s=0.1, urgent_time_weight=10.0
-    )
-    assert straggler(rig, turns_of_others=8, hosted=4).worker == 7
-
-
-def test_turn_that_is_not_behind_does_not_slow_the_others() -> None:
-    rig = taught(tail_seats=1e9, hazard_per_s=0.01, urgent_time_weight=0.0)
-    for number in range(100, 108):  # lives as long as its own
-        rig.step(TrajectoryCreated(number, LONG))
-    assert straggler(rig, turns_of_others=8, hosted=4).worker == 0
-
-
-def test_home_is_left_for_more_than_the_margin_only() -> None:
-    rig = taught(
-        tail_seats=1e9, hazard_per_s=0.01, leave_home_margin_s=1e6, urgent_time_weight=10.0
-    )
-    assert straggler(rig, turns_of_others=8, hosted=4).worker == 0
-
-
-def test_all_are_urgent_while_there_are_more_seats_than_trajectories() -> None:
-    rig = taught(
-        tail_seats=1.0, hazard_per_s=0.01, leave_home_margin_s=0.1, urgent_time_weight=10.0
-    )
-    for number in range(100, 108):
-        rig.step(TrajectoryCreated(number, LONG))
-    rig.join(9, seats=100, kv_tokens=1)  # nobody fits there, but the seats are free
-    assert straggler(rig, turns_of_others=8, hosted=4).worker == 7
 
 
 # ---- freshness
@@ -265,12 +178,6 @@ def test_trajectory_that_the_next_batch_needs_is_safe(risky: Rig) -> None:
     (start,) = risky.step(TurnReady(1, 0, 10, 5000))
     assert isinstance(start, Start)
     assert start.worker == 0
-
-
-def test_trajectory_that_is_too_late_anyway_runs_anywhere(risky: Rig) -> None:
-    risky.step(VersionPublished(3))
-    join_both(risky, version=3)
-    assert places_of_both(risky) == [0, 0]
 
 
 # ---- weights that will be too old
@@ -336,8 +243,3 @@ def test_what_was_given_up_is_dropped_with_what_it_had_said() -> None:
     stats = rig.core.stats()
     assert sum(stats.lengths_by_fate[TrajectoryFate.DROPPED]) == 1
     assert stats.length_bias == pytest.approx(0.5)
-
-
-def test_nothing_lost_is_no_bias() -> None:
-    rig = Rig()
-    assert rig.core.stats().length_bias == 1.0

@@ -27,7 +27,6 @@ from rose.scheduler.worker import LeaseChanged, TurnEnd, VersionCommitted, Worke
 from rose.units import NS_PER_MS
 from tests.reference.outlook import PlainMean, PlainOutlook
 from tests.reference.scheduler import PlainPace, PlainTurn, PlainWorker, choose, urgency
-from tests.scheduler.rig import Rig, ended, said
 from tests.scheduler.tuned import tuned, values_of
 
 
@@ -371,33 +370,3 @@ def test_the_states_leave_something_to_choose() -> None:
         choices += twins.choices
     assert len(set(choices)) > 5
     assert 0.02 < choices.count(None) / len(choices) < 0.6
-
-
-@pytest.mark.parametrize("policy", [PlacementPolicy.LEAST_LOADED_STICKY, PlacementPolicy.MLFQ])
-@pytest.mark.parametrize(("turns_of_others", "worker"), [(2, 0), (3, 1)])
-def test_sticky_home_is_left_when_it_has_over_two_turns_more(
-    policy: PlacementPolicy, turns_of_others: int, worker: int
-) -> None:
-    rig = Rig(policy)
-    rig.join(0)
-    start = rig.run(1)
-    for other in range(turns_of_others):
-        rig.run(10 + other)
-    rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
-    rig.join(1)
-    assert rig.run(1, turn=1).worker == worker
-
-
-def test_sticky_turns_spread_again_after_they_rushed_to_whoever_committed_first() -> None:
-    rig = Rig(PlacementPolicy.LEAST_LOADED_STICKY, worker_lag_max=0)
-    for number in range(2):
-        rig.join(number)
-    rig.step(VersionPublished(1), VersionCommitted(0, 1, True, 0.0))
-    rushed = [rig.run(number) for number in range(8)]
-    assert {start.worker for start in rushed} == {0}
-    rig.step(VersionCommitted(1, 1, True, 0.0))
-    again = []
-    for number, start in enumerate(rushed):
-        rig.step(said(start, 0, 20), ended(start, TurnEnd.FINISHED, 20))
-        again.append(rig.run(number, turn=1).worker)
-    assert 4 <= again.count(0) <= 6

@@ -123,14 +123,6 @@ def test_a_worker_that_misbehaves_is_lost_once(play, connect, frames, sentence: 
     assert sentence in scheduler.losses()[0].reason
 
 
-def test_a_silent_worker_is_lost(play, connect, monkeypatch) -> None:
-    monkeypatch.setattr(remote, "SILENCE_MAX_S", 0.2)
-    scheduler = Scheduler()
-    connect(play(Script([GREETING])), scheduler)
-    wait_for(scheduler.losses)
-    assert scheduler.events == [WorkerLost(1, "no sign of life for 0.2 s")]
-
-
 def test_nobody_there_is_a_lost_worker(connect, play) -> None:
     scheduler = Scheduler()
     connect("127.0.0.1:9", scheduler)  # Nobody listens there, or nobody that speaks this.

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rose.scheduler.events import Action, Start, VersionPublished, WorkerJoined
+from rose.scheduler.events import Action, Start, WorkerJoined
 from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerLost
 from tests.reference.hazard import PlainRate, hazard_per_s
 from tests.scheduler.rig import BORROWED, DEDICATED, Rig, ended, said
@@ -23,13 +23,6 @@ def starts(actions: list[Action]) -> dict[int, int]:
 
 
 # ---- hazard
-
-
-def test_hazard_of_a_borrowed_worker_is_the_prior_and_a_dedicated_one_has_none() -> None:
-    rig = Rig(hazard_per_s=PRIOR_PER_S)
-    rig.join(0, DEDICATED)
-    rig.join(1, BORROWED)
-    assert rig.core.stats().hazards_per_s == {0: 0.0, 1: PRIOR_PER_S}
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -102,20 +95,6 @@ def test_what_is_lost_or_runs_out_was_revoked() -> None:
     assert shown[2] == before
 
 
-def test_worker_learns_from_its_domain() -> None:
-    rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0)
-    for number in range(3):
-        rig.join(number, BORROWED, domain=number // 2)
-    for epoch in range(1, 6):
-        rig.step(LeaseChanged(0, epoch, 0, 0.0))
-        rig.step(LeaseChanged(0, epoch + 1, 10_000, 0.0))
-    shown = rig.core.stats().hazards_per_s
-    # Five revocations in no time, worth ten seconds of a belief each: of the domain, of itself.
-    assert shown[1] == pytest.approx(PRIOR_PER_S + 0.5, rel=0.1)
-    assert shown[0] == pytest.approx(PRIOR_PER_S + 1.0, rel=0.1)
-    assert shown[2] == PRIOR_PER_S
-
-
 def test_our_own_stop_is_no_revocation() -> None:
     rig = Rig(hazard_per_s=PRIOR_PER_S, hazard_prior_s=10.0, stall_ms=100.0)
     rig.join(0, BORROWED)
@@ -144,23 +123,6 @@ def test_lease_that_breathes_is_not_revoked() -> None:
 def flap(rig: Rig, worker: int, epoch: int) -> None:
     rig.step(LeaseChanged(worker, epoch, 0, 0.0))
     rig.step(LeaseChanged(worker, epoch + 1, 10_000, 0.0))
-
-
-def test_first_revocation_holds_nobody_off() -> None:
-    rig = Rig(hold_min_ms=100.0)
-    rig.join(0, BORROWED)
-    flap(rig, 0, 1)
-    assert rig.run(1).worker == 0
-
-
-def test_lease_that_flaps_gets_turns_only_once_it_has_held() -> None:
-    rig = Rig(hold_min_ms=100.0, flap_window_ms=1000.0)
-    rig.join(0, BORROWED)
-    flap(rig, 0, 1)
-    flap(rig, 0, 2)
-    assert rig.ready(1) == []
-    assert rig.step(LeaseChanged(0, 3, 10_000, 0.0), after_ms=99) == []  # renewed, and held off
-    assert starts(rig.step(after_ms=1)) == {1: 0}
 
 
 def test_hold_doubles_with_each_revocation_up_to_the_most() -> None:
@@ -237,29 +199,11 @@ def test_without_survivors_there_is_nowhere_else_to_be() -> None:
     assert rig.core.stats().exposure_s == 0
 
 
-def test_dedicated_workers_take_what_borrowed_ones_may_not() -> None:
-    rig = Rig(exposure_max_s=0.3)
-    rig.join(0, BORROWED)
-    rig.join(1, DEDICATED, domain=1, step_ms=900.0)  # nobody goes there without need
-    assert exposed(rig, 100, 6) == [0, 0, 0, 1, 1, 1]
-
-
 def test_workers_of_another_job_are_no_survivors() -> None:
     rig = Rig(exposure_max_s=0.1)
     rig.join(0, BORROWED)
     rig.join(1, DEDICATED, domain=1, job=1)
     assert None not in exposed(rig, 500, 4)
-
-
-def test_urgent_turns_are_spread_over_domains() -> None:
-    rig = Rig(urgent_share_max=0.5, max_staleness=1, worker_lag_max=9)
-    rig.join(0, BORROWED, domain=0, version=2)
-    rig.join(1, BORROWED, domain=1, version=2, step_ms=500.0)
-    assert exposed(rig, 10, 4) == [0, 0, 0, 0]
-    rig.step(*(LeaseChanged(0, 1, 0, 0.0), LeaseChanged(1, 1, 0, 0.0)), after_ms=1)
-    rig.step(VersionPublished(2), after_ms=1000)  # all are about to be too old
-    again = rig.step(LeaseChanged(0, 2, 10_000, 0.0), LeaseChanged(1, 2, 10_000, 0.0))
-    assert sorted(starts(again).values()) == [0, 0, 1, 1]
 
 
 # ---- pace
@@ -287,19 +231,6 @@ def test_fresh_turns_are_not_paced() -> None:
     assert rig.core.stats().running == 6
 
 
-def test_prompt_beyond_the_burst_comes_back_alone() -> None:
-    rig = Rig(burst_prefill_tokens=50, recall_grace_ms=0.0)
-    rig.join(0, BORROWED)
-    for trajectory in range(3):
-        rig.run(trajectory, context=100)
-    rig.join(1, DEDICATED)
-    again = [one for one in rig.step(LeaseChanged(0, 1, 0, 0.0)) if isinstance(one, Start)]
-    for _ in range(2):
-        assert len(again) == 1
-        again = [one for one in rig.step(said(again[0], 0, 1)) if isinstance(one, Start)]
-    assert len(again) == 1
-
-
 # ---- what all of it may cost
 
 
@@ -312,16 +243,6 @@ def test_recovery_takes_the_prompts_on_what_is_ours() -> None:
     rig.join(1, DEDICATED)
     # The grace, 500 tokens at 1000 a second, and as many again: the longest may come last.
     assert rig.core.stats().recovery_bound_s == pytest.approx(0.1 + 0.5 + 0.5)
-
-
-def test_recovery_waits_for_room() -> None:
-    rig = Rig(recall_grace_ms=100.0)
-    rig.join(0, BORROWED)
-    rig.run(0, context=500, max_new=100)
-    rig.join(1, DEDICATED, kv_tokens=300, seats=1)
-    prompts_s = 0.1 + 0.5 + 0.5
-    rounds, step_s = 1 + math.ceil(600 / 300), 0.010 + 0.001
-    assert rig.core.stats().recovery_bound_s == pytest.approx(prompts_s + rounds * 100 * step_s)
 
 
 def test_recovery_waits_for_seats() -> None:

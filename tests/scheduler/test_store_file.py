@@ -4,21 +4,18 @@ import errno
 import fcntl
 import os
 import stat
-import threading
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import CorruptData, InvalidArgument, Unavailable
-from rose.scheduler import PlacementPolicy, SchedulerSettings, store_file
-from rose.scheduler.course import Course, Phase
+from rose.scheduler import PlacementPolicy, SchedulerSettings
+from rose.scheduler.driver_events import Asked, Begun, Ended, Registered, Step
+from rose.scheduler.driver_trajectory import DriverTrajectory, Phase
 from rose.scheduler.events import Consumed, JobJoined, VersionPublished
-from rose.scheduler.front_events import Asked, Begun, Ended, Registered, Step
-from rose.scheduler.state import Checkpoint, FrontCounts, JobCounts, RolloutsState, UsedNumbers
+from rose.scheduler.state import Checkpoint, DriverCounts, JobCounts, RolloutsState, UsedNumbers
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
 from rose.scheduler.worker import (
@@ -50,19 +47,19 @@ STEPS = [Step(10 * place, tuple(ENTRIES[: place + 1])) for place in range(len(EN
 
 
 def checkpoint(sequence: int) -> Checkpoint:
-    course = Course(5, 1, 2, 3, phase=Phase.SPEAKING, context=[1, 2], sampling=SAMPLING)
-    course.turns.append(TurnResult(5, 0, (1,), (-0.5,), (0,), (4, 4), is_cut=True))
+    state = DriverTrajectory(5, 1, 2, 3, phase=Phase.SPEAKING, context=[1, 2], sampling=SAMPLING)
+    state.turns.append(TurnResult(5, 0, (1,), (-0.5,), (0,), (4, 4), is_cut=True))
     return Checkpoint(
         sequence=sequence,
         policy=PlacementPolicy.JOINT,
         settings=SchedulerSettings(),
         core=bytes(range(256)),
-        trajectories=[course],
+        trajectories=[state],
         rest=RolloutsState(
             now_ns=17,
             workers={4: Registered(4, WorkerKind.BORROWED, CAN)},
             used=UsedNumbers(5, {7}),
-            counts=FrontCounts(begun=6, jobs={2: JobCounts(finished=3)}),
+            counts=DriverCounts(begun=6, jobs={2: JobCounts(finished=3)}),
         ),
     )
 
@@ -218,14 +215,6 @@ def test_a_changed_byte_is_found_or_changes_nothing_but_the_last_step(
     assert steps == STEPS[:-1]
 
 
-def test_two_schedulers_do_not_write_the_same_files(tmp_path) -> None:
-    store = FileStore(tmp_path / "state")
-    with pytest.raises(InvalidArgument, match="another scheduler writes"):
-        FileStore(tmp_path / "state")
-    store.close()
-    FileStore(tmp_path / "state").close()
-
-
 @pytest.mark.parametrize(("where", "call"), [(fcntl, "flock"), (Path, "iterdir")])
 def test_files_that_cannot_be_had_are_let_go(tmp_path, monkeypatch, where, call) -> None:
     def fail(*_args) -> None:
@@ -238,24 +227,6 @@ def test_files_that_cannot_be_had_are_let_go(tmp_path, monkeypatch, where, call)
     opened = {one.resolve() for one in Path("/proc/self/fd").iterdir()}
     assert tmp_path / "state.lock" not in opened
     assert caught.value.__traceback__ is not None  # It holds the store that was not made, till now.
-
-
-def test_trajectories_are_encoded_one_at_a_time(tmp_path, monkeypatch) -> None:
-    """While one is encoded no other thread runs: the event loop waits for one, never for all."""
-    asked = []
-    encode = msgspec.msgpack.encode
-    monkeypatch.setattr(msgspec.msgpack, "encode", lambda one: asked.append(one) or encode(one))
-    (course,) = checkpoint(1).trajectories
-    courses = [replace(course, number=number, context=[7] * 1000) for number in range(20)]
-    store = FileStore(tmp_path / "state")
-    store.load()
-    store.save(replace(checkpoint(store.rotate()), trajectories=courses))
-    store.close()
-    assert [one for one in asked if isinstance(one, Course)] == courses
-    assert len(asked) == len(courses) + 2  # the checkpoint without them, and the head
-    assert not any(one.trajectories for one in asked if isinstance(one, Checkpoint))
-    (found, _) = loaded(tmp_path / "state")
-    assert found.trajectories == courses
 
 
 def test_what_cannot_be_written_is_said_and_the_checkpoint_before_stays(tmp_path) -> None:
@@ -495,32 +466,6 @@ def test_journals_of_a_checkpoint_that_is_damaged_are_kept(tmp_path) -> None:
     with pytest.raises(CorruptData):
         loaded(path)
     assert journals(tmp_path) == ["state.journal-1", "state.journal-2"]
-
-
-def test_a_store_is_not_let_go_while_a_thread_writes_its_checkpoint(tmp_path, monkeypatch) -> None:
-    is_writing, may_end = threading.Event(), threading.Event()
-    order: list[str] = []
-    writes = store_file.write_whole
-
-    def write_slowly(path: Path, *pieces: bytes) -> None:
-        is_writing.set()
-        assert may_end.wait(60)
-        writes(path, *pieces)
-        order.append("written")
-
-    store = FileStore(tmp_path / "state")
-    sequence = store.rotate()
-    monkeypatch.setattr(store_file, "write_whole", write_slowly)
-    saver = threading.Thread(target=store.save, args=(checkpoint(sequence),))
-    closer = threading.Thread(target=lambda: (store.close(), order.append("closed")))
-    saver.start()
-    assert is_writing.wait(60)
-    closer.start()
-    closer.join(0.2)  # One that does not wait has ended by then.
-    may_end.set()
-    saver.join()
-    closer.join()
-    assert order == ["written", "closed"]
 
 
 def test_what_a_killed_life_had_not_finished_is_swept_by_the_next_that_owns_the_files(

@@ -21,13 +21,6 @@ def test_doubled_and_overlapping_tokens_are_delivered_once() -> None:
     assert rig.core.stats().tokens_ignored == 4 + 2 + 3
 
 
-def test_tokens_behind_a_gap_wait_to_be_said_again() -> None:
-    rig = Rig()
-    start = running(rig)
-    assert rig.step(said(start, 3, 2)) == []
-    assert rig.step(said(start, 0, 5)) == [Deliver(1, 0, 0, 0, 5)]
-
-
 def test_tokens_beyond_the_limit_are_not_delivered() -> None:
     rig = Rig()
     start = running(rig)
@@ -65,35 +58,12 @@ def test_turn_that_said_all_it_may_is_done_though_its_end_was_lost() -> None:
     assert rig.step(WorkerLost(0, "killed")) == [TurnDone(1, 0)]
 
 
-def test_next_turn_follows_the_last() -> None:
-    rig = Rig()
-    start = running(rig)
-    rig.step(said(start, 0, 4), ended(start, TurnEnd.FINISHED, 4))
-    assert rig.run(1, turn=1, context=40) == Start(1, 1, 0, 1, 0, 20)
-    assert rig.step(said(start, 4, 3)) == []  # of the turn before
-
-
-def test_failed_turn_is_retried_elsewhere() -> None:
-    rig = Rig()
-    start = running(rig)
-    rig.join(7, step_ms=1000.0)  # slower, but another
-    assert rig.step(ended(start, TurnEnd.FAILED)) == [Start(1, 0, 7, 1, 0, 20)]
-
-
 def test_failed_turn_comes_back_after_a_while_when_there_is_nobody_else() -> None:
     rig = Rig()
     start = running(rig)
     assert rig.step(ended(start, TurnEnd.FAILED)) == []
     assert rig.step(after_ms=49) == []
     assert rig.step(after_ms=1) == [Start(1, 0, 0, 1, 0, 20)]
-
-
-def test_new_lease_of_the_worker_that_failed_is_tried_at_once() -> None:
-    rig = Rig()
-    start = running(rig)
-    rig.step(ended(start, TurnEnd.FAILED))
-    (again,) = rig.step(LeaseChanged(0, 2, 100, 0.0))
-    assert again.lease_epoch == 2
 
 
 def test_turn_that_fails_too_often_drops_its_trajectory() -> None:
@@ -129,12 +99,6 @@ def test_doubled_end_of_an_earlier_try_never_leaves_the_turn_on_two_workers(end:
     actions = rig.step(ended(first, end))  # late: the worker still runs the second try
     assert actions[0] == stop_of(second)
     assert len(actions) == 2
-
-
-def test_first_end_needs_no_stop() -> None:
-    rig = Rig()
-    start = running(rig)
-    assert rig.step(ended(start, TurnEnd.INTERRUPTED)) == []
 
 
 @pytest.mark.parametrize(
@@ -209,17 +173,6 @@ def test_time_for_the_prompt_is_no_stall() -> None:
     assert rig.step(after_ms=1) == [stop_of(starts[0])]
     assert stop_of(starts[1]) not in rig.step(after_ms=499)
     assert stop_of(starts[1]) in rig.step(after_ms=1)
-
-
-def test_time_for_the_prompts_of_another_job_on_the_device_is_no_stall() -> None:
-    rig = Rig()
-    rig.join(0, BORROWED, device=3)
-    rig.join(1, BORROWED, device=3, job=1)
-    rig.run(1, context=500)
-    start = rig.run(2, context=500, job=1)  # a second for both
-    rig.join(7, job=1)
-    assert rig.step(after_ms=1999) == []
-    assert rig.step(after_ms=1) == [stop_of(start)]
 
 
 def test_a_stalled_turn_that_has_said_all_is_done_without_room_elsewhere() -> None:

@@ -1,4 +1,4 @@
-"""A front and a pool of workers that the core can be driven with, on a network that misbehaves.
+"""A driver and a pool of workers that the core can be driven with, on a network that misbehaves.
 
 Workers say true tokens: the one at a position of a turn is a function of both. Messages to the core
 are late, doubled, out of order or lost; those from the core to one worker come late and in order,
@@ -166,7 +166,7 @@ class World:
     # ---- messages
 
     def tell(self, event: Event, after_ms: int = 0) -> None:
-        """Bring an event of the front: in order, once."""
+        """Bring an event of the driver: in order, once."""
         self.order += 1
         self.mail.append((self.now_ms + after_ms, self.order, event))
 
@@ -312,7 +312,7 @@ class World:
         elif odds() >= faults.skip_renewal:
             self.report_lease(worker)
 
-    # ---- the front
+    # ---- the driver
 
     def context(self, trajectory: int, turn: int) -> int:
         return 10 + sum(length(trajectory, earlier) + 6 for earlier in range(turn))

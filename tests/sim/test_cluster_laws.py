@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.scheduler.settings import PlacementPolicy
-from rose.sim.cluster.simulate import SimOptions, new_core, simulate_cluster
+from rose.sim.cluster.simulate import new_core, simulate_cluster
 from rose.sim.cluster.world import ClusterOutcome, ClusterWorld, Lending, SimJob, TrainerMode
 from tests.sim.record import record_cluster
 from tests.sim.worlds import ROOM, job, lending, random_trajectories, worker, world
@@ -114,13 +113,3 @@ def test_the_scheduler_of_production_decides_the_same(drawn: ClusterWorld) -> No
     stats = core.stats()
     assert stats.tokens_delivered == found.jobs[0].tokens_delivered
     assert sum(len(step.events) for step in steps) == found.events
-
-
-def test_steps_of_engines_one_by_one_change_nothing_that_counts() -> None:
-    rng = np.random.default_rng(3)
-    workers = [worker(0), *(worker(number, flapping(rng, 900.0)) for number in (1, 2))]
-    drawn = world(workers, [job(random_trajectories(5, 32, 4), batch=8)], versions=3)
-    jumps, steps = simulate_cluster(drawn), simulate_cluster(drawn, SimOptions(is_stepwise=True))
-    assert jumps.revocations > 0
-    assert jumps.ended_ms == pytest.approx(steps.ended_ms, rel=0.01)
-    assert jumps.jobs[0].tokens_delivered == pytest.approx(steps.jobs[0].tokens_delivered, rel=0.01)

@@ -9,7 +9,7 @@ import pytest
 from rose.errors import InvalidArgument
 from rose.scheduler.worker import LeaseChanged
 from rose.sim.cluster.simulate import SimOptions, simulate_cluster
-from rose.sim.cluster.world import ClusterWorld, TrainerMode
+from rose.sim.cluster.world import ClusterWorld
 from tests.sim.record import record_cluster
 from tests.sim.worlds import (
     AT_ONCE,
@@ -41,22 +41,10 @@ def test_a_turn_takes_its_prompt_and_its_steps() -> None:
     assert found.decisions == 1
 
 
-def test_news_is_heard_after_it_was_gathered() -> None:
-    found = simulate_cluster(one_turn(worker(0)), SimOptions(gather_ms=5.0))
-    assert found.jobs[0].done_ms == pytest.approx([TURN_MS + 5])
-
-
 def test_half_a_device_takes_twice_as_long() -> None:
     found = simulate_cluster(one_turn(worker(0, lending([(0, 0.5, ROOM)]))), AT_ONCE)
     assert found.ended_ms == pytest.approx(2 * TURN_MS)
     assert found.busy_ms_by_worker == pytest.approx([TURN_MS])
-
-
-def test_the_next_turn_finds_its_cache_after_its_tool() -> None:
-    one = world([worker(0)], [job(trajectories([[(100, 50, 300.0), (10, 5, 0.0)]]))])
-    found = simulate_cluster(one, AT_ONCE)
-    assert found.ended_ms == pytest.approx(TURN_MS + 300 + 10 + 5 * 11)
-    assert found.reprefill_tokens == 0
 
 
 def test_a_revoked_turn_goes_on_elsewhere_with_every_token() -> None:
@@ -107,20 +95,6 @@ def test_an_update_stops_the_engine_and_forgets_what_no_turn_uses() -> None:
     assert len(found.jobs[0].published_ms) == 2
     assert found.reprefill_tokens == 150
     assert found.jobs[0].staleness.tolist() == [0, 1]
-
-
-def test_a_synchronous_batch_starts_with_the_version_before_it() -> None:
-    trained = replace(
-        job(trajectories([[TURN], [TURN]]), train_ms=500.0),
-        mode=TrainerMode.SYNCHRONOUS,
-        max_staleness=0,
-    )
-    updated = replace(worker(0), update_ms=30.0, pause_ms=10.0)
-    found = simulate_cluster(world([updated], [trained], versions=2), AT_ONCE)
-    first_ms = TURN_MS + 500
-    assert found.jobs[0].published_ms == pytest.approx([first_ms, first_ms + 40 + first_ms])
-    assert found.jobs[0].started_ms == pytest.approx([0, first_ms])
-    assert found.jobs[0].staleness.tolist() == [0, 0]
 
 
 def test_a_trainer_that_stalls_stops_the_rollouts() -> None:

@@ -16,7 +16,6 @@ from rose.sim.governor import Probe
 from rose.sim.machine import Machine, Tally
 from rose.slo import SLO, Policy
 from rose.slo.log_file import read_log
-from rose.slo.verify import verify_log
 from tests.sim.traffic import DEVICE, POLICY, ROSE, SMALL_SLO, Record, traces
 
 FEW = settings(max_examples=25)
@@ -94,29 +93,6 @@ def test_every_certificate_is_accepted_by_the_verifier(
     assert outcome.grants > 0 or outcome.segments == 0
 
 
-@FEW
-@given(requests=traces(), before_wrap=st.integers(1, 40), slowdown=st.sampled_from([0.0, math.inf]))
-def test_the_number_of_a_segment_may_wrap(
-    requests, before_wrap, slowdown, tmp_path_factory
-) -> None:
-    records, counts = [], []
-    for first_segment in (0, 2**32 - before_wrap):
-        path = tmp_path_factory.mktemp("log") / "certificates.log"
-        slo = dataclasses.replace(SMALL_SLO, slowdown=slowdown)
-        governor = CoreGovernor(
-            slo, POLICY, DEVICE, log_path=str(path), first_segment=first_segment
-        )
-        record = Record()
-        tally = run_core(requests, governor, record)
-        governor.log.close()
-        assert verify_log(path).violations == []
-        assert governor.gate.passed == (first_segment + tally.segments) % 2**32
-        records.append(record.events)
-        counts.append(governor.grants)
-    assert records[0] == records[1]
-    assert counts[0] == counts[1]
-
-
 @pytest.mark.parametrize("slowdown", [0.0, math.inf])
 def test_the_gate_is_closed_when_a_step_begins_however_late_that_is_noticed(slowdown) -> None:
     slo = dataclasses.replace(SMALL_SLO, slowdown=slowdown)
@@ -170,14 +146,13 @@ def test_a_step_waits_for_one_segment_at_most(scheme, requests, layers) -> None:
     assert max(outcome.blocked_ms) <= segment_ms + 1e-5
 
 
-@pytest.mark.parametrize("scheme", ["rose_idle", "rose_slack"])
-@pytest.mark.parametrize("host_lead_ms", [0.0, 0.5])
+@pytest.mark.parametrize(("scheme", "host_lead_ms"), [("rose_idle", 0.0), ("rose_slack", 0.5)])
 def test_an_adversary_after_every_grant_causes_no_excess_miss(scheme, host_lead_ms) -> None:
     """A request arrives a microsecond after each segment started on an open gate, every time."""
     device = dataclasses.replace(DEVICE, host_lead_ms=host_lead_ms)
     # The last one keeps idle time in the trace.
     struck, last = [Request(20.0, 60, 60)], Request(2000.0, 1, 1)
-    for _ in range(25):
+    for _ in range(15):
         record = Record()
         run([*struck, last], scheme, slo=TIGHT, device=device, observer=record)
         after_ns = struck[-1].arrival_ms * NS
@@ -216,14 +191,6 @@ def test_a_silent_host_stops_rollouts_within_a_heartbeat_and_a_quantum(slowdown)
     after_ns = [event.at_ns for event in record.of("segment") if event.at_ns >= 1000 * NS]
     assert after_ns
     assert max(after_ns) <= (1000 + policy.heartbeat_ttl_ms + quantum_ms) * NS
-
-
-def test_a_host_that_comes_back_is_lent_to_again() -> None:
-    policy = dataclasses.replace(POLICY, heartbeat_ttl_ms=100.0)
-    governor = _Frozen(SMALL_SLO, policy, DEVICE, log_path="")
-    record = Record()
-    run_core([Request(10.0, 60, 5), Request(5000.0, 60, 5)], governor, record)
-    assert any(4000 * NS < event.at_ns < 5000 * NS for event in record.of("segment"))
 
 
 # ---- what each mechanism is for

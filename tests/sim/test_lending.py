@@ -147,11 +147,9 @@ def test_bursts_make_seconds_vary_as_much_as_was_asked() -> None:
 @pytest.mark.parametrize(
     ("scheme", "slowdown", "load"),
     [
-        ("rose", 0.0, 0.2),
         ("rose", 0.0, 0.6),
         ("rose", np.inf, 0.6),
         ("rose_paper", 0.0, 0.4),
-        ("share_all", 0.0, 0.6),
     ],
 )
 def test_a_wave_lends_from_the_table_what_the_machine_lends(scheme, slowdown, load) -> None:
@@ -170,20 +168,6 @@ def test_a_wave_lends_from_the_table_what_the_machine_lends(scheme, slowdown, lo
     assert felt.quantile("tpot_ms", 0.5) == pytest.approx(
         exact.felt.quantile("tpot_ms", 0.5), rel=0.1
     )
-
-
-def test_more_slowdown_lends_more_and_costs_more() -> None:
-    rates = np.full(6, rate_of(ALONE, 0.5))
-    pieces = Pieces.draw(rates, devices=4, shared=0.0, random=np.random.default_rng(1))
-    made = [
-        (pieces.columns(mine)[0].mean(), pieces.felt(mine).quantile("tpot_ms", 0.5))
-        for slowdown in (0.0, 0.05, np.inf)
-        for mine in (lender(slowdown=slowdown, slo=ALONE.slo),)
-    ]
-    assert made == sorted(made)
-    alone_ms = pieces.felt(ALONE).quantile("tpot_ms", 0.5)
-    assert made[0][1] == pytest.approx(alone_ms, rel=0.001)
-    assert made[2][1] > 2 * alone_ms
 
 
 def test_a_device_is_as_busy_as_was_asked_and_late_above_its_capacity() -> None:

@@ -64,13 +64,6 @@ def test_engines_that_take_turns_never_run_at_once(scheme, requests) -> None:
             on_device.remove(lane)
 
 
-@FEW
-@given(requests=traces(), scheme=st.sampled_from(SCHEMES))
-def test_nobody_serves_the_first_request_sooner_than_serving_alone(requests, scheme) -> None:
-    alone, beside = run(requests, "alone"), run(requests, scheme)
-    assert beside.requests[0].ttft_ms >= alone.requests[0].ttft_ms - ROUNDING_MS
-
-
 @pytest.mark.parametrize(
     ("scheme", "pause_ms"),
     [
@@ -86,13 +79,6 @@ def test_nobody_serves_the_first_request_sooner_than_serving_alone(requests, sch
 def test_a_pause_is_no_longer_than_what_cannot_be_called_back(scheme, pause_ms, requests) -> None:
     outcome = run(requests, scheme)
     assert all(one <= pause_ms + ROUNDING_MS for one in outcome.pauses_ms)
-
-
-def test_a_window_of_two_pauses_longer_than_one_step() -> None:
-    """Or the law above would hold for a window that is not there."""
-    requests = [Request(30.0 + 31.7 * n, 100, 1) for n in range(40)]
-    assert max(run(requests, "host_window").pauses_ms) > STEP_MS
-    assert SEGMENT_MS < max(run(requests, "priority").pauses_ms) <= STEP_MS
 
 
 def test_one_request_alone_takes_what_its_steps_take() -> None:
@@ -135,16 +121,6 @@ def test_who_knows_the_future_harms_nobody(requests, noise, tpot_ms) -> None:
     alone = simulate(requests, device, "alone", slo=slo, seed=3)
     knowing = simulate(requests, device, "clairvoyant", slo=slo, seed=3)
     assert not excess_misses(knowing, alone, slo=slo)
-
-
-def test_who_knows_the_future_harvests_most_of_those_that_harm_nobody() -> None:
-    requests = [Request(37.0 * n, 40 + 97 * n % 260, 6 + n % 30) for n in range(60)]
-    alone = run(requests, "alone")
-    most = run(requests, "clairvoyant").harvest
-    for scheme in SCHEMES:
-        outcome = run(requests, scheme)
-        if scheme != "clairvoyant" and not excess_misses(outcome, alone, slo=SMALL_SLO):
-            assert outcome.harvest <= most
 
 
 def test_a_dual_slack_without_the_next_request_misses_what_alone_is_met() -> None:

@@ -20,8 +20,3 @@ def test_factors_have_a_mean_of_one_and_the_spread_asked_for() -> None:
     factors = np.array([noise.factor(index) for index in range(50_000)])
     assert abs(factors.mean() - 1) < 0.005
     assert abs(np.log(factors).std() - 0.1) < 0.005
-
-
-def test_no_noise_is_none() -> None:
-    noise = Noise(np.random.default_rng(5), sigma=0.0)
-    assert {noise.factor(index) for index in range(100)} == {1.0}

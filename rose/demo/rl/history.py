@@ -9,10 +9,10 @@ from typing import Final
 
 from rose.clock import Clock
 from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
-from rose.scheduler.front_events import Entry, Registered
+from rose.scheduler.driver_events import Entry, Registered
 from rose.scheduler.state import Gone, Outcome
 from rose.scheduler.turns import TurnResult
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnOutput,
@@ -28,7 +28,7 @@ from rose.units import NS_PER_S
 _BYTES_PER_ELEMENT: Final = 2
 
 
-class History(FrontWatch):
+class History(DriverWatch):
     """Records events of the scheduler, its workers and the receivers. Thread-safe.
 
     Attributes:

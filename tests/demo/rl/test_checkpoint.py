@@ -1,7 +1,5 @@
 """A checkpoint is whole or refused; what goes on from it goes on bit for bit."""
 
-import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,65 +91,9 @@ def test_a_checkpoint_of_another_time_is_refused(tmp_path: Path, monkeypatch) ->
         load_checkpoint(tmp_path)
 
 
-def test_a_save_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "c"
-    save_checkpoint(path, small(0), PROGRESS)
-
-    def fail(*_args) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(Unavailable, match="No space left"):
-        save_checkpoint(path, small(1), PROGRESS)
-    monkeypatch.undo()
-    found = load_checkpoint(path)
-    assert found is not None
-    assert_equal(found[0], small(0))
-    assert [one.name for one in tmp_path.iterdir()] == ["c"]
-
-
-def test_a_save_that_fails_last_of_all_leaves_a_whole_one_and_says_so(
-    tmp_path: Path, monkeypatch
-) -> None:
-    path, fsync = tmp_path / "c", os.fsync
-    save_checkpoint(path, small(0), PROGRESS)
-
-    def fail_for_folders(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(5, "Input/output error")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fail_for_folders)
-    with pytest.raises(Unavailable, match="Input/output error"):
-        save_checkpoint(path, small(1), PROGRESS)
-    found = load_checkpoint(path)
-    assert found is not None
-    assert_equal(found[0], small(1))  # As long as the machine lives; then it, or the old one.
-    assert [one.name for one in tmp_path.iterdir()] == ["c"]
-
-
 def test_what_a_killed_trainer_had_begun_is_cleared_by_the_next_save(tmp_path: Path) -> None:
     begun, other = tmp_path / ".c.0123456789abcdef", tmp_path / ".d.0123456789abcdef"
     for one in (begun, other):
         one.write_bytes(b"half")
     save_checkpoint(tmp_path / "c", small(), PROGRESS)
     assert sorted(tmp_path.iterdir()) == [other, tmp_path / "c"]
-
-
-def test_the_new_file_is_on_the_disk_before_it_has_the_name(tmp_path: Path, monkeypatch) -> None:
-    path, order, fsync, replace_ = tmp_path / "c", [], os.fsync, Path.replace
-
-    def synced(descriptor: int) -> None:
-        order.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink()))
-        fsync(descriptor)
-
-    def renamed(self: Path, target: Path) -> Path:
-        order.append(("rename", self))
-        return replace_(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", renamed)
-    save_checkpoint(path, small(), PROGRESS)
-    part = order[0][1]
-    assert part.name.startswith(".c.")
-    assert order == [("fsync", part), ("rename", part), ("fsync", tmp_path)]

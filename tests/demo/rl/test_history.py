@@ -6,10 +6,8 @@ import pytest
 
 from rose.demo.record import CommitRecord, TurnRecord, VersionRecord
 from rose.demo.rl.circle import NotedSource
-from rose.demo.rl.history import History
-from rose.scheduler.events import DropReason
-from rose.scheduler.front_events import Registered
-from rose.scheduler.state import Gone
+from rose.demo.rl.history import History, RelayedBytes
+from rose.scheduler.driver_events import Registered
 from rose.scheduler.turns import Capabilities, TurnResult
 from rose.scheduler.worker import (
     LeaseChanged,
@@ -78,6 +76,8 @@ def manifest(n: int, *, base: int | None, changed: tuple[int, ...] = ()) -> Mani
 
 
 def test_a_span_is_from_a_grant_to_the_revocation_after_it(book) -> None:
+    book.lease(0, 500, worker=1)  # of a dedicated worker: no span
+    assert not book.history.is_granted
     book.lease(1, 500)
     assert book.history.is_granted
     book.lease(2, 500)  # renewed
@@ -90,12 +90,6 @@ def test_a_span_is_from_a_grant_to_the_revocation_after_it(book) -> None:
     assert book.history.spans() == ((1, 4), (6, 9))  # The last is not over.
     book.lease(10, 0)
     assert book.history.spans() == ((1, 4), (6, 10))
-
-
-def test_the_lease_of_a_dedicated_worker_is_no_span(book) -> None:
-    book.lease(1, 500, worker=1)
-    assert not book.history.is_granted
-    assert book.history.spans() == ()
 
 
 def test_the_lease_of_a_borrowed_worker_that_is_lost_is_over(book) -> None:
@@ -118,22 +112,6 @@ def test_commits_are_kept_in_order_and_one_that_went_back_is_an_incident(book) -
     ((at_s, sentence),) = book.history.incidents
     assert at_s == 2
     assert sentence == "dedicated worker could not take a version; it is at 3"
-
-
-def test_a_lost_worker_is_an_incident_among_the_others(book) -> None:
-    book.clock.now_s = 1
-    book.history.incident("trainer died: killed")
-    book.hear(2, WorkerLost(1, "no sign of life"))
-    assert book.history.incidents == (
-        (1, "trainer died: killed"),
-        (2, "dedicated worker lost: no sign of life"),
-    )
-
-
-def test_a_worker_that_nobody_knows_has_said_nothing(book) -> None:
-    book.hear(1, WorkerLost(7, "whoever it is"))
-    book.hear(1, output(7, 3))
-    assert book.history.incidents == ()
 
 
 def test_tokens_are_counted_by_kind(book) -> None:
@@ -247,24 +225,6 @@ def test_a_turn_that_moves_has_two_parts_with_their_own_tokens() -> None:
     assert (history.resumed, history.moved) == ({7}, {(7, 0)})
 
 
-def test_resumed_counts_trajectories_and_not_how_often() -> None:
-    history = History(TickingClock())
-    for trajectory in (1, 2):
-        for first_token in (0, 3, 5):
-            history.begin(request(trajectory, first_token=first_token), 0, BORROWED)
-    history.begin(request(3), 0, BORROWED)
-    history.begin(request(3), 1, BORROWED)  # It had said nothing yet.
-    assert (history.resumed, history.moved) == ({1, 2}, {(3, 0)})
-
-
-def test_the_next_turn_elsewhere_is_no_turn_that_moved() -> None:
-    history = History(TickingClock())
-    history.begin(request(3), 0, BORROWED)
-    end(history, 3)
-    history.begin(request(3, turn=1), 1, DEDICATED)
-    assert history.moved == set()
-
-
 def test_the_end_of_another_worker_ends_no_part() -> None:
     history = History(TickingClock())
     history.begin(request(7), 0, BORROWED)
@@ -291,9 +251,22 @@ def test_a_lost_worker_ends_its_parts_and_no_other() -> None:
     assert [part.end_s for part in history.turns()] == [4, 101, 5]
 
 
-def test_a_part_is_put_away_once() -> None:
-    history = History(TickingClock())
-    history.begin(request(7), 0, BORROWED)
-    end(history, 7)
-    history.stepped([Gone(7, DropReason.FAILED)])
-    assert len(history.turns()) == 1
+def test_sum_goes_on_when_a_relay_begins_from_nothing() -> None:
+    moved = RelayedBytes()
+    moved.begin()
+    moved.hear('{"crossing_bytes": 10, "sent_bytes": 20}')
+    moved.hear('{"crossing_bytes": 11, "sent_bytes": 25}')
+    assert moved.sums() == (11, 25)
+    moved.begin()
+    assert moved.sums() == (11, 25)
+    moved.hear('{"crossing_bytes": 1, "sent_bytes": 2}')
+    assert moved.sums() == (12, 27)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "I1122 grpc says something", "[1]", '{"crossing_bytes": "1"}']
+)
+def test_line_that_is_no_figure_says_nothing(line: str) -> None:
+    moved = RelayedBytes()
+    moved.hear(line)
+    assert moved.sums() == (0, 0)

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from rose.demo.rl import program
-from rose.demo.rl.settings import TrainerSettings
 from rose.demo.rl.trainer import PolicyTrainer
 from rose.demo.rl.training import PublishedWeights
 from rose.errors import InvalidArgument, Unavailable
@@ -116,16 +114,6 @@ def test_a_trainer_that_cannot_begin_says_why_and_ends(
         TrainerProcess(options(model, tmp_path), popen=warm)
     assert "is not a checkpoint of rose" in capfd.readouterr().err
     assert (tmp_path / "checkpoint").read_bytes() == b"something else"
-
-
-def test_an_incarnation_claims_its_numbers_before_anybody_hears_of_it(tmp_path: Path) -> None:
-    asked = options(tmp_path, tmp_path)
-    trainer = PolicyTrainer(micro_model(), TrainerSettings())
-    progress, first_version = program._begin(trainer, replace(asked, first_version=7))
-    assert (progress.incarnation, first_version) == (1, 7)
-    again, first_version = program._begin(trainer, asked)
-    assert again.incarnation == 2
-    assert first_version == progress.next_version > 7
 
 
 def test_published_weights_count_versions_and_close() -> None:

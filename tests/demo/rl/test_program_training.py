@@ -147,21 +147,6 @@ def test_a_number_is_reserved_on_the_disk_before_it_is_used(tmp_path: Path) -> N
     assert reserved == [8, 8, 10, 10, 12, 12]
 
 
-def test_a_number_that_cannot_be_reserved_is_not_used(tmp_path: Path, monkeypatch) -> None:
-    rig = Rig(tmp_path, publish_every_s=0.0, checkpoint_every=1)
-    rig.send()
-    rig.turn()
-
-    def fail(*_args) -> None:
-        raise Unavailable("no space")
-
-    monkeypatch.setattr(training_module, "save_checkpoint", fail)
-    rig.send()
-    with pytest.raises(Unavailable, match="no space"):
-        rig.turn()
-    assert rig.weights.version == 1
-
-
 def test_what_teaches_nothing_is_saved_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_module, "_UNSAVED_MAX", 2)
     rig = Rig(tmp_path, publish_every_s=1e6)
@@ -196,19 +181,6 @@ def test_the_status_counts_every_trajectory(tmp_path: Path) -> None:
     assert sum(status.staleness.values()) == 7
     assert {18, 3, 11} & set(status.staleness) <= {3, 11, 17, 18}
     assert (status.bytes_sent, status.dense_bytes) == (3, 7)
-
-
-def test_the_end_saves_everything_that_was_learned(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, publish_every_s=100.0)
-    rig.send()
-    rig.turn()
-    stop = threading.Event()
-    stop.set()
-    rig.training.run(stop)
-    masters, progress = rig.saved()
-    assert np.array_equal(masters, rig.trainer.state().masters)
-    assert progress.learned == {0, 1}
-    assert progress.next_version == 3
 
 
 def test_a_running_trainer_learns_what_is_sent_and_stops_when_told(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from rose.demo.environments import GridWorld, Observed, Task, task
 from rose.demo.rl.rollouts import Groups, RolloutThread
 from rose.demo.rl.settings import LoopSettings
 from rose.demo.rl.trajectory import Trajectory
-from rose.errors import InvalidArgument, Unavailable
+from rose.errors import InvalidArgument
 from rose.scheduler import Capabilities, SchedulerSettings
 from rose.scheduler.events import Consumed, VersionPublished
-from rose.scheduler.worker import LeaseChanged, TurnEnd, WorkerKind, WorkerLost
+from rose.scheduler.worker import TurnEnd, WorkerKind, WorkerLost
 from tests.demo.rl.play import CONTEXT_MAX, GROUP_SIZE, RUN_SEED, TURN_MAX, play
 from tests.demo.rl.saying_worker import SayingWorker
 from tests.node.rig import no_thread_is_left
@@ -121,25 +121,6 @@ def assert_played(got: Trajectory, *, context_max: int = CONTEXT_MAX) -> None:
 
 
 # ---- trajectories --------------------------------------------------------------------------------
-
-
-def test_trajectories_are_those_of_a_plain_play() -> None:
-    with playing() as on:
-        on.bring()
-        on.bring(1, BORROWED)
-        wait_for(lambda: len(on.finished) >= 20)
-    for trajectory in on.finished:
-        assert_played(trajectory)
-    # Neither the length of the turns nor the reward is the same everywhere: it could go wrong.
-    assert len({one.turns for one in on.finished}) > 2
-    assert len({one.reward for one in on.finished}) > 2
-    counts = on.rollouts.counts()
-    assert (counts.finished, counts.dropped, counts.lost) == (len(on.finished), 0, 0)
-    # The thread may be stopped between the end of one and the start of the next.
-    assert counts.started == counts.finished + counts.in_flight
-    assert 0 < counts.in_flight <= LOOP.in_flight
-    assert on.rollouts.error is None
-    assert on.rollouts.error is None
 
 
 def test_trajectories_are_those_of_a_plain_play_though_workers_come_and_go() -> None:
@@ -296,37 +277,6 @@ def test_stop_takes_every_turn_back_and_ends_the_thread() -> None:
     assert on.rollouts.counts().in_flight == LOOP.in_flight
 
 
-@pytest.mark.parametrize("fault", [KeyError("turn"), Unavailable("its stream")])
-def test_a_worker_that_cannot_stop_keeps_no_other_from_it(monkeypatch, fault) -> None:
-    def fail(_trajectory: int) -> None:
-        raise fault
-
-    with playing(in_flight=16) as on:
-        broken, other = on.bring(), on.bring(1)
-        on.is_silent = True
-        wait_for(lambda: broken.running and other.running)
-        monkeypatch.setattr(broken, "stop_turn", fail)
-        on.rollouts.stop()
-        assert not other.running
-        assert on.rollouts.error is None
-
-
-@pytest.mark.parametrize("kv_tokens", [1e5, "many", None])
-def test_what_no_count_fits_is_left_out(kv_tokens) -> None:
-    with playing() as on:
-        worker = on.bring()
-        wait_for(lambda: on.finished)
-        on.rollouts.hear(LeaseChanged(worker.number, 9, kv_tokens, 0.0))
-        finished = len(on.finished)
-        wait_for(lambda: len(on.finished) > finished + 4)
-        assert on.rollouts.error is None
-
-
-def test_rollouts_that_were_never_started_can_be_stopped() -> None:
-    with no_thread_is_left():
-        Play().rollouts.stop()
-
-
 def test_an_error_of_the_scheduler_ends_the_thread_and_is_seen() -> None:
     with playing() as on:
         on.bring()
@@ -336,18 +286,6 @@ def test_an_error_of_the_scheduler_ends_the_thread_and_is_seen() -> None:
         assert "trajectories" in str(on.rollouts.error)
         assert on.running() == set()
     assert on.rollouts.counts().lost == 0
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_fault_of_something_else_is_seen_as_the_threads_death() -> None:
-    def fail(group: int) -> Task:
-        if group:
-            raise KeyError(group)
-        return draw(group)
-
-    with playing(draw_task=fail) as on:
-        wait_for(lambda: on.rollouts.error)
-        assert "'rose-rollouts' has ended" in str(on.rollouts.error)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 5), max_size=60))
@@ -361,11 +299,3 @@ def test_a_group_is_full_before_a_later_one_begins(size: int, drops: list[int]) 
         if drop == 0:
             members[group] -= 1
             groups.give_back(group)
-
-
-def test_those_that_lost_one_come_first_in_the_order_of_their_losses() -> None:
-    groups = Groups(2)
-    assert [groups.take() for _ in range(5)] == [0, 0, 1, 1, 2]
-    groups.give_back(1)
-    groups.give_back(0)
-    assert [groups.take() for _ in range(4)] == [1, 0, 2, 3]

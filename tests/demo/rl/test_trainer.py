@@ -61,12 +61,7 @@ def plain_gradient(model, trajectories) -> tuple[float, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("microbatch_tokens", "grad_norm_max"),
-    [
-        *((1, 1e-3), (16, 1e9), (4096, 1e-3)),
-        pytest.param(1, 1e9, marks=pytest.mark.slow),
-        pytest.param(16, 1e-3, marks=pytest.mark.slow),
-        pytest.param(4096, 1e9, marks=pytest.mark.slow),
-    ],
+    [(1, 1e-3), (16, 1e9), (4096, 1e-3)],
 )
 def test_a_step_is_the_references(
     microbatch_tokens: int, grad_norm_max: float, monkeypatch: pytest.MonkeyPatch
@@ -121,17 +116,6 @@ def test_what_is_served_is_what_is_learned_with() -> None:
         trainer.bits()[0] = 1
 
 
-def test_small_steps_add_up_below_the_rounding() -> None:
-    """A step far below half an ULP moves the masters; that is what they are for."""
-    model = micro_model()
-    trainer = PolicyTrainer(model, replace(SETTINGS, lr=1e-7))
-    before, bits = trainer.state().masters.copy(), trainer.bits().copy()
-    trainer.step(four(), published=0)
-    moved = trainer.state().masters != before
-    assert moved.mean() > 0.3
-    assert np.mean(trainer.bits() != bits) < 0.1 * moved.mean()
-
-
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_tied_weights_come_once_and_in_the_order_of_their_names(is_tied: bool) -> None:
     model = micro_model(is_tied=is_tied)
@@ -162,32 +146,6 @@ def test_the_ratio_is_one_for_the_weights_that_said_it() -> None:
     advantages = reference.advantages([one.reward for one in told], [one.group for one in told])
     mean = sum(a * one.generated_tokens for a, one in zip(advantages, told, strict=True)) / 11
     assert trainer.step(told, published=0).loss == pytest.approx(-mean, abs=1e-4)
-
-
-def test_what_is_rewarded_becomes_likelier() -> None:
-    model = micro_model()
-    trainer = PolicyTrainer(model, SETTINGS)
-    good, bad = [70, 71, 1], [80, 81, 1]
-    prompt = [2, 65, 66, 3]
-
-    def likely(said) -> float:
-        return sum(logprobs_of(model, [*prompt, *said])[len(prompt) :])
-
-    first = likely(good), likely(bad)
-    for _ in range(30):
-        told = [
-            trajectory(
-                n,
-                said,
-                reward=float(said is good),
-                prompt=prompt,
-                logprobs=logprobs_of(model, [*prompt, *said])[len(prompt) :],
-            )
-            for n, said in enumerate([good, bad])
-        ]
-        trainer.step(told, published=0)
-    assert likely(good) > first[0] + 2.0
-    assert likely(bad) < first[1]
 
 
 def test_equal_rewards_change_nothing_not_even_with_momentum() -> None:

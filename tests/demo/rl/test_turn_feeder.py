@@ -66,16 +66,6 @@ def test_a_paused_engine_says_nothing_and_keeps_its_turns(fed: Fed) -> None:
     assert fed.feeder.failures == []
 
 
-def test_nothing_is_said_before_it_may_run(fed: Fed) -> None:
-    fed.feeder.resume()
-    wait_for(lambda: fed.feeder.tokens)
-    late = Fed()
-    late.feeder.start()
-    time.sleep(0.2)
-    assert late.feeder.tokens == 0
-    late.close()
-
-
 def test_a_trajectory_whose_tool_takes_for_ever_keeps_no_other_from_its_turns() -> None:
     fed = Fed(wait_s=lambda number, _turn: 1e6 if number < LOOP.in_flight // 2 else 0.0)
     fed.feeder.start()

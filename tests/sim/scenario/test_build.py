@@ -170,10 +170,6 @@ def test_dapo_rolls_out_more_and_throws_whole_groups_away() -> None:
     assert job_of(tripled) == (96, 2, 64)
 
 
-def test_grpo_keeps_everything() -> None:
-    assert job_of(build(scenario(), "resource-fixed", seed=3, inputs=NOTHING)) == (32, 2, 64)
-
-
 def test_off_policy_jobs_have_what_they_begin_before_the_last_version() -> None:
     jobs = [{**content()["jobs"][0], "mode": "asynchronous", "max_staleness": 2}]
     assert job_of(build(scenario(jobs=jobs), "resource-fixed", seed=3, inputs=NOTHING)) == (
@@ -337,17 +333,6 @@ def test_a_trainer_lends_while_it_waits() -> None:
     assert busy.share.sum() == 0
 
 
-def test_the_trainer_s_gpus_roll_out_while_it_waits(small: Scenario) -> None:
-    idle = idle_trainer(np.array([60_000.0]), train_ms=20_000, release_ms=0, horizon_ms=600_000)
-    made = build(small, "training-gpus", seed=3, inputs=NOTHING, trainer_idle=idle)
-    assert len(made.world.workers) == 8
-    assert [worker.kind for worker in made.world.workers[4:]] == [WorkerKind.BORROWED] * 4
-    assert made.world.workers[-1].lending is not None
-    assert made.world.workers[-1].lending.kv_tokens.max() == made.world.workers[0].kv_tokens
-    outcome = simulate_cluster(made.world)
-    assert outcome.tokens_by_worker[4:].sum() > 0
-
-
 @pytest.mark.parametrize("peak", [1.0, 1.2, 1.7, 3.0])
 def test_a_wave_has_the_peak_that_was_asked_for(peak: float) -> None:
     wave = slow_wave(peak)
@@ -364,8 +349,8 @@ def test_bursts_have_the_busiest_second_that_was_asked_for(peak: float) -> None:
     assert burst_variation(1.0) == 0
 
 
-@pytest.mark.parametrize("seed", [1, 9])
-def test_a_drawn_scenario_s_world_can_be_built(seed: int) -> None:
+def test_a_drawn_scenario_s_world_can_be_built() -> None:
+    seed = 9
     one = drawn(seed)
     made = build(one, "rose-published", seed=seed, inputs=NOTHING)
     assert made.world.jobs[0].trajectories.said_tokens.size < 200_000

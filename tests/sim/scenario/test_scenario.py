@@ -6,8 +6,6 @@ import pytest
 
 from rose.errors import InvalidArgument
 from rose.scheduler.settings import SchedulerSettings
-from rose.sim.scenario.arms import RULES
-from rose.sim.scenario.environments import ENVIRONMENTS
 from rose.sim.scenario.parts import StalledTrainer
 from rose.sim.scenario.scenario import scenario_from
 from rose.sim.scenario.yaml_file import parsed, read_scenarios, scenarios_from
@@ -20,43 +18,23 @@ STALLED = {"kind": "stalled-trainer", "factor": 2}
 # path, value, what the sentence says after the path
 BAD = [
     ("naem", "x", "no such field"),
-    ("name", 7, "expected `str`, got `int`"),
     ("name", "  ", "expected `str` matching regex"),
     ("model", "Qwen9-8B", "no model 'Qwen9-8B'"),
     ("versions", 0, "expected `int` >= 1"),
-    ("versions", 2.5, "expected `int`, got `float`"),
-    ("versions", True, "expected `int`, got `bool`"),
-    ("versions", "2", "expected `int`, got `str`"),
     ("horizon_s", 0, "expected `float` > 0.0"),
-    ("horizon_s", 3.6e9, "expected `float` <= 2592000.0"),
-    ("horizon_s", NAN, "expected `float` > 0.0"),
     ("horizon_s", 10**400, "number out of range"),
-    ("seeds", 3, "expected `array`, got `int`"),
     ("seeds", [], "there is none"),
     ("seeds", [1, 1], "one is there twice"),
     ("seeds", [*range(1001)], "there are 1001; give at most 1000"),
-    ("seeds[0]", -1, "expected `int` >= 0"),
-    ("arms", [], "there is none"),
     ("arms", ["rose", "rose"], "one is there twice"),
     ("arms[0]", "rosé", "did you mean rose?"),
-    ("arms[0]", ["rose"], "expected `str`, got `array`"),
     ("arms[0]", "rose@-1", "'rose@-1' has no slowdown"),
     ("arms[0]", "elastic@0.1", "'elastic@0.1' has no slowdown"),
-    ("jobs", [], "there is none"),
-    ("jobs", {"name": "lake"}, "expected `array`, got `object`"),
-    ("jobs[0]", "lake", "expected `object`, got `str`"),
     ("jobs[0].batch", 30, "30 trajectories make no groups of 8"),
-    ("jobs[0].batch", -8, "expected `int` >= 1"),
-    ("jobs[0].batch_size", 8, "no such field"),
     ("jobs[0].algorithm", "ppo", "invalid enum value 'ppo'"),
-    ("jobs[0].mode", "one_step_off", "invalid enum value 'one_step_off'"),
-    ("jobs[0].train_s", "20s", "expected `float`, got `str`"),
-    ("jobs[0].max_staleness", 65, "expected `int` <= 64"),
     ("jobs[0].environment", {"name": "frozen-lake"}, "kind: is missing"),
     ("jobs[0].environment.kind", "nmaed", "invalid value 'nmaed'"),
     ("jobs[0].environment.name", "lake", "no environment 'lake'"),
-    ("jobs[0].environment.trace", "x.csv", "no such field"),
-    ("jobs[0].redundancy", 3, "expected `object`, got `int`"),
     ("jobs[0].redundancy", {"kind": "log-uniform", "least": 3, "most": 1}, "1 is below least"),
     (
         "jobs[0].redundancy",
@@ -68,33 +46,20 @@ BAD = [
         {"kind": "mixture", "parts": [{"weight": 1, "of": {"kind": "mixture", "parts": []}}]},
         "parts[0].of.kind",
     ),
-    ("dedicated", [], "there is none"),
     ("dedicated[0].gpu", "B300", "invalid enum value 'B300'"),
-    ("dedicated[0].count", 0, "expected `int` >= 1"),
     ("dedicated[0].tp", 3, "4 GPUs make no engines of 3"),
-    ("dedicated[0].job", "pond", "no such field"),
     ("borrowed[0].serving_model", "Qwen2.5-6B", "no model"),
     ("borrowed[0].slo", {"ttft_ms": 500}, "tpot_ms: is missing; add it"),
-    ("borrowed[0].slo.ttft_ms", 0, "expected `float` > 0.0"),
-    ("borrowed[0].slo.ttft_s", 0.5, "no such field"),
     ("borrowed[0].traffic.load", 19, "expected `float` <= 0.95"),
     ("borrowed[0].traffic.second_peak", 1.1, "1.1 is below minute_peak"),
-    ("borrowed[0].traffic.kind", "azure", "invalid value 'azure'"),
     ("borrowed[0].traffic.kind", ["daily"], "expected `str`, got `list`"),
-    ("trainer.tp", 3, "4 GPUs make no engines of 3"),
     ("network.link_gbit_per_s", 0, "expected `float` > 0.0"),
-    ("network.link_gb_per_s", 25, "no such field"),
-    ("network.changed_share", 3, "expected `float` <= 1.0"),
-    ("prices.dedicated", -1, "expected `float` >= 0.0"),
     ("stress", [{"kind": "revoke"}], "invalid value 'revoke'"),
     ("stress", [{"kind": "revoke-all", "at_s": 5}], "for_s: is missing"),
-    ("stress", [{"kind": "flapping", "lent_s": 0, "away_s": 5}], "expected `float` > 0.0"),
     ("scheduler", {"stall": 5}, "is no such setting; there are"),
     ("scheduler", {"max_staleness": 5}, "is said by each job"),
     ("scheduler", {"stall_ms": -5}, "out of range"),
-    ("scheduler", {"attempts_max": 1.5}, "(attempts_max=1.5) is out of range"),
     ("scheduler", {"worker_lag_max": 1.5}, "1.5 is no whole number"),
-    ("scheduler", {"stall_ms": "5"}, "expected `float`, got `str`"),
     ("scheduler", {5: 5}, "expected `str`, got `int`"),
 ]
 
@@ -108,18 +73,14 @@ def place_in(path: str, sentence: str) -> bool:
 @pytest.mark.parametrize(("path", "value", "says"), BAD)
 def test_a_bad_field_is_named_with_its_mend(path: str, value: object, says: str) -> None:
     with pytest.raises(InvalidArgument) as error:
-        scenario_from(changed(path, value) if path != "seeds[0]" else scenario_seed(value))
+        scenario_from(changed(path, value))
     sentence = str(error.value)
     assert says in sentence
     assert place_in(path, sentence), sentence
     assert "\n" not in sentence
 
 
-def scenario_seed(value: object) -> dict[str, object]:
-    return {**content(), "seeds": [value]}
-
-
-@pytest.mark.parametrize("field", ["name", "model", "jobs", "dedicated", "network", "arms"])
+@pytest.mark.parametrize("field", ["name", "jobs"])
 def test_a_field_that_is_missing_is_named(field: str) -> None:
     short = content()
     del short[field]
@@ -127,7 +88,7 @@ def test_a_field_that_is_missing_is_named(field: str) -> None:
         scenario_from(short)
 
 
-@pytest.mark.parametrize("nonsense", [None, 7, "rose", [], [1]])
+@pytest.mark.parametrize("nonsense", [None, "rose"])
 def test_a_file_without_fields_is_refused(nonsense: object) -> None:
     with pytest.raises(InvalidArgument, match="the scenario: expected `object`"):
         scenario_from(nonsense)
@@ -154,17 +115,6 @@ def test_settings_are_the_jobs_own_and_the_overrides() -> None:
     assert settings == SchedulerSettings(
         max_staleness=0, batch_trajectories=32, tuning={"stall_ms": 750.0, "attempts_max": 5}
     )
-
-
-def test_a_scenario_cannot_be_changed() -> None:
-    made = scenario()
-    with pytest.raises(AttributeError):
-        made.name = "other"  # type: ignore[misc]
-
-
-def test_every_arm_has_rules() -> None:
-    assert {one.split("@")[0] for one in scenario(arms=[*RULES]).arms} == set(RULES)
-    assert {"frozen-lake", "alfworld", "swe-bench", "coding-agent"} <= set(ENVIRONMENTS)
 
 
 # --- YAML -----------------------------------------------------------------------------------------
@@ -247,23 +197,3 @@ def test_every_scenario_of_the_bench_can_be_read(path: Path) -> None:
     for one in read_scenarios(path):
         assert one.about != "-"
         assert one.arms
-
-
-def test_the_paper_scenarios_are_those_of_the_paper() -> None:
-    (small,), (large,) = (read_scenarios(FOLDER / f"paper_{size}.yaml") for size in ("8b", "32b"))
-    for one, batch, rollout, train, lent, tp in (
-        (small, 256, 8, 8, 16, 1),
-        (large, 1024, 16, 32, 64, 4),
-    ):
-        (job,), (dedicated,), (borrowed,) = one.jobs, one.dedicated, one.borrowed
-        assert (job.batch, job.group, job.context_tokens) == (batch, 16, 32768)
-        assert (dedicated.count, dedicated.tp, borrowed.count, borrowed.tp) == (
-            rollout,
-            tp,
-            lent,
-            tp,
-        )
-        assert one.trainer is not None
-        assert (one.trainer.count, one.trainer.tp) == (train, 4)
-    assert (small.borrowed[0].slo.ttft_ms, small.borrowed[0].slo.tpot_ms) == (500, 150)
-    assert (large.borrowed[0].slo.ttft_ms, large.borrowed[0].slo.tpot_ms) == (1000, 450)

@@ -129,12 +129,6 @@ def test_the_group_s_share_is_what_its_members_have_in_common() -> None:
         assert between == pytest.approx(share + (1 - share) / 8, abs=0.08)
 
 
-def test_the_share_of_a_group_leaves_the_distribution_as_it_is() -> None:
-    assert np.sort(lengths_of(0.0).ravel()).tolist() == pytest.approx(
-        np.sort(lengths_of(1.0).ravel()).tolist(), abs=6
-    )
-
-
 def test_hard_trajectories_say_more_in_each_turn() -> None:
     environment = Drawn(
         turns=Lognormal(8.0, 0.6),

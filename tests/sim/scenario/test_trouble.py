@@ -12,7 +12,6 @@ from rose.sim.scenario.parts import (
     RevokeAfterPrefill,
     RevokeAll,
     RevokeDuringUpdate,
-    StalledTrainer,
     Stress,
 )
 from rose.sim.scenario.trouble import Lent, troubled, without
@@ -113,10 +112,6 @@ def test_engines_of_a_domain_crash_together_and_others_at_other_times() -> None:
         assert {round(end - begin, 6) for begin, end in away(one)} <= {5.0}
     many = [len(away(run(EngineCrashes(every_s=60, down_s=5), seed=seed)[0])) for seed in range(40)]
     assert np.mean(many) == pytest.approx(600 / 65, rel=0.15)
-
-
-def test_a_stalled_trainer_takes_nothing_back() -> None:
-    assert not any(away(one) for one in run(StalledTrainer(factor=20)))
 
 
 def test_troubles_add_up() -> None:

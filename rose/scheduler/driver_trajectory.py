@@ -6,15 +6,15 @@ from enum import Enum
 from typing import Any, Final
 
 from rose.errors import InternalError, InvalidArgument, check
+from rose.scheduler.driver_events import Asked
 from rose.scheduler.events import Start
-from rose.scheduler.front_events import Asked
 from rose.scheduler.turns import Sampling, TrajectoryRecord, TurnResult
 from rose.scheduler.worker import TurnRequest
 
 # A slice of a copy ends with the trajectory that reaches either limit. A slice takes about a third
 # of a millisecond, which no caller notices.
 SLICE_TOKENS: Final = 1 << 16
-SLICE_COURSES: Final = 128
+SLICE_TRAJECTORIES: Final = 128
 
 
 class Phase(Enum):
@@ -27,7 +27,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class Course:
+class DriverTrajectory:
     """A trajectory that is not over.
 
     Args:
@@ -64,7 +64,7 @@ class Course:
     lease_epoch: int = 0
     error: str | None = None
 
-    def copy(self) -> "Course":
+    def copy(self) -> "DriverTrajectory":
         """Return a deep copy."""
         rows = ("context", "turns", "tokens", "logprobs", "versions", "workers")
         copies: dict[str, Any] = {name: list(getattr(self, name)) for name in rows}
@@ -198,32 +198,32 @@ class SlowCopy:
     One thread at a time.
 
     Args:
-        courses: trajectories by number; later ones are not copied.
+        states: trajectories by number; later ones are not copied.
     """
 
-    def __init__(self, courses: Mapping[int, Course]) -> None:
-        self._left = dict(courses)
-        self._copies: dict[int, Course] = {}
-        self._order = tuple(courses.values())
+    def __init__(self, states: Mapping[int, DriverTrajectory]) -> None:
+        self._left = dict(states)
+        self._copies: dict[int, DriverTrajectory] = {}
+        self._order = tuple(states.values())
         self._at = 0  # all before it are copied
 
-    def keep(self, course: Course) -> None:
+    def keep(self, state: DriverTrajectory) -> None:
         """Copy a trajectory now, if it is not copied yet."""
-        if self._left.pop(course.number, None) is not None:
-            self._copies[course.number] = course.copy()
+        if self._left.pop(state.number, None) is not None:
+            self._copies[state.number] = state.copy()
 
     def advance(self) -> bool:
         """Copy one more slice, and return whether all are copied."""
         tokens = 0
-        for course in self._order[self._at : self._at + SLICE_COURSES]:
+        for state in self._order[self._at : self._at + SLICE_TRAJECTORIES]:
             self._at += 1
-            if course.number in self._left:
-                tokens += course.token_count()
-                self.keep(course)
+            if state.number in self._left:
+                tokens += state.token_count()
+                self.keep(state)
             if tokens >= SLICE_TOKENS:
                 break
         return not self._left
 
-    def whole(self) -> tuple[Course, ...]:
+    def whole(self) -> tuple[DriverTrajectory, ...]:
         """Return all copies, in order, once all are made."""
-        return tuple(self._copies[course.number] for course in self._order)
+        return tuple(self._copies[state.number] for state in self._order)

@@ -1,4 +1,4 @@
-"""A front that is killed at any step, with workers that live on, in virtual time.
+"""A driver that is killed at any step, with workers that live on, in virtual time.
 
 Workers say true tokens: the one at a place of a context is a function of the trajectory's seed and
 the place. What they say comes late, twice, out of order or not at all. Callers repeat whatever was
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from rose.demo.environments.text import EOS
 from rose.scheduler import PlacementPolicy
-from rose.scheduler.course import SlowCopy
+from rose.scheduler.driver_events import Begun, Ended, Entry, Registered, Step
+from rose.scheduler.driver_trajectory import SlowCopy
 from rose.scheduler.durable import Durable
 from rose.scheduler.events import Admit, Consumed, VersionPublished
-from rose.scheduler.front_events import Begun, Ended, Entry, Registered, Step
 from rose.scheduler.state import Checkpoint, Gone, Outcome
 from rose.scheduler.store_file import FileStore
 from rose.scheduler.turns import Capabilities, Sampling, TurnResult
-from rose.scheduler.watching import FrontWatch
+from rose.scheduler.watching import DriverWatch
 from rose.scheduler.worker import (
     LeaseChanged,
     TurnEnd,
@@ -115,17 +115,17 @@ class Caller:
         if self.trajectory in rollouts.state.used:
             self.is_over = True
             return None
-        course = rollouts.state.trajectories.get(self.trajectory)
-        if course is None:
+        state = rollouts.state.trajectories.get(self.trajectory)
+        if state is None:
             return Begun(self.trajectory, self.trajectory // 4, 0, self.trajectory)
-        if not course.record().is_admitted:
+        if not state.record().is_admitted:
             return None
         if self.turn == turns_of(self.trajectory):
             return Ended(self.trajectory, is_wanted=True)
-        if self.turn < len(course.turns):
-            self.hear(course.turns[self.turn])
+        if self.turn < len(state.turns):
+            self.hear(state.turns[self.turn])
             return self.entry(durable)
-        return course.asked(self.turn, self.prompt, SAMPLING)
+        return state.asked(self.turn, self.prompt, SAMPLING)
 
     def hear(self, result: TurnResult) -> None:
         assert result.turn == self.turn
@@ -154,7 +154,7 @@ class MortalStore(FileStore):
         super().save(checkpoint)
 
 
-class DeadEpochs(FrontWatch):
+class DeadEpochs(DriverWatch):
     """Fails when a turn is started under a lease that was heard to be over."""
 
     def __init__(self, last: dict[int, int]) -> None:
@@ -173,7 +173,7 @@ class DeadEpochs(FrontWatch):
         assert (worker, request.lease_epoch) not in self.revoked
 
 
-class FrontWorld:
+class DriverWorld:
     def __init__(
         self,
         path: Path,
@@ -375,7 +375,7 @@ class FrontWorld:
         if left == 0 or (left < SETTINGS.batch_trajectories and not is_last):
             # What was given up is not trained on, so batches may stay short.
             under_way = self.durable.rollouts.state.trajectories.values()
-            if left == 0 or any(course.record().is_admitted for course in under_way):
+            if left == 0 or any(state.record().is_admitted for state in under_way):
                 return
         self.durable.take(Consumed(min(left, SETTINGS.batch_trajectories)))
 

@@ -21,7 +21,7 @@ _LOGPROB_MAX: Final = 1e-6
 _WORKERS_MAX: Final = 4096
 
 
-def believable(event: object) -> WorkerEvent | None:
+def validated(event: object) -> WorkerEvent | None:
     """Return an event with checked fields; None if it is invalid.
 
     Numbers become Python's. An output with unusable tokens becomes a failed one: the worker could
@@ -60,7 +60,7 @@ def _row(event: TurnOutput) -> dict[str, Any] | None:
     return {"tokens": tokens, "logprobs": logprobs, "versions": versions}
 
 
-class EarlyNews:
+class PreRegistrationBuffer:
     """Pre-registration buffer: a worker's event stream may start before its registration.
 
     Keeps of each worker the newest capacity grant and the last version event.
