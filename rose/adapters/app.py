@@ -1,0 +1,321 @@
+"""The HTTP application of the rollout service: FastAPI routes over `RolloutService`."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from rose import __version__
+from rose.adapters.answers import Answer, encode
+from rose.adapters.bodies import (
+    ChatBody,
+    CompletionBody,
+    FinishBody,
+    InitBody,
+    StartBody,
+    UpdateBody,
+    VersionBody,
+)
+from rose.adapters.guard import Guard, error_body, headers_of, status_of
+from rose.adapters.service import Generation, PauseMode, RolloutService
+from rose.adapters.text import Tokenizer
+from rose.adapters.weight_updates import WeightSource, WeightUpdates
+from rose.clock import unix_s
+from rose.errors import InvalidArgument, RoseError
+
+T = TypeVar("T")
+_NO_SOURCE: Final = (
+    "this service takes no weights over HTTP: publish them with rose.publish, which its workers "
+    "follow, then report the version to /rose/versions"
+)
+# What the routes may answer besides 200, for the OpenAPI schema.
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"description": "The request breaks a rule; the sentence names it."},
+    401: {"description": "The bearer token is missing or wrong."},
+    409: {"description": "No worker has weights that the request accepts; `versions` are there."},
+    413: {"description": "The body is too large."},
+    429: {"description": "Too many sequences are in flight; retry after Retry-After seconds."},
+    501: {"description": "The service has no source of weights."},
+    503: {"description": "The service has no workers, or is closing."},
+    504: {"description": "A time limit was reached."},
+}
+
+
+class Json(Response):
+    """A JSON answer, encoded once."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Encode the answer."""
+        return encode(content)
+
+
+class _Stream(StreamingResponse):
+    """A streamed answer, whose generation ends with it, even if its client never reads."""
+
+    def __init__(self, answer: Answer[Any]) -> None:
+        super().__init__(answer.events(), media_type="text/event-stream")
+        self._generation = answer.generation
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Stream until all was said or the client has gone."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._generation.close()
+
+
+def rollout_app(
+    service: RolloutService,
+    *,
+    model: str,
+    dtype: str = "bfloat16",
+    tokenizer: Tokenizer | None = None,
+    token: str | None = None,
+    weights: WeightSource | None = None,
+) -> Callable[..., Awaitable[None]]:
+    """Return the ASGI application of an open service.
+
+    Args:
+        service: service that generates.
+        model: name of the model, the only one that requests may name.
+        dtype: dtype of its weights, as clients are told.
+        tokenizer: for text and chat; None takes and returns token ids only.
+        token: bearer token of all clients; None lets everybody in.
+        weights: brings versions that clients send over HTTP; None if `rose.publish` does.
+    """
+    app = FastAPI(
+        title="rose rollout service", version=__version__, responses=_ERRORS, docs_url=None
+    )
+    _add_errors(app, service)
+    _add_completions(app, service, model, tokenizer)
+    _add_status(app, service, model, dtype, has_source=weights is not None)
+    _add_control(app, service, WeightUpdates(service, weights))
+    return Guard(app, service=service, token=token)
+
+
+def _add_errors(app: FastAPI, service: RolloutService) -> None:
+    def answer(status: int, said: str, there: dict[int, int] | None = None) -> Response:
+        return Json(error_body(status, said, there), status, headers_of(status))
+
+    async def invalid(_: Request, error: Exception) -> Response:
+        found = error.errors() if isinstance(error, RequestValidationError) else []
+        return answer(400, "; ".join(map(_sentence, found[:3])) or "the body must be JSON")
+
+    async def http(_: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        said = str(getattr(error, "detail", error))
+        made = answer(status, said)
+        made.headers.update(getattr(error, "headers", None) or {})
+        return made
+
+    async def refused(_: Request, error: Exception) -> Response:
+        status = status_of(error) if isinstance(error, RoseError) else 500
+        return answer(status, str(error), service.versions() if status == 409 else None)
+
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RoseError, refused)
+
+
+def _sentence(error: Any) -> str:
+    """Return one error of pydantic as `place: rule`."""
+    place = ".".join(str(part) for part in error["loc"] if part != "body") or "the body"
+    return f"{place}: {error['msg']}"
+
+
+def _add_completions(
+    app: FastAPI, service: RolloutService, model: str, tokenizer: Tokenizer | None
+) -> None:
+    def begin(body: CompletionBody | ChatBody, max_tokens: int | None) -> Generation:
+        if body.model not in (None, "", model):
+            raise HTTPException(404, f"the model '{body.model}' is not served; '{model}' is")
+        asks = body.asks(body.prompts(tokenizer), max_tokens, service, tokenizer)
+        return service.generate(asks)
+
+    async def reply(answer: Answer[Any], request: Request) -> Response:
+        if answer.body.stream:
+            return _Stream(answer)
+        async with answer.generation:
+            return Json(await _unless_gone(answer.whole(), request))
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Complete prompts: token ids in and out, or text if the service has a tokenizer."""
+        generation = begin(body, body.max_tokens)
+        identity = f"cmpl-{uuid.uuid4().hex}"
+        return await reply(Answer(body, generation, model, unix_s(), identity, tokenizer), request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation; it needs a tokenizer with a chat template."""
+        generation = begin(body, body.max_completion_tokens or body.max_tokens)
+        identity = f"chatcmpl-{uuid.uuid4().hex}"
+        return await reply(Answer(body, generation, model, unix_s(), identity, tokenizer), request)
+
+
+async def _unless_gone(work: Awaitable[T], request: Request) -> T:
+    """Wait for the work; cancel it if the client goes away.
+
+    Raises:
+        HTTPException: the client has gone, so nobody reads this.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(499, "the client has gone")
+        return working.result()
+    finally:
+        for one in (working, watching):
+            one.cancel()
+            with suppress(asyncio.CancelledError, RoseError):
+                await one
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_status(
+    app: FastAPI, service: RolloutService, model: str, dtype: str, *, has_source: bool
+) -> None:
+    started = unix_s()
+
+    @app.get("/ping", include_in_schema=False)
+    @app.get("/health")
+    async def health() -> Response:
+        """Answer 200 when a worker is there."""
+        if service.worker_count():
+            return Response()
+        return Json(error_body(503, "no worker is registered"), 503, headers_of(503))
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Return the version of rose."""
+        return {"version": __version__}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Return the one model."""
+        limit = service.limits.context_tokens
+        one = {"id": model, "object": "model", "created": started, "owned_by": "rose"}
+        return {"object": "list", "data": [{**one, "root": model, "max_model_len": limit}]}
+
+    @app.get("/server_info")
+    async def server_info(config_format: Annotated[str, Query()] = "json") -> dict[str, Any]:  # noqa: ARG001
+        """Return the parts of vLLM's configuration that trainers read, and rose's state."""
+        return {
+            "vllm_config": {
+                "model_config": {
+                    "model": model,
+                    "dtype": f"torch.{dtype}",
+                    "max_model_len": service.limits.context_tokens,
+                    "logprobs_mode": "processed_logprobs",
+                },
+                "parallel_config": {"data_parallel_size": 1, "tensor_parallel_size": 1},
+                "lora_config": None,
+                "weight_transfer_config": {"backend": "rose"} if has_source else None,
+            },
+            "rose": {
+                "version": __version__,
+                "workers": service.worker_count(),
+                "sequences": service.sequence_count(),
+                "sequences_max": service.limits.sequences,
+                **_versions(service),
+            },
+        }
+
+    @app.get("/get_world_size")
+    async def world_size() -> dict[str, int]:
+        """Return the number of workers."""
+        return {"world_size": service.worker_count()}
+
+    @app.get("/rose/versions")
+    async def versions() -> dict[str, Any]:
+        """Return how many workers have each version, and the newest published one."""
+        return _versions(service)
+
+
+def _versions(service: RolloutService) -> dict[str, Any]:
+    there = {str(version): count for version, count in service.versions().items()}
+    return {"published": service.published, "versions": there}
+
+
+def _add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -> None:
+    def needs_source() -> None:
+        if not updates.has_source:
+            raise HTTPException(501, _NO_SOURCE)
+
+    @app.post("/pause")
+    async def pause(
+        mode: Literal["keep", "wait", "abort"] = "abort",
+        clear_cache: Annotated[bool, Query()] = True,  # noqa: ARG001, FBT002 (as vLLM has it)
+    ) -> dict[str, str]:
+        """Answer when no worker generates. `keep` lets sequences go on after `/resume`."""
+        await service.pause(PauseMode(mode))
+        return {"status": "paused"}
+
+    @app.post("/resume")
+    async def resume() -> dict[str, str]:
+        """Let workers generate again."""
+        await service.resume()
+        return {"status": "resumed"}
+
+    @app.get("/is_paused")
+    async def is_paused() -> dict[str, bool]:
+        """Return whether the service is paused."""
+        return {"is_paused": service.is_paused}
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, bool]:
+        """Do nothing: rose's engines key cached prefixes by the version of their weights."""
+        return {"success": True}
+
+    @app.post("/init_weight_transfer_engine")
+    async def init(body: InitBody) -> dict[str, str]:
+        """Accept the trainer; the source of weights needs no group of processes."""
+        needs_source()
+        if body.init_info.get("master_address"):
+            raise HTTPException(501, "NCCL is not supported: " + _NO_SOURCE)
+        return {"message": "ready"}
+
+    @app.post("/start_weight_update")
+    async def start(body: StartBody | None = None) -> dict[str, str]:  # noqa: ARG001 (as vLLM)
+        """Begin a version of the weights."""
+        needs_source()
+        updates.start()
+        return {"message": "started"}
+
+    @app.post("/update_weights")
+    async def update(body: UpdateBody) -> dict[str, Any]:
+        """Take one update of the weights, or a whole version if none was started."""
+        needs_source()
+        version = await updates.update({**(body.model_extra or {}), **body.update_info})
+        return {"message": "updated", "weight_version": version}
+
+    @app.post("/finish_weight_update")
+    async def finish(body: FinishBody | None = None) -> dict[str, Any]:
+        """Answer when the workers have the version."""
+        needs_source()
+        version = await updates.finish(None if body is None else body.weight_version)
+        return {"message": "finished", "weight_version": version}
+
+    @app.post("/rose/versions")
+    async def publish(body: VersionBody) -> dict[str, Any]:
+        """Note a version that the trainer has published with `rose.publish`."""
+        if body.version < service.published:
+            raise InvalidArgument(
+                f"version must be at least {service.published}, got {body.version}"
+            )
+        await service.publish(body.version)
+        return _versions(service)
