@@ -128,7 +128,7 @@ def _add_errors(app: FastAPI, service: RolloutService) -> None:
 def _sentence(error: Any) -> str:
     """Return one error of pydantic as `place: rule`."""
     place = ".".join(str(part) for part in error["loc"] if part != "body") or "the body"
-    return f"{place}: {error['msg']}"
+    return f"{place}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _add_completions(

@@ -29,8 +29,8 @@ def truth(seed: int = 7, *, place: int = 0, prompt: int = 3, count: int = 6, ver
 class Rig:
     service: RolloutService
     workers: list[TrialWorker]
-    app: Any
-    client: httpx2.AsyncClient
+    app: Any = None
+    client: Any = None
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
         return await self.client.post(path, json=body, **options)
@@ -64,9 +64,10 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def rigged(
-    workers: int = 2, limits: ServiceLimits | None = None, step_s: float = 0.0, **options: Any
+async def bare(
+    workers: int = 2, limits: ServiceLimits | None = None, step_s: float = 0.0
 ) -> AsyncIterator[Rig]:
+    """A service without HTTP, which takes a while to set up."""
     async with RolloutService(limits or ServiceLimits()) as service:
         made = [
             TrialWorker(number, KINDS[number % 2], service.hear, step_s=step_s)
@@ -75,14 +76,23 @@ async def rigged(
         for worker in made:
             await service.register(worker, worker.capabilities)
             worker.grant()
-        app = rollout_app(service, model="trial", **options)
-        transport = httpx2.ASGITransport(app=app)
+        try:
+            yield Rig(service, made)
+        finally:
+            for worker in made:
+                worker.close()
+
+
+@asynccontextmanager
+async def rigged(
+    workers: int = 2, limits: ServiceLimits | None = None, step_s: float = 0.0, **options: Any
+) -> AsyncIterator[Rig]:
+    async with bare(workers, limits, step_s) as rig:
+        rig.app = rollout_app(rig.service, model="trial", **options)
+        transport = httpx2.ASGITransport(app=rig.app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://rose") as client:
-            try:
-                yield Rig(service, made, app, client)
-            finally:
-                for worker in made:
-                    worker.close()
+            rig.client = client
+            yield rig
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from rose.adapters.trial import trial_token
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
 from rose.scheduler.turns import Sampling
 from rose.scheduler.worker import WorkerKind
-from tests.adapters.rig import rigged, until
+from tests.adapters.rig import bare, until
 
 ANY = VersionRange()
 
@@ -43,7 +43,7 @@ def holder(rig) -> TrialWorker | None:
 
 
 async def test_a_sequence_is_what_an_undisturbed_worker_says() -> None:
-    async with rigged() as rig:
+    async with bare() as rig:
         (one,) = await rig.play(finishing(rig, [ask()]))
         assert (one.tokens, one.finish_reason) == (said(), "length")
         assert one.versions == [0] * 8
@@ -51,20 +51,21 @@ async def test_a_sequence_is_what_an_undisturbed_worker_says() -> None:
 
 
 async def test_a_stop_token_ends_a_sequence_and_is_part_of_it() -> None:
-    async with rigged() as rig:
+    async with bare() as rig:
         stop = said()[3]
         (one,) = await rig.play(finishing(rig, [ask(stop=(stop,))]))
         assert (one.tokens, one.finish_reason) == (said()[: said().index(stop) + 1], "stop")
 
 
 async def test_each_change_of_a_sequence_is_seen_once_and_in_order() -> None:
-    async with rigged() as rig:
+    async with bare() as rig:
         seen = [0]
 
         async def watch() -> None:
             async with rig.service.generate([ask()]) as generation:
-                async for _ in generation.changes():
-                    seen.append(len(generation.sequences[0].tokens))
+                seen.extend(
+                    [len(generation.sequences[0].tokens) async for _ in generation.changes()]
+                )
 
         await rig.play(asyncio.create_task(watch()))
         assert seen == sorted(seen)
@@ -72,7 +73,7 @@ async def test_each_change_of_a_sequence_is_seen_once_and_in_order() -> None:
 
 
 async def test_a_revoked_sequence_goes_on_at_its_next_token_elsewhere() -> None:
-    async with rigged() as rig:
+    async with bare() as rig:
         answer = finishing(rig, [ask(40)])
         for _ in range(3):
             await until(lambda: holder(rig))
@@ -80,7 +81,7 @@ async def test_a_revoked_sequence_goes_on_at_its_next_token_elsewhere() -> None:
                 rig.step()
             worker = holder(rig)
             worker.revoke()
-            await until(lambda: holder(rig) not in (None, worker))
+            await until(lambda worker=worker: holder(rig) not in (None, worker))
             worker.grant()
         (one,) = await rig.play(answer)
         assert one.tokens == said(40)
@@ -89,7 +90,7 @@ async def test_a_revoked_sequence_goes_on_at_its_next_token_elsewhere() -> None:
 
 
 async def test_sequences_wait_while_nothing_is_lent() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         rig.workers[0].revoke()
         answer = finishing(rig, [ask()])
         await asyncio.sleep(0.02)
@@ -110,7 +111,7 @@ async def test_sequences_wait_while_nothing_is_lent() -> None:
     ],
 )
 async def test_a_sequence_runs_only_on_weights_that_it_accepts(wanted, version) -> None:
-    async with rigged(3) as rig:
+    async with bare(3) as rig:
         rig.workers[1].commit(3)
         await until(lambda: rig.service.versions() == {0: 2, 3: 1})
         asks = [ask(versions=wanted)] * 6
@@ -123,14 +124,14 @@ async def test_a_sequence_runs_only_on_weights_that_it_accepts(wanted, version) 
     "wanted", [VersionRange(at_least=1), VersionRange(exact=2), VersionRange(at_least=0, exact=9)]
 )
 async def test_versions_that_nobody_has_are_refused_with_those_that_are_there(wanted) -> None:
-    async with rigged() as rig:
+    async with bare() as rig:
         with pytest.raises(VersionConflict, match="workers have: 0"):
             rig.service.generate([ask(versions=wanted)])
         assert rig.service.sequence_count() == 0
 
 
 async def test_a_sequence_of_one_version_fails_when_its_worker_commits_another() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         answer = finishing(rig, [ask(40, VersionRange(exact=0))])
         await until(lambda: holder(rig))
         rig.step()
@@ -143,7 +144,7 @@ async def test_a_sequence_of_one_version_fails_when_its_worker_commits_another()
 
 
 async def test_a_sequence_of_any_version_goes_on_through_a_commit() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         answer = finishing(rig, [ask(8)])
         await until(lambda: holder(rig))
         for _ in range(3):
@@ -155,7 +156,7 @@ async def test_a_sequence_of_any_version_goes_on_through_a_commit() -> None:
 
 
 async def test_a_pause_that_keeps_stops_every_worker_and_changes_no_token() -> None:
-    async with rigged() as rig:
+    async with bare() as rig:
         answer = finishing(rig, [ask(12), ask(12)])
         await until(lambda: holder(rig))
         rig.step()
@@ -173,7 +174,7 @@ async def test_a_pause_that_keeps_stops_every_worker_and_changes_no_token() -> N
 
 
 async def test_a_pause_that_waits_lets_running_sequences_end() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         answer = finishing(rig, [ask(6)])
         await until(lambda: holder(rig))
         pausing = asyncio.create_task(rig.service.pause(PauseMode.WAIT))
@@ -187,7 +188,7 @@ async def test_a_pause_that_waits_lets_running_sequences_end() -> None:
 
 
 async def test_a_pause_that_aborts_ends_sequences_with_their_tokens() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         answer = finishing(rig, [ask(30)])
         await until(lambda: holder(rig))
         rig.step()
@@ -200,7 +201,7 @@ async def test_a_pause_that_aborts_ends_sequences_with_their_tokens() -> None:
 
 
 async def test_a_worker_that_keeps_generating_does_not_hold_a_pause_for_ever() -> None:
-    async with rigged(1, ServiceLimits(pause_s=0.05)) as rig:
+    async with bare(1, ServiceLimits(pause_s=0.05)) as rig:
         answer = finishing(rig, [ask(30)])
         await until(lambda: holder(rig))
         rig.workers[0].stop_turn = lambda _: None
@@ -212,7 +213,7 @@ async def test_a_worker_that_keeps_generating_does_not_hold_a_pause_for_ever() -
 
 
 async def test_a_worker_that_joins_during_a_pause_waits_too() -> None:
-    async with rigged(0) as rig:
+    async with bare(0) as rig:
         await rig.service.pause(PauseMode.KEEP)
         worker = TrialWorker(7, WorkerKind.BORROWED, rig.service.hear, step_s=0)
         rig.workers.append(worker)
@@ -226,7 +227,7 @@ async def test_a_worker_that_joins_during_a_pause_waits_too() -> None:
 
 
 async def test_a_worker_that_raises_as_a_pause_ends_is_lost_and_its_turns_go_on() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         await rig.service.pause(PauseMode.KEEP)
         answer = finishing(rig, [ask(3)])
         await asyncio.sleep(0.02)
@@ -245,7 +246,7 @@ async def test_a_worker_that_raises_as_a_pause_ends_is_lost_and_its_turns_go_on(
 
 
 async def test_leaving_gives_up_what_is_not_finished_and_harms_no_other() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         other = finishing(rig, [ask(9)])
         gone = finishing(rig, [ask(500)] * 3)
         await until(lambda: len(rig.workers[0]._turns) == 4)
@@ -256,7 +257,7 @@ async def test_leaving_gives_up_what_is_not_finished_and_harms_no_other() -> Non
 
 
 async def test_a_request_that_takes_too_long_is_ended() -> None:
-    async with rigged(1, ServiceLimits(request_s=0.02)) as rig:
+    async with bare(1, ServiceLimits(request_s=0.02)) as rig:
         with pytest.raises(DeadlineExceeded, match=r"must end within 0.02 s"):
             await finishing(rig, [ask()])
         await rig.until_empty()
@@ -273,7 +274,7 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
     ],
 )
 async def test_a_request_beyond_a_limit_is_refused_alone(asks, error, rule) -> None:
-    async with rigged(1, ServiceLimits(sequences=4, choices=3, context_tokens=100)) as rig:
+    async with bare(1, ServiceLimits(sequences=4, choices=3, context_tokens=100)) as rig:
         others = finishing(rig, [ask()] * 3)
         await until(lambda: rig.service.sequence_count() == 3)
         with pytest.raises(error, match=rule):
@@ -282,7 +283,7 @@ async def test_a_request_beyond_a_limit_is_refused_alone(asks, error, rule) -> N
 
 
 async def test_a_closed_service_ends_its_requests_and_takes_no_more() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         answer = finishing(rig, [ask(100)])
         await until(lambda: holder(rig))
         await rig.service.__aexit__(None, None, None)
@@ -294,7 +295,7 @@ async def test_a_closed_service_ends_its_requests_and_takes_no_more() -> None:
 
 
 async def test_a_worker_number_is_taken_once_and_free_again_after_a_loss() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         with pytest.raises(InvalidArgument, match="worker 0 is there already"):
             await rig.service.register(rig.workers[0], rig.workers[0].capabilities)
         await rig.service._scheduler.lose(0, "a test says so")
@@ -305,7 +306,7 @@ async def test_a_worker_number_is_taken_once_and_free_again_after_a_loss() -> No
 
 
 async def test_a_sequence_that_every_worker_fails_is_an_error_of_its_own() -> None:
-    async with rigged(1) as rig:
+    async with bare(1) as rig:
         worker = rig.workers[0]
 
         def start_turn(_) -> None:
