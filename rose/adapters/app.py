@@ -32,7 +32,7 @@ from rose.errors import InvalidArgument, RoseError
 T = TypeVar("T")
 _NO_SOURCE: Final = (
     "this service takes no weights over HTTP: publish them with rose.publish, which its workers "
-    "follow, then report the version to /rose/versions"
+    "follow, then report the version to /weight_versions"
 )
 # What the routes may answer besides 200, for the OpenAPI schema.
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -240,7 +240,7 @@ def _add_status(
         """Return the number of workers."""
         return {"world_size": service.worker_count()}
 
-    @app.get("/rose/versions")
+    @app.get("/weight_versions")
     async def versions() -> dict[str, Any]:
         """Return how many workers have each version, and the newest published one."""
         return _versions(service)
@@ -310,7 +310,7 @@ def _add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) 
         version = await updates.finish(None if body is None else body.weight_version)
         return {"message": "finished", "weight_version": version}
 
-    @app.post("/rose/versions")
+    @app.post("/weight_versions")
     async def publish(body: VersionBody) -> dict[str, Any]:
         """Note a version that the trainer has published with `rose.publish`."""
         if body.version < service.published:

@@ -234,6 +234,6 @@ class FinishBody(_Body):
 
 
 class VersionBody(_Body):
-    """Body of `/rose/versions`."""
+    """Body of `/weight_versions`."""
 
     version: Count

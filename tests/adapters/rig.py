@@ -90,7 +90,7 @@ async def rigged(
     async with bare(workers, limits, step_s) as rig:
         rig.app = rollout_app(rig.service, model="trial", **options)
         transport = httpx2.ASGITransport(app=rig.app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://rose") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             rig.client = client
             yield rig
 

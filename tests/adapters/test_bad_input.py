@@ -92,8 +92,8 @@ OTHERS = [
     ("POST", "/pause?mode=forever", b"", 400, "mode"),
     ("POST", "/update_weights", b"{", 400, "JSON"),
     ("POST", "/init_weight_transfer_engine", b'{"init_info": 5}', 400, "init_info"),
-    ("POST", "/rose/versions", b'{"version": -1}', 400, "version"),
-    ("POST", "/rose/versions", b'{"version": 9e99}', 400, "version"),
+    ("POST", "/weight_versions", b'{"version": -1}', 400, "version"),
+    ("POST", "/weight_versions", b'{"version": 9e99}', 400, "version"),
     ("POST", "/v1/chat/completions", b'{"messages": []}', 400, "messages"),
     ("POST", "/v1/chat/completions", b'{"messages": [{"role": "u"}]}', 400, "tokenizer"),
     (

@@ -210,11 +210,11 @@ async def test_without_a_source_weights_come_by_publish_and_are_reported() -> No
             assert answer.status_code == 501
             assert "rose.publish" in answer.json()["error"]["message"]
         assert (await rig.post("/update_weights", {})).status_code == 501
-        assert (await rig.post("/rose/versions", {"version": 4})).json() == {
+        assert (await rig.post("/weight_versions", {"version": 4})).json() == {
             "published": 4,
             "versions": {"0": 2},
         }
-        assert (await rig.post("/rose/versions", {"version": 3})).status_code == 400
+        assert (await rig.post("/weight_versions", {"version": 3})).status_code == 400
         rig.workers[1].commit(4)
         await until(lambda: rig.service.versions() == {0: 1, 4: 1})
         body = {**BODY, "weight_version": {"min": 4}}
