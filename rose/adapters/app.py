@@ -32,12 +32,14 @@ from rose.errors import InvalidArgument, RoseError
 T = TypeVar("T")
 _NO_SOURCE: Final = (
     "this service takes no weights over HTTP: publish them with rose.publish, which its workers "
-    "follow, then report the version to /weight_versions"
+    "follow, then report the version to /publish_weight_version"
 )
 # What the routes may answer besides 200, for the OpenAPI schema.
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     400: {"description": "The request breaks a rule; the sentence names it."},
     401: {"description": "The bearer token is missing or wrong."},
+    404: {"description": "The model is not served."},
+    408: {"description": "The body took too long to arrive."},
     409: {"description": "No worker has weights that the request accepts; `versions` are there."},
     413: {"description": "The body is too large."},
     429: {"description": "Too many sequences are in flight; retry after Retry-After seconds."},
@@ -196,7 +198,7 @@ def _add_status(
     async def health() -> Response:
         """Answer 200 when a worker is there."""
         if service.worker_count():
-            return Response()
+            return Json({"status": "ok"})
         return Json(error_body(503, "no worker is registered"), 503, headers_of(503))
 
     @app.get("/version")
@@ -310,12 +312,12 @@ def _add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) 
         version = await updates.finish(None if body is None else body.weight_version)
         return {"message": "finished", "weight_version": version}
 
-    @app.post("/weight_versions")
+    @app.post("/publish_weight_version")
     async def publish(body: VersionBody) -> dict[str, Any]:
         """Note a version that the trainer has published with `rose.publish`."""
         if body.version < service.published:
             raise InvalidArgument(
                 f"version must be at least {service.published}, got {body.version}"
             )
-        await service.publish(body.version)
+        service.publish(body.version)
         return _versions(service)

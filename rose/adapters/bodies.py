@@ -234,6 +234,6 @@ class FinishBody(_Body):
 
 
 class VersionBody(_Body):
-    """Body of `/weight_versions`."""
+    """Body of `/publish_weight_version`."""
 
     version: Count

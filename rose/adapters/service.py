@@ -20,15 +20,14 @@ from rose.adapters.gate import GatedWorker
 from rose.adapters.sequences import Ask, SequenceInFlight
 from rose.clock import Clock
 from rose.errors import DeadlineExceeded, InvalidArgument, RoseError, Unavailable
+from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.elastic import ElasticRolloutScheduler
 from rose.scheduler.settings import SchedulerSettings
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import Worker, WorkerEvent
 
-# Versions are each request's business here: no worker is too old, and no batch is full.
-_SETTINGS: Final = SchedulerSettings(
-    max_staleness=1 << 16, batch_trajectories=1 << 20, worker_lag_max=1 << 20
-)
+# Versions are each request's business here, so no batch of a version is ever full.
+_SETTINGS: Final = SchedulerSettings(batch_trajectories=1 << 20)
 
 
 class Overloaded(Unavailable):
@@ -165,13 +164,17 @@ class RolloutService:
         """Return how many finished sequences were interrupted and resumed."""
         return self._scheduler.counts().resumed
 
-    async def publish(self, version: int) -> None:
-        """Report a version that the trainer has published; older ones are ignored.
+    def publish(self, version: int) -> None:
+        """Note a version that the trainer has published; older ones are ignored.
+
+        The scheduler's core is not told: it would give no turn to workers that are far behind, and
+        here each request says what it accepts.
 
         Raises:
             InvalidArgument: the version is out of range.
         """
-        await self._scheduler.publish(version)
+        if not 0 <= version <= COUNT_MAX:
+            raise InvalidArgument(f"a version must be from 0 to {COUNT_MAX}, got {version}")
         self.published = max(self.published, version)
 
     # ---- pauses ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 from rose.adapters.service import RolloutService
 from rose.errors import InvalidArgument
+from rose.scheduler.coerce import COUNT_MAX
 
 # Brings workers to the version that the updates describe, and returns when they have committed it.
 WeightSource = Callable[[Sequence[Mapping[str, Any]], int], Awaitable[None]]
@@ -63,9 +64,11 @@ class WeightUpdates:
         async with self._turn:
             newest = max((self._service.published, *self._service.versions()))
             wanted = newest + 1 if version is None else version
-            if wanted <= newest:
-                raise InvalidArgument(f"weight_version must be above {newest}, got {wanted}")
+            if not newest < wanted <= COUNT_MAX:
+                raise InvalidArgument(
+                    f"weight_version must be above {newest} and at most {COUNT_MAX}, got {wanted}"
+                )
             if self._source is not None:
                 await self._source(infos, wanted)
-            await self._service.publish(wanted)
+            self._service.publish(wanted)
         return wanted

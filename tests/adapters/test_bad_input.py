@@ -92,8 +92,8 @@ OTHERS = [
     ("POST", "/pause?mode=forever", b"", 400, "mode"),
     ("POST", "/update_weights", b"{", 400, "JSON"),
     ("POST", "/init_weight_transfer_engine", b'{"init_info": 5}', 400, "init_info"),
-    ("POST", "/weight_versions", b'{"version": -1}', 400, "version"),
-    ("POST", "/weight_versions", b'{"version": 9e99}', 400, "version"),
+    ("POST", "/publish_weight_version", b'{"version": -1}', 400, "version"),
+    ("POST", "/publish_weight_version", b'{"version": 9e99}', 400, "version"),
     ("POST", "/v1/chat/completions", b'{"messages": []}', 400, "messages"),
     ("POST", "/v1/chat/completions", b'{"messages": [{"role": "u"}]}', 400, "tokenizer"),
     (
@@ -147,6 +147,17 @@ async def test_without_the_token_nothing_is_said(subtests) -> None:
 async def test_with_the_token_all_is_as_without_one() -> None:
     async with rigged(1, token="secret") as rig:
         rig.client.headers["authorization"] = "bearer secret"
+        said = (await rig.ask("/v1/completions", BODY)).json()
+        assert said["choices"][0]["token_ids"] == truth()
+
+
+async def test_a_version_from_the_future_harms_nobody() -> None:
+    async with rigged(1, weights=lambda infos, version: None) as rig:
+        answer = await rig.post("/publish_weight_version", {"version": 1 << 40})
+        assert answer.json()["versions"] == {"0": 1}
+        answer = await rig.post("/update_weights", {})
+        assert answer.status_code == 400
+        assert "at most 1099511627776" in answer.json()["error"]["message"]
         said = (await rig.ask("/v1/completions", BODY)).json()
         assert said["choices"][0]["token_ids"] == truth()
 

@@ -198,7 +198,9 @@ async def test_weights_over_http_become_the_next_version() -> None:
         assert (await rig.post("/finish_weight_update")).status_code == 400
         await rig.post("/start_weight_update")
         answer = await rig.post("/finish_weight_update", {"weight_version": 9})
-        assert "must be above 9, got 9" in answer.json()["error"]["message"]
+        assert (
+            "must be above 9 and at most 1099511627776, got 9" in answer.json()["error"]["message"]
+        )
         nccl = {"init_info": {"master_address": "x"}}
         assert (await rig.post("/init_weight_transfer_engine", nccl)).status_code == 501
 
@@ -210,11 +212,11 @@ async def test_without_a_source_weights_come_by_publish_and_are_reported() -> No
             assert answer.status_code == 501
             assert "rose.publish" in answer.json()["error"]["message"]
         assert (await rig.post("/update_weights", {})).status_code == 501
-        assert (await rig.post("/weight_versions", {"version": 4})).json() == {
+        assert (await rig.post("/publish_weight_version", {"version": 4})).json() == {
             "published": 4,
             "versions": {"0": 2},
         }
-        assert (await rig.post("/weight_versions", {"version": 3})).status_code == 400
+        assert (await rig.post("/publish_weight_version", {"version": 3})).status_code == 400
         rig.workers[1].commit(4)
         await until(lambda: rig.service.versions() == {0: 1, 4: 1})
         body = {**BODY, "weight_version": {"min": 4}}
