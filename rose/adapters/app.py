@@ -17,14 +17,18 @@ from rose.adapters.bodies import (
     ChatBody,
     CompletionBody,
     FinishBody,
+    GenerateBody,
     InitBody,
+    SglangBody,
     StartBody,
     UpdateBody,
     VersionBody,
 )
 from rose.adapters.guard import Guard, error_body, headers_of, status_of
+from rose.adapters.sequences import SequenceInFlight
 from rose.adapters.service import Generation, PauseMode, RolloutService
 from rose.adapters.text import Tokenizer
+from rose.adapters.token_answers import sglang_tokens, vllm_tokens
 from rose.adapters.weight_updates import WeightSource, WeightUpdates
 from rose.clock import unix_s
 from rose.errors import InvalidArgument, RoseError
@@ -98,6 +102,7 @@ def rollout_app(
     )
     _add_errors(app, service)
     _add_completions(app, service, model, tokenizer)
+    _add_token_routes(app, service, model, tokenizer)
     _add_status(app, service, model, dtype, has_source=weights is not None)
     _add_control(app, service, WeightUpdates(service, weights))
     return Guard(app, service=service, token=token)
@@ -137,9 +142,9 @@ def _add_completions(
     app: FastAPI, service: RolloutService, model: str, tokenizer: Tokenizer | None
 ) -> None:
     def begin(body: CompletionBody | ChatBody, max_tokens: int | None) -> Generation:
-        if body.model not in (None, "", model):
-            raise HTTPException(404, f"the model '{body.model}' is not served; '{model}' is")
-        asks = body.asks(body.prompts(tokenizer), max_tokens, service, tokenizer)
+        _check_model(body.model, model)
+        prompts = body.prompts(tokenizer)
+        asks = body.asks(prompts, max_tokens, body.weight_version, service, tokenizer)
         return service.generate(asks)
 
     async def reply(answer: Answer[Any], request: Request) -> Response:
@@ -161,6 +166,41 @@ def _add_completions(
         generation = begin(body, body.max_completion_tokens or body.max_tokens)
         identity = f"chatcmpl-{uuid.uuid4().hex}"
         return await reply(Answer(body, generation, model, unix_s(), identity, tokenizer), request)
+
+
+def _check_model(asked: str | None, model: str) -> None:
+    if asked not in (None, "", model):
+        raise HTTPException(404, f"the model '{asked}' is not served; '{model}' is")
+
+
+def _add_token_routes(
+    app: FastAPI, service: RolloutService, model: str, tokenizer: Tokenizer | None
+) -> None:
+    async def finished(
+        prompt: list[int],
+        max_tokens: int | None,
+        body: GenerateBody | SglangBody,
+        request: Request,
+    ) -> list[SequenceInFlight]:
+        sampling, wanted = body.sampling_params, body.weight_version
+        asks = sampling.asks([prompt], max_tokens, wanted, service, tokenizer)
+        async with service.generate(asks) as generation:
+            return await _unless_gone(generation.finished(), request)
+
+    @app.post("/inference/v1/generate")
+    async def inference(body: GenerateBody, request: Request) -> Response:
+        """Complete a prompt of token ids, as SkyRL, prime-rl and TRL ask vLLM for it."""
+        _check_model(body.model, model)
+        limit = body.sampling_params.max_tokens
+        sequences = await finished(body.token_ids, limit, body, request)
+        return Json(vllm_tokens(body, sequences))
+
+    @app.post("/generate")
+    async def generate(body: SglangBody, request: Request) -> Response:
+        """Complete a prompt of token ids, as slime and miles ask SGLang for it."""
+        limit = body.sampling_params.max_new_tokens
+        sequences = await finished(body.input_ids, limit, body, request)
+        return Json(sglang_tokens(body, sequences, tokenizer))
 
 
 async def _unless_gone(work: Awaitable[T], request: Request) -> T:

@@ -6,7 +6,15 @@ that changes nothing, because workers sample from the full distribution.
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from rose.adapters.sequences import Ask, seed_of
 from rose.adapters.service import RolloutService
@@ -17,6 +25,7 @@ from rose.scheduler.coerce import COUNT_MAX
 from rose.scheduler.turns import Sampling
 
 _TOKENS_DEFAULT: Final = 16  # of vLLM and OpenAI
+_TOKENS_DEFAULT_SGLANG: Final = 128
 _SEED_MAX: Final = 1 << 64
 
 
@@ -49,6 +58,10 @@ class WantedVersions(_Body):
         default=None, validation_alias=AliasChoices("exact", "exact_version")
     )
 
+    def range(self) -> VersionRange:
+        """Return it as the service takes it."""
+        return VersionRange(self.at_least, self.exact)
+
 
 class StreamOptions(_Body):
     """Options of a streamed answer."""
@@ -57,28 +70,16 @@ class StreamOptions(_Body):
     continuous_usage_stats: _neutral(False) = None  # type: ignore[valid-type]
 
 
-class Sampled(_Body):
-    """Fields of both kinds of completions."""
+class SamplingFields(_Body):
+    """Fields that say how tokens are sampled; the same in every dialect."""
 
-    model: str | None = None
     temperature: Annotated[float, Field(ge=0, le=1000)] | None = 1.0
     n: Annotated[int, Field(ge=1, le=1 << 16)] | None = 1
     seed: Annotated[int, Field(ge=-_SEED_MAX, le=_SEED_MAX)] | None = None
     stop_token_ids: list[Count] | None = None
     ignore_eos: bool = False
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    weight_version: WantedVersions | None = None
-    return_weight_versions: bool | None = False
-    return_token_ids: bool | None = False
-    return_tokens_as_token_ids: bool | None = False
     skip_special_tokens: bool = True
     # Accepted and unused: they change no token.
-    user: str | None = None
-    request_id: str | None = None
-    metadata: dict[str, str] | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
     include_stop_str_in_output: bool = False
     spaces_between_special_tokens: bool = True
     # Only neutral values.
@@ -98,6 +99,7 @@ class Sampled(_Body):
         self,
         prompts: list[list[int]],
         max_tokens: int | None,
+        wanted: WantedVersions | None,
         service: RolloutService,
         tokenizer: Tokenizer | None,
     ) -> list[Ask]:
@@ -106,6 +108,7 @@ class Sampled(_Body):
         Args:
             prompts: token ids of each prompt.
             max_tokens: limit of each sequence; None for what the context leaves.
+            wanted: versions that may generate it; None for any.
             service: service that runs them.
             tokenizer: tokenizer that knows the end of a text, or None.
 
@@ -117,8 +120,7 @@ class Sampled(_Body):
             raise InvalidArgument(
                 f"a request must have 1 to {limit} sequences, got {len(prompts) * count}"
             )
-        wanted = self.weight_version or WantedVersions()
-        versions = VersionRange(wanted.at_least, wanted.exact)
+        versions = VersionRange() if wanted is None else wanted.range()
         stops = tuple(self.stop_token_ids or ())
         if not self.ignore_eos and tokenizer is not None and tokenizer.eos_token_id is not None:
             stops += (int(tokenizer.eos_token_id),)
@@ -131,6 +133,24 @@ class Sampled(_Body):
                 seed = seed_of(self.seed, len(asks), service.draw)
                 asks.append(Ask(tuple(prompt), sampling, seed, versions))
         return asks
+
+
+class Sampled(SamplingFields):
+    """Fields of both kinds of completions."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    weight_version: WantedVersions | None = None
+    return_weight_versions: bool | None = False
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    # Accepted and unused: they change no token.
+    user: str | None = None
+    request_id: str | None = None
+    metadata: dict[str, str] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
 
 
 class CompletionBody(Sampled):
@@ -205,6 +225,61 @@ class ChatBody(Sampled):
             "continue_final_message": self.continue_final_message,
         }
         return [templated(tokenizer, [one.plain() for one in self.messages], options)]
+
+
+class TokenSampling(SamplingFields):
+    """Sampling of `/inference/v1/generate`."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT
+    # Only the logprob of the sampled token is there, whichever was asked for.
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    # Accepted and unused.
+    detokenize: bool = True
+    output_kind: int | None = None
+
+
+class GenerateBody(_Body):
+    """Body of `/inference/v1/generate`: token ids in and out."""
+
+    token_ids: list[Count]
+    sampling_params: TokenSampling = TokenSampling()
+    model: str | None = None
+    weight_version: WantedVersions | None = None
+    stream: _neutral(False) = False  # type: ignore[valid-type]
+    features: _neutral() = None  # type: ignore[valid-type]
+    # Accepted and unused.
+    request_id: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+
+class SglangSampling(SamplingFields):
+    """Sampling of `/generate`."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=COUNT_MAX)] | None = _TOKENS_DEFAULT_SGLANG
+    sampling_seed: Annotated[int, Field(ge=-_SEED_MAX, le=_SEED_MAX)] | None = None
+    no_stop_trim: bool = True  # a stop token is always part of the output
+
+    @model_validator(mode="after")
+    def _one_seed(self) -> "SglangSampling":
+        if self.seed is None:
+            self.seed = self.sampling_seed
+        return self
+
+
+class SglangBody(_Body):
+    """Body of `/generate`: one sequence of token ids, as SGLang takes it."""
+
+    input_ids: list[Count]
+    sampling_params: SglangSampling = SglangSampling()
+    weight_version: WantedVersions | None = None
+    return_logprob: bool = False
+    stream: _neutral(False) = False  # type: ignore[valid-type]
+    return_routed_experts: _neutral(False) = False  # type: ignore[valid-type]
+    return_indexer_topk: _neutral(False) = False  # type: ignore[valid-type]
+    top_logprobs_num: _neutral(0) = 0  # type: ignore[valid-type]
+    # Accepted and unused.
+    rid: str | None = None
 
 
 class InitBody(_Body):

@@ -250,3 +250,67 @@ async def test_a_client_that_goes_before_its_stream_begins_leaves_nothing() -> N
         exchange.leave()
         await exchange.task
         await rig.until_empty()
+
+
+async def test_token_ids_in_and_out_as_skyrl_and_prime_rl_ask_for_them() -> None:
+    async with rigged() as rig:
+        body = {
+            "request_id": "r",
+            "model": "trial",
+            "token_ids": PROMPT,
+            "features": None,
+            "sampling_params": {"max_tokens": 6, "seed": 7, "logprobs": 1, "n": 2, "top_k": -1},
+        }
+        said = (await rig.ask("/inference/v1/generate", body)).json()
+        assert said["request_id"] == "r"
+        for place, choice in enumerate(said["choices"]):
+            assert choice["token_ids"] == truth(place=place)
+            content = choice["logprobs"]["content"]
+            assert [one["token"] for one in content] == [
+                f"token_id:{token}" for token in choice["token_ids"]
+            ]
+            assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 6}]
+            assert choice["finish_reason"] == "length"
+        answer = await rig.post("/inference/v1/generate", {**body, "model": "other"})
+        assert answer.status_code == 404
+        answer = await rig.post("/inference/v1/generate", {**body, "stream": True})
+        assert answer.status_code == 400
+
+
+async def test_token_ids_in_and_out_with_versions_as_slime_and_miles_ask_for_them() -> None:
+    async with rigged(tokenizer=Bytes()) as rig:
+        stop = truth()[3]
+        body = {
+            "input_ids": PROMPT,
+            "sampling_params": {
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": -1,
+                "max_new_tokens": 6,
+                "stop": None,
+                "stop_token_ids": [stop],
+                "skip_special_tokens": False,
+                "no_stop_trim": True,
+                "spaces_between_special_tokens": False,
+                "sampling_seed": 7,
+            },
+            "return_logprob": True,
+            "return_routed_experts": False,
+            "return_indexer_topk": False,
+            "weight_version": {"min_version": 0},
+        }
+        said = (await rig.ask("/generate", body)).json()
+        tokens = truth()[: truth().index(stop) + 1]
+        meta = said["meta_info"]
+        assert said["output_ids"] == [token for _, token, _ in meta["output_token_logprobs"]]
+        assert said["output_ids"] == tokens
+        assert said["text"] == Bytes().decode(tokens, skip_special_tokens=False)
+        assert meta["finish_reason"] == {"type": "stop", "matched": stop}
+        assert (meta["weight_version"], meta["weight_version_end"]) == ("0", "0")
+        answer = await rig.post("/generate", {**body, "weight_version": {"exact_version": 2}})
+        assert answer.status_code == 409
+        assert answer.json()["error"]["versions"] == {"0": 2}
+        assert int(answer.headers["retry-after"]) >= 1
+        several = {"max_new_tokens": 1, "n": 3}
+        body = {"input_ids": PROMPT, "sampling_params": several}
+        assert len((await rig.ask("/generate", body)).json()) == 3
