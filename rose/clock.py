@@ -26,3 +26,8 @@ class BootClock:
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`."""
         time.sleep(seconds)
+
+
+def unix_s() -> int:
+    """Return seconds since 1970, for messages that carry a date; it may go back."""
+    return int(time.time())

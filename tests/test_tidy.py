@@ -362,9 +362,9 @@ def nothing_is_left_over(source: Source) -> Iterator[Finding]:
             yield source.line_of(match.start()), reason
 
 
-# Absolute paths that are the same on every Linux machine, or plainly an example.
+# Absolute paths that are the same on every Linux machine, routes of HTTP, or plainly an example.
 SYSTEM_PATHS: Final = frozenset(
-    "bin dev etc lib lib64 nonexistent path proc run sbin sys tmp usr var v1 rose some no".split()
+    "bin dev etc inference lib lib64 nonexistent path proc run sbin sys tmp usr var v1 rose some no".split()
 )
 ABSOLUTE: Final = re.compile(
     r"""(?:^|(?<=[\s"'`=(]))/([A-Za-z][\w.-]*)(?:/[\w.-]+)+""", re.MULTILINE

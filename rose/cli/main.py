@@ -55,6 +55,10 @@ _COMMANDS: Final = {
         "rose.cli.weights.relay:relay",
         "Bring versions into a cluster once, for all who are there.",
     ),
+    "serve": (
+        "rose.cli.serve:serve",
+        "Serve rollouts to RL frameworks, as vLLM and OpenAI do.",
+    ),
     "sim": (
         "rose.cli.sim:sim",
         "Simulate a cluster that borrows GPUs, beside other ways to use them.",
@@ -75,6 +79,7 @@ _EXTRAS: Final = {
     **dict.fromkeys(("jinja2", "matplotlib", "psutil", "torch", "transformers"), "demo"),
     **dict.fromkeys(("grpc", "msgspec"), "wire"),
     "prometheus_client": "metrics",
+    **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), "serve"),
     "yaml": "sim",
 }
 

@@ -85,6 +85,14 @@ def test_example_of_rollouts_runs(repo, capsys) -> None:
     assert said.endswith(" turns resumed elsewhere, no token lost\n")
 
 
+def test_example_of_the_rollout_service_runs(repo, monkeypatch, capsys) -> None:
+    pytest.importorskip("fastapi")
+    monkeypatch.syspath_prepend(repo / "examples")
+    said = said_by(repo / "examples" / "rollout_service.py", capsys)
+    assert said.startswith("12 answers, ")
+    assert said.endswith(" resumed elsewhere, no token lost\n")
+
+
 def test_answers_and_rollouts_are_those_of_each_model_alone(lend) -> None:
     served, rolled_out = lend.Model(layers=2), lend.Model(layers=6)
     policy = rose.Policy(**{**CALM, "revoke_ms": 200.0, "regrow_after_ms": 1.0})

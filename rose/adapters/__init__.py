@@ -1,0 +1,19 @@
+"""The rollout service: HTTP for RL frameworks in front of the scheduler. It needs `serve`."""
+
+from rose.adapters.app import rollout_app
+from rose.adapters.sequences import Ask
+from rose.adapters.service import Overloaded, PauseMode, RolloutService, ServiceLimits
+from rose.adapters.trial import TrialWorker
+from rose.adapters.versions import VersionConflict, VersionRange
+
+__all__ = [
+    "Ask",
+    "Overloaded",
+    "PauseMode",
+    "RolloutService",
+    "ServiceLimits",
+    "TrialWorker",
+    "VersionConflict",
+    "VersionRange",
+    "rollout_app",
+]

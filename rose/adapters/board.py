@@ -1,0 +1,108 @@
+"""What the service knows of its workers and sequences, from the scheduler's events."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from rose.adapters.gate import GatedWorker
+from rose.adapters.sequences import SequenceInFlight
+from rose.scheduler.driver_events import Entry, Registered
+from rose.scheduler.state import RolloutsState
+from rose.scheduler.watching import DriverWatch
+from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerLost
+
+
+@dataclass(slots=True)
+class WorkerRow:
+    """One registered worker.
+
+    Args:
+        version: version of its weights.
+        lease_epoch: epoch of its capacity grant.
+        kv_tokens: tokens of context that it can hold now.
+    """
+
+    version: int
+    lease_epoch: int = 0
+    kv_tokens: int = 0
+
+
+class Board(DriverWatch):
+    """Passes accepted tokens to their sequences, and keeps a row per worker.
+
+    The scheduler calls it in the event loop's thread.
+
+    Args:
+        ended: called when a worker has ended a turn or is lost.
+    """
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self.workers: dict[int, WorkerRow] = {}
+        self.gates: dict[int, GatedWorker] = {}
+        self.sequences: dict[int, SequenceInFlight] = {}
+        self._ended = ended
+        self._state = RolloutsState()
+
+    def fits(self, trajectory: int, worker: int) -> bool:
+        """Whether a sequence accepts the present weights of a worker."""
+        sequence, row = self.sequences.get(trajectory), self.workers.get(worker)
+        return sequence is None or row is None or sequence.ask.versions.fits(row.version)
+
+    def versions(self) -> dict[int, int]:
+        """Return how many workers have each version, in order of versions."""
+        held = sorted(row.version for row in self.workers.values())
+        return {version: held.count(version) for version in dict.fromkeys(held)}
+
+    @override
+    def opened(self, state: RolloutsState) -> None:
+        """Keep the state, whose trajectories hold the tokens."""
+        self._state = state
+
+    @override
+    def add(self, trajectory: int, tokens: int) -> None:
+        """Pass new tokens to their sequence."""
+        sequence = self.sequences.get(trajectory)
+        state = self._state.trajectories.get(trajectory)
+        if sequence is not None and state is not None:
+            sequence.grow(state)
+
+    @override
+    def end(self, trajectory: int, worker: int) -> None:
+        """Note the end of a turn at its worker."""
+        if (gate := self.gates.get(worker)) is not None:
+            gate.ended(trajectory)
+        self._ended()
+
+    @override
+    def end_all(self, worker: int) -> None:
+        """Forget a lost worker's turns."""
+        if (gate := self.gates.pop(worker, None)) is not None:
+            gate.lost()
+        self._ended()
+
+    @override
+    def heard(self, entry: Entry) -> None:
+        """Keep workers, capacity grants and versions; fail sequences that nobody can run now."""
+        match entry:
+            case Registered():
+                self.workers[entry.worker] = WorkerRow(entry.capabilities.version)
+            case VersionCommitted() if (row := self.workers.get(entry.worker)) is not None:
+                row.version = entry.version
+            case WorkerLost():
+                self.workers.pop(entry.worker, None)
+            case LeaseChanged():
+                row = self.workers.get(entry.worker)
+                if row is not None and entry.lease_epoch >= row.lease_epoch:
+                    row.lease_epoch, row.kv_tokens = entry.lease_epoch, entry.kv_tokens
+                return
+            case _:
+                return
+        self._fail_conflicts()
+
+    def _fail_conflicts(self) -> None:
+        there = {row.version for row in self.workers.values()}
+        for sequence in tuple(self.sequences.values()):
+            wanted = sequence.ask.versions
+            if not wanted.is_any and not any(map(wanted.fits, there)):
+                sequence.fail(wanted.conflict(there))

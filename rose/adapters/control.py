@@ -1,0 +1,159 @@
+"""Routes of trainers and monitors: status, pauses, and versions of weights."""
+
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Query
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from rose import __version__
+from rose.adapters.bodies import FinishBody, InitBody, StartBody, UpdateBody, VersionBody
+from rose.adapters.guard import error_body, headers_of
+from rose.adapters.json_answer import Json
+from rose.adapters.service import PauseMode, RolloutService
+from rose.adapters.weight_updates import WeightUpdates
+from rose.clock import unix_s
+from rose.errors import InvalidArgument
+
+_NO_SOURCE: Final = (
+    "this service takes no weights over HTTP: publish them with rose.publish, which its workers "
+    "follow, then report the version to /publish_weight_version"
+)
+
+
+def add_status(
+    app: FastAPI, service: RolloutService, model: str, dtype: str, *, has_source: bool
+) -> None:
+    """Add the routes that only read."""
+    started = unix_s()
+
+    @app.get("/ping", include_in_schema=False)
+    @app.get("/health")
+    async def health() -> Response:
+        """Answer 200 when a worker is there."""
+        if service.worker_count():
+            return Json({"status": "ok"})
+        return Json(error_body(503, "no worker is registered"), 503, headers_of(503))
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """Return the version of rose."""
+        return {"version": __version__}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Return the one model."""
+        limit = service.limits.context_tokens
+        one = {"id": model, "object": "model", "created": started, "owned_by": "rose"}
+        return {"object": "list", "data": [{**one, "root": model, "max_model_len": limit}]}
+
+    @app.get("/server_info")
+    async def server_info(config_format: Annotated[str, Query()] = "json") -> dict[str, Any]:  # noqa: ARG001
+        """Return the parts of vLLM's configuration that trainers read, and rose's state."""
+        return {
+            "vllm_config": {
+                "model_config": {
+                    "model": model,
+                    "dtype": f"torch.{dtype}",
+                    "max_model_len": service.limits.context_tokens,
+                    "logprobs_mode": "processed_logprobs",
+                },
+                "parallel_config": {"data_parallel_size": 1, "tensor_parallel_size": 1},
+                "lora_config": None,
+                "weight_transfer_config": {"backend": "rose"} if has_source else None,
+            },
+            "rose": {
+                "version": __version__,
+                "workers": service.worker_count(),
+                "sequences": service.sequence_count(),
+                "sequences_max": service.limits.sequences,
+                **_versions(service),
+            },
+        }
+
+    @app.get("/get_world_size")
+    async def world_size() -> dict[str, int]:
+        """Return the number of workers."""
+        return {"world_size": service.worker_count()}
+
+    @app.get("/weight_versions")
+    async def versions() -> dict[str, Any]:
+        """Return how many workers have each version, and the newest published one."""
+        return _versions(service)
+
+
+def _versions(service: RolloutService) -> dict[str, Any]:
+    there = {str(version): count for version, count in service.versions().items()}
+    return {"published": service.published, "versions": there}
+
+
+def add_control(app: FastAPI, service: RolloutService, updates: WeightUpdates) -> None:
+    """Add the routes of trainers: pauses, caches, and new weights."""
+
+    def needs_source() -> None:
+        if not updates.has_source:
+            raise HTTPException(501, _NO_SOURCE)
+
+    @app.post("/pause")
+    async def pause(
+        mode: Literal["keep", "wait", "abort"] = "abort",
+        clear_cache: Annotated[bool, Query()] = True,  # noqa: ARG001, FBT002 (as vLLM has it)
+    ) -> dict[str, str]:
+        """Answer when no worker generates. `keep` lets sequences go on after `/resume`."""
+        await service.pause(PauseMode(mode))
+        return {"status": "paused"}
+
+    @app.post("/resume")
+    async def resume() -> dict[str, str]:
+        """Let workers generate again."""
+        await service.resume()
+        return {"status": "resumed"}
+
+    @app.get("/is_paused")
+    async def is_paused() -> dict[str, bool]:
+        """Return whether the service is paused."""
+        return {"is_paused": service.is_paused}
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, bool]:
+        """Do nothing: rose's engines key cached prefixes by the version of their weights."""
+        return {"success": True}
+
+    @app.post("/init_weight_transfer_engine")
+    async def init(body: InitBody) -> dict[str, str]:
+        """Accept the trainer; the source of weights needs no group of processes."""
+        needs_source()
+        if body.init_info.get("master_address"):
+            raise HTTPException(501, "NCCL is not supported: " + _NO_SOURCE)
+        return {"message": "ready"}
+
+    @app.post("/start_weight_update")
+    async def start(body: StartBody | None = None) -> dict[str, str]:  # noqa: ARG001 (as vLLM)
+        """Begin a version of the weights."""
+        needs_source()
+        updates.start()
+        return {"message": "started"}
+
+    @app.post("/update_weights")
+    async def update(body: UpdateBody) -> dict[str, Any]:
+        """Take one update of the weights, or a whole version if none was started."""
+        needs_source()
+        version = await updates.update({**(body.model_extra or {}), **body.update_info})
+        return {"message": "updated", "weight_version": version}
+
+    @app.post("/finish_weight_update")
+    async def finish(body: FinishBody | None = None) -> dict[str, Any]:
+        """Answer when the workers have the version."""
+        needs_source()
+        version = await updates.finish(None if body is None else body.weight_version)
+        return {"message": "finished", "weight_version": version}
+
+    @app.post("/publish_weight_version")
+    async def publish(body: VersionBody) -> dict[str, Any]:
+        """Note a version that the trainer has published with `rose.publish`."""
+        if body.version < service.published:
+            raise InvalidArgument(
+                f"version must be at least {service.published}, got {body.version}"
+            )
+        service.publish(body.version)
+        return _versions(service)

@@ -1,0 +1,185 @@
+"""What stands before every route: token, size and time of a body, and one sentence per error."""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+import msgspec
+
+from rose.adapters.service import Overloaded, RolloutService
+from rose.adapters.versions import VersionConflict
+from rose.errors import DeadlineExceeded, InternalError, InvalidArgument, RoseError
+from rose.scheduler.coerce import printable
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+RETRY_AFTER_S: Final = 1
+# Who checks whether the service is up has no token.
+_OPEN_PATHS: Final = frozenset({"/health", "/ping"})
+# Requests in flight for each sequence that may be: those that are refused also take a moment.
+_REQUESTS_PER_SEQUENCE: Final = 2
+_KINDS: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    409: "version_conflict",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def status_of(error: RoseError) -> int:
+    """Return the HTTP status of an error."""
+    match error:
+        case InvalidArgument():
+            return 400
+        case VersionConflict():
+            return 409
+        case Overloaded():
+            return 429
+        case DeadlineExceeded():
+            return 504
+        case InternalError():
+            return 500
+    return 503
+
+
+def error_body(status: int, said: str, there: dict[int, int] | None = None) -> dict[str, Any]:
+    """Return an error as OpenAI's clients read it.
+
+    Args:
+        status: HTTP status.
+        said: one sentence.
+        there: workers by version, if the error is about versions.
+    """
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error: dict[str, Any] = {
+        "message": printable("message", said),
+        "type": kind,
+        "param": None,
+        "code": status,
+    }
+    if there is not None:
+        error["versions"] = {str(version): count for version, count in there.items()}
+    return {"error": error}
+
+
+def headers_of(status: int) -> dict[str, str]:
+    """Return the further headers of an error."""
+    if status in {409, 429, 503}:
+        return {"retry-after": str(RETRY_AFTER_S)}
+    return {"www-authenticate": "Bearer"} if status == 401 else {}
+
+
+class _Refused(Exception):
+    """A request that no route sees."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
+        self.said = said
+
+
+class Guard:
+    """Checks requests before the application sees them. It reads each body whole, within limits.
+
+    Args:
+        app: application behind it.
+        service: service whose limits hold.
+        token: bearer token; None lets everybody in.
+    """
+
+    def __init__(self, app: App, *, service: RolloutService, token: str | None) -> None:
+        self._app = app
+        self._limits = service.limits
+        self._token = None if token is None else token.encode()
+        self._requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it in one sentence."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._requests += 1
+        try:
+            self._check(scope)
+            body = await self._body(scope, receive)
+        except _Refused as refused:
+            await _refuse(send, refused)
+        else:
+            if body is not None:
+                await self._app(scope, _replayed(body, receive), send)
+        finally:
+            self._requests -= 1
+
+    def _check(self, scope: Scope) -> None:
+        if scope["path"] in _OPEN_PATHS:
+            return
+        if self._token is not None:
+            shown = _header(scope, b"authorization").split(b" ", 1)
+            is_bearer = len(shown) == 2 and shown[0].lower() == b"bearer"
+            if not is_bearer or not hmac.compare_digest(shown[1].strip(), self._token):
+                raise _Refused(401, "the request must carry the service's bearer token")
+        if self._requests > _REQUESTS_PER_SEQUENCE * self._limits.sequences:
+            raise _Refused(429, f"{self._requests} requests are open: retry later")
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body; None if the client has gone."""
+        most = self._limits.body_bytes
+        length = _header(scope, b"content-length")
+        if length.isdigit() and int(length[:20]) > most:
+            raise _Refused(413, f"a body must have at most {most} bytes, got {length.decode()}")
+        try:
+            return await asyncio.wait_for(_read(receive, most), self._limits.body_s)
+        except asyncio.TimeoutError:
+            raise _Refused(408, f"the body must arrive within {self._limits.body_s} s") from None
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((bytes(value) for key, value in scope["headers"] if key == name), b"")
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
+    parts, count = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        count += len(parts[-1])
+        if count > most:
+            raise _Refused(413, f"a body must have at most {most} bytes, got {count} and more")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    is_read = False
+
+    async def again() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def _refuse(send: Send, refused: _Refused) -> None:
+    body = msgspec.json.encode(error_body(refused.status, refused.said))
+    # The rest of a refused body is not read, so the connection cannot be used again.
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **headers_of(refused.status),
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refused.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})

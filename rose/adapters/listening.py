@@ -1,0 +1,75 @@
+"""Serve the application over HTTP, with uvicorn in the caller's event loop."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from typing_extensions import override
+
+from rose.addresses import reachable, spelled
+from rose.errors import Unavailable
+
+_BACKLOG: Final = 2048
+_CLOSE_S: Final = 5  # for requests in flight when the server closes
+_STARTED_POLL_S: Final = 0.005
+
+Tls = tuple[Path, Path]
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the signals of the process alone."""
+
+    @override
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+@asynccontextmanager
+async def listening(
+    app: Any, address: str = "127.0.0.1:0", *, tls: Tls | None = None
+) -> AsyncIterator[str]:
+    """Serve an application, and yield its URL.
+
+    Args:
+        app: application of `rollout_app`.
+        address: HOST:PORT; port 0 picks a free one. Only this machine's without `tls`.
+        tls: PEM files of a certificate and its key.
+
+    Raises:
+        InvalidArgument: the address is malformed, or on another machine without `tls`.
+        Unavailable: the address is taken.
+    """
+    host, port = reachable(address, is_encrypted=tls is not None)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise Unavailable(f"cannot listen at {address}: {error.strerror or error}") from error
+    with bound:
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=_CLOSE_S,
+            ssl_certfile=None if tls is None else tls[0],
+            ssl_keyfile=None if tls is None else tls[1],
+        )
+        server = _Server(config)
+        serving = asyncio.get_running_loop().create_task(server.serve(sockets=[bound]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(_STARTED_POLL_S)
+        try:
+            scheme = "http" if tls is None else "https"
+            yield f"{scheme}://{spelled(*bound.getsockname()[:2])}"
+        finally:
+            server.should_exit = True
+            await serving

@@ -1,0 +1,124 @@
+"""Sequences in flight: the tokens of each one as workers report them."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from rose.adapters.versions import VersionRange
+from rose.errors import RoseError
+from rose.scheduler.driver_trajectory import DriverTrajectory
+from rose.scheduler.turns import Sampling, TurnResult
+
+# A trajectory's seed has 40 bits, clients send up to 64.
+_SEED_BYTES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One sequence that a client asks for.
+
+    Args:
+        prompt: token ids of the context.
+        sampling: sampling of the sequence.
+        seed: seed of its sampling.
+        versions: versions of weights that may generate it.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    versions: VersionRange
+
+
+def seed_of(seed: int | None, place: int, draw: random.Random) -> int:
+    """Return the seed of one sequence of a request.
+
+    Args:
+        seed: the client's seed; None draws one.
+        place: index of the sequence in its request. Equal seeds differ by it.
+        draw: source of seeds.
+    """
+    if seed is None:
+        return draw.getrandbits(8 * _SEED_BYTES)
+    said = f"{seed}/{place}".encode()
+    return int.from_bytes(blake2b(said, digest_size=_SEED_BYTES).digest(), "little")
+
+
+class SequenceInFlight:
+    """One sequence of a request: its tokens so far and its end. The event loop's thread only.
+
+    Args:
+        number: number of its trajectory.
+        ask: what the client asked for.
+        changed: called after each change.
+    """
+
+    def __init__(self, number: int, ask: Ask, changed: Callable[[], None]) -> None:
+        self.number = number
+        self.ask = ask
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.finish_reason: str | None = None
+        self.error: RoseError | None = None
+        self.is_done = False  # the scheduler has returned all of it
+        self._changed = changed
+        self._stops = frozenset(ask.sampling.stop_tokens)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further token follows."""
+        return self.finish_reason is not None or self.error is not None
+
+    def grow(self, state: DriverTrajectory) -> None:
+        """Take the new tokens of its trajectory, up to a stop token."""
+        have = len(self.tokens)
+        if self.is_over or (have and self.tokens[-1] in self._stops):
+            return
+        tokens = state.tokens[have:]
+        if self._stops:
+            last = next((at for at, token in enumerate(tokens) if token in self._stops), None)
+            tokens = tokens if last is None else tokens[: last + 1]
+        end = have + len(tokens)
+        self._append(tokens, state.logprobs[have:end], state.versions[have:end])
+
+    def finish(self, result: TurnResult) -> None:
+        """Take the whole result, and end."""
+        self.is_done = True
+        if self.is_over:
+            return
+        have = len(self.tokens)
+        self._append(
+            list(result.tokens[have:]), list(result.logprobs[have:]), list(result.versions[have:])
+        )
+        if self.error is None:
+            self.finish_reason = "length" if result.is_cut else "stop"
+        self._changed()
+
+    def fail(self, error: RoseError) -> None:
+        """End with an error, unless it is over."""
+        if not self.is_over:
+            self.error = error
+            self._changed()
+
+    def abort(self) -> None:
+        """End with the tokens so far, unless it is over."""
+        if not self.is_over:
+            self.finish_reason = "abort"
+            self._changed()
+
+    def _append(self, tokens: list[int], logprobs: list[float], versions: list[int]) -> None:
+        wanted = self.ask.versions
+        if not wanted.is_any:
+            for version in versions:
+                if not wanted.fits(version):
+                    self.error = wanted.conflict((version,))
+                    break
+        if self.error is None:
+            self.tokens += tokens
+            self.logprobs += logprobs
+            self.versions += versions
+        if tokens:
+            self._changed()

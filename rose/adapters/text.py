@@ -1,0 +1,114 @@
+"""Text for clients that want it: prompts become token ids, token ids become text."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from rose.errors import InvalidArgument
+
+# Decoded together with new tokens, so that their spaces and bytes come out right.
+_BEFORE: Final = 6
+# What decoders write for a character whose bytes are not all there yet.
+_PARTIAL: Final = "\ufffd"
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer of transformers that the service uses."""
+
+    eos_token_id: Any
+
+    def encode(self, text: str) -> Any:
+        """Return the token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = ...) -> Any:
+        """Return the text of token ids."""
+        ...
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Return the token ids of a conversation."""
+        ...
+
+
+class StreamedText:
+    """Text of one sequence, piece by piece; the pieces join to the text of all tokens.
+
+    Args:
+        tokenizer: None for no text at all.
+        skip_special_tokens: whether special tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        self._ids: list[int] = []
+        self._from = 0  # first token that is decoded again, as context of the next ones
+        self._said = 0  # tokens whose text was returned
+
+    def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
+        """Return the text that new tokens add.
+
+        A character whose bytes are incomplete waits for the next tokens, unless there are none.
+        """
+        if self._tokenizer is None:
+            return ""
+        self._ids += tokens
+        before = self._decode(self._ids[self._from : self._said])
+        now = self._decode(self._ids[self._from :])
+        if now.endswith(_PARTIAL) and not is_last:
+            return ""
+        self._said = len(self._ids)
+        self._from = max(self._from, self._said - _BEFORE)
+        return now[len(before) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            return ""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=self._skips))
+
+
+def encoded(tokenizer: Tokenizer | None, text: str) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Raises:
+        InvalidArgument: there is no tokenizer, or the text is no Unicode.
+    """
+    if tokenizer is None:
+        raise InvalidArgument(
+            "prompt must be token ids: the service has no tokenizer to read text with"
+        )
+    _check_text(text)
+    return [int(token) for token in tokenizer.encode(text)]
+
+
+def templated(
+    tokenizer: Tokenizer | None, messages: list[dict[str, str]], options: dict[str, Any]
+) -> list[int]:
+    """Return the token ids of a conversation.
+
+    Args:
+        tokenizer: tokenizer with a chat template.
+        messages: `role` and `content` of each message.
+        options: further arguments of the template.
+
+    Raises:
+        InvalidArgument: there is no tokenizer, or its template refuses the conversation.
+    """
+    if "chat_template" in options:
+        raise InvalidArgument("chat_template_kwargs must not replace the chat template")
+    if tokenizer is None:
+        raise InvalidArgument("chat needs a tokenizer, and the service has none")
+    for message in messages:
+        for text in message.values():
+            _check_text(text)
+    try:
+        ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise InvalidArgument(f"the chat template refuses the messages: {error}") from error
+    return [int(token) for token in ids]
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument("text must be valid Unicode, got half of a surrogate pair") from None

@@ -1,0 +1,157 @@
+"""Workers to try the service with: they need no model, and say the same tokens everywhere."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+from rose.clock import BootClock, Clock
+from rose.closing import Closing
+from rose.scheduler.turns import Capabilities
+from rose.scheduler.worker import (
+    LeaseChanged,
+    TurnEnd,
+    TurnOutput,
+    TurnRequest,
+    VersionCommitted,
+    WorkerEvent,
+    WorkerKind,
+)
+from rose.thread import Thread
+from rose.units import MS_PER_S
+
+VOCABULARY: Final = 256
+_LOGPROB: Final = -5.545177444479562  # ln(1 / VOCABULARY): every token is as likely
+
+
+def trial_token(seed: int, place: int, version: int) -> int:
+    """Return the token at a place of a context, counted from 0, for a seed and weights."""
+    said = f"{seed} {place} {version}".encode()
+    return blake2b(said, digest_size=1).digest()[0]
+
+
+class TrialWorker(Closing):
+    """Generates one token of every turn in each step, in a thread of its own.
+
+    Args:
+        number: number of the worker.
+        kind: dedicated or borrowed.
+        on_event: called with its events, in any thread; never waits.
+        seats: turns at once.
+        kv_tokens: tokens of its capacity grant.
+        step_s: seconds of a step; 0 for steps by `step` only.
+        clock: source of times.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        kind: WorkerKind,
+        on_event: Callable[[WorkerEvent], None],
+        *,
+        seats: int = 64,
+        kv_tokens: int = 1 << 20,
+        step_s: float = 0.01,
+        clock: Clock | None = None,
+    ) -> None:
+        self.number = number
+        self.kind = kind
+        self.version = 0
+        self.kv_tokens = kv_tokens
+        self.seats = seats
+        self.step_s = step_s
+        self._report = on_event
+        self._clock = clock or BootClock()
+        self._lock = threading.RLock()  # guards all below, and the order of events
+        self._turns: dict[int, tuple[TurnRequest, int]] = {}  # with the tokens said of each
+        self._epoch = 0
+        self._is_granted = False
+        self._is_closed = False
+        self._thread = Thread(self._run, name=f"rose-trial-{number}", on_failure=lambda _: None)
+        if step_s > 0:
+            self._thread.start()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it registers with."""
+        step_ms = max(self.step_s, 1e-4) * MS_PER_S
+        return Capabilities(
+            self.seats, prefill_tokens_per_s=1e6, decode_step_ms=step_ms, version=self.version
+        )
+
+    def grant(self) -> None:
+        """Report a new capacity grant."""
+        with self._lock:
+            self._epoch += 1
+            self._is_granted = True
+            self._report(LeaseChanged(self.number, self._epoch, self.kv_tokens, ttl_ms=0.0))
+
+    def revoke(self) -> None:
+        """Return all turns, then the capacity grant."""
+        with self._lock:
+            self._is_granted = False
+            for trajectory in tuple(self._turns):
+                self.stop_turn(trajectory)
+            self._report(LeaseChanged(self.number, self._epoch, 0, ttl_ms=0.0))
+
+    def commit(self, version: int) -> None:
+        """Use weights of another version from the next token on."""
+        with self._lock:
+            self.version = version
+            self._report(VersionCommitted(self.number, version, is_match=True, pause_ms=0.0))
+
+    def start_turn(self, request: TurnRequest) -> None:
+        """Take a turn; one from before a revocation goes straight back."""
+        with self._lock:
+            if self._is_granted and request.lease_epoch == self._epoch:
+                self._turns[request.trajectory] = request, 0
+            else:
+                self._say(request, 0, (), TurnEnd.INTERRUPTED)
+
+    def stop_turn(self, trajectory: int) -> None:
+        """Give one turn back."""
+        with self._lock:
+            if (turn := self._turns.pop(trajectory, None)) is not None:
+                self._say(*turn, (), TurnEnd.INTERRUPTED)
+
+    def step(self) -> None:
+        """Generate a token of each turn."""
+        with self._lock:
+            for request, said in tuple(self._turns.values()):
+                token = trial_token(request.seed, len(request.prompt) + said, self.version)
+                is_over = said + 1 == request.max_new_tokens or token in request.stop_tokens
+                if is_over:
+                    del self._turns[request.trajectory]
+                else:
+                    self._turns[request.trajectory] = request, said + 1
+                self._say(request, said, (token,), TurnEnd.FINISHED if is_over else None)
+
+    def close(self) -> None:
+        """Stop generating."""
+        with self._lock:
+            self._is_closed = True
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._clock.sleep(self.step_s)
+            self.step()
+
+    def _say(
+        self, of: TurnRequest, said: int, tokens: tuple[int, ...], end: TurnEnd | None
+    ) -> None:
+        where = of.trajectory, of.turn, of.lease_epoch, of.first_token + said
+        logprobs = (_LOGPROB,) * len(tokens)
+        versions = (self.version,) * len(tokens)
+        self._report(TurnOutput(self.number, *where, tokens, logprobs, versions, end))
+
+
+async def commit_trial_weights(
+    workers: Sequence[TrialWorker],
+    infos: Sequence[Mapping[str, Any]],  # noqa: ARG001 (trial workers have no weights)
+    version: int,
+) -> None:
+    """Let all trial workers commit a version: the weight source of a service that is tried out."""
+    for worker in workers:
+        worker.commit(version)

@@ -1,0 +1,219 @@
+"""Bad input to the rollout service: a clear status and sentence, and nobody else is harmed."""
+
+import asyncio
+import json
+
+from rose.adapters import ServiceLimits
+from tests.adapters.rig import BODY, JSON, Exchange, rigged, truth, until
+
+LIMITS = ServiceLimits(
+    sequences=8, choices=4, context_tokens=1000, body_bytes=20_000, body_s=0.05, request_s=60
+)
+ODD = "\ud800"
+
+
+def of(**changes) -> bytes:
+    return json.dumps({"prompt": [1, 2], "max_tokens": 4, **changes}).encode()
+
+
+BODIES = [
+    # (body, status, what its sentence says)
+    (b"", 400, "body"),
+    (b"{", 400, "JSON decode error"),
+    (b"null", 400, "body"),
+    (b"[]", 400, "dictionary"),
+    (b"\xff\xfe", 400, "JSON decode error"),
+    (b"[" * 19_000, 400, "body"),
+    (b'{"max_tokens": ' + b"9" * 5000 + b"}", 400, "body"),
+    (of(prompt=None), 400, "prompt"),
+    (of(prompt=[]), 400, "at least one token"),
+    (of(prompt=[[]]), 400, "got 0 and 4"),
+    (of(prompt=[1, "a"]), 400, "prompt"),
+    (of(prompt=[1.5]), 400, "prompt"),
+    (of(prompt=[-1]), 400, "greater than or equal to 0"),
+    (of(prompt=[1 << 60]), 400, "less than or equal to"),
+    (of(prompt="text"), 400, "the service has no tokenizer"),
+    (of(prompt=["text"]), 400, "the service has no tokenizer"),
+    (of(prompt=[1] * 999), 400, "1 to 1000 tokens together, got 999 and 4"),
+    (of(prompt=[[1]] * 5), 400, "1 to 4 sequences, got 5"),
+    (of(max_tokens=0), 400, "max_tokens"),
+    (of(max_tokens=-1), 400, "max_tokens"),
+    (of(max_tokens="5"), 400, "valid integer"),
+    (of(max_tokens=1 << 50), 400, "max_tokens"),
+    (of(n=0), 400, "n:"),
+    (of(n=5), 400, "1 to 4 sequences, got 5"),
+    (of(n=True), 400, "n:"),
+    (of(temperature=-1), 400, "temperature"),
+    (of(temperature=float("nan")), 400, "finite"),
+    (of(temperature="hot"), 400, "temperature"),
+    (of(seed=1 << 70), 400, "seed"),
+    (of(top_p=0.9), 400, "top_p: must be 1: workers sample"),
+    (of(top_k=50), 400, "top_k"),
+    (of(min_p=0.1), 400, "min_p"),
+    (of(repetition_penalty=1.1), 400, "repetition_penalty"),
+    (of(stop=["\n"]), 400, "stop"),
+    (of(logit_bias={"5": 1}), 400, "logit_bias"),
+    (of(logprobs=5), 400, "logprobs"),
+    (of(prompt_logprobs=1), 400, "prompt_logprobs"),
+    (of(structured_outputs={"regex": "a"}), 400, "structured_outputs"),
+    (of(echo=True), 400, "echo"),
+    (of(tempurature=1), 400, "tempurature: Extra inputs are not permitted"),
+    (of(**{ODD: 1}), 400, "unicode"),
+    (of(model=ODD), 404, "is not served"),
+    (of(model="gpt"), 404, "the model 'gpt' is not served; 'trial' is"),
+    (of(weight_version=3), 400, "weight_version"),
+    (of(weight_version={"min": -1}), 400, "weight_version"),
+    (of(weight_version={"newest": 1}), 400, "Extra inputs"),
+    (of(weight_version={"min": 99}), 409, "at least 99; workers have: 0"),
+    (of(weight_version={"exact": 99}), 409, "exactly 99; workers have: 0"),
+    (of(weight_version={"exact": 99}, stream=True), 409, "exactly 99"),
+    (of(stream="yes"), 400, "stream"),
+    (of(stream_options={"all": 1}), 400, "stream_options"),
+    (b" " * 20_001, 413, "at most 20000 bytes, got 20001"),
+]
+
+
+async def test_a_bad_completion_is_refused_in_one_sentence(subtests) -> None:
+    async with rigged(1, LIMITS) as rig:
+        for body, status, says in BODIES:
+            with subtests.test(body=body[:80], says=says):
+                answer = await rig.client.post("/v1/completions", content=body, headers=JSON)
+                said = answer.json()["error"]
+                assert (answer.status_code, said["code"]) == (status, status)
+                assert says in said["message"]
+                assert "\n" not in said["message"]
+                assert rig.service.sequence_count() == 0
+
+
+OTHERS = [
+    ("GET", "/nothing", b"", 404, "Not Found"),
+    ("GET", "/v1/completions", b"", 405, "Method Not Allowed"),
+    ("POST", "/v1/models", b"", 405, "Method Not Allowed"),
+    ("POST", "/pause?mode=forever", b"", 400, "mode"),
+    ("POST", "/update_weights", b"{", 400, "JSON"),
+    ("POST", "/init_weight_transfer_engine", b'{"init_info": 5}', 400, "init_info"),
+    ("POST", "/publish_weight_version", b'{"version": -1}', 400, "version"),
+    ("POST", "/publish_weight_version", b'{"version": 9e99}', 400, "version"),
+    ("POST", "/v1/chat/completions", b'{"messages": []}', 400, "messages"),
+    ("POST", "/v1/chat/completions", b'{"messages": [{"role": "u"}]}', 400, "tokenizer"),
+    (
+        "POST",
+        "/v1/chat/completions",
+        b'{"messages": [{"role": "u"}], "tools": [{"type": "function"}]}',
+        400,
+        "tools",
+    ),
+    (
+        "POST",
+        "/v1/chat/completions",
+        b'{"messages": [{"role": "u"}], "chat_template_kwargs": {"chat_template": "x"}}',
+        400,
+        "must not replace the chat template",
+    ),
+]
+
+
+async def test_a_bad_request_to_another_route_is_refused(subtests) -> None:
+    async with rigged(1, LIMITS) as rig:
+        for method, path, body, status, says in OTHERS:
+            with subtests.test(path=path, body=body):
+                answer = await rig.client.request(method, path, content=body, headers=JSON)
+                assert answer.status_code == status
+                assert says in answer.json()["error"]["message"]
+
+
+async def test_without_the_token_nothing_is_said(subtests) -> None:
+    async with rigged(1, token="secret") as rig:
+        for shown in (
+            None,
+            "",
+            "Bearer",
+            "Bearer wrong",
+            "Basic secret",
+            "secret",
+            "Bearer secret2",
+        ):
+            headers = {} if shown is None else {"authorization": shown}
+            with subtests.test(shown=shown):
+                for path in ("/v1/models", "/nothing", "/openapi.json"):
+                    answer = await rig.client.get(path, headers=headers)
+                    assert answer.status_code == 401
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                assert (await rig.client.post("/pause", headers=headers)).status_code == 401
+                assert not rig.service.is_paused
+                assert (await rig.client.get("/health", headers=headers)).status_code == 200
+
+
+async def test_with_the_token_all_is_as_without_one() -> None:
+    async with rigged(1, token="secret") as rig:
+        rig.client.headers["authorization"] = "bearer secret"
+        said = (await rig.ask("/v1/completions", BODY)).json()
+        assert said["choices"][0]["token_ids"] == truth()
+
+
+async def test_a_version_from_the_future_harms_nobody() -> None:
+    async with rigged(1, weights=lambda infos, version: None) as rig:
+        answer = await rig.post("/publish_weight_version", {"version": 1 << 40})
+        assert answer.json()["versions"] == {"0": 1}
+        answer = await rig.post("/update_weights", {})
+        assert answer.status_code == 400
+        assert "at most 1099511627776" in answer.json()["error"]["message"]
+        said = (await rig.ask("/v1/completions", BODY)).json()
+        assert said["choices"][0]["token_ids"] == truth()
+
+
+async def test_overload_is_429_and_says_when_to_come_back() -> None:
+    async with rigged(1, LIMITS) as rig:
+        others = [rig.later("/v1/completions", {**BODY, "n": 4}) for _ in range(2)]
+        await until(lambda: rig.service.sequence_count() == 8)
+        for stream in (False, True):
+            answer = await rig.post("/v1/completions", {**BODY, "stream": stream})
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "8 of 8 sequences are in flight" in answer.json()["error"]["message"]
+        for other in others:
+            choices = (await rig.play(other)).json()["choices"]
+            assert [one["token_ids"] for one in choices] == [truth(place=n) for n in range(4)]
+        await rig.until_empty()
+        assert (await rig.ask("/v1/completions", BODY)).status_code == 200
+
+
+async def test_more_requests_than_the_service_may_have_are_refused_unread() -> None:
+    async with rigged(1, ServiceLimits(sequences=2, body_s=60)) as rig:
+        waiting = [Exchange(rig.app, "/v1/completions", JSON) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        answer = await rig.client.get("/v1/models")
+        assert answer.status_code == 429
+        assert (await rig.client.get("/health")).status_code == 200
+        for one in waiting:
+            one.leave()
+            await one.task
+        assert (await rig.client.get("/v1/models")).status_code == 200
+
+
+async def test_a_body_that_never_ends_is_refused_after_a_time() -> None:
+    async with rigged(1, LIMITS) as rig:
+        exchange = Exchange(rig.app, "/v1/completions", JSON)
+        exchange.give(b'{"prompt":', more=True)
+        await exchange.task
+        assert exchange.status == 408
+        assert b"must arrive within 0.05 s" in exchange.body
+
+
+async def test_a_body_that_is_larger_than_it_said_is_refused() -> None:
+    async with rigged(1, LIMITS) as rig:
+        exchange = Exchange(rig.app, "/v1/completions", {**JSON, "content-length": "5"})
+        for _ in range(3):
+            exchange.give(b" " * 10_000, more=True)
+        await exchange.task
+        assert exchange.status == 413
+
+
+async def test_a_client_that_goes_within_its_body_leaves_nothing() -> None:
+    async with rigged(1, LIMITS) as rig:
+        exchange = Exchange(rig.app, "/v1/completions", JSON)
+        exchange.give(b'{"prompt":', more=True)
+        exchange.leave()
+        await exchange.task
+        assert not exchange.sent
+        assert rig.service.sequence_count() == 0

@@ -1,0 +1,97 @@
+"""Clients that others wrote, against the rollout service over a real socket."""
+
+import asyncio
+
+import httpx2
+import openai
+import pytest
+
+from rose.adapters.listening import listening
+from rose.errors import InvalidArgument, Unavailable
+from tests.adapters.rig import PROMPT, rigged, truth, until
+
+COUNT = 30
+WANTED = {
+    "model": "trial",
+    "prompt": PROMPT,
+    "max_tokens": COUNT,
+    "seed": 7,
+    "extra_body": {"return_token_ids": True, "return_weight_versions": True},
+}
+
+
+async def test_openai_streams_tokens_of_a_turn_that_is_revoked_twice() -> None:
+    async with (
+        rigged(token="secret") as rig,
+        listening(rig.app) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client,
+    ):
+        assert [one.id async for one in await client.models.list()] == ["trial"]
+        stream = await client.completions.create(**WANTED, stream=True)
+        said, versions = [], None
+        async for event in _stepped(rig, stream):
+            (choice,) = event.choices
+            said += choice.token_ids
+            versions = versions or getattr(choice, "weight_versions", None)
+            if len(said) in (5, 12) and choice.token_ids:
+                holder = next(worker for worker in rig.workers if worker._turns)
+                holder.revoke()
+                holder.grant()
+        assert said == truth(count=COUNT)
+        assert rig.service.resumed_count() == 1
+        assert versions == [{"version": "0", "start": 0, "end": COUNT}]
+        await rig.until_empty()
+
+
+async def _stepped(rig, stream):
+    """Yield the events of a stream, with a step of the workers for each that is waited for."""
+    events = aiter(stream)
+    while True:
+        following = asyncio.ensure_future(anext(events, None))
+        event = await rig.play(following)
+        if event is None:
+            return
+        yield event
+
+
+async def test_openai_reads_errors_and_whole_answers() -> None:
+    async with (
+        rigged(token="secret") as rig,
+        listening(rig.app) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client,
+    ):
+        whole = await rig.play(asyncio.ensure_future(client.completions.create(**WANTED)))
+        assert whole.choices[0].token_ids == truth(count=COUNT)
+        assert whole.usage.completion_tokens == COUNT
+        with pytest.raises(openai.BadRequestError, match="top_p"):
+            await client.completions.create(**WANTED, top_p=0.5)
+        with pytest.raises(openai.NotFoundError, match="is not served"):
+            await client.completions.create(**{**WANTED, "model": "gpt"})
+        conflict = {**WANTED, "extra_body": {"weight_version": {"min": 3}}}
+        with pytest.raises(openai.ConflictError, match="at least 3"):
+            await client.completions.create(**conflict)
+        with pytest.raises(openai.AuthenticationError):
+            await client.with_options(api_key="other").models.list()
+
+
+async def test_a_client_that_closes_its_connection_cancels_its_turn() -> None:
+    async with rigged(1) as rig, listening(rig.app) as url:
+        async with httpx2.AsyncClient(base_url=url) as client:
+            body = {"prompt": PROMPT, "max_tokens": 9000, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=body) as stream:
+                await until(lambda: rig.workers[0]._turns)
+                rig.step()
+                assert (await anext(stream.aiter_lines())).startswith("data: ")
+        await until(lambda: not rig.workers[0]._turns)
+        await rig.until_empty()
+
+
+async def test_an_address_of_strangers_or_a_taken_one_is_refused() -> None:
+    async with rigged(0) as rig, listening(rig.app) as url:
+        with pytest.raises(Unavailable, match="cannot listen at"):
+            async with listening(rig.app, url.removeprefix("http://")):
+                pass
+        for address in ("0.0.0.0:0", "somewhere", "127.0.0.1"):
+            with pytest.raises(InvalidArgument, match="loopback"):
+                async with listening(rig.app, address):
+                    pass

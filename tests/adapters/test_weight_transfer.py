@@ -1,0 +1,93 @@
+"""The weights of a TRL trainer reach workers by `rose.publish` while the service is paused."""
+
+import asyncio
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import rose
+from rose.adapters.listening import listening
+from rose.adapters.trl import TrlWeightTransfer
+from tests.adapters.rig import BODY, rigged, truth
+
+WAIT_S = 30.0
+
+
+class Parameter(np.ndarray):
+    """An array with the one method of a tensor that trainers' iterators need."""
+
+    def detach(self) -> np.ndarray:
+        return np.asarray(self)
+
+
+def parameters(value: float) -> dict[str, Parameter]:
+    return {"w": np.full(1000, value, np.float32).view(Parameter)}
+
+
+@contextmanager
+def following(worker, publisher):
+    """Let a worker follow a publisher, as an engine does between two steps."""
+    held = {"w": np.zeros(1000, np.float32)}
+    is_over = threading.Event()
+
+    def follow() -> None:
+        with rose.receive(held, publisher.address, token=publisher.token) as receiver:
+            while not is_over.wait(0.005):
+                if (version := receiver.commit()) is not None:
+                    worker.commit(version)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    yield held
+    is_over.set()
+    thread.join(WAIT_S)
+
+
+async def test_every_worker_has_the_weights_before_the_service_goes_on() -> None:
+    async with rigged(1, step_s=0.002, token="t") as rig, listening(rig.app) as url:
+        with (
+            rose.publish(parameters(1.0)) as publisher,
+            following(rig.workers[0], publisher) as held,
+        ):
+            transfer = TrlWeightTransfer(url, publisher, token="t", commit_s=WAIT_S)
+            await asyncio.to_thread(transfer.init_weight_transfer)
+            await asyncio.to_thread(transfer.pause)
+            rig.client.headers["authorization"] = "Bearer t"
+            answer = rig.later("/v1/completions", BODY)
+            await asyncio.to_thread(transfer.send_weights, iter(parameters(2.0).items()))
+            assert held["w"].tolist() == [2.0] * 1000
+            assert rig.service.versions() == {2: 1}
+            assert rig.service.published == 2
+            assert not answer.done()
+            await asyncio.to_thread(transfer.resume)
+            (choice,) = (await answer).json()["choices"]
+            assert choice["token_ids"] == truth(version=2)
+            transfer.destroy()
+
+
+async def test_a_transfer_that_cannot_end_says_why() -> None:
+    async with rigged(1, step_s=0.002) as rig, listening(rig.app) as url:
+        with rose.publish(parameters(1.0)) as publisher:
+            transfer = TrlWeightTransfer(url, publisher, commit_s=0.05)
+            with pytest.raises(
+                rose.DeadlineExceeded, match=r"version 2 within 0\.05 s; 1 have not"
+            ):
+                await asyncio.to_thread(transfer.send_weights, iter(parameters(2.0).items()))
+            refused = TrlWeightTransfer(url + "/nowhere", publisher)
+            with pytest.raises(rose.Unavailable, match="Not Found"):
+                await asyncio.to_thread(refused.pause)
+        absent = TrlWeightTransfer("http://127.0.0.1:9", publisher)
+        with pytest.raises(rose.Unavailable, match="does not answer"):
+            await asyncio.to_thread(absent.pause)
+
+
+@pytest.mark.peer
+def test_it_has_all_methods_of_the_protocol() -> None:
+    pytest.importorskip("trl", minversion="1.16")
+    from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
+
+    wanted = {name for name in vars(WeightTransferProtocol) if not name.startswith("_")}
+    assert wanted
+    assert wanted <= set(dir(TrlWeightTransfer))
