@@ -32,7 +32,7 @@ def alone_ns(events: int) -> int:
 async def main(step_s: float) -> None:
     loop = asyncio.get_running_loop()
     async with RolloutService() as service:
-        with TrialWorker(0, WorkerKind.DEDICATED, service.hear, step_s=step_s) as worker:
+        with TrialWorker(0, WorkerKind.DEDICATED, service.receive, step_s=step_s) as worker:
             await service.register(worker, worker.capabilities)
             worker.grant()
             async with listening(rollout_app(service, model="trial")) as url:

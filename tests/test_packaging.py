@@ -212,7 +212,8 @@ def test_commands_need_the_base_requirements_only(elsewhere: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("command", "extra"), [("demo", "demo"), ("receive --help", "wire"), ("serve --help", "serve"), ("top", "wire")]
+    ("command", "extra"),
+    [("demo", "demo"), ("receive --help", "wire"), ("serve --help", "serve"), ("top", "wire")],
 )
 def test_a_command_names_the_extra_that_it_needs(
     elsewhere: Path, tmp_path: Path, command: str, extra: str

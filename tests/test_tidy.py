@@ -364,7 +364,8 @@ def nothing_is_left_over(source: Source) -> Iterator[Finding]:
 
 # Absolute paths that are the same on every Linux machine, routes of HTTP, or plainly an example.
 SYSTEM_PATHS: Final = frozenset(
-    "bin dev etc inference lib lib64 nonexistent path proc run sbin sys tmp usr var v1 rose some no".split()
+    "bin dev etc inference lib lib64 no nonexistent path proc rose run sbin some sys tmp".split()
+    + "usr var v1".split()
 )
 ABSOLUTE: Final = re.compile(
     r"""(?:^|(?<=[\s"'`=(]))/([A-Za-z][\w.-]*)(?:/[\w.-]+)+""", re.MULTILINE

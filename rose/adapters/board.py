@@ -10,7 +10,7 @@ from rose.adapters.sequences import SequenceInFlight
 from rose.scheduler.driver_events import Entry, Registered
 from rose.scheduler.state import RolloutsState
 from rose.scheduler.watching import DriverWatch
-from rose.scheduler.worker import LeaseChanged, VersionCommitted, WorkerLost
+from rose.scheduler.worker import GrantChanged, VersionCommitted, WorkerLost
 
 
 @dataclass(slots=True)
@@ -19,12 +19,12 @@ class WorkerRow:
 
     Args:
         version: version of its weights.
-        lease_epoch: epoch of its capacity grant.
+        grant_epoch: epoch of its capacity grant.
         kv_tokens: tokens of context that it can hold now.
     """
 
     version: int
-    lease_epoch: int = 0
+    grant_epoch: int = 0
     kv_tokens: int = 0
 
 
@@ -82,7 +82,7 @@ class Board(DriverWatch):
         self._ended()
 
     @override
-    def heard(self, entry: Entry) -> None:
+    def received(self, entry: Entry) -> None:
         """Keep workers, capacity grants and versions; fail sequences that nobody can run now."""
         match entry:
             case Registered():
@@ -91,10 +91,10 @@ class Board(DriverWatch):
                 row.version = entry.version
             case WorkerLost():
                 self.workers.pop(entry.worker, None)
-            case LeaseChanged():
+            case GrantChanged():
                 row = self.workers.get(entry.worker)
-                if row is not None and entry.lease_epoch >= row.lease_epoch:
-                    row.lease_epoch, row.kv_tokens = entry.lease_epoch, entry.kv_tokens
+                if row is not None and entry.grant_epoch >= row.grant_epoch:
+                    row.grant_epoch, row.kv_tokens = entry.grant_epoch, entry.kv_tokens
                 return
             case _:
                 return

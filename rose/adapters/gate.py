@@ -109,5 +109,5 @@ class GatedWorker:
             self._report(WorkerLost(self.number, f"it is broken: {sentence(guard.error)}"))
 
     def _return(self, request: TurnRequest) -> None:
-        where = request.trajectory, request.turn, request.lease_epoch, request.first_token
+        where = request.trajectory, request.turn, request.grant_epoch, request.first_token
         self._report(TurnOutput(self.number, *where, *_NO_TOKENS, TurnEnd.INTERRUPTED))

@@ -76,7 +76,7 @@ class RolloutService:
             async with service.generate([Ask(...)]) as generation:
                 await generation.finished()
 
-    Workers report to `hear`, from any thread; everything else belongs to the event loop's thread.
+    Workers report to `receive`, from any thread; everything else belongs to the event loop's thread.
 
     Args:
         limits: limits of the service.
@@ -118,15 +118,15 @@ class RolloutService:
 
     # ---- workers --------------------------------------------------------------------------------
 
-    def hear(self, event: WorkerEvent) -> None:
+    def receive(self, event: WorkerEvent) -> None:
         """Accept a worker's event; never waits. Any thread may call."""
-        self._scheduler.hear(event)
+        self._scheduler.receive(event)
 
     async def register(self, worker: Worker, capabilities: Capabilities) -> None:
         """Add a worker; it gets turns once it reports a capacity grant.
 
         Args:
-            worker: worker whose events go to `hear`.
+            worker: worker whose events go to `receive`.
             capabilities: capabilities of the worker.
 
         Raises:
@@ -136,7 +136,7 @@ class RolloutService:
         gate = GatedWorker(
             worker,
             fits=self._board.fits,
-            report=self.hear,
+            report=self.receive,
             is_closed=self._paused is not None,
         )
         if worker.number in self._board.gates:

@@ -9,7 +9,7 @@ from rose.clock import BootClock, Clock
 from rose.closing import Closing
 from rose.scheduler.turns import Capabilities
 from rose.scheduler.worker import (
-    LeaseChanged,
+    GrantChanged,
     TurnEnd,
     TurnOutput,
     TurnRequest,
@@ -84,7 +84,7 @@ class TrialWorker(Closing):
         with self._lock:
             self._epoch += 1
             self._is_granted = True
-            self._report(LeaseChanged(self.number, self._epoch, self.kv_tokens, ttl_ms=0.0))
+            self._report(GrantChanged(self.number, self._epoch, self.kv_tokens, ttl_ms=0.0))
 
     def revoke(self) -> None:
         """Return all turns, then the capacity grant."""
@@ -92,7 +92,7 @@ class TrialWorker(Closing):
             self._is_granted = False
             for trajectory in tuple(self._turns):
                 self.stop_turn(trajectory)
-            self._report(LeaseChanged(self.number, self._epoch, 0, ttl_ms=0.0))
+            self._report(GrantChanged(self.number, self._epoch, 0, ttl_ms=0.0))
 
     def commit(self, version: int) -> None:
         """Use weights of another version from the next token on."""
@@ -103,7 +103,7 @@ class TrialWorker(Closing):
     def start_turn(self, request: TurnRequest) -> None:
         """Take a turn; one from before a revocation goes straight back."""
         with self._lock:
-            if self._is_granted and request.lease_epoch == self._epoch:
+            if self._is_granted and request.grant_epoch == self._epoch:
                 self._turns[request.trajectory] = request, 0
             else:
                 self._say(request, 0, (), TurnEnd.INTERRUPTED)
@@ -141,7 +141,7 @@ class TrialWorker(Closing):
     def _say(
         self, of: TurnRequest, said: int, tokens: tuple[int, ...], end: TurnEnd | None
     ) -> None:
-        where = of.trajectory, of.turn, of.lease_epoch, of.first_token + said
+        where = of.trajectory, of.turn, of.grant_epoch, of.first_token + said
         logprobs = (_LOGPROB,) * len(tokens)
         versions = (self.version,) * len(tokens)
         self._report(TurnOutput(self.number, *where, tokens, logprobs, versions, end))

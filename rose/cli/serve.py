@@ -56,7 +56,7 @@ async def join(
     if not 1 <= number <= _TRIAL_WORKERS_MAX:
         raise InvalidArgument(f"trial workers must be 1 to {_TRIAL_WORKERS_MAX}, got {count}")
     workers = [
-        parts.enter_context(TrialWorker(first + place, WorkerKind.BORROWED, service.hear))
+        parts.enter_context(TrialWorker(first + place, WorkerKind.BORROWED, service.receive))
         for place in range(number)
     ]
     for worker in workers:
@@ -83,7 +83,7 @@ async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> N
         raise InvalidArgument(
             f"{path} must hold the line that 'python -m rose.node.worker' writes: {error}"
         ) from error
-    worker = RemoteWorker(address, token, number, WorkerKind.DEDICATED, service.hear)
+    worker = RemoteWorker(address, token, number, WorkerKind.DEDICATED, service.receive)
     parts.callback(worker.close)
     await service.register(worker, can)
 

@@ -70,7 +70,7 @@ async def bare(
     """A service without HTTP, which takes a while to set up."""
     async with RolloutService(limits or ServiceLimits()) as service:
         made = [
-            TrialWorker(number, KINDS[number % 2], service.hear, step_s=step_s)
+            TrialWorker(number, KINDS[number % 2], service.receive, step_s=step_s)
             for number in range(workers)
         ]
         for worker in made:

@@ -215,7 +215,7 @@ async def test_a_worker_that_keeps_generating_does_not_hold_a_pause_for_ever() -
 async def test_a_worker_that_joins_during_a_pause_waits_too() -> None:
     async with bare(0) as rig:
         await rig.service.pause(PauseMode.KEEP)
-        worker = TrialWorker(7, WorkerKind.BORROWED, rig.service.hear, step_s=0)
+        worker = TrialWorker(7, WorkerKind.BORROWED, rig.service.receive, step_s=0)
         rig.workers.append(worker)
         await rig.service.register(worker, worker.capabilities)
         worker.grant()
@@ -238,7 +238,7 @@ async def test_a_worker_that_raises_as_a_pause_ends_is_lost_and_its_turns_go_on(
         rig.workers[0].start_turn = start_turn
         await rig.service.resume()
         await until(lambda: rig.service.worker_count() == 0)
-        other = TrialWorker(5, WorkerKind.DEDICATED, rig.service.hear, step_s=0)
+        other = TrialWorker(5, WorkerKind.DEDICATED, rig.service.receive, step_s=0)
         await rig.service.register(other, other.capabilities)
         other.grant()
         rig.workers[:] = [other]

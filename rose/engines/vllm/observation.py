@@ -25,7 +25,7 @@ class Observation:
         snapshot = self._device.arbiter.snapshot()
         per_slab = lender.kv.blocks_per_slab
         free = snapshot.partitions[lender.kv.partition].free_blocks + snapshot.unowned * per_slab
-        return max(0, min(lender.lendable_slabs, (free - lender.demand_blocks) // per_slab))
+        return max(0, min(lender.lendable_slabs, (free - lender.supply.demand_blocks) // per_slab))
 
     def note(self, *, is_idle: bool) -> None:
         """Note what holds from now on, after a request came or a step ended."""
