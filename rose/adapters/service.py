@@ -76,7 +76,7 @@ class RolloutService:
             async with service.generate([Ask(...)]) as generation:
                 await generation.finished()
 
-    Workers report to `receive`, from any thread; everything else belongs to the event loop's thread.
+    Workers report to `receive`, from any thread; all else belongs to the event loop's thread.
 
     Args:
         limits: limits of the service.
