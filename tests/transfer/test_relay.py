@@ -93,7 +93,7 @@ def test_each_chunk_crosses_once_for_any_number_of_receivers() -> None:
     counts = world.relay.statistics()
     assert counts.crossing_bytes == world.bytes_of([single(n) for n in range(2, 14)])
     assert counts.sent_bytes >= 4 * world.bytes_of([receivers[0].taken[-1]])
-    assert (counts.landed, counts.read_through, counts.rejected) == (12, 0, 0)
+    assert (counts.landed, counts.rejected) == (12, 0)
 
 
 def test_what_was_left_to_fetch_comes_from_where_upstream_is_now() -> None:
@@ -118,7 +118,6 @@ def test_merged_deltas_are_made_of_what_is_here_and_do_not_cross() -> None:
     assert np.array_equal(late.bits, world.chain.bits)
     assert [key.n - key.base_n for key in late.taken] == [16]
     assert {key.n - key.base_n for key, _ in world.far.crossed} == {1}
-    assert world.relay.statistics().rebuilt > 0
 
 
 def test_merged_deltas_whose_parts_cannot_be_merged_are_fetched_when_they_are_asked_for() -> None:
@@ -129,7 +128,6 @@ def test_merged_deltas_whose_parts_cannot_be_merged_are_fetched_when_they_are_as
     late = world.behind()
     world.publish(8, share=0.4)
     world.round(3)
-    assert world.relay.statistics().rebuilt < 8
     late.follow(9)
     assert np.array_equal(late.bits, world.chain.bits)
     assert len(world.far.crossed) == len(set(world.far.crossed))
@@ -187,7 +185,6 @@ def test_only_the_landing_tiles_are_fetched_before_anybody_asks() -> None:
         receiver.follow(2)
         assert np.array_equal(receiver.bits, world.chain.bits)
     assert len(world.far.crossed) == len(TILES)
-    assert world.relay.statistics().read_through == len(TILES) - len(landing.wanted)
 
 
 def test_an_upstream_that_breaks_off_is_gone_on_with() -> None:

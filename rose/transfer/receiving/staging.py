@@ -70,7 +70,6 @@ class ReceiverStatistics:
     Args:
         received_bytes: bytes of chunks, damaged ones included.
         versions: versions committed.
-        rolled_back: commits rolled back, abandoned ones included.
         chunks_retried: retries after damaged chunks.
         snapshots: snapshots staged, of all tiles or of those that differed.
         repaired: whole tiles received.
@@ -79,7 +78,6 @@ class ReceiverStatistics:
 
     received_bytes: int
     versions: int
-    rolled_back: int
     chunks_retried: int
     snapshots: int
     repaired: int
@@ -134,7 +132,7 @@ class Staging:
         self._state = ReceiverState.SYNCED
         self._staged: StagedVersion | None = None
         self._reports: deque[tuple[int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
-        self._versions = self._rolled_back = self._snapshots = self._repaired = self._given_up = 0
+        self._versions = self._snapshots = self._repaired = self._given_up = 0
         self._missing: tuple[UpdateKey | None, int] = (None, 0)  # last incomplete update, times
         # Lowest version whose snapshot would help; None while deltas do. Set by the thread of
         # `round`, and by a report while that thread is idle.
@@ -210,7 +208,6 @@ class Staging:
             return ReceiverStatistics(
                 received_bytes=self._puller.received_bytes,
                 versions=self._versions,
-                rolled_back=self._rolled_back,
                 chunks_retried=self._puller.retried,
                 snapshots=self._snapshots,
                 repaired=self._repaired,
@@ -255,7 +252,6 @@ class Staging:
     def _went_back(self, outcome: Outcome, *, is_whole: bool) -> None:
         held = self._held
         self._move(ReceiverState.ROLLED_BACK)
-        self._rolled_back += 1
         was_as_held = outcome.digest == held.digest
         if not was_as_held:
             # The weights were not the version that they should be, so they have no name.

@@ -45,9 +45,7 @@ class RelayStatistics:
         crossing_bytes: bytes of chunks from upstream, damaged ones included.
         sent_bytes: bytes of chunks sent to receivers.
         landed: updates whose chunks were fetched in advance.
-        read_through: chunks fetched on request.
         shared: requests for a chunk that was already on its way.
-        rebuilt: chunks of merged deltas that were merged here, instead of fetched.
         rejected: chunks that did not match their manifest.
         snapshots: snapshots forwarded.
         receivers: receivers that reported.
@@ -56,9 +54,7 @@ class RelayStatistics:
     crossing_bytes: int
     sent_bytes: int
     landed: int
-    read_through: int
     shared: int
-    rebuilt: int
     rejected: int
     snapshots: int
     receivers: int
@@ -112,7 +108,7 @@ class Relay(Shelf):
         self._lock = threading.Lock()
         self._reports: deque[tuple[str, int, bool, Digest]] = deque(maxlen=REPORTS_MAX)
         self._receivers: dict[str, None] = {}  # by last report, the oldest first
-        self._sent_bytes = self._landed = self._read = self._rebuilt = self._forwarded = 0
+        self._sent_bytes = self._landed = self._forwarded = 0
         # Used by the thread of `round` alone: updates to fetch or to merge, and versions that may
         # still get merged deltas, with the rounds left to check.
         self._to_land: list[UpdateKey] = []
@@ -281,8 +277,6 @@ class Relay(Shelf):
             chunks = self._landing_of(merged)
             frames = rebuilt(chunks, self._parts(merged.key), self._frames.held)
             self._keep(merged, frames)
-            with self._lock:
-                self._rebuilt += len(frames)
 
     def _parts(self, key: UpdateKey) -> list[Manifest]:
         """Return shorter updates with the same start and end, in order; [] if there are none."""
@@ -381,8 +375,6 @@ class Relay(Shelf):
             self._snapshots.trim()
         elif None in found.values() and not self._store.tiles(key):
             self._forget([key])  # upstream no longer has it, so it is useless
-        with self._lock:
-            self._read += len(mine)
         return found
 
     @contextmanager
@@ -435,9 +427,7 @@ class Relay(Shelf):
                 crossing_bytes=self._frames.crossing_bytes + self._whole.crossing_bytes,
                 sent_bytes=self._sent_bytes,
                 landed=self._landed,
-                read_through=self._read,
                 shared=self._frames.shared + self._whole.shared,
-                rebuilt=self._rebuilt,
                 rejected=self._frames.rejected + self._whole.rejected,
                 snapshots=self._forwarded,
                 receivers=len(self._receivers),
