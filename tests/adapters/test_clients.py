@@ -1,6 +1,7 @@
 """Clients that others wrote, against the rollout service over a real socket."""
 
 import asyncio
+import ssl
 
 import httpx2
 import openai
@@ -8,7 +9,8 @@ import pytest
 
 from rose.adapters.listening import listening
 from rose.errors import InvalidArgument, Unavailable
-from tests.adapters.rig import PROMPT, rigged, truth, until
+from tests.adapters.rig import BODY, PROMPT, rigged, truth, until
+from tests.transfer.certificates import make_authority, make_certificate, needs_openssl
 
 COUNT = 30
 WANTED = {
@@ -94,4 +96,30 @@ async def test_an_address_of_strangers_or_a_taken_one_is_refused() -> None:
         for address in ("0.0.0.0:0", "somewhere", "127.0.0.1"):
             with pytest.raises(InvalidArgument, match="loopback"):
                 async with listening(rig.app, address):
+                    pass
+
+
+@needs_openssl
+async def test_other_machines_come_in_by_tls_and_the_token(tmp_path) -> None:
+    authority = make_authority(tmp_path)
+    files = make_certificate(authority, "server")
+    context = ssl.create_default_context(cafile=authority)
+    async with (
+        rigged(step_s=0.001, token="secret") as rig,
+        listening(rig.app, "0.0.0.0:0", tls=(files.certificate, files.key)) as url,
+    ):
+        local = url.replace("0.0.0.0", "localhost")
+        headers = {"authorization": "Bearer secret"}
+        async with httpx2.AsyncClient(base_url=local, verify=context, headers=headers) as client:
+            said = (await client.post("/v1/completions", json=BODY)).json()
+            assert said["choices"][0]["token_ids"] == truth()
+
+
+async def test_files_of_tls_that_are_none_are_refused(tmp_path) -> None:
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate")
+    async with rigged(0) as rig:
+        for path in (text, tmp_path / "missing.pem"):
+            with pytest.raises(InvalidArgument, match="files of tls cannot be used"):
+                async with listening(rig.app, tls=(path, path)):
                     pass
