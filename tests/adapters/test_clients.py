@@ -29,31 +29,26 @@ async def test_openai_streams_tokens_of_a_turn_that_is_revoked_twice() -> None:
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client,
     ):
         assert [one.id async for one in await client.models.list()] == ["trial"]
-        stream = await client.completions.create(**WANTED, stream=True)
-        said, versions = [], None
-        async for event in _stepped(rig, stream):
-            (choice,) = event.choices
-            said += choice.token_ids
-            versions = versions or getattr(choice, "weight_versions", None)
-            if len(said) in (5, 12) and choice.token_ids:
-                holder = next(worker for worker in rig.workers if worker._turns)
-                holder.revoke()
-                holder.grant()
-        assert said == truth(count=COUNT)
+        stream = aiter(await client.completions.create(**WANTED, stream=True))
+        choices = []
+        for count in range(1, COUNT + 1):
+            await until(lambda: holder(rig))
+            rig.step()
+            choices += (await anext(stream)).choices
+            if count in {5, 12}:
+                worker = holder(rig)
+                worker.revoke()
+                worker.grant()
+        choices += [event.choices[0] async for event in stream]
+        assert [i for choice in choices for i in choice.token_ids] == truth(count=COUNT)
         assert rig.service.resumed_count() == 1
-        assert versions == [{"version": "0", "start": 0, "end": COUNT}]
+        assert choices[-1].finish_reason == "length"
+        assert choices[-1].weight_versions == [{"version": "0", "start": 0, "end": COUNT}]
         await rig.until_empty()
 
 
-async def _stepped(rig, stream):
-    """Yield the events of a stream, with a step of the workers for each that is waited for."""
-    events = aiter(stream)
-    while True:
-        following = asyncio.ensure_future(anext(events, None))
-        event = await rig.play(following)
-        if event is None:
-            return
-        yield event
+def holder(rig):
+    return next((worker for worker in rig.workers if worker._turns), None)
 
 
 async def test_openai_reads_errors_and_whole_answers() -> None:
