@@ -11,7 +11,7 @@ import uvicorn
 from typing_extensions import override
 
 from rose.addresses import reachable, spelled
-from rose.errors import Unavailable
+from rose.errors import InvalidArgument, Unavailable
 
 _BACKLOG: Final = 2048
 _CLOSE_S: Final = 5  # for requests in flight when the server closes
@@ -42,7 +42,8 @@ async def listening(
         tls: PEM files of a certificate and its key.
 
     Raises:
-        InvalidArgument: the address is malformed, or on another machine without `tls`.
+        InvalidArgument: the address is malformed, or on another machine without `tls`, or the files
+            of `tls` cannot be used.
         Unavailable: the address is taken.
     """
     host, port = reachable(address, is_encrypted=tls is not None)
@@ -63,6 +64,10 @@ async def listening(
             ssl_certfile=None if tls is None else tls[0],
             ssl_keyfile=None if tls is None else tls[1],
         )
+        try:
+            config.load()
+        except OSError as error:  # ssl's errors are of this class too
+            raise InvalidArgument(f"the files of tls cannot be used: {error}") from error
         server = _Server(config)
         serving = asyncio.get_running_loop().create_task(server.serve(sockets=[bound]))
         while not server.started and not serving.done():
