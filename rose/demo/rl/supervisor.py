@@ -167,7 +167,7 @@ class Supervisor:
                     code = process.wait()
                     self._process = None
         how = f"it ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
-        last_words = f"; it last last_words: {self._last_line}" if self._last_line else ""
+        last_words = f"; it last said: {self._last_line}" if self._last_line else ""
         name = " ".join(command[:3]).splitlines()[0]
         return f"'{name}': {why}{how}{last_words}"
 

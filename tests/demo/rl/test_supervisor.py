@@ -56,7 +56,7 @@ def test_a_program_is_ready_when_it_prints_an_object_and_reads_its_stdin(start) 
     pid = one.supervisor.pid
     assert one.ready == [{"token": "t", "pid": pid}]
     assert os.getpgid(pid) == os.getsid(pid) == pid != os.getpgid(0)
-    one.output({"a": 1})
+    one.say({"a": 1})
     wait_for(lambda: one.ends)
     assert one.order == ["ready", "end"]
     assert '{"a": 1}' in one.lines
@@ -147,7 +147,7 @@ def test_a_program_that_is_never_ready_is_killed(start) -> None:
 def test_a_program_that_closes_its_output_is_minded_on(start) -> None:
     one = start(READY, "os.close(1); os.close(2)", "sys.stdin.readline()", "os._exit(5)")
     wait_for(lambda: one.ready)
-    one.output({})
+    one.say({})
     wait_for(lambda: one.ends)
     assert "it ended with 5" in one.ends[0]
 
@@ -155,7 +155,7 @@ def test_a_program_that_closes_its_output_is_minded_on(start) -> None:
 PARENT = """
     import os, sys, time
     from rose.demo.rl.supervisor import Supervisor
-    def output(_incarnation, ready, _connection):
+    def say(_incarnation, ready, _connection):
         os.write(1, b"%d\\n" % ready["pid"])  # a line at once: two threads say theirs
     command = [sys.executable, "-c", sys.argv[1]]
     # What the parent forks meanwhile must not keep the pipe open either.

@@ -12,7 +12,6 @@ from rose.sim.scenario.yaml_file import parsed, read_scenarios, scenarios_from
 from tests.sim.scenario.files import TEXT, changed, content, scenario
 
 FOLDER = Path(__file__).parents[3] / "bench" / "scenarios"
-NAN = float("nan")
 STALLED = {"kind": "stalled-trainer", "factor": 2}
 
 # path, value, what the sentence says after the path
@@ -30,6 +29,10 @@ BAD = [
     ("arms[0]", "rosé", "did you mean rose?"),
     ("arms[0]", "rose@-1", "'rose@-1' has no slowdown"),
     ("arms[0]", "elastic@0.1", "'elastic@0.1' has no slowdown"),
+    ("arms", [], "there is none"),
+    ("jobs", [], "there is none"),
+    ("dedicated", [], "there is none"),
+    ("trainer.tp", 3, "4 GPUs make no engines of 3"),
     ("jobs[0].batch", 30, "30 trajectories make no groups of 8"),
     ("jobs[0].algorithm", "ppo", "invalid enum value 'ppo'"),
     ("jobs[0].environment", {"name": "frozen-lake"}, "kind: is missing"),
