@@ -80,7 +80,7 @@ class AttachedLoans:
                 wait_ns = int(wait_ms * NS_PER_MS)
                 self._no_growth_before_ns = self._attachment.now_ns() + wait_ns
                 return Refusal(Reason[name], retry_after_ms=wait_ms)
-        raise CorruptData("the device answered a slab request with another kind of message")
+        raise CorruptData("the device must answer a request for slabs with Granted or Refused")
 
     def _admit(self, lent: LentSlabs) -> bool:
         """Map the slabs if necessary and admit them; False if a step delays the mapping."""
