@@ -225,14 +225,12 @@ def _report(
     lent_slices = [one for first, _, last in rounds for one in (first, last)]
     made = sum(one.rollout_tokens for one in lent_slices)
     idle_s = sum(one.took_s - one.busy_s for one in lent_slices)
-    peer = Peer("rollouts alone", alone_per_s, "tokens/s")
-    report.add(
-        "vllm_harvest_over_idle",
-        made / (idle_s * alone_per_s),
-        "ratio",
-        peer=peer,
-        bar=Bar(at_least=0.6),
-    )
+    if idle_s * alone_per_s > 0:
+        peer = Peer("rollouts alone", alone_per_s, "tokens/s")
+        harvest = made / (idle_s * alone_per_s)
+        report.add("vllm_harvest_over_idle", harvest, "ratio", peer=peer, bar=Bar(at_least=0.6))
+    else:
+        report.leave_out(["vllm_harvest_over_idle"], "the borrower got no time while it was alone")
     reference = rounds[0][1].tokens
     answers = [one.tokens for slices in rounds for one in slices]
     differing = sum(
@@ -271,21 +269,19 @@ def test_overhead_alone(report: Report) -> None:
         said.update(json.loads(done.stdout.splitlines()[-1]))
 
     report.once(run)
-    rounds = said["rounds"]
-    ratios = [(first + last) / 2 / peer for first, peer, last in rounds]
-    paired = PairedRatio(
-        ratio=statistics.median(ratios),
-        control=statistics.median(first / last for first, _, last in rounds),
-        subject=statistics.median(first for first, _, _ in rounds),
-        peer=statistics.median(peer for _, peer, _ in rounds),
-        interval=median_interval(ratios),
-    )
-    step_ms = paired.peer / said["steps"] * MS_PER_S
-    report.add_ratio(
-        "vllm_cpu_alone_ratio",
-        paired,
-        peer=Peer("CPU time of a step of vLLM without rose", step_ms, "ms"),
-        bar=Bar(at_most=1.01),
-    )
-    report.add("vllm_cpu_added_us_per_step", (paired.ratio - 1) * step_ms * 1e3, "us")
+    for place, name, bar in ((0, "thread", Bar(at_most=1.01)), (1, "process", None)):
+        rounds = [[one[place] for one in slices] for slices in said["rounds"]]
+        ratios = [(first + last) / 2 / peer for first, peer, last in rounds]
+        paired = PairedRatio(
+            ratio=statistics.median(ratios),
+            control=statistics.median(first / last for first, _, last in rounds),
+            subject=statistics.median(first for first, _, _ in rounds),
+            peer=statistics.median(peer for _, peer, _ in rounds),
+            interval=median_interval(ratios),
+        )
+        step_ms = paired.peer / said["steps"] * MS_PER_S
+        peer = Peer(f"CPU time of the {name} for a step of vLLM without rose", step_ms, "ms")
+        report.add_ratio(f"vllm_{name}_cpu_alone_ratio", paired, peer=peer, bar=bar)
+        added_us = (paired.ratio - 1) * step_ms * 1e3
+        report.add(f"vllm_{name}_cpu_added_us_per_step", added_us, "us")
     report.add("vllm_is_equal_to_stock", float(said["are_equal"]), "1: yes", bar=Bar(at_least=1))
