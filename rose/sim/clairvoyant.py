@@ -17,11 +17,11 @@ _HORIZON_TTFTS: Final = 3
 _NEVER: Final = 1 << 62
 
 
-# What a request has: times of its first and its last token in ns, and how many tokens. One is made
-# for each token of each look ahead, hence a plain tuple.
+# A request's tokens so far: the time of the first and of the last in ns, and their number. One is
+# made for each token of each look ahead, hence a plain tuple.
 Progress = tuple[int, int, int]
-# Returns by when a request must have its next token, in ns. It gets the request's number, and what
-# the request has; None before its first token.
+# Returns the time in ns by which a request must have its next token. Its arguments are the
+# request's number and its progress, None before its first token.
 Deadline = Callable[[int, Progress | None], int]
 
 

@@ -64,7 +64,7 @@ def test_a_part_of_a_tensor_and_one_with_a_gradient_need_no_copy() -> None:
         (np.zeros((1, 2, 2), np.uint16), r"weights have the shape \(1, 2, 2\): pass a matrix"),
         (torch.zeros(2, 2, dtype=torch.bfloat16).to_sparse(), "weights are torch.sparse_coo"),
         (torch.zeros(2, 2, dtype=torch.bfloat16, device="meta"), "weights are on meta: transfer"),
-        (WEIGHTS.T, "weights have strides of 2 and 400 bytes; each row must be contiguous"),
+        (WEIGHTS.T, "weights have strides of 2 and 400 bytes: rows must be contiguous"),
         (WEIGHTS[::-1], "weights have strides of -400 and 2 bytes"),
         (np.lib.stride_tricks.as_strided(WEIGHTS, (3, 4), (2, 2)), "rows of 4 weights are 1 apart"),
     ],
@@ -86,7 +86,9 @@ def test_another_kind_of_code_or_instruction_set_is_refused(monkeypatch: Any) ->
         quantise(WEIGHTS, to="fp4")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="to 'fp4': choose fp8 or int8"):
         _core.quantise(WEIGHTS, to="fp4", block_rows=1, block_cols=1)
-    with pytest.raises(InvalidArgument, match="a scale block of 0 x 1 weights; give at least"):
+    with pytest.raises(
+        InvalidArgument, match="a scale block of 0 x 1 weights: it must be at least"
+    ):
         _core.quantise(WEIGHTS, to="fp8", block_rows=0, block_cols=1)
     with pytest.raises(InvalidArgument, match="isa 'neon': choose portable, avx2 or avx512"):
         _core.quantise(WEIGHTS, to="fp8", block_rows=1, block_cols=1, isa="neon")

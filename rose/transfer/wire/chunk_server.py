@@ -63,7 +63,7 @@ class ChunkServer:
     def _begin(self) -> None:
         thread = Thread(self._answer, name="rose-chunks", on_failure=self._begin_again)
         thread.start()
-        self._threads.append(thread)  # after it was started: `close` joins what is here
+        self._threads.append(thread)  # not before it runs: `close` joins each of these
 
     def _begin_again(self, _failure: BaseException) -> None:
         """Replace a failed thread; its request is refused when its time is over."""
