@@ -84,7 +84,7 @@ class Clairvoyant(Governor):
         self._allowed = 0  # segments already allowed to go first
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Let the most harmless segments go first."""
+        """Allow as many segments as are harmless before the step."""
         if self._allowed == 0:
             self._allowed = self._harmless_segments(ns_of(now_ms), work)
             return math.inf if self._allowed else now_ms
@@ -92,7 +92,7 @@ class Clairvoyant(Governor):
         return math.inf if self._allowed else now_ms
 
     def may_start(self, now_ms: float) -> bool:
-        """Allow segments decided on, and in idle time any harmless one."""
+        """Whether the next segment was allowed already, or is harmless while the engine is idle."""
         if self._allowed:
             return True
         now_ns = ns_of(now_ms)

@@ -57,7 +57,8 @@ class Limits:
         """
         if self.versions_max < 1 or self.bytes_max < 1 or self.spans_max < 0:
             raise InvalidArgument(
-                f"a log of {self.versions_max} versions and {self.bytes_max} bytes keeps nothing"
+                f"versions_max {self.versions_max} and bytes_max {self.bytes_max} must be at least "
+                f"1, spans_max {self.spans_max} at least 0"
             )
 
 
