@@ -30,7 +30,7 @@ struct JobSeen {
   std::map<std::int64_t, std::int64_t> places;
 };
 
-// The load of a worker by its trajectories.
+// A worker's load, counted from the trajectories.
 struct WorkerSeen {
   std::size_t turns{0};
   std::int64_t used_tokens{0};

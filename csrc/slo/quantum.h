@@ -18,7 +18,7 @@ namespace rose::slo {
 
 // The worst request that could arrive right after the grant.
 struct NextRequest {
-  Features largest_step;   // heaviest decode step of an otherwise idle engine before it
+  Features largest_step;   // heaviest decode step of an idle engine before the request
   Features largest_chunk;  // heaviest prefill chunk of the request
 };
 

@@ -30,7 +30,7 @@ class ChangesFinder {
 
   // Digest of all shadows after their changes; meaningless where the digest before is known.
   const Digest& digest() const noexcept { return digest_; }
-  // Its difference from the digest of the shadows before.
+  // Difference of `digest` from the digest before the changes.
   const Digest& moved() const noexcept { return moved_; }
 
  private:

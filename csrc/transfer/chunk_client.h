@@ -46,10 +46,9 @@ struct ChunkClientStats {
 // 2. A frame arrives whole or not at all; when a connection breaks, its missing frames are
 //    requested on another one. When none is left, all are opened once more; then it is an error.
 // 3. After its arrival, its error, or the return of cancel() or close(), a room is not touched.
-// 4. Every wait ends: a stream with asks is lost if no byte moves for timeout_ns, or if a frame
-//    takes longer than that plus its bytes at 16 KiB/s. Its asks go to the others, and it is opened
-//    again only after something has come.
-//    is opened again only once something came.
+// 4. Every wait ends: a stream with requests is lost if no byte moves for timeout_ns, or if a frame
+//    takes longer than that plus its bytes at 16 KiB/s. Its requests go to the others, and it is
+//    opened again only after something has come.
 class ChunkClient {
  public:
   // Resolves the host and starts the thread; the first fetch() connects.

@@ -18,7 +18,7 @@ namespace rose::transfer {
 
 struct PeerLimits {
   Nanoseconds greeting_ns;  // from the connection to a valid greeting
-  Nanoseconds idle_ns;      // without an ask
+  Nanoseconds idle_ns;      // without a request
   Nanoseconds send_ns;      // without a byte accepted of the output for it
   Nanoseconds park_ns;      // for a missing chunk; 0: not waited for
 };
@@ -28,8 +28,8 @@ struct PeerLimits {
 //
 // The server's thread alone. No call blocks.
 //
-// Invariant: at most kAsksMax asks are read and neither answered nor given up; beyond that nothing
-// is read from the peer.
+// Invariant: at most kAsksMax requests are read and neither answered nor given up; beyond that
+// nothing is read from the peer.
 class ChunkPeer {
  public:
   static constexpr std::size_t kAsksMax = 256;
@@ -51,11 +51,11 @@ class ChunkPeer {
   void wake() noexcept { can_read_ = can_write_ = true; }
   // Reads and sends as much as possible, at most `allowance` bytes.
   Moved serve(Nanoseconds now_ns, std::size_t allowance) noexcept;
-  // Answers asks whose chunk has come or was refused, or that have waited long enough.
+  // Answers each request whose chunk has arrived, was refused, or is overdue.
   void settle(Nanoseconds now_ns) noexcept;
   // When it must be checked even without an event.
   Nanoseconds deadline_ns() const noexcept;
-  // Closes it after its deadline; `settle` answers parked asks first.
+  // Closes it after its deadline; `settle` answers parked requests first.
   void expire(Nanoseconds now_ns) noexcept;
 
   bool is_closed() const noexcept { return state_ == State::kClosed; }
@@ -109,7 +109,7 @@ class ChunkPeer {
   std::size_t output_at_{0};                     // sent bytes of the first output
   std::multimap<ChunkKey, Nanoseconds> parked_;  // deadline of each
   const Nanoseconds greet_by_ns_;
-  Nanoseconds heard_ns_;                 // the last ask, or the last byte of an answer
+  Nanoseconds heard_ns_;                 // the last request, or the last byte of an answer
   std::optional<Nanoseconds> stuck_ns_;  // since when the socket accepts nothing
 };
 

@@ -1,4 +1,4 @@
-// The frames of a chunk server, and the asks that wait for a missing one.
+// The frames of a chunk server, and the requests that wait for a missing one.
 #pragma once
 
 #include <condition_variable>
@@ -36,8 +36,8 @@ struct ShelfAnswer {
 // and never while a frame's owner is released.
 //
 // Invariants:
-//   1. take_misses() returns each miss once while an ask waits for it.
-//   2. A miss lives while an ask waits: every look() that returned kWaiting is followed by one
+//   1. take_misses() returns each miss once while a request waits for it.
+//   2. A miss lives while a request waits: every look() that returned kWaiting is followed by one
 //      settle() with another result, or by one leave().
 class ChunkShelf {
  public:
@@ -51,9 +51,9 @@ class ChunkShelf {
   Status put(const ChunkKey& key, Frame frame) noexcept;
   // Drops all frames of an update. Returns how many bytes of them were sent.
   std::uint64_t forget(std::uint64_t n, std::int64_t base_n) noexcept;
-  // Answers the asks that wait now, and keeps nothing. Returns their number.
+  // Answers the requests that wait now, and keeps nothing. Returns their number.
   Result<std::uint32_t> give(const ChunkKey& key, Frame frame) noexcept;
-  // Tells waiting asks that the frame is not kept; later asks start anew.
+  // Tells waiting requests that the frame is not kept; later requests start anew.
   void refuse(const ChunkKey& key) noexcept;
   // At most `most` new misses, in the order of their keys; waits for one. Empty at the deadline and
   // after close().
@@ -67,11 +67,11 @@ class ChunkShelf {
 
   // ---- for the server's thread
 
-  // The frame of a key. If it is missing and `may_wait`, the ask waits for it.
+  // The frame of a key. If it is missing and `may_wait`, the request waits for it.
   ShelfAnswer look(const ChunkKey& key, bool may_wait) noexcept;
-  // Looks again for a waiting ask.
+  // Looks again for a waiting request.
   ShelfAnswer settle(const ChunkKey& key) noexcept;
-  // Ends the wait of one ask.
+  // Ends the wait of one request.
   void leave(const ChunkKey& key) noexcept;
   void count_sent(const ChunkKey& key, std::size_t nbytes) noexcept;
   int bell() const noexcept { return bell_.get(); }
@@ -84,7 +84,7 @@ class ChunkShelf {
     std::uint32_t waiting{0};
     bool is_taken{false};
     bool is_refused{false};
-    Frame given;  // for the waiting asks; empty until it has come
+    Frame given;  // for the waiting requests; empty until it has come
   };
 
   // The caller releases the returned frame without the mutex.

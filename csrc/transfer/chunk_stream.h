@@ -1,4 +1,4 @@
-// One connection of a client to a chunk server, with its asks and arrivals.
+// One connection of a client to a chunk server, with its requests and arrivals.
 #pragma once
 
 #include <array>
@@ -61,7 +61,8 @@ class ChunkStream {
   bool is_resting() const noexcept { return state_ == State::kResting; }
   bool is_serving() const noexcept { return state_ == State::kServing; }
   bool has_asks() const noexcept { return !rooms_.empty(); }
-  // Whether another ask fits in the window, which is large enough to fill a long line, and bounded.
+  // Whether another request fits in the window, which is large enough to fill a long line, and
+  // bounded.
   bool takes(std::size_t nbytes) const noexcept;
   int get() const noexcept { return channel_->get(); }
   short events(bool may_read) const noexcept;
@@ -79,7 +80,7 @@ class ChunkStream {
   void excuse(Nanoseconds now_ns) noexcept;
   // The error for being late in the current state.
   Status lateness() const noexcept;
-  // Closes the connection. Returns the asks without an arrival.
+  // Closes the connection. Returns the requests without an arrival.
   std::vector<Want> take_back() noexcept;
 
  private:

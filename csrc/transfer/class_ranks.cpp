@@ -175,7 +175,7 @@ ROSE_INLINED void positions_loop(const PositionQuestion& asked, const WantedRank
     add_group(masks, counts);
     std::uint32_t is_wanted = 0;
     for (std::uint32_t c = 0; c < kClasses; ++c) is_wanted |= wants.rank[c] < counts[c] ? 1U : 0U;
-    if (is_wanted == 0) continue;  // at 1 % about every second group
+    if (is_wanted == 0) continue;  // about half of the groups if 1 % of the elements changed
     std::uint64_t hits = 0;
     for (std::uint32_t c = 0; c < kClasses; ++c) {
       while (wants.rank[c] < counts[c]) {

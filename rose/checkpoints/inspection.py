@@ -98,7 +98,7 @@ class Inspection:
         return {codec: sum(one.nbytes[codec] for one in self.tensors) for codec in found}
 
     def bounds(self) -> dict[str, float]:
-        """Return the least bytes of any codec, by the knowledge of the receiver."""
+        """Return a lower bound on the bytes of any codec, for each model of the changes."""
         counts = self.counts.values()
         return {
             "iid": sum(one.iid_bits() for one in counts) / 8,

@@ -66,11 +66,11 @@ class LiveTiles(Closing):
         return row
 
     def digest(self, tile: int) -> Digest:
-        """Return the digest of a tile; raises as `bits`."""
+        """Return the digest of a tile; raises what `bits` raises."""
         return digest(self.bits(tile))
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:
-        """Apply or undo a delta on a tile; raises as `bits` and `delta_apply`."""
+        """Apply or undo a delta on a tile; raises what `bits` and `delta_apply` raise."""
         before = self.bits(tile)
         row = before.copy()
         delta_apply(row, delta, undo=undo)

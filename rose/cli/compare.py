@@ -42,7 +42,9 @@ _LEFT_OUT: Final = (
 
 def _loads(load: float | None, sweep: str | None, *, standard: float) -> tuple[float, ...]:
     if sweep is not None and load is not None:
-        raise InvalidArgument("--load and --sweep both say how busy serving is; give one")
+        raise InvalidArgument(
+            "--load and --sweep both define how busy serving is; give one of them"
+        )
     try:
         loads = [standard if load is None else load]
         loads = loads if sweep is None else sorted({float(one) for one in sweep.split(",")})

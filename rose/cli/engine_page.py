@@ -30,14 +30,14 @@ def endpoint_of(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # urlsplit checks the port only on access.
     except ValueError as error:
-        raise InvalidArgument(f"'{url}' is no URL: {error}") from None
+        raise InvalidArgument(f"'{url}' is not a URL: {error}") from None
     if (
         parts.scheme not in _CONNECTIONS
         or not parts.hostname
         or parts.username is not None
         or not (url.isascii() and url.isprintable() and " " not in url)
     ):
-        raise InvalidArgument(f"'{url}' is no URL such as http://localhost:8000/metrics")
+        raise InvalidArgument(f"'{url}' is not a URL such as http://localhost:8000/metrics")
     return parts._replace(path=_PATH) if parts.path in {"", "/"} else parts
 
 

@@ -147,7 +147,7 @@ def load_trace(
         InvalidArgument: path and profile are both given, or the file cannot be read.
     """
     if path is not None and profile is not None:
-        raise InvalidArgument("--trace and --profile both say which traffic there is; give one")
+        raise InvalidArgument("--trace and --profile both define the traffic; give one of them")
     trace = (
         generate(profile or "chat", duration_s=generated_s, seed=seed)
         if path is None

@@ -145,7 +145,7 @@ def _certificates(audits: Iterable[Audit], arm: str, load: float | None) -> dict
 def _hindsight(
     record: RunRecord, slices: list[Slice], segment_ms: list[float]
 ) -> Feasibility | None:
-    """Judge from the slices of serving alone whether quanta could be certified; None without."""
+    """Judge by the slices of serving alone whether quanta can be certified; None without these."""
     alone = [one for one in slices if one.arm == "alone"]
     if not alone:
         return None

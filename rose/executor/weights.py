@@ -77,8 +77,8 @@ class WeightsLease:
         size_bytes = sum(row.nbytes for row in rows)
         if size_bytes == 0 or dormant_bytes_max < 0 or slice_bytes < 1:
             raise InvalidArgument(
-                f"weights of {size_bytes} bytes in slices of {slice_bytes} bytes, dormant with at "
-                f"most {dormant_bytes_max}: there must be something to lease"
+                f"weights of {size_bytes} bytes and slice_bytes {slice_bytes} must be at least 1, "
+                f"dormant_bytes_max {dormant_bytes_max} at least 0"
             )
         self._lane = lane
         self._on_state = on_state

@@ -104,7 +104,9 @@ class DriverTrajectory:
         if self.phase is not Phase.THINKING:
             raise InvalidArgument(f"{where}: cannot be generated now: {self.phase.value}")
         if asked.turn != len(self.turns):
-            raise InvalidArgument(f"{where}: the next turn is {len(self.turns)}")
+            raise InvalidArgument(
+                f"{where}: request turns in order; the next turn is {len(self.turns)}"
+            )
         if asked.kept + len(asked.tail) == 0:
             raise InvalidArgument(f"{where}: a prompt has at least one token")
         self.phase = Phase.SPEAKING

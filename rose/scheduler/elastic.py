@@ -90,7 +90,7 @@ class ElasticRolloutScheduler:
     # ---- lifecycle ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Continue from the store, and start the task; raises as `Durable.open`."""
+        """Continue from the store, and start the task; raises what `Durable.open` raises."""
         loop = asyncio.get_running_loop()
         try:
             self._durable.open()

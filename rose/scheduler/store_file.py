@@ -234,7 +234,7 @@ class FileStore:
                 self._begin(journal)
             except OSError:
                 journal.close()
-                with suppress(OSError):  # Without steps it has no meaning, if it must stay.
+                with suppress(OSError):  # A journal without steps does no harm.
                     path.unlink()
                 raise
         if self._journal is not None:

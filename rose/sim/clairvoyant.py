@@ -17,11 +17,11 @@ _HORIZON_TTFTS: Final = 3
 _NEVER: Final = 1 << 62
 
 
-# What a request has: times of its first and its last token in ns, and how many tokens. One is made
-# for each token of each look ahead, hence a plain tuple.
+# A request's tokens so far: the time of the first and of the last in ns, and their number. One is
+# made for each token of each look ahead, hence a plain tuple.
 Progress = tuple[int, int, int]
-# Returns by when a request must have its next token, in ns. It gets the request's number, and what
-# the request has; None before its first token.
+# Returns the time in ns by which a request must have its next token. Its arguments are the
+# request's number and its progress, None before its first token.
 Deadline = Callable[[int, Progress | None], int]
 
 
@@ -84,7 +84,7 @@ class Clairvoyant(Governor):
         self._allowed = 0  # segments already allowed to go first
 
     def lends_until(self, now_ms: float, work: StepWork) -> float:
-        """Let the most harmless segments go first."""
+        """Allow as many segments as are harmless before the step."""
         if self._allowed == 0:
             self._allowed = self._harmless_segments(ns_of(now_ms), work)
             return math.inf if self._allowed else now_ms
@@ -92,7 +92,7 @@ class Clairvoyant(Governor):
         return math.inf if self._allowed else now_ms
 
     def may_start(self, now_ms: float) -> bool:
-        """Allow segments decided on, and in idle time any harmless one."""
+        """Whether the next segment was allowed already, or is harmless while the engine is idle."""
         if self._allowed:
             return True
         now_ns = ns_of(now_ms)

@@ -134,7 +134,7 @@ class Manifest:
         """Check that the fields are consistent.
 
         Raises:
-            InvalidArgument: they are not; the message names the field.
+            InvalidArgument: a field contradicts the others; the message names it.
         """
         if self.format != MANIFEST_FORMAT:
             raise InvalidArgument(

@@ -115,8 +115,8 @@ def test_a_short_trace_is_refused() -> None:
 
 _BAD: Final = (
     (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
-    (("--trace", "t.csv", "--profile", "code"), "--trace and --profile both say"),
-    (("--load", "0.5", "--sweep", "0.5"), "--load and --sweep both say"),
+    (("--trace", "t.csv", "--profile", "code"), "--trace and --profile both define"),
+    (("--load", "0.5", "--sweep", "0.5"), "--load and --sweep both define"),
     (("--load", "1"), "a load of 1 is not possible"),
     (("--load", "0"), "a load of 0 is not possible"),
     (("--sweep", "0.3,x"), "--sweep 0.3,x is not a list of numbers"),

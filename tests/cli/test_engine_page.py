@@ -55,7 +55,7 @@ def test_what_is_no_url_is_refused(url):
     [
         (500, "answers with status 500"),
         (302, "answers with status 302"),
-        (b"\xff\xfe\x00", "no text"),
+        (b"\xff\xfe\x00", "not text"),
         (engine_pages.not_http, "does not answer"),
         (engine_pages.endless, "more than 4 MiB"),
     ],

@@ -176,7 +176,7 @@ def test_what_is_not_there_is_named_in_one_sentence(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("name: [", "no YAML"),
+        ("name: [", "not YAML"),
         ("name: small\n", "model"),
         ("just words", "scenario"),
     ],

@@ -85,7 +85,7 @@ def test_interrupted_demo_reports_what_there_is(tmp_path: Path, warm: Start) -> 
     ("arguments", "named"),
     [
         (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
-        (("--trace", "t.csv", "--profile", "code"), "--trace and --profile both say"),
+        (("--trace", "t.csv", "--profile", "code"), "--trace and --profile both define"),
         (("--profile", "video"), "'video' is not one of 'chat', 'code', 'steady'"),
         (("--serving-model", "gpt-9"), "unknown model 'gpt-9'"),
         (("--rollout-model", "."), "unknown model '.'"),

@@ -341,5 +341,5 @@ def test_bad_terms_are_refused(open_rig) -> None:
         ([row], {"dormant_bytes_max": -1}),
         ([row], {"slice_bytes": 0}),
     ):
-        with pytest.raises(InvalidArgument, match="something to lease"):
+        with pytest.raises(InvalidArgument, match="must be at least 1"):
             WeightsLease(lane, rows, **terms)

@@ -88,7 +88,7 @@ def test_a_rate_that_costs_cannot_be_worked_out_of_is_refused(name, rate) -> Non
     worker = WorkerJoined(
         *(0, BORROWED, 0, 1, figures["prefill_tokens_per_s"], figures["decode_step_ms"], 0.0, 0)
     )
-    with pytest.raises(InvalidArgument, match=f"{name} must be within 1e-6 and 2"):
+    with pytest.raises(InvalidArgument, match=f"{name} must be from 1e-6 to 2"):
         Rig().step(worker)
 
 

@@ -168,7 +168,7 @@ def test_strat_blocks_need_a_rule_and_are_never_applied() -> None:
     assert same(Delta.from_bytes(link.to_bytes()), link)
     with pytest.raises(CorruptData, match="no class rule"):
         Delta.from_bytes(replace(link, rule=None).to_bytes())
-    refused(link, np.zeros(5, np.uint16), "block 0 of the delta: it is STRAT, which is for links")
+    refused(link, np.zeros(5, np.uint16), "block 0 of the delta: it is STRAT, a wire encoding")
 
 
 # ---- a value

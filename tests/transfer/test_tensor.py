@@ -211,8 +211,8 @@ class Other:
             "new has the dtype float64: choose integers of 8, 16 or 32 bits",
         ),
         (np.zeros(8, bool), FREE, "new has the dtype bool"),
-        (np.zeros(8, ">u2"), FREE, "new is of >u2"),
-        (np.zeros(8, "V2"), FREE, r"new is of \|V2"),
+        (np.zeros(8, ">u2"), FREE, "new has the dtype >u2"),
+        (np.zeros(8, "V2"), FREE, r"new has the dtype \|V2"),
         (FREE[::-1], FREE.copy(), "new runs backwards, with a stride below 0"),
         (FREE, FREE.copy()[::-1], "shadow runs backwards"),
         (np.zeros(17, np.uint8)[1:].view(np.uint16), FREE, "new is not aligned to its elements"),
@@ -292,7 +292,7 @@ def test_bad_numbers_are_named(call: Any, says: str) -> None:
     ("options", "says"),
     [
         ({"block_elements": 4096}, "block_elements 4096"),
-        ({"block_elements": 65536, "threshold": 32769}, "threshold 32769 is above 32768"),
+        ({"block_elements": 65536, "threshold": 32769}, "threshold 32769 must be at most 32768"),
         ({"block_elements": 65536, "isa": "sse9"}, "isa 'sse9': choose portable, avx2 or avx512"),
     ],
 )

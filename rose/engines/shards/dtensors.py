@@ -89,7 +89,9 @@ def _placement(name: str, placement: Any) -> Placement:
         return Shard(placement.dim)
     if placement.is_replicate():
         return Replicate()
-    raise InvalidArgument(f"{name} is {placement}: redistribute it, nobody holds its elements")
+    raise InvalidArgument(
+        f"no rank holds the elements of {name}, which is {placement}: redistribute it"
+    )
 
 
 def _check_local(name: str, local: torch.Tensor, pieces: list[Piece]) -> None:

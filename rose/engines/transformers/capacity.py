@@ -43,7 +43,7 @@ class CacheCapacity:
 
     @property
     def tokens_max(self) -> int:
-        """The whole cache."""
+        """All tokens that the cache holds."""
         return self._cache.holds_tokens
 
     def squeezed(self) -> int | None:

@@ -78,7 +78,10 @@ class EngineWorker:
             raise InvalidArgument("a worker's engine samples: EngineConfig(sampling=True)")
         is_borrowed = kind is WorkerKind.BORROWED
         if is_borrowed != isinstance(processor, RolloutProcessor):
-            raise InvalidArgument(f"a {kind.value} worker does not fit this engine")
+            raise InvalidArgument(
+                f"kind is {kind.value}: rollout_engine builds engines of borrowed workers, "
+                "stock_engine of dedicated ones"
+            )
         self._engine = engine
         self._number = number
         self._kind = kind

@@ -115,6 +115,6 @@ def _is_writable(capsule: Any) -> bool:
 
 
 def _says_writable(thing: Any) -> bool:
-    """Whether the CUDA array interface says writable, as CuPy's does, whose capsules cannot."""
+    """Whether the CUDA array interface says writable. CuPy says so only there, not by DLPack."""
     interface = getattr(thing, "__cuda_array_interface__", None)
     return interface is not None and not interface["data"][1]

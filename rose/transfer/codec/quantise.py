@@ -48,7 +48,7 @@ class Quantised:
         """Check that the fields go together; the values of the scales are not read.
 
         Raises:
-            InvalidArgument: they do not; the message names the field.
+            InvalidArgument: a field does not go with the others; the message names it.
         """
         _check_kind(self.to)
         _check_block(self.block)

@@ -138,7 +138,7 @@ def _events(where: str, content: bytes) -> list[dict[str, Any]]:
         raise InvalidArgument(f"{where} is not a timeline of rose")
     events = trace.get("traceEvents")
     if not isinstance(events, list) or not all(map(_is_event, events)):
-        raise InvalidArgument(f"{where} has an event that is not of rose")
+        raise InvalidArgument(f"{where} has an event that rose does not write")
     return events
 
 

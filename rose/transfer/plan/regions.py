@@ -57,7 +57,9 @@ def check_pieces(shards: ShardMap) -> None:
             raise InvalidArgument(f"{name} of shape {spec.shape} has more than 2^48 elements")
     for piece in shards.pieces:
         if piece.tensor not in shards.tensors:
-            raise InvalidArgument(f"rank {piece.rank} holds a piece of {piece.tensor}, not listed")
+            raise InvalidArgument(
+                f"rank {piece.rank} holds a piece of {piece.tensor}, which is not listed"
+            )
         _check_piece(piece, shards.tensors[piece.tensor])
 
 

@@ -71,7 +71,7 @@ class HostDisk:
             try:
                 sync_folder(self._directory)
             except OSError:
-                path.unlink(missing_ok=True)  # A crash might remove it, so it must not exist.
+                path.unlink(missing_ok=True)  # The entry is not durable: a crash might lose it.
                 raise
 
         self._run(path, change, take_back=lambda: path.unlink(missing_ok=True))

@@ -45,7 +45,7 @@ class DiskStore(MemoryStore):
         self._disk = disk
         self._bytes_max = bytes_max
         self._memory_bytes_max = memory_bytes_max
-        super().__init__()  # for the newest updates
+        super().__init__()  # the memory store keeps the newest updates
         self._changing = threading.Lock()
         self._files: dict[UpdateKey, UpdateFile] = {}
         self._unwanted: set[str] = set()  # files that could not be removed yet

@@ -432,7 +432,9 @@ class Staging:
         same = [one for one in manifests if one.version.run == run]
         if manifests and not same:
             other = manifests[-1].version
-            raise InvalidArgument(f"{other} is of another run than {run}: begin another receiver")
+            raise InvalidArgument(
+                f"{other} belongs to another run than {run}: start a new receiver"
+            )
         return same
 
     def _stage(self, manifest: Manifest, held: Held) -> None:

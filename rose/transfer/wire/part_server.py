@@ -98,7 +98,9 @@ class PartServer(Closing):
 
     def _open(self, ask: messages.PartAsk, _context: Any) -> Iterator[object]:
         if ask.layout != self._tiles.layout:
-            raise InvalidArgument("the publisher has another layout than this rank")
+            raise InvalidArgument(
+                "the publisher has another layout than this rank: give both the same tensors"
+            )
         views = self._weights(_label(ask))
         shadow = ShardViews({tile: (_copied(views.bits(tile)),) for tile in self._owned})
         with self._lock:

@@ -65,7 +65,7 @@ class RemoteSource:
         security = Security(token_bytes(token), self._tls)
         host, port = security.place(address)
         if port == 0:
-            raise InvalidArgument(f"{address} and its token are not those of a weight server")
+            raise InvalidArgument(f"{address} names no port: pass the address of a weight server")
         channel = open_channel(host, port, security, messages.REPLY_BYTES_MAX)
         with self._lock:
             before, self._channel = self._channel, channel

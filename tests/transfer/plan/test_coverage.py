@@ -208,7 +208,7 @@ HUGE = 1 << 50
 @pytest.mark.parametrize(
     ("shards", "says"),
     [
-        (map_of(piece("x", (0,), (4,)), v=(4,)), "a piece of x, not listed"),
+        (map_of(piece("x", (0,), (4,)), v=(4,)), "a piece of x, which is not listed"),
         (map_of(piece("v", (1,), (4,)), v=(4,)), r"\[1:5\] of v .* exceeds its shape \(4,\)"),
         (map_of(piece("v", (0,), (4,)), v=(0,)), "exceeds its shape"),
         (map_of(piece("v", (0,), (4,)), v=(4, 1)), "must have as many dimensions as"),

@@ -85,7 +85,10 @@ NAME = "model.norm.weight"
             changed(SHARDS, "shards", "pieces", 0, "rank", to=-1),
             "x.json: the piece .* or an invalid rank",
         ),
-        (changed(SHARDS, "shards", "pieces", 0, "tensor", to="no"), "a piece of no, not listed"),
+        (
+            changed(SHARDS, "shards", "pieces", 0, "tensor", to="no"),
+            "a piece of no, which is not listed",
+        ),
         (changed(SHARDS, "shards", "pieces", 0, "region", "shape", to=[0, 1]), "is empty"),
         (changed(SHARDS, "shards", "pieces", 0, "view", "strides", to=[1 << 60] * 2), "reaches ov"),
         (changed(SHARDS, "shards", "tensors", NAME, "shape", to=[1 << 62]), "more than 2.48 elem"),
