@@ -1,5 +1,5 @@
-// Writing a stream of bits out of order: a window of it lies in memory that all threads of a CTA
-// see, and they set bits there with an atomic or for each word they touch.
+// Writes a stream of bits out of order. A window of the stream lies in memory shared by the CTA;
+// its threads set bits with one atomic per touched word.
 #pragma once
 
 #include "device.h"
@@ -7,22 +7,22 @@
 namespace rose::kernels {
 
 struct BitWindow {
-  u32* words;  // zero before
-  u32 first;   // the word of the stream that words[0] is
+  u32* words;  // zeros at first
+  u32 first;   // index of words[0] in the stream
   u32 size;
 
   ROSE_DEVICE bool has(u32 word) const { return word - first < size; }
-  // Whether it has a part of the `width` bits at bit `at`.
+  // Whether the window has a part of the `width` bits at bit `at`.
   ROSE_DEVICE bool touches(u32 at, u32 width) const {
     return width != 0 && (has(at / 32) || has((at + width - 1) / 32));
   }
 };
 
-// One thread's fields in one section, in ascending order. Gathers the bits of a word in a register;
-// what lies outside the window is dropped.
+// Writes one thread's fields of a section, in ascending order. Collects the bits of a word in a
+// register, and drops bits outside the window.
 class BitWriter {
  public:
-  // A field of at most 32 bits at bit `at` of the stream.
+  // Writes a field of at most 32 bits at bit `at` of the stream.
   ROSE_DEVICE void put(const BitWindow& window, u32 at, u32 field) {
     const u64 shifted = static_cast<u64>(field) << (at % 32);
     put_word(window, at / 32, static_cast<u32>(shifted));

@@ -1,4 +1,4 @@
-// Sums over the threads of a CTA, and the atomics of 64 bits that end them.
+// Sums over the threads of a CTA, and the 64-bit atomics that add them to global memory.
 #pragma once
 
 #include "digest_sum.h"
@@ -7,7 +7,7 @@ namespace rose::kernels {
 
 constexpr u32 kAllLanes = 0xFFFFFFFF;
 
-// CUDA's atomics name unsigned long long; on this platform u64 is unsigned long of the same size.
+// CUDA's atomics take unsigned long long; here u64 is unsigned long, of the same size.
 static_assert(sizeof(u64) == sizeof(unsigned long long));
 
 ROSE_DEVICE u64 atomic_add(u64* sum, u64 number) {
@@ -19,18 +19,18 @@ ROSE_DEVICE void atomic_min(u64* least, u64 number) {
   atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(number));
 }
 
-// One number for each warp of the largest CTA, and the sum of all.
+// The sum of each warp before, for the largest CTA, and the sum of all.
 struct ScanShared {
   u64 before[kWarp + 1];
 };
 
 struct Scanned {
-  u64 before;  // the sum over the threads before this one
+  u64 before;  // sum over the lower threads
   u64 total;
 };
 
-// All threads of the CTA, which is of whole warps, call it. Between two calls they meet at some
-// other barrier, so that the answers of the first were read.
+// All threads of the CTA, which consists of whole warps, call it. Two calls need another barrier in
+// between, so that the results of the first are read.
 ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
   const u32 warps = blockDim.x / kWarp;
   const u32 lane = threadIdx.x % kWarp;
@@ -42,13 +42,13 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
     if (lane >= step) sum += other;
   }
   if (lane == kWarp - 1) shared.before[warp + 1] = sum;
-  __syncthreads();  // every warp has written its sum, the first thread can add them up
+  __syncthreads();  // separates the sums of the warps from the first thread's additions
   if (threadIdx.x == 0) {
     shared.before[0] = 0;
 #pragma unroll 1
     for (u32 i = 1; i <= warps; ++i) shared.before[i] += shared.before[i - 1];
   }
-  __syncthreads();  // the sums over the warps are there, all can read
+  __syncthreads();  // separates the first thread's additions from their readers
   return {shared.before[warp] + sum - number, shared.before[warps]};
 }
 

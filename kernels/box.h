@@ -1,17 +1,16 @@
-// Which elements of memory a kernel takes for its array: up to four dimensions with any strides.
+// The elements of an array in memory: up to four dimensions with any strides.
 #pragma once
 
 #include "device.h"
 
 namespace rose::kernels {
 
-// The elements of the array are those of the box in row-major order. A flat array is a single row.
-// Sizes and strides are those that are left when dimensions that follow one another in memory are
-// one; what is missing in front has size 1.
+// The array's elements are those of the box in row-major order. A flat array is a single row.
+// Dimensions that are contiguous in memory are merged; missing outer dimensions have size 1.
 //
-// Dividing by a size takes what a processor without division needs: n / number is the upper half of
-// n * magic, shifted. It is exact for n < 2^63 with shift = ceil(log2(number)) - 1 and magic =
-// ceil(2^(64 + shift) / number); a number of 1 is not divided by.
+// Division by multiplication: n / number is the upper half of n * magic, shifted. It is exact for n
+// < 2^63 with shift = ceil(log2(number)) - 1 and magic = ceil(2^(64 + shift) / number). There is no
+// division by 1.
 struct Divisor {
   u64 number;
   u64 magic;
@@ -19,8 +18,8 @@ struct Divisor {
 };
 
 struct Box {
-  u8* base;          // aligned to an element; null only where a kernel says so
-  Divisor sizes[3];  // of the inner dimensions, at least 1; the last is a row
+  u8* base;          // aligned to an element; null only where a kernel allows it
+  Divisor sizes[3];  // of the inner dimensions, at least 1; the last is the row length
   u64 strides[4];    // of all dimensions, in elements
 };
 

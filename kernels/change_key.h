@@ -1,4 +1,4 @@
-// How large a change of a bf16 element is, for top-k. docs/protocol.md, "Deltas".
+// The size of a bf16 element's change, for top-k. docs/protocol.md, "Deltas".
 #pragma once
 
 #include "device.h"
@@ -8,14 +8,14 @@ namespace rose::kernels {
 constexpr u32 kKeys = 1U << 15;
 constexpr u32 kLargestKey = kKeys - 1;
 
-// The bits of the element as fp32; a subnormal is a zero, so that a processor or a kernel that
-// flushes subnormals gives the same key.
+// The bits of the element as fp32. A subnormal becomes zero, so the key is the same on hardware
+// that flushes subnormals.
 ROSE_HD inline u32 widened(u16 bits) {
   const u32 kept = (bits & 0x7F80U) == 0 ? bits & 0x8000U : bits;
   return kept << 16;
 }
 
-// 0 to kLargestKey. It must round to nearest; whether subnormals are flushed does not matter.
+// 0 to kLargestKey. The subtraction must round to nearest; it may flush subnormals.
 ROSE_HD inline u32 change_key(u16 now, u16 old) {
   const float difference =
       __builtin_bit_cast(float, widened(now)) - __builtin_bit_cast(float, widened(old));

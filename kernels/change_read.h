@@ -1,5 +1,5 @@
-// Reading the changes of a block by the threads of a CTA: checked as a whole first, then each
-// change handed to whoever wants it.
+// Reads the changes of a block with the threads of a CTA: checks the whole block first, then passes
+// each change to a visitor.
 #pragma once
 
 #include "block_scan.h"
@@ -12,17 +12,17 @@ struct DecodeShared {
   // The high section of c numbers below u has fewer than 2 u bits.
   static constexpr u32 kHighWords = kBlockMax / 16;
 
-  u16 ones_before[kHighWords];   // in the positions or ranks that are being read
+  u16 ones_before[kHighWords];   // in the current positions or ranks
   u32 is_listed[kMaskWordsMax];  // bit i for the i-th change
   u16 listed_before[kMaskWordsMax];
-  u32 is_large[kMaskWordsMax];  // bit i for the i-th of those
+  u32 is_large[kMaskWordsMax];  // bit i for the i-th listed change
   u16 large_before[kMaskWordsMax];
   ScanShared scan;
   ChangeLayout layout;
   bool is_good;
 };
 
-// The `width` <= 32 bits at bit `at`. It reads no word in which none of them lies.
+// The `width` <= 32 bits at bit `at`. Reads only words that contain some of them.
 ROSE_DEVICE u32 field(const u32* words, u32 at, u32 width) {
   if (width == 0) return 0;
   const u32 shift = at % 32;
@@ -31,13 +31,13 @@ ROSE_DEVICE u32 field(const u32* words, u32 at, u32 width) {
   return static_cast<u32>(bits >> shift) & low_mask(width);
 }
 
-// Word i of a section of `bits` bits at bit `at`, wherever that is.
+// Word i of a section of `bits` bits at bit `at`; sections need no alignment.
 ROSE_DEVICE u32 section_word(const u32* words, u32 at, u32 bits, u32 i) {
   const u32 rest = bits - 32 * i;
   return field(words, at + 32 * i, rest < 32 ? rest : 32);
 }
 
-// Whether the last word of a section of `bits` bits at bit `at` is 0 behind them.
+// Whether the last word of a section of `bits` bits at bit `at` is 0 behind the section.
 ROSE_DEVICE bool is_tail_clear(const u32* words, u32 at, u32 bits) {
   const u32 end = at + bits;
   return end % 32 == 0 || words[end / 32] >> end % 32 == 0;
@@ -48,7 +48,7 @@ ROSE_DEVICE bool is_tail_clear(const u32* words, const EliasFano& section) {
          is_tail_clear(words, section.low_at, section.count * section.low_bits);
 }
 
-// The same of every section of a block.
+// The same for every section of a block.
 ROSE_DEVICE bool are_tails_clear(const u32* payload, const ChangeLayout& layout) {
   const ChangeCounts& counts = layout.counts;
   if (!is_tail_clear(payload, layout.positions)) return false;
@@ -62,8 +62,8 @@ ROSE_DEVICE bool are_tails_clear(const u32* payload, const ChangeLayout& layout)
           is_tail_clear(payload, layout.large_at, counts.large * layout.width));
 }
 
-// Finds the layout of a GAP or BITMAP block whose place in the payload is sound. False: what the
-// entry and the shape say does not go together. By one thread.
+// Finds the layout of a GAP or BITMAP block whose range in the payload is valid. False: the entry
+// and the shape contradict each other. One thread calls it.
 ROSE_DEVICE bool read_layout(const Entry& entry, const u32* payload, u32 elements, u32 width,
                              ChangeLayout& layout) {
   if (entry.listed > entry.changed || entry.words >= raw_words(elements, width)) return false;
@@ -80,14 +80,14 @@ ROSE_DEVICE bool read_layout(const Entry& entry, const u32* payload, u32 element
   return layout.end == 32 * entry.words && are_tails_clear(payload, layout);
 }
 
-// Whether what an entry of a block of `elements` claims of the payload is there.
+// Whether the payload contains the range of an entry, for a block of `elements`.
 ROSE_DEVICE bool is_in_payload(const Entry& entry, u32 elements, u64 offset, u64 payload_words) {
   if (entry.changed == 0 || entry.changed > elements) return false;
   return offset <= payload_words && entry.words <= payload_words - offset;
 }
 
 // Checks the entry, and finds the layout of a GAP or BITMAP block. All threads of the CTA call it
-// and get the same answer. False: corrupt.
+// and get the same result. False: corrupt.
 ROSE_DEVICE bool open_block(const Entry& entry, u32 elements, u32 width, u64 offset,
                             const u32* payload, u64 payload_words, DecodeShared& shared) {
   if (threadIdx.x == 0) {
@@ -101,12 +101,13 @@ ROSE_DEVICE bool open_block(const Entry& entry, u32 elements, u32 width, u64 off
                        read_layout(entry, payload + offset, elements, width, shared.layout);
     }
   }
-  __syncthreads();  // the first thread has looked, all can read what it found
+  __syncthreads();  // separates the first thread's look from the readers of its result
   return shared.is_good;
 }
 
-// Sets before[i] to the ones in words 0 to i - 1, and returns all of them. All threads of the CTA
-// call it; `before` is written behind the barriers of scan(), when nobody reads what it was.
+// Sets before[i] to the number of ones in words 0 to i - 1, and returns the total. All threads of
+// the CTA call it. `before` is written after the barriers of scan(), when nobody reads its old
+// content.
 template <typename Word>
 ROSE_DEVICE u32 count_ones(const Word& word, u32 count, u16* before, DecodeShared& shared) {
   const u32 share = (count + blockDim.x - 1) / blockDim.x;
@@ -119,10 +120,10 @@ ROSE_DEVICE u32 count_ones(const Word& word, u32 count, u16* before, DecodeShare
   u32 sum = static_cast<u32>(scanned.before);
 #pragma unroll 1
   for (u32 i = first; i < end; ++i) {
-    before[i] = static_cast<u16>(sum);  // 65,536 only after the last one, where nobody looks
+    before[i] = static_cast<u16>(sum);  // 65,536 only after the last word, which nobody reads
     sum += static_cast<u32>(__popc(word(i)));
   }
-  __syncthreads();  // `before` is written, all can read it; the scan was read, one more may come
+  __syncthreads();  // separates writing `before` from reading it, and this scan from the next
   return static_cast<u32>(scanned.total);
 }
 
@@ -137,20 +138,20 @@ ROSE_DEVICE u32 count_mask(const u32* mask, u32 bits, u16* before, DecodeShared&
   return count_ones([&](u32 i) { return mask[i]; }, words_of(bits), before, shared);
 }
 
-// All threads of the CTA call it; a barrier must follow.
+// All threads of the CTA call it. A barrier must follow.
 ROSE_DEVICE void clear_mask(u32* mask, u32 bits) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < words_of(bits); i += blockDim.x) mask[i] = 0;
 }
 
-// The ones of a mask before bit i.
+// The number of ones in a mask before bit i.
 ROSE_DEVICE u32 rank_in(const u32* mask, const u16* before, u32 i) {
   return before[i / 32] + static_cast<u32>(__popc(mask[i / 32] & low_mask(i % 32)));
 }
 
-// Calls visit(i, number, is_good) for the i-th number, which is_good if it is below the universe
-// and above the one before. The high section was counted, and has as many ones as numbers. One warp
-// takes a word, one lane a bit. A bitmap is a section without low bits: there bit p is number p.
+// Calls visit(i, number, is_good) for the i-th number; is_good if it is below the universe and
+// above the previous one. The high section must have as many ones as there are numbers. A warp
+// handles a word, a lane a bit. A bitmap is a section without low bits, where bit p is number p.
 template <typename Visit>
 ROSE_DEVICE void for_each_number(const u32* payload, const EliasFano& section, bool is_bitmap,
                                  const DecodeShared& shared, const Visit& visit) {
@@ -168,7 +169,7 @@ ROSE_DEVICE void for_each_number(const u32* payload, const EliasFano& section, b
     }
     const u32 lows = field(payload, section.low_at + i * low_bits, low_bits);
     const u32 number = (word * 32 + lane - i) << low_bits | lows;
-    // Numbers of one bucket are neighbours in the high section; only there can order be wrong.
+    // Only numbers with the same high part, neighbours in the high section, can be out of order.
     const bool is_neighbour =
         lane > 0 ? (bits >> (lane - 1) & 1) != 0
                  : word > 0 && field(payload, section.high_at + 32 * word - 1, 1) != 0;
@@ -189,7 +190,7 @@ ROSE_DEVICE u32 magnitude(const u32* payload, const ChangeLayout& layout,
   return field(payload, layout.magnitudes_at + i * bits, bits);
 }
 
-// Whether the i-th listed change, of rank `rank` among the changes, has a size that there is.
+// Whether the i-th listed change, of rank `rank` among the changes, has a possible size.
 ROSE_DEVICE bool is_size(const u32* payload, const ChangeLayout& layout, const DecodeShared& shared,
                          u32 i, u32 rank) {
   const u32 half = 1U << (layout.width - 1);
@@ -198,8 +199,8 @@ ROSE_DEVICE bool is_size(const u32* payload, const ChangeLayout& layout, const D
   return one < most || (one == most && field(payload, layout.signs_at + rank, 1) != 0);
 }
 
-// Finds which magnitudes are large. False: they are not as they must be. All threads of the CTA
-// call it and get the same answer, as in all functions below.
+// Finds the large magnitudes. False: corrupt. All threads of the CTA call it and get the same
+// result, as for all functions below.
 ROSE_DEVICE bool prepare_large(const u32* payload, const ChangeLayout& layout,
                                DecodeShared& shared) {
   const u32 bits = layout.counts.magnitude_bits;
@@ -221,7 +222,7 @@ ROSE_DEVICE bool prepare_large(const u32* payload, const ChangeLayout& layout,
   return true;
 }
 
-// Finds which changes are listed, and checks their sizes.
+// Finds the listed changes, and checks their sizes.
 ROSE_DEVICE bool prepare_listed(const u32* payload, const ChangeLayout& layout,
                                 DecodeShared& shared) {
   if (layout.counts.large != 0 && !prepare_large(payload, layout, shared)) return false;
@@ -231,7 +232,7 @@ ROSE_DEVICE bool prepare_listed(const u32* payload, const ChangeLayout& layout,
     for (u32 i = threadIdx.x; i < layout.counts.listed; i += blockDim.x) {
       is_bad = is_bad || !is_size(payload, layout, shared, i, i);
     }
-    return __syncthreads_or(is_bad) == 0;  // nothing was written; all need the answer
+    return __syncthreads_or(is_bad) == 0;  // nothing was written; all threads need the result
   }
   clear_mask(shared.is_listed, layout.counts.changed);
   if (count_section(payload, layout.ranks, shared) != layout.ranks.count) return false;
@@ -248,7 +249,7 @@ ROSE_DEVICE bool prepare_listed(const u32* payload, const ChangeLayout& layout,
   return true;
 }
 
-// Whether these sections are what a pack writes, but for what only the weights can tell. Then
+// Whether a pack could write these sections, as far as this shows without the weights. Then
 // for_each_change() may be called.
 ROSE_DEVICE bool prepare_changes(const u32* payload, const ChangeLayout& layout,
                                  DecodeShared& shared) {
@@ -257,11 +258,11 @@ ROSE_DEVICE bool prepare_changes(const u32* payload, const ChangeLayout& layout,
   bool is_bad = false;
   for_each_number(payload, layout.positions, layout.is_bitmap, shared,
                   [&](u32, u32, bool is_good) { is_bad = is_bad || !is_good; });
-  // Separates checking, which reads, from whatever the caller writes next.
+  // Separates the reads of the checks from the caller's next writes.
   return __syncthreads_or(is_bad) == 0;
 }
 
-// The difference, modulo 2^width, of the i-th change of sections that were prepared.
+// The difference, modulo 2^width, of the i-th change. Requires prepared sections.
 ROSE_DEVICE u32 difference_of(const u32* payload, const ChangeLayout& layout,
                               const DecodeShared& shared, u32 i) {
   const ChangeCounts& counts = layout.counts;
@@ -275,7 +276,7 @@ ROSE_DEVICE u32 difference_of(const u32* payload, const ChangeLayout& layout,
   return field(payload, layout.signs_at + i, 1) != 0 ? 0U - size : size;
 }
 
-// Calls visit(i, position, difference) for the i-th change of sections that were prepared.
+// Calls visit(i, position, difference) for the i-th change. Requires prepared sections.
 template <typename Visit>
 ROSE_DEVICE void for_each_change(const u32* payload, const ChangeLayout& layout,
                                  const DecodeShared& shared, const Visit& visit) {
@@ -287,7 +288,7 @@ ROSE_DEVICE void for_each_change(const u32* payload, const ChangeLayout& layout,
 
 // ---- RAW ----------------------------------------------------------------------------------------
 
-// Finds which elements a RAW block changes, in `is_listed` and `listed_before`, and how many.
+// Finds the changed elements of a RAW block, in `is_listed` and `listed_before`, and their number.
 ROSE_DEVICE u32 count_raw(const u32* payload, u32 elements, u32 width, DecodeShared& shared) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < 32 * words_of(elements); i += blockDim.x) {
@@ -295,11 +296,11 @@ ROSE_DEVICE u32 count_raw(const u32* payload, u32 elements, u32 width, DecodeSha
     const u32 mask = __ballot_sync(kAllLanes, is_changed);
     if (i % 32 == 0) shared.is_listed[i / 32] = mask;
   }
-  __syncthreads();  // the mask is whole, it can be counted
+  __syncthreads();  // separates writing the mask from counting it
   return count_mask(shared.is_listed, elements, shared.listed_before, shared);
 }
 
-// Calls visit(i, position, difference) for the i-th change of a RAW block that was counted.
+// Calls visit(i, position, difference) for the i-th change of a RAW block, after count_raw().
 template <typename Visit>
 ROSE_DEVICE void for_each_raw(const u32* payload, u32 elements, u32 width,
                               const DecodeShared& shared, const Visit& visit) {
@@ -312,8 +313,8 @@ ROSE_DEVICE void for_each_raw(const u32* payload, u32 elements, u32 width,
 
 // ---- any block ----------------------------------------------------------------------------------
 
-// Calls visit(i, position, difference) for each change of a block that is not EMPTY, if all of it
-// is sound. False: corrupt, and visit was not called.
+// Calls visit(i, position, difference) for each change of a block that is not EMPTY, if the whole
+// block is valid. False: corrupt, and visit was not called.
 template <typename Visit>
 ROSE_DEVICE bool read_block(const Entry& entry, u32 elements, u32 width, u64 offset,
                             const u32* payload, u64 payload_words, DecodeShared& shared,

@@ -1,4 +1,4 @@
-// Writing the sections of a block by the threads of a CTA: each writes the changes of its own
+// Writes the sections of a block with the threads of a CTA: each writes the changes of its own
 // kElementsOfThread elements.
 #pragma once
 
@@ -7,12 +7,12 @@
 
 namespace rose::kernels {
 
-// A `Source` knows the changes; `word` is one of the mask words of this thread:
+// A `Source` has the changes; `word` is one of the mask words of this thread:
 //   sent(word), down(word), listed(word)    bit masks of 32 elements
-//   number(word, bit)                       what `positions` says of an element
-//   size(word, bit)                         of a change
+//   number(word, bit)                       the element's number in `positions`
+//   size(word, bit)                         size of a change
 
-// How many changes come before this thread's, how many of them are listed, and large.
+// Number of changes before this thread's, and how many of them are listed and large.
 struct Before {
   u32 changes;
   u32 listed;
@@ -27,7 +27,7 @@ class EliasFanoWriter {
  public:
   ROSE_DEVICE explicit EliasFanoWriter(const EliasFano& section) : section_{section} {}
 
-  // The i-th number.
+  // Writes the i-th number.
   ROSE_DEVICE void put(const BitWindow& window, u32 i, u32 number) {
     const u32 low_bits = section_.low_bits;
     high_.put(window, section_.high_at + (number >> low_bits) + i, 1);
@@ -44,7 +44,7 @@ class EliasFanoWriter {
   BitWriter low_;
 };
 
-// A bitmap is a section without low bits, in which number p is bit p whatever comes before it.
+// A bitmap is a section without low bits: bit p is number p, whatever precedes it.
 template <typename Source>
 ROSE_DEVICE void put_positions(const Source& source, const ChangeLayout& layout,
                                const BitWindow& window, u32 changes) {
@@ -81,7 +81,7 @@ ROSE_DEVICE void put_signs(const Source& source, const ChangeLayout& layout,
   signs.flush(window);
 }
 
-// Ranks and magnitudes.
+// Writes ranks and magnitudes.
 template <typename Source>
 ROSE_DEVICE void put_listed(const Source& source, const ChangeLayout& layout,
                             const BitWindow& window, Before before) {
@@ -112,7 +112,7 @@ ROSE_DEVICE void put_listed(const Source& source, const ChangeLayout& layout,
   magnitudes.flush(window);
 }
 
-// Which magnitudes are large, and these.
+// Writes large ranks and large magnitudes.
 template <typename Source>
 ROSE_DEVICE void put_large(const Source& source, const ChangeLayout& layout,
                            const BitWindow& window, Before before) {
@@ -136,7 +136,7 @@ ROSE_DEVICE void put_large(const Source& source, const ChangeLayout& layout,
   values.flush(window);
 }
 
-// This thread's large magnitudes.
+// Number of this thread's large magnitudes.
 template <typename Source>
 ROSE_DEVICE u32 count_large(const Source& source, const ChangeLayout& layout) {
   u32 large = 0;
@@ -152,7 +152,7 @@ ROSE_DEVICE u32 count_large(const Source& source, const ChangeLayout& layout) {
   return large;
 }
 
-// What follows the positions, but for a block's shape.
+// Writes the sections after the positions, except a block's shape.
 template <typename Source>
 ROSE_DEVICE void put_changes(const Source& source, const ChangeLayout& layout,
                              const BitWindow& window, const Before& before) {

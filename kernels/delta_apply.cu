@@ -5,8 +5,8 @@
 namespace rose::kernels {
 namespace {
 
-// One CTA applies one delta block: it decodes once to check, and once to write, a thread for each
-// bit of the high section.
+// One CTA applies one delta block. It decodes the block to check it and again to write it, with one
+// thread per bit of the high section.
 ROSE_DEVICE void apply(const DeltaApplyParams& params, DecodeShared& shared) {
   const u64 bits = params.entries[blockIdx.x];
   if (bits == 0) return;
@@ -30,7 +30,7 @@ ROSE_DEVICE void apply(const DeltaApplyParams& params, DecodeShared& shared) {
 }  // namespace
 }  // namespace rose::kernels
 
-// apply() above.
+// See apply() above.
 extern "C" __global__ __launch_bounds__(
     rose::kernels::kThreadsMax,
     rose::kernels::kCtas) void delta_apply_kernel(const rose::kernels::DeltaApplyParams params) {

@@ -1,25 +1,25 @@
-// delta_apply_kernel: a delta put on an array, or taken back off it.
+// delta_apply_kernel: applies a delta to an array, or undoes it.
 #pragma once
 
 #include "box.h"
 
 namespace rose::kernels {
 
-// One CTA of block_elements / kElementsOfThread threads for each delta block. A block is checked
-// before it is written: one that is corrupt changes nothing, and the least number of such a block
-// is left in `bad_block`. A part of a delta is applied with its part of the table, and with
-// `weights` from its first element on.
+// One CTA of block_elements / kElementsOfThread threads per delta block. Each block is checked
+// before it is written. A corrupt block changes nothing, and `bad_block` becomes the lowest number
+// of such a block. To apply a part of a delta, pass its part of the table, and `weights` from its
+// first element on.
 struct DeltaApplyParams {
   const u64* entries;
-  const u64* offsets;  // where each block's payload starts, in words
+  const u64* offsets;  // start of each block's payload, in words
   const u32* payload;
   u64 payload_words;
   Box weights;
   u64 width;
   u64 count;
   u64 block_elements;
-  u64* bad_block;  // ~0 before
-  u64 is_undo;     // 0 or 1; as wide as the rest, so that no byte of the struct is padding
+  u64* bad_block;  // ~0 at first
+  u64 is_undo;     // 0 or 1; as wide as the rest, so that the struct has no padding
 };
 
 }  // namespace rose::kernels

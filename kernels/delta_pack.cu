@@ -9,14 +9,14 @@ namespace rose::kernels {
 namespace {
 
 struct PackShared {
-  // A typical payload is a fraction of it; one that is larger is written window by window.
+  // A typical payload needs a part of this; a larger one is written window by window.
   static constexpr u32 kWindowWords = kBlockMax / 16;
 
-  // Bit i for element i of the block. `is_far`: a change that is no step.
+  // Bit i belongs to element i of the block. `is_far`: a change with a size other than 1.
   alignas(16) u32 is_sent[kMaskWordsMax];
   u32 is_down[kMaskWordsMax];
   u32 is_far[kMaskWordsMax];
-  // Before the first window: bit i if element i differs and is not sent.
+  // Before the first window: bit i is set if element i differs and is not sent.
   u32 window[kWindowWords];
   LengthCounts lengths;
   ScanShared scan;
@@ -47,7 +47,7 @@ ROSE_DEVICE Eight<T> load_shadow(const DeltaPackParams& params, u64 at) {
   return load_eight<T>(params.shadow, at, params.count);
 }
 
-// The ages of elements `at` to `at` + 7, a byte each.
+// The ages of elements `at` to `at` + 7, one byte each.
 ROSE_DEVICE Eight<u8> load_ages(const DeltaPackParams& params, u64 at) {
   Eight<u8> ages{};
   if (params.count - at >= kEight && is_aligned<u8>(params.ages + at)) {
@@ -67,13 +67,13 @@ struct Masks {
   u32 is_left{0};
 };
 
-// What must be so for a change of bf16 to be sent.
+// The conditions for sending a bf16 change.
 struct Bar {
   u32 threshold;
   u32 age_limit;
 };
 
-// Compares eight elements, and makes of `old` what the shadow becomes.
+// Compares eight elements, and sets `old` to the new values of the shadow.
 template <typename T>
 ROSE_DEVICE Masks compare(const Eight<T>& now, Eight<T>& old, const Bar& bar,
                           const Eight<u8>& ages) {
@@ -99,7 +99,7 @@ ROSE_DEVICE Masks compare(const Eight<T>& now, Eight<T>& old, const Bar& bar,
   return masks;
 }
 
-// Fills the masks; returns this thread's part of the digest of the shadow after packing.
+// Fills the masks. Returns this thread's part of the updated shadow's digest.
 template <typename T>
 ROSE_DEVICE DigestSum fill_masks(const DeltaPackParams& params, const PackBlock& block,
                                  PackShared& shared) {
@@ -143,7 +143,7 @@ ROSE_DEVICE DigestSum digest_of_shadow(const DeltaPackParams& params, const Pack
   return sum;
 }
 
-// The changes of a block that is packed, for change_write.h.
+// The changes of a packed block, for change_write.h.
 struct PackSource {
   const DeltaPackParams& params;
   const PackBlock& block;
@@ -159,7 +159,7 @@ struct PackSource {
     if ((shared.is_far[word] >> bit & 1) == 0) return 1;
     return size_of(difference(word * 32 + bit), block.width);
   }
-  // Of an element before its shadow moves.
+  // The difference of an element before its shadow is updated.
   ROSE_DEVICE u32 difference(u32 position) const {
     const u64 at = block.first + position;
     const u32 to = load_bits(params.bits.base, place_of(params.bits, at).offset, block.width);
@@ -169,7 +169,7 @@ struct PackSource {
   }
 };
 
-// Counts how long the magnitudes are; a barrier must follow.
+// Counts the lengths of the magnitudes. A barrier must follow.
 ROSE_DEVICE void count_sizes(const PackSource& source, PackShared& shared) {
 #pragma unroll 1
   for (u32 i = 0; i < kWordsOfThread; ++i) {
@@ -181,16 +181,16 @@ ROSE_DEVICE void count_sizes(const PackSource& source, PackShared& shared) {
   }
 }
 
-// Decides what the block becomes and reserves its place. All threads of the CTA call it.
+// Decides the encoding of the block and reserves its payload. All threads of the CTA call it.
 ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackSource& source, u32 changed,
                            u32 far, PackShared& shared) {
   if (far == 0) {  // the same for all threads
     if (threadIdx.x == 0) shared.few = shared.every = Cheapest{0, 0, 0};
   } else {
     clear(shared.lengths);
-    __syncthreads();  // the counts are zero, sizes can be counted
+    __syncthreads();  // separates clearing the counts from counting sizes
     count_sizes(source, shared);
-    __syncthreads();  // all sizes are counted, the counts can be read
+    __syncthreads();  // separates counting sizes from reading the counts
     const u32 warp = threadIdx.x / kWarp;
     const u32 width = source.block.width;
     if (warp == 0) {
@@ -200,17 +200,17 @@ ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackSource& sour
       const Cheapest answer = cheapest(shared.lengths.every, changed, changed - far, width);
       if (threadIdx.x % kWarp == 0) shared.every = answer;
     }
-    __syncthreads();  // both answers are there, the plan can be made
+    __syncthreads();  // separates the two results from the plan made of them
   }
   if (threadIdx.x == 0) {
     shared.plan =
         plan_of(source.block.elements, source.block.width, changed, far, shared.few, shared.every);
     shared.offset = atomic_add(params.cursor, shared.plan.entry.words);
   }
-  __syncthreads();  // the plan is made and its place reserved, all can read it
+  __syncthreads();  // separates making the plan from reading it
 }
 
-// What stands by itself in a GAP or BITMAP block.
+// Writes the words of a GAP or BITMAP block that belong to no element.
 ROSE_DEVICE void put_block_words(const PackShared& shared, const ChangeLayout& layout,
                                  const BitWindow& window) {
   if (layout.is_bitmap) {
@@ -237,15 +237,16 @@ ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32
   const u32 words = layout.end / 32;
 #pragma unroll 1
   for (u32 first = 0; first < words; first += kWindow) {
-    // A thread clears the words that it copied itself.
+    // Each thread clears the words that it copied.
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < kWindow; i += blockDim.x) shared.window[i] = 0;
-    __syncthreads();  // the window is zero, bits can be set
+    __syncthreads();  // separates clearing the window from setting bits
     const BitWindow window{shared.window, first, kWindow};
     put_block_words(shared, layout, window);
     if (!layout.is_bitmap) put_positions(source, layout, window, before.changes);
     put_changes(source, layout, window, before);
-    // Every bit is set, the window can be copied; the old bits were read, the shadow can move.
+    // Separates setting bits from copying the window, and reading the old bits from updating the
+    // shadow.
     __syncthreads();
     const u32 rest = words - first < kWindow ? words - first : kWindow;
 #pragma unroll 1
@@ -269,10 +270,10 @@ ROSE_DEVICE void write_raw(const PackSource& source, const PackShared& shared, u
     }
     payload[i] = word;
   }
-  __syncthreads();  // the old bits were read, the shadow can be overwritten
+  __syncthreads();  // separates reading the old bits from overwriting the shadow
 }
 
-// Copies eight elements at once, if both arrays have them so.
+// Copies eight elements at once, if the alignment of both arrays allows it.
 template <typename T>
 ROSE_DEVICE bool copy_eight(const DeltaPackParams& params, const Place& source,
                             const Place& target) {
@@ -312,7 +313,7 @@ ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& blo
   }
 }
 
-// Elements that differ and were left get older, others are young again.
+// Increments the age of elements that differ and are unsent, and resets the others.
 ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block,
                            const PackShared& shared) {
   const u8* is_left = reinterpret_cast<const u8*>(shared.window);
@@ -336,21 +337,21 @@ ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block
       if (at + j < params.count) params.ages[at + j] = ages.at(j);
     }
   }
-  __syncthreads();  // what was left was read, the window can be used
+  __syncthreads();  // separates reading the unsent mask from using the window
 }
 
-// One CTA packs one delta block. It reads the block once to find what changes (a thread takes every
-// blockDim-th eight elements), counts, and reserves its place; then each thread writes the changes
-// of its own kElementsOfThread elements, and last all move the shadow.
+// One CTA packs one delta block. It reads the block once to find the changes (each thread takes
+// every blockDim-th group of eight elements), counts, and reserves its payload. Then each thread
+// writes the changes of its own kElementsOfThread elements, and finally all update the shadow.
 ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
   const PackBlock block = block_of_cta(params);
   const PackSource source{params, block, shared};
   DigestSum sum;
   with_width(params.width,
              [&](auto zero) { sum = fill_masks<decltype(zero)>(params, block, shared); });
-  __syncthreads();  // the masks are whole, threads can read others' parts
+  __syncthreads();  // separates writing the masks from reading those of other threads
 
-  u64 counts = 0;  // changes, and from bit 32 on those that are no step
+  u64 counts = 0;  // changes, and from bit 32 on those with a size other than 1
 #pragma unroll
   for (u32 i = 0; i < kWordsOfThread; ++i) {
     const u32 word = threadIdx.x * kWordsOfThread + i;
@@ -396,7 +397,7 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
 }  // namespace
 }  // namespace rose::kernels
 
-// pack() above.
+// See pack() above.
 extern "C" __global__ __launch_bounds__(
     rose::kernels::kThreadsMax,
     rose::kernels::kCtas) void delta_pack_kernel(const rose::kernels::DeltaPackParams params) {

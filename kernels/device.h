@@ -1,11 +1,11 @@
-// What lets a plain C++ compiler take the headers of kernels/: the launchers share their structs,
-// the CPU twins the key of a change, and the tests run the kernels themselves on a CPU.
+// Definitions with which a plain C++ compiler accepts the headers of kernels/: launchers share
+// their structs, the CPU twins share the key of a change, and tests run the kernels on a CPU.
 #pragma once
 
 #include <cstdint>
 
-// ROSE_HD: a formula, for both sides. ROSE_DEVICE: a step of a kernel, inlined into it, so that the
-// compiler sees which pointers are shared memory.
+// ROSE_HD: a formula for host and device. ROSE_DEVICE: a step of a kernel, always inlined, so that
+// the compiler sees which pointers are shared memory.
 #ifdef __CUDACC__
 #define ROSE_HD __host__ __device__
 #define ROSE_DEVICE __device__ __forceinline__
@@ -23,15 +23,15 @@ using u64 = std::uint64_t;
 
 constexpr u32 kWarp = 32;
 
-// A delta block has 16,384 or 65,536 elements. Its CTA has one thread for this many of them: four
-// words of a bit mask each.
+// Elements per thread of a CTA that handles a delta block of 16,384 or 65,536 elements: four words
+// of a bit mask.
 constexpr u32 kElementsOfThread = 128;
 constexpr u32 kWordsOfThread = kElementsOfThread / 32;
 constexpr u32 kBlockMax = 65536;
 constexpr u32 kMaskWordsMax = kBlockMax / 32;
 constexpr u32 kThreadsMax = kBlockMax / kElementsOfThread;
-// CTAs of that size whose registers a multiprocessor must hold at once. Without this bound the
-// compiler saves registers for more of them, and spills.
+// CTAs of that size per multiprocessor whose registers must fit. Without this bound the compiler
+// uses fewer registers, and spills.
 constexpr u32 kCtas = 2;
 
 ROSE_HD inline u32 floor_log2(u32 number) {

@@ -1,13 +1,14 @@
-// What a gate sees on a device. Only for nvcc: the tests bring a world of their own.
+// The memory and the clock that a gate uses on a device. Only for nvcc; tests have their own.
 #pragma once
 
 #include <cstdint>
 
 namespace rose::kernels {
 
-// The host's memory behind the link, and the device's own clock.
+// Host memory behind the link, and the device's clock.
 struct DeviceWorld {
-  // A look crosses the link: often enough not to add to a wake-up, seldom enough not to fill it.
+  // A look crosses the link: often enough not to delay a wake-up, rarely enough not to fill the
+  // link.
   static constexpr unsigned kPauseNs = 500;
 
   __device__ std::uint32_t load(const std::uint32_t* word) const {

@@ -24,7 +24,8 @@ ROSE_DEVICE DigestSum digest(const DigestParams& params) {
 
 using rose::kernels::DigestParams;
 
-// Any grid. Each thread takes every grid-th group of eight elements; each warp adds its two sums.
+// Any grid. Each thread takes groups of eight elements with the stride of the grid; each warp adds
+// its two sums.
 extern "C" __global__ __launch_bounds__(rose::kernels::kDigestThreads) void digest_kernel(
     const DigestParams params) {
   using namespace rose::kernels;

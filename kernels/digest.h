@@ -12,9 +12,9 @@ struct DigestParams {
   Box bits;
   u64 width;
   u64 count;
-  u64 first_index;  // of the first element in its tensor, at a border of 8 bytes
+  u64 first_index;  // index of the first element in its tensor, a multiple of 8 bytes
   u64 seed;
-  u64* sums;  // two; the digest is added to them
+  u64* sums;  // two sums, to which the digest is added
 };
 
 }  // namespace rose::kernels

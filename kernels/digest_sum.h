@@ -19,7 +19,7 @@ struct DigestSum {
   u64 first{0};
   u64 second{0};
 
-  // `index` of the word in its tensor.
+  // `index` is that of the word in its tensor.
   ROSE_HD void add(u64 word, u64 index, u64 seed) {
     first += mix(word + (index + 1) * kFirstStride + seed);
     second += mix(word + (index + 1) * kSecondStride + seed);

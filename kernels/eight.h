@@ -1,4 +1,4 @@
-// Eight elements: what one thread loads at once, with the widest loads that the address allows.
+// Eight elements, loaded by one thread with the widest loads that the address allows.
 #pragma once
 
 #include "digest_sum.h"
@@ -25,7 +25,7 @@ struct alignas(sizeof(T) == 1 ? 8 : 16) Eight {
     u32& word = words[i * kBits / 32];
     word = (word & ~(low_mask(kBits) << shift)) | static_cast<u32>(bits) << shift;
   }
-  // Moves every element one place down and puts `bits` into the last: registers have no index.
+  // Moves every element down by one and appends `bits`; registers cannot be indexed.
   ROSE_DEVICE void shift_in(T bits) {
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) {
@@ -65,8 +65,8 @@ ROSE_DEVICE Eight<T> load_eight(const Box& box, u64 at, u64 count) {
   return eight;
 }
 
-// Adds the words that elements `at` to `at` + 7 of `count` make. Element 0 is `first_index` in its
-// tensor; both lie at borders of words.
+// Adds the words of elements `at` to `at` + 7 of `count`. Element 0 has `first_index` in its
+// tensor; both are at multiples of a word.
 template <typename T>
 ROSE_DEVICE void add_to_digest(DigestSum& sum, const Eight<T>& eight, u64 at, u64 count,
                                u64 first_index, u64 seed) {

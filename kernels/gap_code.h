@@ -1,5 +1,5 @@
-// The format of a delta: entries, and where the sections of a GAP or BITMAP block lie.
-// docs/protocol.md, "Deltas", is the text.
+// The format of a delta: entries, and the layout of the sections of a GAP or BITMAP block.
+// Specified in docs/protocol.md, "Deltas".
 #pragma once
 
 #include "device.h"
@@ -10,8 +10,8 @@ constexpr u32 kEmpty = 0;
 constexpr u32 kGap = 1;
 constexpr u32 kRaw = 2;
 constexpr u32 kBitmap = 3;
-// Never on a wire: a kernel found no room in the arena. delta_pack then did not change the block's
-// shadow, so to whoever reads the delta it is EMPTY, and the next pack finds all of it again.
+// Never on a wire: delta_pack found no room in the arena and did not change the block's shadow. A
+// reader treats the block as EMPTY, and the next pack finds all its changes again.
 constexpr u32 kDeferred = 15;
 
 struct Entry {
@@ -37,23 +37,23 @@ ROSE_HD inline u32 raw_words(u32 elements, u32 width) { return words_of(elements
 
 // ---- differences --------------------------------------------------------------------------------
 
-// A difference modulo 2^width that is not 0, and whether it goes down.
+// Whether a nonzero difference modulo 2^width is negative.
 ROSE_HD inline bool is_down(u32 difference, u32 width) {
   return (difference >> (width - 1) & 1) != 0;
 }
 
-// 1 to 2^(width - 1).
+// The absolute value of a difference, 1 to 2^(width - 1).
 ROSE_HD inline u32 size_of(u32 difference, u32 width) {
   return is_down(difference, width) ? (0U - difference) & low_mask(width) : difference;
 }
 
 // ---- sections -----------------------------------------------------------------------------------
 
-// Sections begin at words.
+// The next multiple of a word; sections begin there.
 ROSE_HD inline u32 border(u32 at) { return (at + 31) & ~u32{31}; }
 
-// Elias-Fano of `count` numbers below `universe`, 0 < count <= universe. Places are bits from the
-// start of the block's payload.
+// Elias-Fano of `count` numbers below `universe`, 0 < count <= universe. Positions are in bits from
+// the start of the block's payload.
 struct EliasFano {
   u32 universe;
   u32 count;
@@ -61,7 +61,7 @@ struct EliasFano {
   u32 high_bits;
   u32 high_at;
   u32 low_at;
-  u32 end;  // the first bit after it
+  u32 end;  // first bit behind it
 };
 
 ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at) {
@@ -75,34 +75,35 @@ ROSE_HD inline u32 elias_fano_words(u32 universe, u32 count) {
   return elias_fano(universe, count, 0).end / 32;
 }
 
-// The sizes that decide how a block stores its changes.
+// The counts that decide the encoding of a block.
 struct ChangeCounts {
   u32 universe;  // elements
   u32 changed;   // 1 to `universe`
   u32 listed;    // 0 to `changed`
   u32 large;     // 0 to `listed`
   u32 magnitude_bits;
-  bool are_all_listed;  // then a magnitude is size - 1, else size - 2
+  bool are_all_listed;  // then a magnitude is size - 1, otherwise size - 2
 };
 
 struct ChangeLayout {
   ChangeCounts counts;
   u32 width;
-  bool is_bitmap;  // then `positions` has only its place: one bit for each element
+  bool is_bitmap;  // then `positions` has only its position, with one bit per element
   EliasFano positions;
   u32 signs_at;
-  u32 shape_at;     // only at borders of words, and only if changes are listed
+  u32 shape_at;     // the following sections start at words, and exist only if changes are listed
   EliasFano ranks;  // a count of 0 if all or none are listed
   u32 magnitudes_at;
   EliasFano larges;  // a count of 0 if no magnitude is large
   u32 large_at;
   u32 end;
 
-  // What a magnitude is less than its size.
+  // The difference between a size and its magnitude.
   ROSE_HD u32 listed_from() const { return counts.are_all_listed ? 1 : 2; }
 };
 
-// The sections from bit `at` on, up to the signs; complete() adds the rest, once it is known.
+// The sections from bit `at` on, up to the signs. complete() adds the others once their counts are
+// known.
 ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u32 width,
                                            bool is_bitmap) {
   ChangeLayout layout{};
@@ -121,8 +122,8 @@ ROSE_HD inline ChangeLayout first_sections(u32 at, const ChangeCounts& counts, u
   return layout;
 }
 
-// `large` and `magnitude_bits` may be given later than the other counts: a block's payload says
-// them.
+// Sets `large` and `magnitude_bits`, which a reader finds only in the payload, and adds the other
+// sections.
 ROSE_HD inline void complete(ChangeLayout& layout, u32 large, u32 magnitude_bits) {
   ChangeCounts& counts = layout.counts;
   counts.large = large;

@@ -2,7 +2,7 @@
 
 #include "device_world.h"
 
-// One thread. The segment behind it in the stream starts when it ends.
+// One thread. The next segment in the stream starts when the kernel ends.
 extern "C" __global__ __launch_bounds__(1) void gate_kernel(const rose::kernels::GateParams gate) {
   rose::kernels::DeviceWorld world;
   rose::kernels::start_segment(gate, world);

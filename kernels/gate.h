@@ -1,34 +1,34 @@
-// The gate as a kernel: what one thread does in the borrower's stream until its segment may start.
+// The gate as a kernel: one thread in the borrower's stream waits until its segment may start.
 #pragma once
 
 #include "device.h"
 
 namespace rose::kernels {
 
-// The words of a gate where the device sees them, by value from the launcher to gate_kernel. A
-// captured launch is the same launch: no number in it belongs to one segment.
+// The device's addresses of a gate's words, passed by value to gate_kernel. A captured launch can
+// be replayed, because no parameter depends on the segment.
 struct GateParams {
-  const std::uint32_t* state;  // its low half: the bits are in `lets_go`
+  const std::uint32_t* state;  // its low half, with the bits of `lets_go`
   const std::uint32_t* credit;
   std::uint32_t* passed;
   std::uint32_t* overdue;
   std::uint64_t limit_ns;
-  std::uint32_t lets_go;  // any of these bits in `state` lets a segment with credit start
+  std::uint32_t lets_go;  // with any of these bits in `state`, a segment with credit may start
 };
 
-// The gate of a segment that is the body of an IF node: what a launch gets by value.
+// The gate of a segment that is the body of an IF node, passed by value.
 struct BranchParams {
   GateParams gate;
-  std::uint64_t condition;   // of the IF node behind it: the graph's conditional handle
-  std::uint32_t skips;       // any of these bits in `state` leaves the segment out
-  std::uint32_t has_waited;  // memory operations before it have: 1, or 0
+  std::uint64_t condition;   // conditional handle of the IF node that follows
+  std::uint32_t skips;       // with any of these bits in `state` the segment is skipped
+  std::uint32_t has_waited;  // 1 if memory operations in front of it have waited, otherwise 0
 };
 
-// `World` is the memory and the clock: load (acquire) and store (release) for all of the system,
-// now_ns, and pause between two looks.
+// `World` is the memory and the clock: system-wide load (acquire) and store (release), now_ns, and
+// a pause between two looks.
 
-// Credit first: one that was there before a close is not enough, the open bit seen after it is what
-// counts. Whoever opens again gives credit from `passed` on, so to this segment too.
+// Credit first: credit from before a close is not enough, so the open bit, read after the credit,
+// decides. A new opening gives credit from `passed` on, and so includes this segment.
 template <class World>
 ROSE_HD bool may_start(const GateParams& gate, World& world) {
   const std::uint32_t left = world.load(gate.credit) - world.load(gate.passed);
@@ -36,9 +36,9 @@ ROSE_HD bool may_start(const GateParams& gate, World& world) {
   return (world.load(gate.state) & gate.lets_go) != 0;
 }
 
-// Waits for the segment's turn. A kernel cannot take back what lies behind it in the
-// stream, so a wait that ends without a turn lets that one segment go and says so in `overdue`: at
-// most one segment for each limit, which is for a host that is gone or has forgotten the gate.
+// Waits until the segment may start. A kernel cannot remove work behind it in the stream. So when
+// its time limit is over, it lets that one segment start and counts it in `overdue`: at most one
+// segment per limit, for a host that is gone or has forgotten the gate.
 template <class World>
 ROSE_HD void await_turn(const GateParams& gate, World& world) {
   const std::uint64_t from_ns = world.now_ns();
@@ -51,7 +51,7 @@ ROSE_HD void await_turn(const GateParams& gate, World& world) {
   }
 }
 
-// Only the borrower's stream writes it, one gate after the other.
+// Counts the segment. Only the borrower's stream writes `passed`, one gate after the other.
 template <class World>
 ROSE_HD void count_segment(const GateParams& gate, World& world) {
   world.store(gate.passed, world.load(gate.passed) + 1);
@@ -63,9 +63,9 @@ ROSE_HD void start_segment(const GateParams& gate, World& world) {
   count_segment(gate, world);
 }
 
-// The same for a segment that an abort may leave out; `world` also sets conditions. Decided before
-// it is counted: as long as a segment is not counted the host leaves the bits as they are, so an
-// abort leaves out all that had not started when the device saw it, the last one too.
+// The same for a segment that an abort may skip; `world` also sets conditions. The decision
+// precedes the count. The host changes the bits only after the count, so an abort skips every
+// segment that had not started when the device saw it, including the last one.
 template <class World>
 ROSE_HD void branch_segment(const BranchParams& branch, World& world) {
   if (branch.has_waited == 0) await_turn(branch.gate, world);

@@ -1,11 +1,11 @@
-// Where the elements of a box lie, and how to read and write them by their width.
+// Addresses of a box's elements, and access to them by width.
 #pragma once
 
 #include "box.h"
 
 namespace rose::kernels {
 
-// An element's place, and how many of its row are left from it on.
+// Address of an element, and the number of elements from it to the end of its row.
 struct Place {
   u64 offset;
   u64 rest;
@@ -16,7 +16,7 @@ ROSE_DEVICE u64 divide(u64 number, const Divisor& by) {
 }
 
 ROSE_DEVICE Place place_of(const Box& box, u64 index) {
-  // Most arrays are one row: no division there.
+  // Most arrays are one row and need no division.
   if (index < box.sizes[2].number) {
     return {index * box.strides[3], box.sizes[2].number - index};
   }
@@ -46,7 +46,7 @@ ROSE_DEVICE void store_bits(void* base, u64 at, u32 width, u32 bits) {
   }
 }
 
-// Calls visit(zero) with a zero of the type that has `width` bits.
+// Calls visit(zero) with a zero of the type with `width` bits.
 template <typename Visit>
 ROSE_DEVICE void with_width(u64 width, const Visit& visit) {
   if (width == 16) {

@@ -7,14 +7,14 @@ namespace {
 
 constexpr u32 kWeightsOfLoad = 8;  // weights that a thread loads at once: 128 bits
 
-// Eight weights, two in a word.
+// Eight weights, two per word.
 struct alignas(16) EightWeights {
   u32 pairs[kWeightsOfLoad / 2];
 
   ROSE_DEVICE u32 at(u32 i) const { return pairs[i / 2] >> (16 * (i % 2)) & 0xFFFF; }
 };
 
-// A scale block: where it starts, and how much of it is inside the matrix.
+// A scale block: its start, and its size within the matrix.
 struct ScaleBlock {
   const u16* bits;
   u8* codes;
@@ -35,10 +35,10 @@ ROSE_DEVICE ScaleBlock scale_block(const QuantiseParams& params, u64 scale, u64 
 }
 
 // Thread `lane` of kGroup calls visit(row, column) for its loads of a block: every kGroup-th one,
-// along the rows first. Only the first place is found by dividing.
+// row by row. Only the first position needs a division.
 template <u32 kGroup, typename Visit>
 ROSE_DEVICE void for_each_load(const ScaleBlock& block, u32 lane, Visit visit) {
-  const u64 loads = blocks_along(block.width, kWeightsOfLoad);  // of a row
+  const u64 loads = blocks_along(block.width, kWeightsOfLoad);  // per row
   const u64 rows_on = kGroup / loads;
   const u64 loads_on = kGroup % loads;
   u64 row = lane / loads;
@@ -59,7 +59,7 @@ ROSE_DEVICE bool is_aligned_for(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) % alignof(T) == 0;
 }
 
-// EightWeights `at` to `at` + 7 of a row of `width`; zeros after the end.
+// EightWeights `at` to `at` + 7 of a row of `width`; zeros behind the end.
 ROSE_DEVICE EightWeights load_weights(const u16* row, u64 at, u64 width) {
   if (is_aligned_for<EightWeights>(row + at) && at + kWeightsOfLoad <= width) {
     return *reinterpret_cast<const EightWeights*>(row + at);
@@ -82,8 +82,7 @@ ROSE_DEVICE u32 largest_of(const EightWeights& weights) {
   return largest;
 }
 
-// Writes codes `at` to `at` + 7 of a row, as far as there are so many; the first is the lowest
-// byte.
+// Writes codes `at` to `at` + 7 of a row, up to its end; the lowest byte is the first code.
 ROSE_DEVICE void store_codes(u8* row, u64 at, u64 width, u64 codes) {
   if (is_aligned_for<u64>(row + at) && at + kWeightsOfLoad <= width) {
     *reinterpret_cast<u64*>(row + at) = codes;
@@ -110,20 +109,20 @@ ROSE_DEVICE void encode_block(const QuantiseParams& params, const ScaleBlock& bl
   });
 }
 
-// The largest number of a group of threads, for all of them. The lanes of a warp.
+// The maximum over the lanes of a warp, for all of them.
 struct LargestOfWarp {
   ROSE_DEVICE u32 operator()(u32 number) const { return __reduce_max_sync(kAllLanes, number); }
 };
 
-// All threads of the CTA call it.
+// The maximum over a CTA. All threads call it.
 struct LargestOfCta {
   u32* of_warps;  // shared
 
   ROSE_DEVICE u32 operator()(u32 number) const {
     const u32 of_warp = __reduce_max_sync(kAllLanes, number);
-    __syncthreads();  // all have read the answer of the block before
+    __syncthreads();  // separates reading the previous block's result from writing
     if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = of_warp;
-    __syncthreads();  // every warp has written its own
+    __syncthreads();  // separates writing each warp's maximum from reading it
     u32 largest = 0;
 #pragma unroll
     for (u32 i = 0; i < kQuantiseThreads / kWarp; ++i) {
@@ -133,7 +132,7 @@ struct LargestOfCta {
   }
 };
 
-// kGroup threads look at each weight of a block twice, the second time in the cache.
+// kGroup threads read each weight of a block twice, the second time from the cache.
 template <u32 kGroup, typename Largest>
 ROSE_DEVICE void quantise_blocks(const QuantiseParams& params, u64 group, u64 groups, u32 lane,
                                  const Largest& largest_of_group) {
@@ -172,7 +171,7 @@ extern "C" __global__ __launch_bounds__(rose::kernels::kQuantiseThreads) void qu
                                     LargestOfCta{of_warps});
 }
 
-// Any grid. Each warp takes every so-many-th scale block, of which there are many small ones.
+// Any grid. Each warp takes scale blocks with the stride of all warps; for many small blocks.
 extern "C" __global__ __launch_bounds__(rose::kernels::kQuantiseThreads) void quantise_warp_kernel(
     const QuantiseParams params) {
   using namespace rose::kernels;

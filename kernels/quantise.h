@@ -1,4 +1,4 @@
-// quantise_cta_kernel, quantise_warp_kernel: bf16 weights to codes of one byte and block scales.
+// quantise_cta_kernel, quantise_warp_kernel: bf16 weights to one-byte codes and block scales.
 #pragma once
 
 #include "quantise_code.h"
@@ -6,7 +6,7 @@
 namespace rose::kernels {
 
 constexpr u32 kQuantiseThreads = 256;
-// Weights of a scale block up to which a warp has it to itself; a CTA would mostly wait.
+// Weights of a scale block up to which one warp handles it; most threads of a CTA would wait.
 constexpr u64 kWeightsOfWarpMax = 2048;
 
 struct QuantiseParams {
@@ -17,7 +17,7 @@ struct QuantiseParams {
   u64 block_rows;
   u64 block_cols;
   u8* codes;      // rows x cols
-  float* scales;  // one for each block, along the rows first
+  float* scales;  // one per scale block, row-major
   CodeKind kind;
 };
 

@@ -1,5 +1,5 @@
-// One code of quantised weights. Signs and NaNs come from the bits of the weight and not from its
-// quotient, where processors differ. docs/protocol.md, "Quantised weights".
+// One code of quantised weights. Signs and NaNs are taken from the bits of the weight, not from its
+// quotient, for which processors differ. docs/protocol.md, "Quantised weights".
 #pragma once
 
 #include "device.h"
@@ -10,11 +10,11 @@ enum class CodeKind : u64 { kFp8 = 0, kInt8 = 1 };
 
 constexpr u32 kSignBit = 0x8000;
 constexpr u32 kMagnitude = 0x7FFF;
-constexpr u32 kInfinity = 0x7F80;  // of a magnitude; what is above it is a NaN
+constexpr u32 kInfinity = 0x7F80;  // magnitude of infinity; larger ones are NaNs
 constexpr u32 kFp8Nan = 0x7F;
 constexpr u32 kFp8Largest = 0x7E;
 
-// Of a bf16: its magnitude, 0 for what is not finite. Magnitudes order as the weights do.
+// The magnitude of a bf16; 0 if it is not finite. Magnitudes are ordered like absolute values.
 ROSE_HD inline u32 finite_magnitude(u32 bits) {
   const u32 magnitude = bits & kMagnitude;
   return magnitude < kInfinity ? magnitude : 0;
@@ -24,7 +24,7 @@ ROSE_HD inline float widened_magnitude(u32 magnitude) {
   return __builtin_bit_cast(float, magnitude << 16);
 }
 
-// IEEE division whatever the kernel's file is compiled with; subnormals stay.
+// IEEE division for all compiler flags; keeps subnormals.
 ROSE_HD inline float divided(float number, float by) {
 #ifdef __CUDA_ARCH__
   return __fdiv_rn(number, by);
@@ -37,16 +37,16 @@ ROSE_HD constexpr float largest_of(CodeKind kind) {
   return kind == CodeKind::kFp8 ? 448.0F : 127.0F;
 }
 
-// `amax` is the largest finite magnitude of the block. The smallest one there is, 2^-133, still has
-// a scale above 0.
+// `amax` is the largest finite magnitude of the block. Even for the smallest one, 2^-133, the scale
+// is above 0.
 ROSE_HD inline float scale_of(u32 amax, CodeKind kind) {
   return amax == 0 ? 1.0F : divided(widened_magnitude(amax), largest_of(kind));
 }
 
-// e4m3fn of a quotient >= 0, half to even, at most 448.
+// A quotient >= 0 as e4m3fn, rounded half to even, at most 448.
 ROSE_HD inline u32 fp8_magnitude(float quotient) {
   constexpr u32 kSmallestNormal = 0x3C800000;  // 2^-6
-  constexpr u32 kDroppedBits = 20;             // of the mantissa; three stay
+  constexpr u32 kDroppedBits = 20;             // of the mantissa; three bits stay
   constexpr u32 kRebias = (127 - 7) << 3;
   constexpr float kOfUnit = 16384.0F;  // its last bit is 2^-9, the unit of subnormals
   const u32 bits = __builtin_bit_cast(u32, quotient);
@@ -58,7 +58,7 @@ ROSE_HD inline u32 fp8_magnitude(float quotient) {
   return code < kFp8Largest ? code : kFp8Largest;
 }
 
-// A quotient >= 0 as an integer, half to even, at most 127.
+// A quotient >= 0 as an integer, rounded half to even, at most 127.
 ROSE_HD inline u32 int8_magnitude(float quotient) {
   constexpr float kOfUnit = 8388608.0F;  // 2^23: its last bit is 1
   const float kept = quotient < 127.0F ? quotient : 127.0F;

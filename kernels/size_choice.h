@@ -1,5 +1,5 @@
-// How a block's sizes are listed in the fewest words: whether those of all changes or only those
-// that are no step, and with how many bits. docs/protocol.md, "Deltas".
+// The listing of a block's sizes with the fewest words: all changes or only those with a size other
+// than 1, and the bits per magnitude. docs/protocol.md, "Deltas".
 #pragma once
 
 #include "block_scan.h"
@@ -7,18 +7,18 @@
 
 namespace rose::kernels {
 
-// A size is below 2^32, so a magnitude has 0 to 31 bits: one bin for each lane of a warp. Each bin
-// is there a few times, since most magnitudes have the same few lengths.
+// A size is below 2^32, so a magnitude has 0 to 31 bits: one bin per lane of a warp. Each bin
+// exists several times, because most magnitudes have one of few lengths.
 constexpr u32 kLengths = kWarp;
 constexpr u32 kCopies = 8;
 
-// How many magnitudes have how many bits.
+// Number of magnitudes by their bits.
 struct LengthCounts {
-  u32 few[kLengths][kCopies];    // size - 2 of the changes that are no step
-  u32 every[kLengths][kCopies];  // size - 1 of the same; steps have the magnitude 0
+  u32 few[kLengths][kCopies];    // size - 2, without changes of size 1
+  u32 every[kLengths][kCopies];  // size - 1 of the same; changes of size 1 have the magnitude 0
 };
 
-// All threads of the CTA call it; a barrier must follow.
+// All threads of the CTA call it. A barrier must follow.
 ROSE_DEVICE void clear(LengthCounts& counts) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < kLengths * kCopies; i += blockDim.x) {
@@ -27,21 +27,21 @@ ROSE_DEVICE void clear(LengthCounts& counts) {
   }
 }
 
-// `size` is 2 or more.
+// `size` is at least 2.
 ROSE_DEVICE void count_size(LengthCounts& counts, u32 size) {
   const u32 copy = threadIdx.x % kCopies;
   atomicAdd(&counts.few[bit_length(size - 2)][copy], 1U);
   atomicAdd(&counts.every[bit_length(size - 1)][copy], 1U);
 }
 
-// The words of the magnitudes and of what is large, their bits, and how many are large.
+// Words of magnitudes, large ranks and large, bits per magnitude, and number of large magnitudes.
 struct Cheapest {
   u32 words;
   u32 magnitude_bits;
   u32 large;
 };
 
-// One warp, a lane for each number of bits; the answer is lane 0's. `steps` more magnitudes are 0.
+// One warp, one lane per number of bits; lane 0 has the result. `steps` further magnitudes are 0.
 ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count, u32 steps,
                               u32 width) {
   const u32 lane = threadIdx.x % kWarp;
@@ -57,7 +57,7 @@ ROSE_DEVICE Cheapest cheapest(const u32 (&lengths)[kLengths][kCopies], u32 count
   u32 words = words_of(count * lane);
   if (large != 0) words += elias_fano_words(count, large) + words_of(width * large);
   if (lane >= width) words = ~0U;
-  // The fewest words, of equals the fewest bits. There are at most 65,536 large ones.
+  // The fewest words, of equals the fewest bits. At most 65,536 are large.
   u64 least = static_cast<u64>(words) << 32 | lane << 20 | large;
 #pragma unroll
   for (u32 step = kWarp / 2; step > 0; step /= 2) {
@@ -73,7 +73,7 @@ struct BlockPlan {
   ChangeLayout layout;  // of a GAP or BITMAP block
 };
 
-// What a block becomes that has `changed` > 0 changes, of which `far` are no step.
+// The encoding of a block with `changed` > 0 changes, `far` of them with a size other than 1.
 ROSE_DEVICE BlockPlan plan_of(u32 elements, u32 width, u32 changed, u32 far, const Cheapest& few,
                               const Cheapest& every) {
   u32 few_words = 0;

@@ -6,9 +6,9 @@
 namespace rose::kernels {
 namespace {
 
-// What a CTA counts by itself. All keys do not fit into shared memory, but the changes of one
-// training step lie within a few binades: a slot belongs to the first key that asks for it, and
-// keys 32 binades apart, which share one, go to the histogram directly.
+// A CTA's own counts. Not all keys fit into shared memory, but the changes of one training step lie
+// within few binades. The first key that uses a slot owns it; a key 32 binades away, which maps to
+// the same slot, is counted in the histogram directly.
 constexpr u32 kSlots = 4096;
 constexpr u32 kDue = kKeys;
 constexpr u32 kUnclaimed = kKeys + 1;
@@ -20,7 +20,7 @@ struct HistogramShared {
 
 ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
   const u32 slot = key % kSlots;
-  u32 owner = shared.key[slot];  // once it is claimed it stays so, and most are
+  u32 owner = shared.key[slot];  // a claimed slot stays claimed, and most are
   if (owner == kUnclaimed) owner = atomicCAS(&shared.key[slot], kUnclaimed, key);
   if (owner == kUnclaimed || owner == key) {
     atomicAdd(&shared.changes[slot], 1U);
@@ -45,8 +45,8 @@ using rose::kernels::ThresholdShared;
 using rose::kernels::TopkHistogramParams;
 using rose::kernels::TopkThresholdParams;
 
-// Each thread takes every grid-th group of eight elements; a CTA counts in shared memory, where
-// most changes have one of few keys, and adds to the histogram once at its end.
+// Each thread takes groups of eight elements with the stride of the grid. A CTA counts in shared
+// memory, where most changes have one of few keys, and adds to the histogram once at its end.
 extern "C" __global__ __launch_bounds__(
     rose::kernels::kHistogramThreads) void topk_histogram_kernel(const TopkHistogramParams params) {
   using namespace rose::kernels;
@@ -55,7 +55,7 @@ extern "C" __global__ __launch_bounds__(
     shared.key[i] = kUnclaimed;
     shared.changes[i] = 0;
   }
-  __syncthreads();  // the slots are unclaimed, changes can be counted
+  __syncthreads();  // separates clearing the slots from counting
 
   const u64 stride = static_cast<u64>(gridDim.x) * kHistogramThreads * kEight;
   const u64 first = (static_cast<u64>(blockIdx.x) * kHistogramThreads + threadIdx.x) * kEight;
@@ -71,24 +71,24 @@ extern "C" __global__ __launch_bounds__(
       count_key(shared, params.histogram, is_due ? kDue : change_key(to, from));
     }
   }
-  __syncthreads();  // all is counted, the slots can be added up
+  __syncthreads();  // separates counting from adding up the slots
   for (u32 i = threadIdx.x; i < kSlots; i += kHistogramThreads) {
     if (shared.changes[i] != 0) atomic_add(&params.histogram[shared.key[i]], shared.changes[i]);
   }
 }
 
-// One CTA. Each thread adds up its own run of keys; what lies above the run comes from a scan, and
-// from there it walks down for as long as the budget lasts.
+// One CTA. Each thread adds up its own range of keys. A scan gives the sum above the range; from
+// there the thread goes down until the budget is used up.
 extern "C" __global__ __launch_bounds__(
     rose::kernels::kThresholdThreads) void topk_threshold_kernel(const TopkThresholdParams params) {
   using namespace rose::kernels;
   __shared__ ThresholdShared shared;
-  // Thread 0 has the largest keys, so that a sum over the threads before is one over larger keys.
+  // Thread 0 has the largest keys, so the sum over lower threads is that of larger keys.
   const u32 end = kKeys - threadIdx.x * kKeysOfThread;
   u64 changes = 0;
   for (u32 i = 1; i <= kKeysOfThread; ++i) changes += params.histogram[end - i];
   if (threadIdx.x == 0) shared.threshold = kKeys;
-  // What is due is sent in any case. The barriers of scan() show the threshold to all.
+  // Due changes are always sent. The barriers of scan() make the threshold visible to all.
   u64 reached = scan(changes, shared.scan).before + params.histogram[kDue];
   u32 threshold = kKeys;
   for (u32 i = 1; i <= kKeysOfThread && end - i >= 1; ++i) {
@@ -97,6 +97,6 @@ extern "C" __global__ __launch_bounds__(
     threshold = end - i;
   }
   atomicMin(&shared.threshold, threshold);
-  __syncthreads();  // every thread has had its say, the answer can be read
+  __syncthreads();  // separates each thread's update from reading the result
   if (threadIdx.x == 0) *params.threshold = shared.threshold;
 }

@@ -32,7 +32,7 @@ ROSE_DEVICE void unpack(const TopkUnpackParams& params, DecodeShared& shared) {
 }  // namespace
 }  // namespace rose::kernels
 
-// unpack() above.
+// See unpack() above.
 extern "C" __global__ __launch_bounds__(
     rose::kernels::kThreadsMax,
     rose::kernels::kCtas) void topk_unpack_kernel(const rose::kernels::TopkUnpackParams params) {

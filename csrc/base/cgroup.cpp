@@ -18,12 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A chain of parents that is longer is not looked at: it may change while it is read.
+// Longer chains of parents are not followed: they may change while they are read.
 constexpr int kParentsMax = 64;
-// Of a process that the reader's namespace does not show.
+// Parent of a process outside the reader's pid namespace.
 constexpr pid_t kUnseen = 0;
 
-// Where cgroup v2 is mounted, also beside version 1; nothing when it is not.
+// Returns the mount point of cgroup v2, which may exist beside version 1; nothing without one.
 std::optional<std::string> mount_of(const CgroupTree& tree) {
   if (!tree.mount.empty()) return tree.mount;
   std::ifstream mounts{fs::path{tree.proc} / "self" / "mounts"};
@@ -36,7 +36,7 @@ std::optional<std::string> mount_of(const CgroupTree& tree) {
   return std::nullopt;
 }
 
-// The path of a process below the mount, which begins with '/'; nothing in the root.
+// Returns the cgroup path of a process below the mount, beginning with '/'; nothing in the root.
 std::optional<std::string> path_of(pid_t pid, const CgroupTree& tree) {
   std::ifstream lines{tree.proc + "/" + std::to_string(pid) + "/cgroup"};
   std::string line;
@@ -51,7 +51,8 @@ std::optional<std::string> path_of(pid_t pid, const CgroupTree& tree) {
   return std::nullopt;
 }
 
-// The fourth word of /proc/<pid>/stat, behind a name in brackets that may hold anything.
+// Returns the fourth word of /proc/<pid>/stat. It follows a name in brackets with arbitrary
+// characters.
 pid_t parent_of(pid_t pid, const CgroupTree& tree) {
   std::ifstream stat{tree.proc + "/" + std::to_string(pid) + "/stat"};
   std::string line;
@@ -73,9 +74,9 @@ bool is_offspring(pid_t pid, pid_t of, const CgroupTree& tree) {
   return false;
 }
 
-// Whether everybody in this directory is `pid` or its offspring, and not us: a borrower may have
-// started serving, which must not die with it. One that ends while we look may
-// read as somebody else: then its cgroup is left alone.
+// Whether all processes in this directory are `pid` or its descendants, and none is ours: a
+// borrower may have started serving, which must not die with it. A process that ends during the
+// check may count as foreign; then the cgroup is left alone.
 bool has_only(const fs::path& directory, pid_t pid, const CgroupTree& tree) {
   std::ifstream members{directory / "cgroup.procs"};
   if (!members.is_open()) return false;
@@ -112,7 +113,7 @@ std::optional<std::string> own_cgroup(const Process& process, const CgroupTree& 
   std::error_code failure;
   const bool can_kill = fs::exists(directory + "/cgroup.kill", failure);
   if (!can_kill || !is_alone(directory, process.pid(), tree)) return std::nullopt;
-  // Until here the number could have become another's.
+  // Before this check the pid could have been reused.
   return process.is_alive() ? std::optional{directory} : std::nullopt;
 }
 

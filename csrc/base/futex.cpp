@@ -11,7 +11,7 @@ namespace rose {
 
 namespace {
 
-// The kernel wants a plain pointer to the word; it never writes through it for these two calls.
+// The kernel takes a plain pointer to the word; these two calls never write through it.
 std::uint32_t* address(const std::atomic<std::uint32_t>& word) noexcept {
   return reinterpret_cast<std::uint32_t*>(const_cast<std::atomic<std::uint32_t>*>(&word));
 }

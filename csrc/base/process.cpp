@@ -35,7 +35,7 @@ Result<EventFd> EventFd::create() noexcept {
 
 void EventFd::ring() const noexcept {
   const std::uint64_t one = 1;
-  // It fails when the counter is full, and then it is rung.
+  // The write fails only if the counter is full; then the bell is already rung.
   static_cast<void>(!::write(fd_.get(), &one, sizeof(one)));
 }
 
@@ -77,8 +77,8 @@ Result<Process> Process::of_peer(int socket_fd) noexcept {
   }
   Result<Process> opened = open(peer.pid);
   if (!opened.ok()) return opened.status();
-  // The number was the peer's when it connected. It can name another process only after the peer
-  // ended, and its end closed the socket: a socket that is still open vouches for the number.
+  // The pid was the peer's at the connection. It can be reused only after the peer ended, which
+  // closed the socket. So while the socket is open, the pid is the peer's.
   pollfd hung_up{socket_fd, POLLRDHUP, 0};
   if (poll_for({&hung_up, 1}, 0)) return Status::unavailable("the peer of the socket is gone");
   opened.value().uid_ = peer.uid;

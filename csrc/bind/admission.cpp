@@ -91,7 +91,7 @@ void bind_demand(py::module_& module) {
 
 }  // namespace
 
-// Behind bind_creditor(), which knows ServingState.
+// Called after bind_creditor(), which binds ServingState.
 void bind_admission(py::module_& module) {
   py::class_<AdmissionTerms>(module, "AdmissionTerms")
       .def(py::init(&create_terms), py::kw_only(), py::arg("epoch"), py::arg("to_partition"),
@@ -127,7 +127,7 @@ void bind_admission(py::module_& module) {
       },
       py::arg("terms"), py::kw_only(), py::arg("log"), py::arg("serving") = py::none());
   bind_demand(module);
-  // What a call costs that does nothing: the measure of those that do something.
+  // The cost of a call that does nothing, to compare other calls with.
   module.def("empty_call", [] {});
 }
 

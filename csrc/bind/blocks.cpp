@@ -31,7 +31,7 @@ namespace {
 
 using IdArray = py::array_t<BlockId, py::array::c_style>;
 
-// Block ids that came from Python, without a heap allocation for the short lists of a decode step.
+// Block ids from Python. The short lists of a decode step need no heap allocation.
 class Ids {
  public:
   explicit Ids(const py::handle& source) {
@@ -55,7 +55,7 @@ class Ids {
   }
 
  private:
-  // An id that does not fit is out of range for every allocator, and -1 is too.
+  // An id that does not fit 32 bits becomes -1, which is out of range for every allocator.
   static BlockId to_id(PyObject* value) {
     int overflow = 0;
     const long id = PyLong_AsLongAndOverflow(value, &overflow);
@@ -83,22 +83,24 @@ py::list to_list(std::span<const BlockId> ids) {
   return list;
 }
 
-// Calls `fill` on room for n ids; the list of them, or None when it says false.
+// Calls `fill` with room for n ids. Returns the list of them, or None if `fill` returns false.
 template <typename Fill>
 py::object fill_list(const BlockAllocator& allocator, std::int64_t n, Fill fill) {
-  if (n < 0) raise(Status::invalid_argument("cannot take " + std::to_string(n) + " blocks"));
+  if (n < 0)
+    raise(Status::invalid_argument("the number of blocks must be at least 0, got " +
+                                   std::to_string(n)));
   std::array<BlockId, 64> small;
   std::vector<BlockId> large;
   std::span<BlockId> out{small.data(), std::min(static_cast<std::size_t>(n), small.size())};
   if (static_cast<std::size_t>(n) > small.size()) {
-    if (n > allocator.capacity_blocks()) return py::none();  // before room for it is made
+    if (n > allocator.capacity_blocks()) return py::none();  // checked before the room is allocated
     large.resize(static_cast<std::size_t>(n));
     out = large;
   }
   return fill(out) ? py::object{to_list(out)} : py::object{py::none()};
 }
 
-// Keys that came from Python: a list of 16 bytes each, or all of them in one buffer.
+// Keys from Python: a list of 16 bytes each, or all of them in one buffer.
 class Keys {
  public:
   explicit Keys(const py::handle& source) {
@@ -128,7 +130,7 @@ class Keys {
   }
   [[noreturn]] static void refuse() {
     raise(Status::invalid_argument(
-        "keys must be 16 bytes each: a list of bytes, or one contiguous buffer of all of them"));
+        "each key must have 16 bytes: pass a list of bytes, or one contiguous buffer"));
   }
   BlockKey* resize(std::size_t count) {
     count_ = count;
@@ -142,7 +144,7 @@ class Keys {
   std::size_t count_{0};
 };
 
-// Calls `find` on keys and room for as many ids; the list of those it found.
+// Calls `find` with keys and room for as many ids. Returns the list of ids found.
 template <typename Find>
 py::list find_list(const py::object& keys, Find find) {
   const Keys wanted{keys};
@@ -156,8 +158,8 @@ py::list find_list(const py::object& keys, Find find) {
   return to_list(out.first(find(wanted.span(), out)));
 }
 
-// A namespace is named by 16 bytes, or by a model and the version of its weights. The first letter
-// keeps the two kinds apart.
+// The name of a namespace is 16 bytes, or a model and the version of its weights. The first letter
+// distinguishes the two kinds.
 std::string namespace_name(const py::object& key) {
   if (py::isinstance<py::bytes>(key)) {
     const auto name = key.cast<std::string>();
@@ -169,13 +171,13 @@ std::string namespace_name(const py::object& key) {
     }
   }
   raise(Status::invalid_argument(
-      "a cache namespace is named by 16 bytes or by (model, version): a string and an integer"));
+      "a cache namespace must be 16 bytes, or (model, version) with a string and an integer"));
 }
 
 py::tuple plan_evacuation(BlockAllocator& self, const py::object& slabs,
                           std::optional<std::int64_t> limit) {
   if (limit.has_value() && *limit < 0) {
-    raise(Status::invalid_argument("cannot move less than no block"));
+    raise(Status::invalid_argument("the number of blocks to move must be at least 0"));
   }
   const std::int64_t most = limit.value_or(std::numeric_limits<std::int64_t>::max());
   const Evacuation plan =
@@ -256,7 +258,8 @@ void bind_blocks(py::module_& m) {
       .def(
           "reserve",
           [](Self& self, std::int64_t n) {
-            if (n < 0) raise(Status::invalid_argument("cannot reserve less than no block"));
+            if (n < 0)
+              raise(Status::invalid_argument("the number of blocks to reserve must be at least 0"));
             return self.reserve(n);
           },
           py::arg("n"))

@@ -24,8 +24,9 @@ inline transfer::Shape shape_of(const char* name, const pybind11::array& array,
     }
     if (!shape.append({static_cast<std::uint64_t>(array.shape(i)),
                        static_cast<std::uint64_t>(stride / item_bytes)})) {
-      raise(Status::invalid_argument(std::string{name} +
-                                     " has too many dimensions with holes: pass a copy"));
+      raise(Status::invalid_argument(
+          std::string{name} +
+          " has more than four dimensions that are not contiguous: pass a copy"));
     }
   }
   return shape;
@@ -38,8 +39,8 @@ inline void check_elements(const char* name, const pybind11::array& array,
   const bool is_sound =
       dtype.kind() == 'u' && dtype.itemsize() == bytes && (bytes == 1 || dtype.byteorder() == '=');
   if (!is_sound) {
-    raise(Status::invalid_argument(std::string{name} + " is of " +
-                                   std::string(pybind11::str(dtype)) + ", not of uint" +
+    raise(Status::invalid_argument(std::string{name} + " has the dtype " +
+                                   std::string(pybind11::str(dtype)) + ", expected uint" +
                                    std::to_string(8 * bytes)));
   }
   if ((array.flags() & pybind11::detail::npy_api::NPY_ARRAY_ALIGNED_) == 0) {
@@ -75,7 +76,7 @@ auto with_elements_of(const char* name, const pybind11::array& array, Use use) {
       return use(std::uint32_t{});
     default:
       raise(Status::invalid_argument(std::string{name} +
-                                     ": elements have 8, 16 or 32 bits, as unsigned numbers"));
+                                     ": the dtype must be uint8, uint16 or uint32"));
   }
 }
 

@@ -1,4 +1,4 @@
-// The chunk plane for Python: no call holds the GIL while it waits, and no thread of ours takes it.
+// The chunk plane for Python. No call holds the GIL while it waits, and no C++ thread takes it.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -98,11 +98,11 @@ class BoundChunkServer {
 
  private:
   transfer::Frame frame_of(const py::buffer& frame) const {
-    // A view of it keeps the buffer locked: nobody can resize it under the thread that sends.
+    // A view keeps the buffer locked, so nobody can resize it while the thread sends it.
     const py::memoryview view{frame};
     const Py_buffer* const bytes = PyMemoryView_GET_BUFFER(view.ptr());
     if (!PyBuffer_IsContiguous(bytes, 'C')) {
-      raise(Status::invalid_argument("a frame is contiguous bytes: pass a copy"));
+      raise(Status::invalid_argument("a frame must be contiguous bytes: pass a copy"));
     }
     return {{static_cast<const std::byte*>(bytes->buf), static_cast<std::size_t>(bytes->len)},
             LaidAside::keep(aside_, view)};
@@ -149,7 +149,8 @@ class BoundChunkClient {
              const std::vector<std::size_t>& sizes) {
     aside_->drop();
     if (tiles.size() != sizes.size()) {
-      raise(Status::invalid_argument("there are " + std::to_string(tiles.size()) + " tiles and " +
+      raise(Status::invalid_argument("each tile needs one size: got " +
+                                     std::to_string(tiles.size()) + " tiles and " +
                                      std::to_string(sizes.size()) + " sizes"));
     }
     std::vector<transfer::Want> wants;
@@ -185,12 +186,12 @@ class BoundChunkClient {
   transfer::ChunkClientStats stats() const { return client_->stats(); }
 
  private:
-  // An object of bytes that nobody has seen yet, so it may still be written: the frame arrives
-  // where Python will read it.
+  // A bytes object that no other code has seen yet, so it may still be written: the frame is
+  // received directly into Python's object.
   transfer::Room room_of(std::uint32_t tile, std::size_t size) {
     if (size == 0 || size > transfer::kFrameBytesMax) {
       raise(Status::invalid_argument("tile " + std::to_string(tile) + " of " +
-                                     std::to_string(size) + " bytes must have from 1 to " +
+                                     std::to_string(size) + " bytes: the size must be from 1 to " +
                                      std::to_string(transfer::kFrameBytesMax)));
     }
     auto bytes = py::reinterpret_steal<py::object>(

@@ -30,7 +30,7 @@ std::shared_ptr<HostGate> attach_gate(int fd, std::shared_ptr<Clock> clock) {
   return take(HostGate::attach(FileDescriptor{copy}, clock_or_boot(std::move(clock))));
 }
 
-// A gate that is open costs the borrower no hand-over of the GIL; a wait always gives it up.
+// An open gate needs no release of the GIL; a wait always releases it.
 Verdict pass_gate(HostGate& gate, double timeout_ms) {
   if (const auto verdict = gate.try_pass()) return *verdict;
   const Nanoseconds timeout_ns = ns_of_ms(timeout_ms, "timeout_ms");
@@ -106,7 +106,8 @@ void bind_compute(py::module_& module) {
       .def("begin_step", &HostGate::begin_step)
       .def("try_pass", &HostGate::try_pass)
       .def("pass_", &pass_gate, py::kw_only(), py::arg("timeout_ms"))
-      // A host that passed its gate is in its segment: nothing of the step waits anywhere.
+      // On a host a passed gate means that the segment has started, so there is nothing to wait
+      // for.
       .def(
           "settle", [](const HostGate&, double) { return Verdict::kPassed; }, py::kw_only(),
           py::arg("timeout_ms"))
@@ -126,7 +127,7 @@ void bind_compute(py::module_& module) {
       .def("is_running", &HostGate::is_running)
       .def("is_in_step", &HostGate::is_in_step)
       .def("is_abort_asked", &HostGate::is_abort_asked)
-      // Rises with every look that the borrower takes at a gate that stays closed.
+      // Increases with every look of the borrower at a gate that stays closed.
       .def_property_readonly("demand", &HostGate::demand)
       .def_property_readonly("close_epoch", &HostGate::close_epoch)
       .def_property_readonly("close_reason", &HostGate::close_reason)

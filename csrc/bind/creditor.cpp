@@ -1,4 +1,4 @@
-// Where compute and slo meet: serving's state closes the gate, certificates open it.
+// Joins compute and slo: serving's state closes the gate, certificates open it.
 #include <pybind11/native_enum.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -42,7 +42,7 @@ class GateListener final : public slo::ServingListener {
     if (!closes_) return;
     const bool was_open = gate_->is_open();
     gate_->close(CloseReason::kArrival);
-    // Whoever lends slack waits for its end: a request is it.
+    // A thread that lends slack waits for its end, and this request ends it.
     if (was_open) gate_->ring_demand();
   }
   void idle() noexcept override { gate_->ring_demand(); }
@@ -52,11 +52,11 @@ class GateListener final : public slo::ServingListener {
   bool closes_;
 };
 
-// What the device does for rollouts now.
+// The device's current state towards rollouts.
 enum class Harvest : std::uint8_t { kClosed, kDraining, kIdle, kSlack };
 
-// Of serving's tokens: what is shorter or longer is in the first or the last count. No step of a
-// model is shorter, and no target longer.
+// Range of the histogram of serving's token times; other values count in its first or last bin. No
+// model's step is shorter, and no target is longer.
 constexpr Nanoseconds kShortestTokenNs = 100'000;
 constexpr Nanoseconds kLongestTokenNs = 100'000'000'000;
 
@@ -69,12 +69,12 @@ std::vector<std::pair<Nanoseconds, std::uint64_t>> counts_of(const Histogram& to
 }
 
 struct PolicyConfig {
-  double segment_prior_ms;  // before the gate has seen a segment
-  double segment_share;     // of recent segments that are no longer than the estimate
+  double segment_prior_ms;  // before the first measured segment
+  double segment_share;     // share of recent segments that are no longer than the estimate
   Nanoseconds retry_ns;
 };
 
-// Turns a certificate into credit. Two of them share a certifier: one for the creditor's thread,
+// Turns a certificate into credit. Two policies share a certifier: one for the creditor's thread,
 // one for serving's.
 class CertifiedPolicy final : public compute::CreditPolicy {
  public:
@@ -94,7 +94,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
         .segments = grant.segments, .retry_after_ns = config_.retry_ns, .until_ns = grant.until_ns};
   }
 
-  // The batch that the next decisions of this thread are about.
+  // Sets the batch for the next decisions of this thread.
   void commit(const std::optional<slo::CommittedBatch>& batch) noexcept { committed_ = batch; }
 
   double segment_upper_ms() const noexcept {
@@ -103,7 +103,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   }
 
  private:
-  // With no live request a quantum is one of idle mode, whoever asks for it.
+  // With no live request a quantum is of idle mode, whichever thread asks.
   HarvestMode mode_of_now() const noexcept {
     if (certifier_->serving().pending() == 0) return HarvestMode::kIdle;
     const bool is_slack = is_servings_ && certifier_->header().may(HarvestMode::kSlack);
@@ -121,8 +121,8 @@ class CertifiedPolicy final : public compute::CreditPolicy {
                                .committed = committed_});
   }
 
-  // Segments that were too long for the targets are never followed by others that could show
-  // they were an exception. After a while one may try, while serving is idle.
+  // If recent segments were too long for the targets, no further segment could show that they were
+  // an exception. So one may try after a while, when serving is idle.
   bool is_starved(const compute::CreditRequest& request) const noexcept {
     return request.outstanding == 0 && mode_of_now() == HarvestMode::kIdle &&
            certifier_->last_refusal() == QuantumRefusal::kSloAtRisk &&
@@ -133,7 +133,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
   std::shared_ptr<QuantumCertifier> certifier_;
   PolicyConfig config_;
   bool is_servings_;
-  std::optional<slo::CommittedBatch> committed_;  // only the policy of serving's thread has one
+  std::optional<slo::CommittedBatch> committed_;  // set only in the policy of serving's thread
 };
 
 // A creditor and a lender of slack, with their policies and one certifier.
@@ -173,25 +173,25 @@ class CertifiedCreditor {
     return creditor_.start();
   }
   void withdraw() noexcept { slack_.withdraw(); }
-  // The certificate that would be granted now, recorded, but acted upon by nobody.
+  // Records the certificate that would be granted now, without granting it.
   std::uint32_t certify() noexcept {
     const std::scoped_lock one_decides{gate_->granting()};
     CertifiedPolicy& policy = lends_slack() ? *slack_policy_ : *policy_;
     return policy.decide({.close_epoch = gate_->close_epoch(), .passed = gate_->passed()}).segments;
   }
   bool lends_slack() const noexcept { return may(HarvestMode::kSlack); }
-  // Before each step of serving: what it can spare goes first, and the gate is closed then.
+  // Before each step of serving: lends its slack, then leaves the gate closed.
   Nanoseconds before_step(const std::optional<slo::CommittedBatch>& batch) noexcept {
     slack_policy_->commit(batch);
     const Nanoseconds lent_ns = may(HarvestMode::kSlack) ? slack_.lend() : 0;
     close_for_step();
     return lent_ns;
   }
-  // Also a gate that is closed: an opening that was decided before must not come after it.
+  // Closes the gate even if it is closed: an opening decided earlier must not follow.
   void close_for_step() noexcept {
     gate_->close(gate_->is_open() ? CloseReason::kStep : gate_->close_reason());
   }
-  // Threads of serving's that are in before_step, on their way out of it included.
+  // Number of serving's threads in before_step, including those about to return.
   std::atomic<int>& lending() noexcept { return lending_; }
 
   Harvest harvest() const noexcept {
@@ -236,7 +236,7 @@ std::tuple<double, double, double> values_of(const slo::Features& features) {
   return {features.decode_sequences, features.context_tokens, features.prefill_tokens};
 }
 
-// The words in which a reading names them.
+// Names in a reading.
 const char* name_of(slo::BindingShape shape) {
   constexpr std::array<const char*, 3> kNames{"segment", "step", "chunk"};
   return kNames[static_cast<std::size_t>(shape)];
@@ -249,7 +249,7 @@ const char* name_of(slo::BindingTarget target) {
 
 using Batch = std::optional<std::array<double, 3>>;
 
-// `slots` must outlive the answer.
+// `slots` must outlive the result.
 std::optional<slo::CommittedBatch> batch_of(const Batch& values,
                                             const std::vector<std::uint32_t>& slots) {
   if (!values) return std::nullopt;
@@ -307,7 +307,7 @@ void bind_creditor(py::module_& module) {
       .value("BUDGET_SPENT", QuantumRefusal::kBudgetSpent)
       .finalize();
 
-  // The state may be the last owner of the log, whose destructor joins a thread.
+  // The state may own the log last, and ~CertificateLog joins a thread.
   py::class_<ServingState, std::shared_ptr<ServingState>>(module, "ServingState",
                                                           py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_state), py::arg("log").none(false), py::kw_only(),
@@ -358,7 +358,7 @@ void bind_creditor(py::module_& module) {
       .def_readonly("close_epoch", &compute::Offer::close_epoch)
       .def_readonly("until_ns", &compute::Offer::until_ns);
 
-  // ~Creditor joins its thread; that thread never wants the GIL, but a wait is a wait.
+  // ~Creditor joins its thread. That thread never takes the GIL, but the wait must not hold it.
   py::class_<CertifiedCreditor>(module, "Creditor", py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_creditor), py::arg("gate").none(false), py::arg("state").none(false),
            py::arg("model").none(false), py::arg("log").none(false), py::kw_only(),
@@ -379,7 +379,7 @@ void bind_creditor(py::module_& module) {
           },
           py::arg("batch") = py::none(), py::arg("slots") = std::vector<std::uint32_t>{})
       .def("withdraw", &CertifiedCreditor::withdraw)
-      // In any other mode it is over before a hand-over of the GIL would be.
+      // In other modes the call is shorter than a release of the GIL.
       .def(
           "before_step",
           [](CertifiedCreditor& self, const Batch& batch, const std::vector<std::uint32_t>& slots) {
@@ -398,7 +398,7 @@ void bind_creditor(py::module_& module) {
       .def("close_for_step", &CertifiedCreditor::close_for_step)
       .def_property_readonly("is_lending",
                              [](CertifiedCreditor& self) { return self.lending().load() != 0; })
-      // actual / predicted of a serving step that ran beside rollouts.
+      // Ratios actual / predicted of serving steps that ran beside rollouts.
       .def_property_readonly("harvest", &CertifiedCreditor::harvest)
       .def(
           "granted",

@@ -28,11 +28,11 @@ T* at(Address address) {
 
 std::shared_ptr<DeviceCodec> create_codec(std::shared_ptr<Device> device) {
   auto codec = take_unlocked([&] { return DeviceCodec::create(std::move(device)); });
-  return std::const_pointer_cast<DeviceCodec>(std::move(codec));  // it has const calls only
+  return std::const_pointer_cast<DeviceCodec>(std::move(codec));  // it has only const calls
 }
 
-// How the elements of an array lie: none for a row, else the sizes of the three inner dimensions
-// and the strides of all four, in elements, as `rose.kernels.box` gives them.
+// Memory layout of an array: nothing for a row; otherwise the sizes of the three inner dimensions
+// and the strides of all four, in elements, as in `rose.kernels.box`.
 using Lie = std::optional<std::array<std::uint64_t, 7>>;
 
 kernels::Box box_at(Address address, const Lie& lie, std::uint64_t count) {

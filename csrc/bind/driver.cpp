@@ -1,7 +1,7 @@
 // The CUDA driver for Python: devices, streams, events and graphs.
 //
-// Nothing here calls Python, and any driver call may wait for a lock of the driver's that another
-// thread holds: so all of it runs, and ends, without the GIL.
+// Nothing here calls Python. Any driver call may wait for a lock of the driver that another thread
+// holds, so all calls run without the GIL.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -36,7 +36,7 @@ using driver::Stream;
 
 namespace {
 
-// Both are immutable, and pybind11 holds no pointers to const.
+// Both are immutable, but pybind11 holds no pointers to const.
 std::shared_ptr<Driver> open_driver() {
   return std::const_pointer_cast<Driver>(take_unlocked([] { return Driver::open(); }));
 }

@@ -1,4 +1,4 @@
-// The ledger for Python: what anybody may read.
+// The ledger for Python, readable by any process.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -50,7 +50,7 @@ void bind_partition_record(py::module_& m) {
 }
 
 void bind_view(py::module_& m) {
-  // Shared: an attachment has one too, and may go on to another while it is read.
+  // Shared, because an attachment also holds a view, and may switch to another one during a read.
   py::class_<LedgerView, std::shared_ptr<LedgerView>>(m, "LedgerView")
       .def_static("open", &open_ledger, py::arg("fd"))
       .def_property_readonly("slab_bytes", [](const LedgerView& v) { return v.shape().slab_bytes; })

@@ -1,4 +1,4 @@
-// A borrower's own mapping of the slabs it is lent, for Python.
+// A borrower's own mapping of its lent slabs, for Python.
 #include "memory/mapped_window.h"
 
 #include <pybind11/numpy.h>

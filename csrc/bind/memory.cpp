@@ -44,7 +44,7 @@ struct ArbiterParts {
   memory::PoolShape shape;
   std::size_t object_bytes_max;
   std::int64_t fail_backend_call;
-  std::shared_ptr<Device> device;  // null: the memory of the host
+  std::shared_ptr<Device> device;  // null: host memory
   std::shared_ptr<const Clock> clock;
   std::shared_ptr<MoveObserver> observer;
 };
@@ -71,7 +71,7 @@ std::shared_ptr<Arbiter> create_arbiter(std::size_t slab_bytes, std::int32_t sla
                      clock_or_boot(std::move(clock)),
                      std::move(observer)};
   const auto make = [&] {
-    const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
+    const py::gil_scoped_release unlocked;  // mapping a device's memory may wait for the driver
     return make_arbiter(std::move(parts));
   };
   return take(make());
@@ -156,7 +156,7 @@ void bind_arbiter(py::module_& m) {
   py::class_<MoveObserver, std::shared_ptr<MoveObserver>>(m, "MoveObserver");
   py::class_<memory::Admission>(m, "Admission");
   using Self = Arbiter;
-  // Taking a device's memory apart may wait for the driver.
+  // Releasing a device's memory may wait for the driver.
   py::class_<Self, std::shared_ptr<Self>>(m, "Arbiter", py::release_gil_before_calling_cpp_dtor())
       .def_static("create", &create_arbiter, py::kw_only(), py::arg("slab_bytes"),
                   py::arg("slab_count"), py::arg("header_slabs"), py::arg("clock") = py::none(),
@@ -300,7 +300,7 @@ void bind_arbiter(py::module_& m) {
       .def(
           "wait",
           [](Self& a, memory::RevocationId id, Nanoseconds timeout_ns) {
-            // Whoever ends the wait needs the GIL to do so.
+            // The thread that ends the wait needs the GIL.
             const auto wait = [&] {
               const py::gil_scoped_release unlocked;
               return a.wait(id, timeout_ns);

@@ -17,13 +17,13 @@ using memory::Move;
 
 namespace {
 
-// Called under the arbiter's mutex, so the log has the moves in their true order.
+// Called under the arbiter's mutex, so the log has the moves in their order.
 class MoveLog final : public memory::MoveObserver {
  public:
   explicit MoveLog(std::shared_ptr<slo::CertificateLog> log) noexcept : log_{std::move(log)} {}
 
   void on_move(const Move& move) noexcept override {
-    // A record that is lost makes the log unhealthy, and then nothing is granted any more.
+    // A lost record makes the log unhealthy, and then nothing more is granted.
     static_cast<void>(log_->append_move(move.from_partition, move.to_partition,
                                         static_cast<std::uint32_t>(move.slabs), move.lease_id,
                                         move.epoch, static_cast<std::uint32_t>(move.kind)));
@@ -33,8 +33,8 @@ class MoveLog final : public memory::MoveObserver {
   std::shared_ptr<slo::CertificateLog> log_;
 };
 
-// Certifies loans. The demand says what serving could need; admit() adds what serving has, while
-// the arbiter holds its mutex.
+// Certifies loans. The demand has serving's needs; admit() adds serving's supply while the arbiter
+// holds its mutex.
 class CertifiedAdmission final : public memory::Admission {
  public:
   CertifiedAdmission(memory::PartitionId lender_id, std::shared_ptr<slo::Demand> demand,
@@ -46,8 +46,8 @@ class CertifiedAdmission final : public memory::Admission {
         serving_{std::move(serving)} {}
 
   Result<std::int32_t> admit(const memory::Supply& supply) noexcept override {
-    // Terms without running requests: their number is added once arrivals can no longer be
-    // recorded.
+    // Terms without running requests: their number is added under the log's mutex, when no arrival
+    // can be recorded.
     const Result<slo::AdmissionTerms> demanded = demand_->terms(0);
     if (!demanded.ok()) return demanded.status();
     slo::AdmissionTerms terms = demanded.value();

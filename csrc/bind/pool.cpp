@@ -1,4 +1,4 @@
-// Pools of other processes, for Python: what goes over a socket, and what comes of it.
+// Pools of other processes for Python: their exports, and what is attached by them.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -81,7 +81,7 @@ std::unique_ptr<Pool> attach_pool(const PoolExport& from, const std::shared_ptr<
       make_export(fds_of(from), from.sizes, shape.slab_bytes, shape.slab_count, shape.header_slabs,
                   from.is_on_host);
   const auto map = [&]() -> Result<Pool> {
-    const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
+    const py::gil_scoped_release unlocked;  // mapping a device's memory may wait for the driver
     Result<std::unique_ptr<memory::PageBackend>> backend =
         create_backend(device, fail_backend_call);
     if (!backend.ok()) return backend.status();
@@ -108,7 +108,7 @@ void bind_pool(py::module_& m) {
       .def_property_readonly("header_slabs",
                              [](const PoolExport& e) { return e.shape.header_slabs; })
       .def_readonly("is_on_host", &PoolExport::is_on_host);
-  // Taking a device's memory apart may wait for the driver.
+  // Releasing a device's memory may wait for the driver.
   py::class_<Pool> pool(m, "Pool", py::release_gil_before_calling_cpp_dtor());
   pool.def_static("attach", &attach_pool, py::arg("source"), py::kw_only(),
                   py::arg("device") = py::none(), py::arg("fail_backend_call") = 0)

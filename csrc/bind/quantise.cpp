@@ -1,4 +1,4 @@
-// Quantised weights for Python: on the CPU from arrays, on a GPU by addresses that are numbers.
+// Quantised weights for Python: on the CPU with arrays, on a GPU with addresses as numbers.
 #include "transfer/quantise.h"
 
 #include <pybind11/numpy.h>
@@ -41,11 +41,11 @@ template <typename T>
 void check_matrix(const char* name, const py::array_t<T>& array) {
   if (array.ndim() != 2) {
     raise(Status::invalid_argument(std::string{name} + " has " + std::to_string(array.ndim()) +
-                                   " dimensions; give a matrix"));
+                                   " dimensions: pass a matrix"));
   }
 }
 
-// Rows may be apart; the elements of a row are not.
+// Rows may have a stride; the elements of a row are contiguous.
 MatrixView matrix_of(const py::array_t<std::uint16_t>& array) {
   check_matrix("weights", array);
   constexpr py::ssize_t kItem = sizeof(std::uint16_t);
@@ -58,7 +58,7 @@ MatrixView matrix_of(const py::array_t<std::uint16_t>& array) {
   if (matrix.rows != 0 && matrix.cols != 0 && !(is_row && is_apart)) {
     raise(Status::invalid_argument("weights have strides of " + std::to_string(array.strides(0)) +
                                    " and " + std::to_string(array.strides(1)) +
-                                   " bytes; each row must be contiguous, below the one before"));
+                                   " bytes: rows must be contiguous and in ascending order"));
   }
   return matrix;
 }

@@ -1,7 +1,7 @@
-// The scheduler for Python: rows of numbers in, rows of numbers out, one crossing per step.
+// The scheduler for Python: rows of numbers in, rows of numbers out, one call per step.
 //
-// A row is a tuple: a code, which is the place of the type in `Event` or `Action`, then the fields
-// in the order of the struct. rose/scheduler/core.py makes them from dataclasses, and back.
+// A row is a tuple: a code, the index of the type in `Event` or `Action`, then the fields in the
+// order of the struct. rose/scheduler/core.py converts dataclasses to rows and back.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -39,22 +39,22 @@ namespace {
 class Row {
  public:
   explicit Row(py::handle row) : row_{row.ptr()} {
-    if (!PyTuple_Check(row_)) raise(Status::invalid_argument("an event is not a row"));
+    if (!PyTuple_Check(row_)) raise(Status::invalid_argument("an event must be a tuple"));
   }
 
   template <typename T>
   T take() {
-    PyObject* const item = PyTuple_GetItem(row_, next_++);  // borrowed
+    PyObject* const item = PyTuple_GetItem(row_, next_++);  // a borrowed reference
     if (item == nullptr) refuse("too short");
     if constexpr (std::is_floating_point_v<T>) {
       const double value = PyFloat_AsDouble(item);
-      if (PyErr_Occurred() != nullptr) refuse("not made of numbers");
+      if (PyErr_Occurred() != nullptr) refuse("not a row of numbers");
       return value;
     } else {
       const std::int64_t value = PyLong_AsLongLong(item);
-      if (PyErr_Occurred() != nullptr) refuse("not made of integers of 64 bits");
+      if (PyErr_Occurred() != nullptr) refuse("not a row of 64-bit integers");
       if constexpr (std::is_enum_v<T>) {
-        if (!scheduler::is_value<T>(value)) refuse("of a kind that is not known");
+        if (!scheduler::is_value<T>(value)) refuse("out of range in an enum field");
       }
       return static_cast<T>(value);
     }
@@ -73,7 +73,7 @@ class Row {
 
 std::int64_t integer(Row& row) { return row.take<std::int64_t>(); }
 
-// Braces read the fields of a row from left to right.
+// The braces evaluate the fields of a row from left to right.
 Event event_of(py::handle source) {
   using namespace scheduler;
   Row row{source};
@@ -110,7 +110,7 @@ Event event_of(py::handle source) {
     default:
       break;
   }
-  raise(Status::invalid_argument("there is no such event"));
+  raise(Status::invalid_argument("the row's first number names no event"));
 }
 
 py::list step(Core& core, const py::list& rows, std::int64_t now_ns) {
@@ -176,7 +176,7 @@ std::unique_ptr<Core> restored(const py::bytes& image) {
   return core.take();
 }
 
-// By their names, over those of production.
+// Settings by name, in addition to those of production.
 Settings settings_of(const std::map<std::string, double>& knobs) {
   Settings settings = scheduler::kStandard;
   for (const auto& [name, value] : knobs) check(scheduler::tune(settings, name, value));
@@ -191,7 +191,7 @@ std::map<std::string, double> scheduler_knobs(const std::map<std::string, double
 
 std::unique_ptr<Core> create_core(int policy, const std::map<std::string, double>& knobs) {
   if (!scheduler::is_value<Policy>(policy)) {
-    raise(Status::invalid_argument("there is no policy " + std::to_string(policy)));
+    raise(Status::invalid_argument("policy " + std::to_string(policy) + " is unknown"));
   }
   return std::make_unique<Core>(settings_of(knobs), static_cast<Policy>(policy));
 }

@@ -1,6 +1,6 @@
-// The simulator of a cluster for Python: a world of arrays in, arrays out.
+// The simulator of a cluster for Python: arrays in, arrays out.
 //
-// rose/sim/cluster/simulate.py has checked the world.
+// rose/sim/cluster/simulate.py has checked the inputs.
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -33,7 +33,7 @@ using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 using OnProgress = std::optional<std::function<bool(double, std::int64_t)>>;
 
-// NaN for what never was.
+// NaN for an event that never happened.
 double moment_ms_of(Nanoseconds ns) {
   return ns == sim::kNone ? std::numeric_limits<double>::quiet_NaN() : ms_of(ns);
 }

@@ -87,7 +87,7 @@ void bind_log(py::module_& module) {
       .value("FORCED", Kind::kForced)
       .finalize();
 
-  // ~CertificateLog writes to the disk and joins a thread: not with the GIL held.
+  // ~CertificateLog writes to the disk and joins a thread, so it must not hold the GIL.
   py::class_<CertificateLog, std::shared_ptr<CertificateLog>>(
       module, "CertificateLog", py::release_gil_before_calling_cpp_dtor())
       .def(py::init(&create_log), py::arg("path"), py::kw_only(), py::arg("ttft_ms"),

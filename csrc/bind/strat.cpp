@@ -1,4 +1,4 @@
-// STRAT on the CPU for Python. Arrays are taken as they are: nothing is converted.
+// STRAT on the CPU for Python. Arrays are used without conversion.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,5 +1,5 @@
-// StreamGate and its probe for Python. As in bind/driver.cpp, nothing here holds the GIL while it
-// calls the driver, and no wait does.
+// StreamGate and its probe for Python. As in bind/driver.cpp, nothing here holds the GIL in a
+// driver call or a wait.
 #include "compute/stream_gate.h"
 
 #include <pybind11/native_enum.h>

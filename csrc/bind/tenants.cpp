@@ -1,4 +1,4 @@
-// Tenants of other processes for Python: the arbiter's end and the tenant's.
+// Tenants of other processes for Python: the arbiter's side and the tenant's.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -32,7 +32,7 @@ using memory::TenantWatch;
 
 namespace {
 
-// The pool of another process, mapped here; the export stays as it is.
+// Maps the pool of another process; the export stays unchanged.
 Result<Pool> map_pool(const PoolExport& from, const std::shared_ptr<Device>& device) {
   PoolExport copy{from.shape, {}, from.sizes, from.is_on_host};
   for (const FileDescriptor& object : from.objects) {
@@ -47,7 +47,7 @@ Result<Pool> map_pool(const PoolExport& from, const std::shared_ptr<Device>& dev
 
 // ---- the arbiter's end
 
-// What Python holds of a tenant: the watch, until close() ends it.
+// A tenant for Python: owns the watch until close().
 class Tenant {
  public:
   Tenant(std::shared_ptr<Arbiter> arbiter, std::unique_ptr<TenantWatch> watch) noexcept
@@ -59,15 +59,15 @@ class Tenant {
   }
   Arbiter& arbiter() const noexcept { return *arbiter_; }
   void close() {
-    std::unique_ptr<TenantWatch> ending = std::move(watch_);  // nobody else finds it from here on
-    const py::gil_scoped_release unlocked;                    // it joins a thread
+    std::unique_ptr<TenantWatch> ending = std::move(watch_);  // no other call finds it from here on
+    const py::gil_scoped_release unlocked;                    // joins a thread
     ending.reset();
   }
-  // Nothing where nobody watches any more.
+  // Without effect after close().
   void ring() const noexcept {
     if (watch_ != nullptr) watch_->line().to_tenant.ring();
   }
-  // The watch kills, unless it was told never to.
+  // Kills the tenant through the watch, unless the watch must not kill.
   void evict() const noexcept {
     if (watch_ != nullptr) watch_->line().late.ring();
   }
@@ -140,9 +140,9 @@ void bind_tenant(py::module_& m) {
           },
           py::kw_only(), py::arg("timeout_ms"))
       .def("sweep", [](const Self& t) { return take(t.arbiter().sweep(t.watch().partition())); })
-      // Lets the tenant look at its mailbox, as it does when slabs come or go.
+      // Makes the tenant look at its mailbox, as after a grant or a revocation.
       .def("ring", [](const Self& t) { t.ring(); })
-      // Ends its process, as a missed deadline does; waits for nothing.
+      // Ends the tenant's process, as after a missed deadline; does not wait for it.
       .def("evict", [](const Self& t) { t.evict(); })
       .def("close", &Self::close);
 }
@@ -173,7 +173,7 @@ std::unique_ptr<Attachment> attach_tenant(const PoolExport& pool, int ledger_fd,
   memory::AttachmentParts parts =
       copies_of({ledger_fd, mailbox_fd, to_arbiter_fd, to_tenant_fd, socket_fd});
   const auto make = [&]() -> Result<std::unique_ptr<Attachment>> {
-    const py::gil_scoped_release unlocked;  // a driver takes its time to map a device's memory
+    const py::gil_scoped_release unlocked;  // mapping a device's memory may wait for the driver
     Result<Pool> mapped = map_pool(pool, device);
     if (!mapped.ok()) return mapped.status();
     return Attachment::create(mapped.take(), std::move(parts));
@@ -191,7 +191,7 @@ std::unique_ptr<Attachment> attach_mapped(std::size_t slab_bytes, std::int32_t s
 
 const Pool& pool_of(const Attachment& a) {
   if (a.pool() == nullptr) {
-    raise(Status::invalid_argument("slabs of this pool are mapped one by one: see its window"));
+    raise(Status::invalid_argument("this pool maps slabs one by one: use MappedWindow"));
   }
   return *a.pool();
 }
@@ -313,7 +313,7 @@ void bind_attachment(py::module_& m) {
       .def("close", [](Self& a) { check(a.close()); });
 }
 
-// What an arbiter can do with tenants of other processes joins its class here.
+// Adds the arbiter's methods for tenants of other processes to its class.
 void extend_arbiter(py::module_& m) {
   py::object arbiter = m.attr("Arbiter");
   auto& cls = static_cast<py::class_<Arbiter, std::shared_ptr<Arbiter>>&>(arbiter);

@@ -7,7 +7,7 @@ namespace rose::compute {
 
 namespace {
 
-// A policy may ask to be asked again soon, but not in a spin.
+// Shortest sleep. A policy may ask for another look soon, but not for a spin.
 constexpr Nanoseconds kShortestSleepNs = 50'000;
 
 }  // namespace
@@ -24,7 +24,7 @@ Creditor::Creditor(std::shared_ptr<HostGate> gate, std::shared_ptr<CreditPolicy>
 Creditor::~Creditor() { stop(); }
 
 Status Creditor::start() noexcept {
-  if (thread_.joinable()) return Status::invalid_argument("the creditor runs already");
+  if (thread_.joinable()) return Status::invalid_argument("the creditor was started already");
   stopping_.store(false);
   gate_->set_low_water(config_.max_segments / 2);
   try {
@@ -46,7 +46,7 @@ void Creditor::notify() noexcept { gate_->ring_demand(); }
 
 void Creditor::run() noexcept {
   while (!stopping_.load()) {
-    // Read before the look: a ring during the look makes the wait return at once.
+    // Read before the look, so that a ring during the look makes the wait return at once.
     const std::uint32_t seen = gate_->demand();
     Nanoseconds sleep_ns = look();
     if (watchdog_ != nullptr) sleep_ns = std::min(sleep_ns, watchdog_->look());
@@ -59,7 +59,7 @@ Nanoseconds Creditor::look() noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return config_.poll_ns;
   const std::scoped_lock one_decides{gate_->granting()};
   CreditRequest request;
-  // Invariant 3: the epoch comes before everything the policy looks at.
+  // Invariant 3: read the epoch before everything that the policy reads.
   request.close_epoch = gate_->close_epoch();
   const bool was_open = gate_->is_open();
   request.outstanding = was_open ? gate_->credit_left() : 0;
@@ -73,8 +73,8 @@ Nanoseconds Creditor::look() noexcept {
     return decision.retry_after_ns;
   }
   const std::uint32_t segments = std::min(decision.segments, config_.max_segments);
-  // Counted from `passed` as the policy saw it: what has started since then is part of the quantum.
-  // While the gate is closed this also takes back what the close left over.
+  // Counted from the `passed` that the policy saw, so segments started since then count as part of
+  // the quantum. If the gate is closed, this also removes credit that the close left.
   const bool is_set =
       gate_->set_credit(request.passed + (config_.has_credit ? segments : kUnlimitedCredit));
   (is_set && gate_->open(request.close_epoch) ? grants_ : overtaken_).fetch_add(1);

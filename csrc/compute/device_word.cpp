@@ -6,7 +6,7 @@
 
 namespace rose::compute {
 
-// A device compares 32 bits: the low half of `state` must come first.
+// A device compares 32 bits, so the low half of `state` must come first.
 static_assert(std::endian::native == std::endian::little);
 
 Result<std::unique_ptr<DeviceWord>> DeviceWord::create(driver::DevicePtr device,
@@ -16,7 +16,7 @@ Result<std::unique_ptr<DeviceWord>> DeviceWord::create(driver::DevicePtr device,
   const driver::Current current{*word->device_};
   ROSE_TRY(current.status());
   std::byte* page = word->gate_->page();
-  // The driver pins whole pages; the mapping is one.
+  // The driver pins whole pages, and the mapping is one page.
   const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   ROSE_TRY(ROSE_CU(driver, cuMemHostRegister, page, page_bytes,
                    driver::kRegisterPortable | driver::kRegisterDeviceMap));

@@ -13,8 +13,8 @@ void DurationRing::record(Nanoseconds duration_ns, Nanoseconds ended_ns) noexcep
   recorded_.store(at + 1, std::memory_order_release);
 }
 
-// A certificate asks each time, so it is one look at each duration: they ended in the order of the
-// ring, and of a high quantile only what lies above it is kept in order.
+// Called for every certificate, so it reads each duration once: the ring is ordered by end, and for
+// a high quantile only the durations above it are kept sorted.
 Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
   const Nanoseconds oldest_ns = newest_ns() - kRecentNs;
@@ -26,8 +26,8 @@ Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
   const auto count = static_cast<std::size_t>(end - first);
   const double rank = std::ceil(share * static_cast<double>(count));
   const auto nth = std::clamp<std::size_t>(static_cast<std::size_t>(rank), 1, count);
-  const std::size_t above = count - nth + 1;  // the answer included
-  std::array<Nanoseconds, kRecent> largest;   // ascending, the last `above` places
+  const std::size_t above = count - nth + 1;  // including the answer
+  std::array<Nanoseconds, kRecent> largest;   // ascending, in the last `above` places
   std::fill(largest.end() - static_cast<std::ptrdiff_t>(above), largest.end(), 0);
   Nanoseconds* const lowest = largest.data() + kRecent - above;
   for (std::uint64_t at = first; at < end; ++at) {
@@ -43,7 +43,7 @@ Nanoseconds DurationRing::recent_quantile(double share) const noexcept {
 std::vector<Nanoseconds> DurationRing::drain() {
   const std::uint64_t end = recorded_.load(std::memory_order_acquire);
   std::uint64_t from = drained_;
-  // A quarter is left as a margin for what is recorded while this copies.
+  // A quarter of the ring is a margin for durations recorded during the copy.
   if (end - from > kCapacity / 4 * 3) from = end - kCapacity / 4 * 3;
   std::vector<Nanoseconds> out;
   out.reserve(end - from);

@@ -7,19 +7,20 @@ namespace rose::compute {
 
 namespace {
 
-// Each bounds one thing that is waited for.
+// Time limits of the probe's waits, and the number of wake-ups it measures.
 constexpr Nanoseconds kWakeNs = 100'000'000;
 constexpr Nanoseconds kAliasNs = 20'000'000;
 constexpr int kWakes = 5;
-// The fewest hardware connections with which a device with as many streams as ours is not certain
-// to queue a serving stream behind a borrower that waits; the driver's own default.
+// Fewest hardware connections: the driver's default. With fewer, a device with as many streams as
+// ours certainly queues a serving stream behind a waiting borrower.
 constexpr int kFewestConnections = 8;
 
 Nanoseconds now_ns() noexcept { return BootClock{}.now_ns(); }
 
 double us_of(Nanoseconds ns) noexcept { return static_cast<double>(ns) / 1e3; }
 
-// When `event` was seen done, at most `timeout_ns` after `from_ns`. Never sleeps: it measures.
+// Returns the time at which `event` was seen complete, at most `timeout_ns` after `from_ns`. Never
+// sleeps, because it measures.
 Result<std::optional<Nanoseconds>> wait_done(const driver::Event& event, Nanoseconds from_ns,
                                              Nanoseconds timeout_ns) noexcept {
   for (;;) {
@@ -32,7 +33,7 @@ Result<std::optional<Nanoseconds>> wait_done(const driver::Event& event, Nanosec
   }
 }
 
-// One kind of gate under test. A Status is why it is refused.
+// A test of one kind of gate. A Status is the reason for its refusal.
 class Trial {
  public:
   Trial(driver::DevicePtr device, const ProbeRequest& request) noexcept
@@ -72,12 +73,12 @@ class Trial {
     return {};
   }
 
-  // An open gate without credit in the stream, and an event behind it.
+  // Enqueues a gate that is open but has no credit, and an event behind it.
   Status park() noexcept {
-    ROSE_CHECK(gate_->open(gate_->close_epoch()), "a gate of the probe's own did not open");
+    ROSE_CHECK(gate_->open(gate_->close_epoch()), "the probe's own gate did not open");
     const auto verdict = stream_gate_->try_pass();
     if (!verdict.ok()) return verdict.status();
-    ROSE_CHECK(verdict.value() == Verdict::kPassed, "a gate of the probe's own was not enqueued");
+    ROSE_CHECK(verdict.value() == Verdict::kPassed, "the probe's own gate was not enqueued");
     return behind_->record(request_.borrower);
   }
 
@@ -102,7 +103,7 @@ class Trial {
       if (!waited.value()) {
         return Status::unavailable("a parked borrower stalls serving streams: number " +
                                    std::to_string(events.size() - 1) +
-                                   " did nothing while the borrower's waited");
+                                   " made no progress while the borrower's waited");
       }
     }
     return {};
@@ -110,7 +111,7 @@ class Trial {
 
   Status wake(KindProbe& out) noexcept {
     const Nanoseconds from_ns = now_ns();
-    ROSE_CHECK(gate_->open(gate_->close_epoch()), "a gate of the probe's own did not open");
+    ROSE_CHECK(gate_->open(gate_->close_epoch()), "the probe's own gate did not open");
     const auto waited = wait_done(*behind_, from_ns, kWakeNs);
     if (!waited.ok()) return waited.status();
     if (!waited.value()) {
@@ -126,15 +127,15 @@ class Trial {
   const ProbeRequest& request_;
   std::shared_ptr<HostGate> gate_;
   std::unique_ptr<driver::Event> behind_;
-  // Last, so first to go: its destructor lets what is parked run out.
+  // Declared last, so destroyed first: its destructor lets parked work run out.
   std::unique_ptr<StreamGate> stream_gate_;
 };
 
-// What is known without trying; ok when it has to be tried.
+// Reasons for refusal that need no test; ok if the kind must be tested.
 Status rule_out(GateKind kind, const ProbeRequest& request) noexcept {
   if (kind == GateKind::kKernel && !request.in_one_process) {
     return Status::unavailable(
-        "a kernel that waits keeps the borrower's context on the device: from another process it "
+        "a waiting kernel keeps the borrower's context on the device: from another process it "
         "would take time slices from serving");
   }
   if (request.max_connections.value_or(kFewestConnections) < kFewestConnections) {
@@ -153,8 +154,8 @@ KindProbe probe(GateKind kind, const driver::DevicePtr& device,
   Status status = rule_out(kind, request);
   if (status.ok()) status = Trial{device, request}.run(kind, out);
   out.is_usable = status.ok();
-  out.why =
-      status.ok() ? "it holds, it wakes, and serving streams go on beside it" : status.message();
+  out.why = status.ok() ? "it holds, it opens, and serving streams make progress beside it"
+                        : status.message();
   return out;
 }
 

@@ -14,13 +14,13 @@ namespace rose::compute {
 namespace {
 
 constexpr std::uint64_t kOneEpoch = std::uint64_t{1} << GateWord::kEpochShift;
-// The parties of a gate are three, and each changes its state once meanwhile.
+// Three parties use a gate, and each may change its state once during a close.
 constexpr int kCloseTries = 16;
-// From one look to the next when a machine is busy. In what was longer this process stood still, as
-// when it was stopped; that is counted against no segment.
+// Longest time between two looks on a busy machine. In a longer time this process was stopped; it
+// counts against no segment.
 constexpr Nanoseconds kLookMaxNs = 5 * HostGate::kLookAgainNs;
 
-// Deadlines are real time, also where the measuring clock stands still.
+// Deadlines are in real time, even if the measuring clock stands still.
 
 struct NewPage {
   FileDescriptor fd;
@@ -103,7 +103,7 @@ Verdict HostGate::pass(Nanoseconds timeout_ns) noexcept {
   Verdict verdict = Verdict::kTimedOut;
   for (Nanoseconds left_ns = timeout_ns; left_ns > 0;
        left_ns = timeout_ns - (real_now_ns() - from_ns)) {
-    // The bell is read before the look: what changes after the look makes the futex return.
+    // Read the bell before the look, so that a change after the look makes the futex return.
     const std::uint32_t seen = word_->bell.load();
     if (const auto found = look()) {
       verdict = *found;
@@ -126,7 +126,7 @@ void HostGate::record_wait(Nanoseconds blocked_ns) noexcept {
   page_->blocked_ns.fetch_add(blocked_ns, std::memory_order_relaxed);
 }
 
-// What the borrower is told without waiting: to stop, to go, or nothing yet.
+// The verdict that needs no wait: to stop or to go; nothing if the borrower must wait.
 std::optional<Verdict> HostGate::look() noexcept {
   if (is_shut_down()) return Verdict::kShutDown;
   if (take_abort()) return Verdict::kAborted;
@@ -146,7 +146,7 @@ bool HostGate::may_start() const noexcept { return is_open() && credit_left() !=
 bool HostGate::start_segment() noexcept {
   word_->running.store(GateWord::kRuns);
   started_ns_ = clock_->now_ns();
-  // Invariant 1: from here on a close is either seen here, or sees `running`.
+  // Invariant 1: from here on, a close is seen here or its caller sees `running`.
   if (!may_start()) {
     if (word_->running.exchange(GateWord::kIdle) == GateWord::kRunsWithWaiter) {
       futex_wake_all(word_->running);
@@ -197,7 +197,8 @@ void HostGate::close(CloseReason reason) noexcept {
   const auto closed = [&] { return (state & ~GateWord::kOpenBit) + kOneEpoch; };
   for (int tries = 0; !word_->state.compare_exchange_weak(state, closed()); ++tries) {
     if (tries < kCloseTries) continue;
-    word_->state.store(closed());  // A broken borrower writes without end: the close comes first.
+    // A broken borrower may write all the time, so the close is stored first.
+    word_->state.store(closed());
     break;
   }
   word_->close_reason.store(static_cast<std::uint32_t>(reason));
@@ -220,7 +221,7 @@ std::optional<Nanoseconds> HostGate::wait_parked(Nanoseconds timeout_ns) noexcep
 }
 
 Status HostGate::renew() {
-  // Nobody opens the new page by what was read in the old one.
+  // The lock ensures that no thread opens the new page by what it read in the old one.
   const std::scoped_lock one_decides{granting_};
   auto page = create_page(passed());
   if (!page.ok()) return page.status();

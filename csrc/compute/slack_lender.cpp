@@ -6,18 +6,18 @@ namespace rose::compute {
 
 namespace {
 
-// A device writes `passed` without ringing anybody; on a CPU the bell comes before this.
+// Period of looks at `passed`: a device writes it without a ring. On a CPU the bell comes earlier.
 constexpr Nanoseconds kLookNs = 200'000;
 
 }  // namespace
 
 std::optional<Offer> SlackLender::offer() noexcept {
   if (gate_->is_shut_down() || !gate_->is_in_step()) return std::nullopt;
-  // Somebody else decides right now: serving does not wait for that.
+  // If another thread decides right now, serving does not wait for it.
   const std::unique_lock one_decides{gate_->granting(), std::try_to_lock};
   if (!one_decides.owns_lock() || is_stopped_) return std::nullopt;
   CreditRequest request;
-  // As in Creditor, invariant 3: the epoch comes before everything the policy looks at.
+  // As in Creditor, invariant 3: read the epoch before everything that the policy reads.
   request.close_epoch = gate_->close_epoch();
   if (gate_->is_open() || gate_->is_running()) return std::nullopt;
   request.passed = gate_->passed();
@@ -60,7 +60,7 @@ void SlackLender::set_stopped(bool is) noexcept {
 bool SlackLender::wait_spent(const Offer& offer) noexcept {
   const Nanoseconds start_by_ns = clock_->now_ns() + config_.start_ns;
   for (;;) {
-    // Read before the look: what rings during the look makes the wait return at once.
+    // Read before the look, so that a ring during the look makes the wait return at once.
     const std::uint32_t seen = gate_->demand();
     const Nanoseconds now_ns = clock_->now_ns();
     const bool is_ours = gate_->is_open() && gate_->close_epoch() == offer.close_epoch;
@@ -68,8 +68,8 @@ bool SlackLender::wait_spent(const Offer& offer) noexcept {
     if (gate_->passed() == offer.passed && now_ns >= start_by_ns) return false;
     const Nanoseconds left_ns = offer.until_ns - now_ns;
     if (gate_->credit_left() == 0) {
-      // On a device the last segment has started; what is left of it is part of the quantum, and
-      // serving's stream need not wait for it here.
+      // On a device the last segment has started. Its rest is part of the quantum, and serving's
+      // stream need not wait for it here.
       if (gate_->is_on_device()) return false;
       return gate_->wait_parked(left_ns).has_value() && gate_->is_open();
     }

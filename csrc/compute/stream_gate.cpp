@@ -14,17 +14,17 @@ namespace {
 
 using driver::MemoryOperation;
 
-// A device rings no bell: progress of its own is looked for, at first soon, then at this interval.
+// Periods of polling, because a device rings no bell: the first one and the longest.
 constexpr Nanoseconds kFirstNapNs = 20'000;
 constexpr Nanoseconds kLongestNapNs = 250'000;
 
-// Longer than every wait of a host that is alive and remembers the gate, short enough that a
-// process which is going down does not leave a kernel on the device for good.
+// Limit of the gate kernel: longer than every wait of a live host, short enough that a process that
+// is ending does not leave a kernel on the device for ever.
 constexpr std::uint64_t kKernelLimitNs = 600'000'000'000;
 
 constexpr auto kLetsGo = static_cast<std::uint32_t>(GateWord::kOpenBit | GateWord::kDrainBit);
 
-// Deadlines are real time, also where the measuring clock stands still.
+// Deadlines are in real time, even if the measuring clock stands still.
 
 MemoryOperation operation(int kind, driver::DevicePointer address, std::uint32_t value,
                           unsigned flags) noexcept {
@@ -62,12 +62,13 @@ Result<Capture> active_capture(const driver::Device& device, CUstream stream) no
   ROSE_TRY(ROSE_CU(device.driver(), cuStreamGetCaptureInfo, stream, &status, &capture.id,
                    &capture.graph, &last, &edges, &last_count));
   if (status != driver::kCaptureStatusActive) {
-    return Status::invalid_argument("the stream is not being captured: outside a capture, pass");
+    return Status::invalid_argument(
+        "the stream is not being captured: use pass() outside a capture");
   }
   return capture;
 }
 
-// `library` is the embedded fat binary of that name when none was given.
+// Loads kernel `name`, from the embedded fat binary if `library` is null.
 Status load_kernel(const driver::DevicePtr& device,
                    std::shared_ptr<const driver::KernelLibrary>& library, const char* fatbin,
                    const char* name, CUkernel& kernel) noexcept {
@@ -95,11 +96,11 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
                                                        CUstream stream, GateKind kind,
                                                        StreamGateConfig config) noexcept {
   if (kind == GateKind::kHost) {
-    return Status::invalid_argument("a HOST gate stops the host: call the HostGate itself");
+    return Status::invalid_argument("a StreamGate cannot be of kind HOST: use the HostGate itself");
   }
   if (config.window < 1 || config.window > kLargestWindow) {
     return Status::invalid_argument("window is " + std::to_string(config.window) +
-                                    ", but must lie in 1 to " + std::to_string(kLargestWindow));
+                                    ", but must be from 1 to " + std::to_string(kLargestWindow));
   }
   ROSE_TRY(check_queue(config));
   std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, std::move(config)}};
@@ -116,7 +117,7 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
   if (!word.ok()) return word.status();
   made->word_ = word.take();
   made->enqueued_ = made->gate().passed();
-  // A borrower that died while it drained has left the bit.
+  // A borrower that died in a drain has left the bit set.
   made->gate().end_drain();
   return made;
 }
@@ -163,12 +164,13 @@ Status StreamGate::enqueue(CUstream stream, std::uint32_t segment) noexcept {
                  gate.data(), 0);
 }
 
-// A number that was captured would be written again by every replay, and turn `passed` back.
+// Every replay would write the captured segment number again, and set `passed` back.
 Status StreamGate::refuse_capture(CUstream stream) const noexcept {
   const auto capture = driver::capture_state(*device_, stream);
-  // A driver that cannot say has no capture that a gate could be inserted into either.
+  // Without capture information from the driver, a gate could not be inserted into a capture
+  // either.
   if (!capture.ok() || capture.value() == driver::CaptureState::kNone) return {};
-  return Status::invalid_argument("the stream is being captured: insert the gate instead");
+  return Status::invalid_argument("the stream is being captured: use insert() instead of pass()");
 }
 
 Status StreamGate::start_segment() noexcept {
@@ -191,7 +193,7 @@ bool StreamGate::can_add(std::uint32_t gates) noexcept {
 
 void StreamGate::begin_step() noexcept {
   is_ending_ = false;
-  // An abort that found the last step still in the stream is not for nothing: it is told in pass.
+  // If the last step is still in the stream, an abort request is kept: the next pass reports it.
   if (in_flight() == 0 || !gate().is_abort_asked()) gate().begin_step();
 }
 
@@ -234,8 +236,8 @@ bool StreamGate::is_told_to_stop() const noexcept {
   return owed_ || gate().is_shut_down() || gate().is_abort_asked();
 }
 
-// What the borrower has to be told before anything else, but not before the device has done what
-// could not be taken back: whoever is told gives the step's blocks away.
+// The verdict that the borrower must get before anything else. It is held back until the device has
+// run everything that could not be removed, because the borrower then frees the step's blocks.
 std::optional<Verdict> StreamGate::told() noexcept {
   if (!owed_) {
     if (gate().is_shut_down()) {
@@ -255,10 +257,10 @@ template <typename Ready>
 Verdict StreamGate::wait_until(Ready is_ready, Nanoseconds timeout_ns) noexcept {
   const Nanoseconds from_ns = real_now_ns();
   Nanoseconds nap_ns = kFirstNapNs;
-  std::optional<std::uint32_t> rung_at;  // `passed` when the creditor was last asked
+  std::optional<std::uint32_t> rung_at;  // `passed` at the last ring of the creditor
   Nanoseconds rung_ns = 0;
   for (;;) {
-    // The bell is read before the look: what changes after the look makes the futex return.
+    // Read the bell before the look, so that a change after the look makes the futex return.
     const std::uint32_t seen = gate().bell();
     if (const auto verdict = told()) return *verdict;
     const Nanoseconds now_ns = real_now_ns();
@@ -306,7 +308,7 @@ bool StreamGate::is_drained() noexcept {
     return false;
   }
   gate().end_drain();
-  // Nothing was put into the stream since the drain began, so this lies behind all of it.
+  // Nothing was enqueued since the drain began, so this event lies behind all work.
   if (!is_marked_) is_marked_ = drained_->record(stream_).ok();
   if (!is_marked_) return false;
   const Result<bool> done = drained_->is_done();
@@ -321,7 +323,7 @@ Status StreamGate::insert(CUstream stream) noexcept {
   if (!found.ok()) return found.status();
   const Capture& capture = found.value();
   GraphGates& gates = graphs_[capture.graph];
-  // The handle of a graph that is gone may come again.
+  // The handle of a destroyed graph may be reused.
   if (gates.capture_id != capture.id) {
     gates = GraphGates{};
     gates.capture_id = capture.id;
@@ -350,7 +352,7 @@ Result<StreamGate::GraphGates*> StreamGate::gates_of(const driver::Graph& graph)
 
 bool StreamGate::can_launch(const GraphGates& gates) noexcept {
   const std::uint32_t passed = gate().passed();
-  // Counted from `passed`, so that a launch of long ago is not taken for one to come.
+  // Relative to `passed`, so that an old launch does not look like a coming one.
   const bool is_in_flight = gates.last - passed - 1 < enqueued_ - passed;
   return !is_in_flight && can_add(gates.count);
 }
@@ -413,7 +415,7 @@ Result<std::unique_ptr<driver::Graph>> StreamGate::make_abortable(
   gates.operations = 2;
   for (CUgraph segment : segments) ROSE_TRY(add_branch(*chain.value(), gates, segment));
   auto graph = chain.value()->instantiate();
-  // The handle of a graph that is gone may come again.
+  // The handle of a destroyed graph may be reused.
   if (graph.ok()) graphs_[graph.value()->get()] = std::move(gates);
   return graph;
 }

@@ -9,7 +9,7 @@ namespace rose::compute {
 namespace {
 
 constexpr Nanoseconds kNothingToDoNs = std::numeric_limits<Nanoseconds>::max();
-// How soon an opening is looked at again, to take it back once its segment has started.
+// Period of looks at an opening, to take it back once its segment has started.
 constexpr Nanoseconds kTakeBackNs = 1'000'000;
 
 }  // namespace
@@ -50,8 +50,8 @@ Nanoseconds Watchdog::look() noexcept {
   return kTakeBackNs;
 }
 
-// Whether a step holds the device and none of its segments runs or may start. Where segments run on
-// a device the host sees them start only, so a long one can look stuck: that costs one segment.
+// Whether a step holds the device, but none of its segments runs or may start. On a device the host
+// sees only the start of segments, so a long segment can look stuck; that costs one segment.
 bool Watchdog::is_stuck() const noexcept {
   if (!gate_->is_mid_step() || gate_->is_running() || gate_->is_shut_down()) return false;
   return !gate_->is_open() || gate_->credit_left() == 0;
@@ -59,7 +59,7 @@ bool Watchdog::is_stuck() const noexcept {
 
 void Watchdog::force() noexcept {
   const std::scoped_lock one_decides{gate_->granting()};
-  // The epoch comes first: a close that comes after all that is looked at wins.
+  // Read the epoch first, so that a close after any of the following reads wins.
   const std::uint32_t epoch = gate_->close_epoch();
   const std::uint32_t passed = gate_->passed();
   if (record_ != nullptr) record_->forced(passed, epoch);

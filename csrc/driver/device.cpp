@@ -11,8 +11,8 @@ Result<DeviceOrdinal> handle_of(const Driver& driver, int ordinal) noexcept {
   if (!count.ok()) return count.status();
   if (ordinal < 0 || ordinal >= count.value()) {
     return Status::invalid_argument("no CUDA device " + std::to_string(ordinal) +
-                                    ": the driver shows " + std::to_string(count.value()) +
-                                    ", counted from 0");
+                                    ": the driver reports " + std::to_string(count.value()) +
+                                    " devices, counted from 0");
   }
   DeviceOrdinal handle = 0;
   ROSE_TRY(ROSE_CU(driver, cuDeviceGet, &handle, ordinal));

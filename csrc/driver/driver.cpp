@@ -41,13 +41,13 @@ Status too_old(int version) {
                              " or later: update the driver");
 }
 
-// A driver from before cuGetProcAddress_v2 can still say how old it is.
+// A driver without cuGetProcAddress_v2 can still report its version.
 Status without_proc_address(void* library) {
   int version = 0;
   const auto ask = reinterpret_cast<Answer (*)(int*)>(::dlsym(library, "cuDriverGetVersion"));
   if (ask != nullptr && ask(&version) == kSuccess) return too_old(version);
   return Status::unavailable(std::string{kLibrary} +
-                             " has no cuGetProcAddress_v2: it is no CUDA driver of CUDA " +
+                             " has no cuGetProcAddress_v2: it is not a driver of CUDA " +
                              shown(oldest_driver()) + " or later");
 }
 
@@ -63,7 +63,8 @@ Code code_of(Answer answer) noexcept {
       return Code::kInvalidArgument;
     case kInvalidContext:
     case kInvalidHandle:
-      return Code::kInternal;  // rose makes contexts current and owns handles: a bug of its own
+      // rose makes contexts current and owns handles, so this is a bug of rose.
+      return Code::kInternal;
     default:
       return Code::kUnavailable;
   }
@@ -89,7 +90,8 @@ Status Driver::load(GetProcAddress ask) noexcept {
   const auto find = [ask](const char* name, int version) noexcept {
     void* found = nullptr;
     int why_not = 0;
-    // 0: the variants that keep the legacy meaning of stream 0, as libraries around us have it.
+    // Flags of 0 select the variants with the legacy meaning of stream 0, as in the host's
+    // libraries.
     if (ask(name, &found, version, 0, &why_not) != kSuccess || why_not != 0) found = nullptr;
     return found;
   };
@@ -98,13 +100,13 @@ Status Driver::load(GetProcAddress ask) noexcept {
   ROSE_TRY(ROSE_CU(*this, cuDriverGetVersion, &version_));
   if (version_ < oldest_driver()) return too_old(version_);
 
-  // The driver answers a version later than its own with an error, not with an older function.
+  // For a version newer than its own the driver returns an error, not an older function.
 #define ROSE_CUDA_LOAD(name, version, need, arguments)                             \
   entries_.name = reinterpret_cast<decltype(entries_.name)>(find(#name, version)); \
   if (entries_.name == nullptr && Need::need == Need::kRequired) {                 \
     return Status::unavailable("the CUDA driver (CUDA " + shown(version_) +        \
                                ") has no " #name " of CUDA " + shown(version) +    \
-                               ", which rose cannot do without");                  \
+                               ", which rose needs");                              \
   }
   ROSE_CUDA_ENTRIES(ROSE_CUDA_LOAD)
 #undef ROSE_CUDA_LOAD

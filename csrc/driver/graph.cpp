@@ -4,18 +4,18 @@ namespace rose::driver {
 
 namespace {
 
-// What a capture is at now. The driver owns what the pointers show, until the next call.
+// State of a capture. The driver owns the arrays, until the next call.
 struct Capture {
   int status{kCaptureStatusNone};
   CUgraph graph{nullptr};
-  const CUgraphNode* last{nullptr};  // the nodes that the next one will depend on
+  const CUgraphNode* last{nullptr};  // nodes that the next node will depend on
   std::size_t last_count{0};
 };
 
 Result<Capture> capture_of(const Device& device, CUstream stream) noexcept {
   Capture capture;
   std::uint64_t id = 0;
-  // Asked for, because without room for it the driver refuses edges that are not plain.
+  // Requested because the driver otherwise refuses a capture with edges that are not plain.
   const GraphEdge* edges = nullptr;
   ROSE_TRY(ROSE_CU(device.driver(), cuStreamGetCaptureInfo, stream, &capture.status, &id,
                    &capture.graph, &capture.last, &edges, &capture.last_count));
@@ -46,7 +46,8 @@ Result<CaptureState> capture_state(const Device& device, CUstream stream) noexce
 
 Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
                                    std::span<MemoryOperation> operations) noexcept {
-  if (operations.empty()) return Status::invalid_argument("no memory operations to insert");
+  if (operations.empty())
+    return Status::invalid_argument("the list of memory operations must not be empty");
   const Current current{device};
   ROSE_TRY(current.status());
   const Result<Capture> found = capture_of(device, stream);
@@ -60,7 +61,7 @@ Result<CUgraphNode> insert_mem_ops(const Device& device, CUstream stream,
   }
   const BatchMemOpNodeParams params = node_params(device, operations);
   CUgraphNode node = nullptr;
-  // Plain edges wait for all of what they come from, so they may stand for edges of any kind.
+  // Plain edges wait for all work of their source, so they can replace edges of any kind.
   ROSE_TRY(ROSE_CU(device.driver(), cuGraphAddBatchMemOpNode, &node, capture.graph, capture.last,
                    capture.last_count, &params));
   ROSE_TRY(ROSE_CU(device.driver(), cuStreamUpdateCaptureDependencies, stream, &node, nullptr, 1,
@@ -98,7 +99,7 @@ Result<std::unique_ptr<Graph>> Graph::instantiate(DevicePtr device, CUgraph capt
   return std::unique_ptr<Graph>{new Graph{device, captured, executable, false}};
 }
 
-// Launches that are under way end by themselves: the driver keeps what they need.
+// Running launches end by themselves: the driver keeps what they need.
 Graph::~Graph() {
   const Current current{*device_};
   device_->driver().entries().cuGraphExecDestroy(executable_);

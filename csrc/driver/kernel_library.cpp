@@ -13,7 +13,7 @@ Result<LibraryPtr> KernelLibrary::create(DevicePtr device, std::string_view name
   if (found != all.end()) return create(std::move(device), *found);
   if (all.empty()) {
     return Status::unavailable(
-        "this build of rose has no device code: build it with nvcc, or with ROSE_CUDA=on to see "
+        "this build of rose has no device code: build it with nvcc; ROSE_CUDA=on reports "
         "why there is none");
   }
   return Status::unavailable("this build of rose has no kernels '" + std::string{name} + "'");
@@ -52,7 +52,7 @@ Status KernelLibrary::launch_raw(CUkernel kernel, Grid grid, CUstream stream,
                                  void** arguments) const noexcept {
   const Current current{*device_};
   ROSE_TRY(current.status());
-  // The driver takes a kernel of a library wherever it takes a function.
+  // The driver accepts a library's kernel in place of a function.
   return ROSE_CU(device_->driver(), cuLaunchKernel, reinterpret_cast<CUfunction>(kernel),
                  grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes, stream, arguments,
                  nullptr);

@@ -8,7 +8,7 @@ namespace rose::driver {
 
 namespace {
 
-// Short enough to add little to a wait for a kernel, long enough not to hold a core.
+// Periods of polling: short enough to add little to a wait, long enough not to occupy a core.
 constexpr Nanoseconds kFirstSleep = 20'000;
 constexpr Nanoseconds kLongestSleep = 1'000'000;
 
@@ -34,7 +34,7 @@ Result<std::unique_ptr<Stream>> Stream::create(DevicePtr device, Priority priori
   return std::unique_ptr<Stream>{new Stream{device, stream}};
 }
 
-// Returns at once: the driver lets the work end and frees the stream then.
+// Returns at once: the driver frees the stream when its work has ended.
 Stream::~Stream() {
   const Current current{*device_};
   device_->driver().entries().cuStreamDestroy(stream_);
@@ -111,7 +111,7 @@ Result<bool> Event::is_done() const noexcept {
 
 Result<Nanoseconds> Event::since(const Event& earlier) const noexcept {
   if (!has_timing_ || !earlier.has_timing_) {
-    return Status::invalid_argument("an event without timing: create both with has_timing");
+    return Status::invalid_argument("both events must be created with has_timing");
   }
   const Current current{*device_};
   ROSE_TRY(current.status());
@@ -119,7 +119,7 @@ Result<Nanoseconds> Event::since(const Event& earlier) const noexcept {
   const Driver& driver = device_->driver();
   const Answer answer = driver.entries().cuEventElapsedTime(&ms, earlier.event_, event_);
   if (answer == kInvalidHandle) {
-    return Status::invalid_argument("an event that was never recorded has no time");
+    return Status::invalid_argument("both events must be recorded first");
   }
   ROSE_TRY(driver.status("cuEventElapsedTime", answer));
   return static_cast<Nanoseconds>(static_cast<double>(ms) * 1e6);

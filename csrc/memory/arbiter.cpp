@@ -57,16 +57,16 @@ Result<PartitionId> Arbiter::add_partition(std::string name, std::int32_t reserv
   if (reserve_slabs < 0 || limit_slabs < reserve_slabs) {
     return Status::invalid_argument("reserve of " + std::to_string(reserve_slabs) +
                                     " slabs and limit of " + std::to_string(limit_slabs) +
-                                    ": 0 <= reserve <= limit must hold");
+                                    ": they must satisfy 0 <= reserve <= limit");
   }
   const Turn turn{*this};
   std::int64_t reserved = reserve_slabs;
   for (const Partition& other : partitions_) reserved += other.is_live ? other.reserve_slabs : 0;
   const std::size_t slab_bytes = pool_.shape().slab_bytes;
   if (reserved > slabs_.size()) {
-    return Status::invalid_argument(
-        "reserve of " + in_bytes(reserved, slab_bytes) + " is larger than the pool of " +
-        in_bytes(slabs_.size(), slab_bytes) + ": lower reserve_bytes or raise pool_bytes");
+    return Status::invalid_argument("reserve of " + in_bytes(reserved, slab_bytes) +
+                                    " exceeds the pool of " + in_bytes(slabs_.size(), slab_bytes) +
+                                    ": lower reserve_bytes or raise pool_bytes");
   }
   PartitionRecord* place = free_place();
   if (place == nullptr) {
@@ -141,7 +141,7 @@ Result<std::int64_t> Arbiter::missing_slabs(PartitionId id,
 
 Status Arbiter::no_allocator(PartitionId id) const noexcept {
   return Status::invalid_argument("partition '" + partitions_[static_cast<std::size_t>(id)].name +
-                                  "' has no allocator here that others could share its slabs with");
+                                  "' has no allocator here: add one before you add a group");
 }
 
 Status Arbiter::check_known(PartitionId id) const noexcept {
@@ -161,7 +161,9 @@ Status Arbiter::check_live(PartitionId id) const noexcept {
 Result<std::vector<SlabId>> Arbiter::take(PartitionId id, std::int32_t n) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
-  if (n < 0) return Status::invalid_argument("cannot take " + std::to_string(n) + " slabs");
+  if (n < 0)
+    return Status::invalid_argument("the number of slabs to take must be at least 0, got " +
+                                    std::to_string(n));
   const std::int32_t count = std::min({n, partition(id).headroom(), spare_for(id)});
   std::vector<SlabId> taken;
   taken.reserve(static_cast<std::size_t>(count));
@@ -176,7 +178,9 @@ Result<std::vector<SlabId>> Arbiter::take(PartitionId id, std::int32_t n) noexce
 Result<std::int32_t> Arbiter::give_back(PartitionId id, std::int32_t n) noexcept {
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
-  if (n < 0) return Status::invalid_argument("cannot give back " + std::to_string(n) + " slabs");
+  if (n < 0)
+    return Status::invalid_argument("the number of slabs to give back must be at least 0, got " +
+                                    std::to_string(n));
   const std::int32_t above_reserve = partition(id).held - partition(id).reserve_slabs;
   std::int32_t given = 0;
   for (SlabId slab = slabs_.size() - 1; slab >= 0 && given < std::min(n, above_reserve); --slab) {
@@ -202,7 +206,9 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
   const Turn turn{*this};
   ROSE_TRY(check_live(id));
   ROSE_TRY(check_duration("ttl_ns", ttl_ns, 1));
-  if (n < 1) return Status::invalid_argument("cannot grant " + std::to_string(n) + " slabs");
+  if (n < 1)
+    return Status::invalid_argument("the number of slabs to grant must be at least 1, got " +
+                                    std::to_string(n));
   n = std::min(n, held_max - partition(id).held - partition(id).quarantined);
   if (n < 1) return GrantAnswer{{}, GrantRefusal::kOverLimit};
   if (admission != nullptr) {
@@ -215,7 +221,7 @@ Result<GrantAnswer> Arbiter::grant(PartitionId id, std::int32_t n, Nanoseconds t
   if (n > slabs_.unowned()) return GrantAnswer{{}, GrantRefusal::kPoolEmpty};
   if (n > spare_for(id)) return GrantAnswer{{}, GrantRefusal::kAtRisk};
 
-  // The epoch from this move on: no other lease can have the same.
+  // The epoch after this move, which no other lease has.
   Grant grant{next_lease_++, epoch_ + 1, {}};
   grant.slabs.reserve(static_cast<std::size_t>(n));
   for (std::int32_t i = 0; i < n; ++i) {
@@ -241,14 +247,14 @@ Result<bool> Arbiter::clean(PartitionId id, SlabId slab) noexcept {
     if (!is_lent || holder == nullptr) return false;
     if (holder->was_told(slab) || is_in_scrub(slab)) {
       return Status::invalid_argument("slab " + std::to_string(slab) +
-                                      " cannot be made zeros: its tenant may be using it");
+                                      " cannot be zeroed: its tenant may be using it");
     }
     scrub_of(slab) = Scrub::kRuns;
   }
   const Status done = pool_.scrub(slab);
   const Turn turn{*this};
   scrub_of(slab) = done.code() == Code::kDeadlineExceeded ? Scrub::kLate : Scrub::kNone;
-  // Whoever wanted it meanwhile, or for whom its tenant died, has waited for this.
+  // A revocation or the tenant's death during the scrub has waited for its end.
   if (slabs_[slab].state != SlabState::kGranted) ROSE_TRY(on_slab_idle(slab));
   ROSE_TRY(done);
   if (slabs_[slab].owner != id || slabs_[slab].state != SlabState::kGranted) return false;
@@ -304,7 +310,7 @@ Result<std::vector<RevocationId>> Arbiter::expire(Nanoseconds grace_ns) noexcept
 
 // ---- what the moves share
 
-// An unowned or just returned slab goes to a partition, which may use it from here on.
+// Gives an unowned or just returned slab to a partition, which may use it from here on.
 Status Arbiter::hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept {
   ROSE_TRY(slabs_.move(slab, to, hold));
   ++partition(hold.owner).held;
@@ -313,7 +319,7 @@ Status Arbiter::hand_out(SlabId slab, SlabState to, const Hold& hold) noexcept {
   return {};
 }
 
-// A slab of a partition's own, that its holder has let go of, becomes nobody's.
+// Makes an own slab of a partition unowned, after its holder has released it.
 Status Arbiter::release_own(SlabId slab) noexcept {
   --partition(slabs_[slab].owner).held;
   ROSE_TRY(slabs_.move(slab, SlabState::kReturned));
@@ -339,9 +345,9 @@ Candidate Arbiter::candidate(SlabId slab) const noexcept {
 
 // ---- what others see
 
-// A place in the ledger for one more partition; null when all are taken. A partition keeps its
-// place until it was dropped and has nothing left: a reader of a torn change never sees one
-// partition under the number of another that matters.
+// Returns a free record of the ledger for a new partition; null if all are used. A partition keeps
+// its record until it was dropped and has nothing left, so even a torn read never shows a relevant
+// partition under another id.
 PartitionRecord* Arbiter::free_place() noexcept {
   for (PartitionRecord& one : shown_) {
     if (one.partition.id == kNobody) return &one;
@@ -349,7 +355,7 @@ PartitionRecord* Arbiter::free_place() noexcept {
   return shown_.size() < kPartitionsMax ? &shown_.emplace_back() : nullptr;
 }
 
-// The earliest deadline of the revocations from a partition that are under way; 0 when none is.
+// Returns the earliest deadline of a partition's open revocations; 0 without any.
 Nanoseconds Arbiter::due_ns(PartitionId id) const noexcept {
   Nanoseconds due = 0;
   for (const RevocationId at : under_way_) {
@@ -359,7 +365,7 @@ Nanoseconds Arbiter::due_ns(PartitionId id) const noexcept {
   return due;
 }
 
-// What came and went since the ledger was written last, for whoever looks at it.
+// Notes blocks and pins that changed since the last publication of the ledger.
 void Arbiter::note_news() noexcept {
   for (const PartitionRecord& one : shown_) {
     const PartitionId id = one.partition.id;
@@ -370,7 +376,7 @@ void Arbiter::note_news() noexcept {
   }
 }
 
-// First the ledger, then the bells: who is woken reads what is true.
+// Publish the ledger before the bells ring, so that woken tenants read the new state.
 void Arbiter::show() noexcept {
   const bool has_moved = slabs_.has_changed() || has_changed_;
   if (!has_moved && !std::exchange(has_news_, false)) return;
@@ -387,7 +393,7 @@ void Arbiter::show() noexcept {
     const Partition& now = partition(id);
     if (!now.is_live && now.held == 0 && now.quarantined == 0) {
       if (holder_of(id) != nullptr) holder_of(id)->settle();
-      one = {};  // its place is free
+      one = {};  // frees its record
       continue;
     }
     one.partition = now;

@@ -15,7 +15,7 @@ namespace {
 
 Status check_open(const FileDescriptor& fd, const char* what) noexcept {
   if (::fcntl(fd.get(), F_GETFD) >= 0) return {};
-  return Status::invalid_argument(std::string{what} + " is no open descriptor");
+  return Status::invalid_argument(std::string{what} + " is not an open descriptor");
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ Result<std::unique_ptr<Attachment>> Attachment::make(std::optional<Pool> pool, P
   if (!line.ok()) return line.status();
   const LedgerView& ledger = *line.value().ledger;
   if (ledger.shape() != shape) {
-    return Status::invalid_argument("the ledger is of a pool of another shape");
+    return Status::invalid_argument("the ledger belongs to a pool of another shape");
   }
   Result<Mailbox> mailbox = Mailbox::open(mailbox_fd, shape);
   if (!mailbox.ok()) return mailbox.status();
@@ -113,7 +113,8 @@ Result<TenantNews> Attachment::news(Nanoseconds timeout_ns) noexcept {
   std::array<pollfd, 2> fds{pollfd{line_.to_tenant.get(), POLLIN, 0},
                             pollfd{line_.socket.get(), POLLRDHUP, 0}};
   poll_for(fds, timeout_ns);
-  if (fds[0].revents != 0) line_.to_tenant.silence();  // before we look: a later ring is a new one
+  // Before the look, so that a later ring is a new one.
+  if (fds[0].revents != 0) line_.to_tenant.silence();
   Result<TenantNews> found = look();
   if (!found.ok()) return found;
   found.value().was_rung = fds[0].revents != 0;
@@ -160,7 +161,7 @@ Result<std::vector<SlabId>> Attachment::lent() noexcept {
   return found;
 }
 
-// An arbiter that died in a change leaves a ledger that cannot be read: nobody is late for it.
+// If the arbiter died within a change, the ledger cannot be read, and no slab is late.
 Result<std::vector<SlabId>> Attachment::leaving() noexcept {
   Result<TenantNews> news = look();
   if (!news.ok()) return news.status();
@@ -208,8 +209,8 @@ Status Attachment::reach(std::span<const SlabId> slabs) noexcept {
   return look_locked().status();
 }
 
-// A slab that is ours again by the time we look stays: its bytes were made zeros for us, and it was
-// mapped all the time.
+// A slab that was granted again in the meantime stays mapped: it was mapped all the time, and its
+// bytes are zeros.
 Result<std::vector<SlabId>> Attachment::retire() noexcept {
   const std::lock_guard lock{slabs_};
   std::vector<SlabId> gone;
@@ -275,7 +276,7 @@ Result<std::int32_t> Attachment::give_idle() noexcept {
 bool Attachment::has_news() noexcept {
   const std::uint64_t now = mailbox_.news();
   if (std::exchange(seen_news_, now) == now) return false;
-  // What one group hears is news for all. With a door nothing can fail here.
+  // A slab lost for one group is lost for all groups. With a door this cannot fail.
   static_cast<void>(groups_.reconcile_locked());
   return true;
 }

@@ -1,4 +1,4 @@
-// The arbiter counts itself.
+// The arbiter recounts its books.
 #include <string>
 #include <unordered_map>
 
@@ -40,8 +40,8 @@ Status Arbiter::check_invariants() const noexcept {
     quarantined += one.quarantined;
   }
   ROSE_CHECK(slabs_.unowned() + held + quarantined == slabs_.size(),
-             "free + owned + quarantined is not all");
-  ROSE_CHECK(slabs_.quarantined() == quarantined, "a quarantined slab has no debtor");
+             "free + owned + quarantined slabs are not all slabs");
+  ROSE_CHECK(slabs_.quarantined() == quarantined, "a quarantined slab belongs to no partition");
   ROSE_CHECK(slabs_.unowned() >= shortfall, "a reserve can no longer be filled");
   return audit_loans();
 }
@@ -64,12 +64,12 @@ Status Arbiter::audit_partition(const Partition& one) const noexcept {
     }
     ROSE_TRY(holder->audit_slab(slab, due, slabs_[slab].generation));
     ROSE_CHECK(!is_mine || due == SlabUse::kOpen || !holder->reports_idle() || !is_idle(slab),
-               "slab " + std::to_string(slab) + " is idle and was not handed over");
+               "slab " + std::to_string(slab) + " is idle but was not returned");
   }
   ROSE_CHECK(held == one.held && quarantined == one.quarantined,
-             "'" + one.name + "' holds another number of slabs than is counted");
+             "'" + one.name + "' holds a number of slabs that differs from its count");
   ROSE_CHECK(held + quarantined <= one.limit_slabs, "'" + one.name + "' is over its limit");
-  ROSE_CHECK(one.is_live || held == 0, "'" + one.name + "' was dropped and still holds slabs");
+  ROSE_CHECK(one.is_live || held == 0, "'" + one.name + "' was dropped but still holds slabs");
   return holder == nullptr ? Status{} : holder->audit();
 }
 
@@ -81,24 +81,26 @@ Status Arbiter::audit_loans() const noexcept {
     const SlabRecord& record = slabs_[slab];
     const bool is_revoking = record.state == SlabState::kRevoking;
     const RevocationId by = revoked_by_[static_cast<std::size_t>(slab)];
-    ROSE_CHECK((by != 0) == is_revoking, "a revocation without a slab, or the other way round");
+    ROSE_CHECK((by != 0) == is_revoking, "a slab is revoking without a revocation, or the reverse");
     if (is_revoking) ++pending[by];
     if (!is_revoking && record.state != SlabState::kGranted) continue;
     const LeaseId lease_id = slabs_.lease_of(slab);
     const auto lease = leases_.find(lease_id);
     ROSE_CHECK(lease != leases_.end() && lease->second.partition == record.owner &&
                    lease->second.lease_epoch == record.lease_epoch,
-               "slab " + std::to_string(slab) + " is lent under no lease of its owner");
+               "slab " + std::to_string(slab) + " is lent without a lease of its owner");
     ++(is_revoking ? revoking : granted)[lease_id];
   }
   for (const auto& [id, lease] : leases_) {
-    ROSE_CHECK(granted[id] == lease.granted && revoking[id] == lease.revoking &&
-                   lease.granted + lease.revoking > 0,
-               "lease " + std::to_string(id) + " has another number of slabs than is counted");
+    ROSE_CHECK(
+        granted[id] == lease.granted && revoking[id] == lease.revoking &&
+            lease.granted + lease.revoking > 0,
+        "lease " + std::to_string(id) + " has a number of slabs that differs from its count");
   }
   for (const auto& [id, revocation] : revocations_) {
     ROSE_CHECK(pending[id] == revocation.progress.pending,
-               "revocation " + std::to_string(id) + " has another number pending than is counted");
+               "revocation " + std::to_string(id) +
+                   " has a number of pending slabs that differs from its count");
   }
   return {};
 }

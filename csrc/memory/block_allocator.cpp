@@ -9,7 +9,8 @@ namespace rose::memory {
 namespace {
 
 Status not_ours_to_pin(SlabId slab) noexcept {
-  return Status::invalid_argument("slab " + std::to_string(slab) + " is not ours to pin");
+  return Status::invalid_argument("slab " + std::to_string(slab) +
+                                  " is not held here, so it cannot be pinned");
 }
 
 }  // namespace
@@ -64,7 +65,8 @@ Status BlockAllocator::close_slab(SlabId slab) noexcept {
 
 // ---- the door
 
-// False, and the slab forgotten, when it has left since we last used it.
+// Enters a slab through the door. False if the slab has left since its last use; then it is removed
+// here too.
 bool BlockAllocator::enter(SlabId slab) noexcept {
   const auto index = static_cast<std::size_t>(slab);
   if (door_ == nullptr || entered_.test(index)) return true;
@@ -76,7 +78,7 @@ bool BlockAllocator::enter(SlabId slab) noexcept {
   return false;
 }
 
-// Call it when a slab may have become idle; nothing happens when it has not.
+// Call it whenever a slab may have become idle; without effect if it has not.
 Status BlockAllocator::settle_slab(SlabId slab) noexcept {
   const SlabUse use = map_.use(slab);
   if (use == SlabUse::kAbsent || !map_.is_idle(slab)) return {};
@@ -154,7 +156,8 @@ bool BlockAllocator::take(std::int64_t n, BlockId* out) noexcept {
   return false;
 }
 
-// No slab has a free block: one that another group does not use comes, or cached blocks go.
+// Called when no slab has a free block: takes an unused slab of another group, or drops cached
+// blocks.
 bool BlockAllocator::make_free() noexcept {
   if (source_ != nullptr && source_->move_spare_to(*this)) return true;
   const SlabId oldest = map_.oldest_cached();
@@ -173,7 +176,7 @@ Status BlockAllocator::give(std::span<const BlockId> blocks) noexcept {
   return release(blocks);
 }
 
-// One run of ids of the same slab at a time.
+// Each round releases a run of ids of the same slab.
 Status BlockAllocator::release(std::span<const BlockId> blocks) noexcept {
   while (!blocks.empty()) {
     const SlabId slab = grid().slab_at(blocks.front());
@@ -212,7 +215,8 @@ Result<bool> BlockAllocator::commit(TicketId ticket, std::span<BlockId> out) noe
   const std::lock_guard lock{books_};
   const auto found = tickets_.find(ticket);
   if (found == tickets_.end()) {
-    return Status::invalid_argument("ticket " + std::to_string(ticket) + " is over or never was");
+    return Status::invalid_argument("ticket " + std::to_string(ticket) +
+                                    " has ended or does not exist");
   }
   std::vector<BlockId>& left = found->second;
   if (out.size() > left.size()) return false;
@@ -227,7 +231,8 @@ Status BlockAllocator::cancel(TicketId ticket) noexcept {
   const std::lock_guard lock{books_};
   const auto found = tickets_.find(ticket);
   if (found == tickets_.end()) {
-    return Status::invalid_argument("ticket " + std::to_string(ticket) + " is over or never was");
+    return Status::invalid_argument("ticket " + std::to_string(ticket) +
+                                    " has ended or does not exist");
   }
   const std::vector<BlockId> left = std::move(found->second);
   tickets_.erase(found);
@@ -260,7 +265,7 @@ Result<PinId> BlockAllocator::pin_slabs(std::span<const SlabId> slabs) noexcept 
   return keep_pin(std::move(pinned));
 }
 
-// One hold for each slab, however many of its blocks were named.
+// One hold per slab, however many of its blocks are named.
 Result<PinId> BlockAllocator::keep_pin(std::vector<PinnedSlab> slabs) noexcept {
   std::ranges::sort(slabs, {}, &PinnedSlab::slab);
   const auto repeated = std::ranges::unique(slabs, {}, &PinnedSlab::slab);
@@ -289,7 +294,7 @@ Status BlockAllocator::unpin(PinId pin) noexcept {
   const std::lock_guard lock{books_};
   const auto found = pins_.find(pin);
   if (found == pins_.end()) {
-    return Status::invalid_argument("pin " + std::to_string(pin) + " is over or never was");
+    return Status::invalid_argument("pin " + std::to_string(pin) + " has ended or does not exist");
   }
   const std::vector<PinnedSlab> slabs = std::move(found->second.slabs);
   pins_.erase(found);
@@ -335,7 +340,7 @@ std::int32_t BlockAllocator::used(SlabId slab) const noexcept {
 Result<std::uint32_t> BlockAllocator::generation(SlabId slab) const noexcept {
   const std::lock_guard lock{books_};
   if (!map_.has_slab(slab)) {
-    return Status::invalid_argument("slab " + std::to_string(slab) + " is not ours");
+    return Status::invalid_argument("slab " + std::to_string(slab) + " is not held here");
   }
   return map_.generation(slab);
 }
@@ -343,9 +348,10 @@ Result<std::uint32_t> BlockAllocator::generation(SlabId slab) const noexcept {
 Status BlockAllocator::audit_slab(SlabId slab, SlabUse use,
                                   std::uint32_t generation) const noexcept {
   const std::string name = "slab " + std::to_string(slab);
-  ROSE_CHECK(map_.use(slab) == use, name + " is not to its allocator what it is to the arbiter");
+  ROSE_CHECK(map_.use(slab) == use,
+             name + " has different uses in its allocator and in the arbiter");
   ROSE_CHECK(use == SlabUse::kAbsent || map_.generation(slab) == generation,
-             name + " has two generations");
+             name + " has different generations in its allocator and in the arbiter");
   return {};
 }
 
@@ -367,12 +373,12 @@ Status BlockAllocator::audit_keys(SlabId slab) const noexcept {
     const std::uint32_t in_namespace = cache_.namespace_of(at.slot);
     keys += in_namespace != 0 ? 1 : 0;
     ROSE_CHECK(in_namespace == 0 || map_.references(at) > 0 || map_.is_cached(at),
-               name + " has a key for a block without data");
+               name + " has a key of a block without data");
     ROSE_CHECK(!map_.is_cached(at) || in_namespace == cached_namespaces_[index],
-               name + " caches a block without a key, or of two namespaces");
+               name + " caches a block without a key, or with keys of two namespaces");
   }
-  ROSE_CHECK(keys == keys_[index], name + " has another number of keys than is counted");
-  ROSE_CHECK(keys == 0 || map_.use(slab) == SlabUse::kOpen, name + " has keys and is not open");
+  ROSE_CHECK(keys == keys_[index], name + " has a number of keys that differs from its count");
+  ROSE_CHECK(keys == 0 || map_.use(slab) == SlabUse::kOpen, name + " has keys but is not open");
   return {};
 }
 
@@ -393,7 +399,7 @@ Status BlockAllocator::audit_aside() const noexcept {
   }
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
     ROSE_CHECK(aside[static_cast<std::size_t>(slab)] == map_.aside(slab),
-               "slab " + std::to_string(slab) + " has blocks set aside for nobody");
+               "slab " + std::to_string(slab) + " has set aside blocks without an owner");
   }
   return {};
 }
@@ -421,14 +427,15 @@ Status BlockAllocator::audit_pins() const noexcept {
   for (const auto& [to, move] : moves_) count(grid().slab_at(to), move.to_generation);
   for (SlabId slab = 0; slab < grid().shape().slab_count; ++slab) {
     const auto index = static_cast<std::size_t>(slab);
-    ROSE_CHECK(pins[index] == map_.pins(slab),
-               "slab " + std::to_string(slab) + " has another number of pins than is held");
+    ROSE_CHECK(
+        pins[index] == map_.pins(slab),
+        "slab " + std::to_string(slab) + " has a number of pins that differs from its count");
     const bool should_be_in = door_ != nullptr && map_.has_slab(slab) && !map_.is_idle(slab);
     ROSE_CHECK(
         entered_.test(index) == should_be_in,
-        "slab " + std::to_string(slab) + " is used without having been entered, or not left");
+        "slab " + std::to_string(slab) + " is in use without having been entered, or was not left");
     ROSE_CHECK(map_.is_draining(slab) == (moves_out_of_[index] > 0),
-               "slab " + std::to_string(slab) + " gives no blocks, and nothing moves out of it");
+               "slab " + std::to_string(slab) + " is draining, but no move leaves it");
   }
   return {};
 }

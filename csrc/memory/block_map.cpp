@@ -50,7 +50,7 @@ BlockMap::BlockMap(const BlockGrid& grid) noexcept
 
 // ---- slabs
 
-// An absent slab has every block free, so that add() need not touch each.
+// An absent slab has all blocks free, so add() need not write each of them.
 void BlockMap::reset(SlabId slab) noexcept {
   const std::int32_t count = entry(slab).run.count;
   std::uint64_t* word = words(free_bits_, slab);
@@ -126,13 +126,13 @@ Status BlockMap::why_not_in_use(BlockId block) const noexcept {
   if (!entry(slab).has(block)) return Status::invalid_argument(name + " is out of range");
   if (entry(slab).use == SlabUse::kAbsent) {
     return Status::invalid_argument(name + " is stale: slab " + std::to_string(slab) +
-                                    " has another owner now");
+                                    " has a new owner");
   }
   const Place at = place_in(slab, entry(slab).index_of(block));
   if (state(at) == kAside) return Status::invalid_argument(name + " is set aside");
   if (is_dropped(at)) {
-    return Status::invalid_argument(
-        name + " is free already: this call gives it back more often than it has references");
+    return Status::invalid_argument(name +
+                                    " is freed more often in this call than it has references");
   }
   return Status::invalid_argument(name + " is free already");
 }
@@ -320,7 +320,7 @@ Status BlockMap::audit() const noexcept {
   std::vector<std::int32_t> listed(entries_.size(), 0);
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     ROSE_CHECK(filled_buckets_.test(bucket) == (buckets_[bucket] != kNoSlab),
-               "the set of filled buckets is wrong");
+               "the set of nonempty buckets is wrong");
     for (SlabId slab = buckets_[bucket]; slab != kNoSlab; slab = entry(slab).next) {
       ROSE_CHECK(entry(slab).bucket() == bucket,
                  "slab " + std::to_string(slab) + " is in the wrong bucket");
@@ -335,8 +335,9 @@ Status BlockMap::audit() const noexcept {
   std::int64_t spare_blocks = 0;
   for (SlabId slab = 0; slab < grid_.shape().slab_count; ++slab) {
     const Entry& at = entry(slab);
-    ROSE_CHECK((listed[static_cast<std::size_t>(slab)] == 1) == (at.gives() && at.free() > 0),
-               "slab " + std::to_string(slab) + " is wrongly in or out of a bucket");
+    ROSE_CHECK(
+        (listed[static_cast<std::size_t>(slab)] == 1) == (at.gives() && at.free() > 0),
+        "slab " + std::to_string(slab) + " is in a bucket though it must not be, or the reverse");
     ROSE_TRY(audit_slab(slab));
     if (at.use == SlabUse::kAbsent) continue;
     if (at.gives()) free += at.free();
@@ -349,9 +350,9 @@ Status BlockMap::audit() const noexcept {
     capacity += at.run.count;
   }
   ROSE_CHECK(free == free_ && cached == cached_ && used == used_ && capacity == capacity_,
-             "the totals of a block map are not the sums of its slabs");
+             "the totals of a block map differ from the sums over its slabs");
   ROSE_CHECK(spare == spare_slabs_ && spare_blocks == spare_blocks_,
-             "spare slabs are not those that nobody uses");
+             "the set of spare slabs differs from the unused slabs");
   return {};
 }
 
@@ -365,18 +366,19 @@ Status BlockMap::audit_slab(SlabId slab) const noexcept {
     const Place place = place_in(slab, index);
     const bool has_cached_bit = (words(cached_bits_, slab)[index / 64] & bit(index)) != 0;
     ROSE_CHECK(!is_dropped(place) && is_free(place) == (state(place) == 0),
-               name + " has a block that is free and something else, or neither");
+               name + " has a block in two states, or in none");
     ROSE_CHECK(has_cached_bit == is_cached(place), name + " has lost a cached block");
     free += is_free(place) ? 1 : 0;
     cached += is_cached(place) ? 1 : 0;
     aside += state(place) == kAside ? 1 : 0;
   }
   ROSE_CHECK(free == at.free() && cached == at.kept && aside == at.aside,
-             name + ": its bits and its counts differ");
-  ROSE_CHECK(queue_.has(slab) == (at.kept > 0), name + " is wrongly in or out of the queue");
-  ROSE_CHECK(at.pins >= 0, name + " has fewer pins than none");
+             name + ": its bits differ from its counts");
+  ROSE_CHECK(queue_.has(slab) == (at.kept > 0),
+             name + " is in the queue though it must not be, or the reverse");
+  ROSE_CHECK(at.pins >= 0, name + " has a negative number of pins");
   ROSE_CHECK(at.use != SlabUse::kAbsent || (free == at.run.count && at.pins == 0),
-             name + " is absent and in use");
+             name + " is absent but in use");
   return {};
 }
 

@@ -17,7 +17,7 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
   for (std::size_t done = 0; done < blocks.size(); ++done) {
     Place at = map_.find(blocks[done]);
     if (at.slab != kNoSlab && map_.is_cached(at) && !enter(at.slab)) at = {};
-    if (at.slab == kNoSlab) {  // it left between our two looks
+    if (at.slab == kNoSlab) {  // the slab left between the two looks
       ROSE_TRY(give(blocks.first(done)));
       return map_.check_in_use(blocks[done]);
     }
@@ -27,7 +27,7 @@ Status BlockAllocator::share(std::span<const BlockId> blocks) noexcept {
   return {};
 }
 
-// A hit makes the other cached blocks of its slab young again, unless they are of no use now.
+// A hit makes the slab's other cached blocks recent again, unless they are of another namespace.
 void BlockAllocator::add_reference(Place at) noexcept {
   const bool is_hit = map_.is_cached(at);
   map_.add_reference(at);
@@ -47,7 +47,7 @@ Result<std::int32_t> BlockAllocator::references(BlockId block) const noexcept {
 void BlockAllocator::set_cache_namespace(std::string_view name) noexcept {
   const std::lock_guard lock{books_};
   cache_.enter_namespace(name);
-  // Slabs of this namespace go behind all others, and keep their order.
+  // Moves the slabs of this namespace to the end, in the same order.
   std::int32_t cached = 0;
   for (SlabId slab = map_.oldest_cached(); slab != kNoSlab; slab = map_.cached_after(slab)) {
     ++cached;
@@ -98,7 +98,7 @@ std::size_t BlockAllocator::acquire(std::span<const BlockKey> keys,
     const std::optional<Slot> slot = cache_.find(key);
     if (!slot.has_value()) break;
     const Place at = map_.place_of(*slot);
-    if (map_.is_cached(at) && !enter(at.slab)) break;  // it left, and its keys are forgotten
+    if (map_.is_cached(at) && !enter(at.slab)) break;  // the slab left, and its keys are gone
     add_reference(at);
     out[found++] = map_.block_at(at);
   }
@@ -126,7 +126,7 @@ void BlockAllocator::forget_all() noexcept {
 
 // ---- what a key does to its block
 
-// Whether a block without references keeps its data; a key that does not help is forgotten.
+// Whether a block without references keeps its data; removes a useless key.
 bool BlockAllocator::stays_cached(Place at) noexcept {
   if (!has_key(at)) return false;
   if (cache_.namespace_of(at.slot) != cache_.current() || map_.is_draining(at.slab)) {

@@ -12,7 +12,7 @@ using driver::Current;
 
 namespace {
 
-// A pool takes milliseconds; a device that needs longer is stuck.
+// Clearing a pool takes milliseconds; a device that needs longer than this is stuck.
 constexpr Nanoseconds kClearNs = 10'000'000'000;
 
 driver::AllocationProperties properties_of(const driver::Device& device) noexcept {
@@ -137,7 +137,7 @@ Result<FileDescriptor> CudaVmm::export_fd(PageHandle handle) noexcept {
   int fd = -1;
   ROSE_TRY(ROSE_CU(device_->driver(), cuMemExportToShareableHandle, &fd, handle.value,
                    driver::kHandlePosixFd, 0));
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // the driver does not promise it
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // the driver does not promise this flag
   return FileDescriptor{fd};
 }
 
@@ -146,7 +146,7 @@ Result<PageHandle> CudaVmm::import_fd(FileDescriptor fd, std::size_t size_bytes)
   const Current current{*device_};
   ROSE_TRY(current.status());
   driver::MemoryHandle handle = 0;
-  // The interface passes the descriptor itself in the place of a pointer.
+  // The interface takes the descriptor itself in place of a pointer.
   const auto number = std::bit_cast<void*>(static_cast<std::intptr_t>(fd.get()));
   ROSE_TRY(ROSE_CU(device_->driver(), cuMemImportFromShareableHandle, &handle, number,
                    driver::kHandlePosixFd));

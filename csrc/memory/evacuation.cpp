@@ -1,4 +1,4 @@
-// Blocks that move together, so that whole slabs come empty.
+// Moves of blocks, so that whole slabs become empty.
 #include <algorithm>
 #include <string>
 
@@ -19,7 +19,7 @@ Evacuation BlockAllocator::plan_evacuation(std::span<const SlabId> slabs,
   const std::lock_guard lock{books_};
   Evacuation plan;
   if (!hear_news().ok()) return plan;
-  // First all of them stop to give blocks, so that none becomes the target of another.
+  // First stop all sources from giving blocks, so that none is a target of another.
   std::vector<SlabId> sources;
   for (const SlabId slab : slabs) {
     if (!can_empty(slab) || map_.used(slab) > limit) continue;
@@ -53,7 +53,7 @@ Evacuation BlockAllocator::plan_evacuation(std::int64_t limit) noexcept {
   }
   std::ranges::stable_sort(used, {}, [&](SlabId slab) { return map_.used(slab); });
 
-  // From the sparse end, slabs move into what is free in the others.
+  // From the slabs with the fewest blocks on, move blocks into free blocks of the others.
   std::vector<SlabId> sources;
   for (const SlabId slab : used) {
     if (!can_empty(slab)) continue;
@@ -83,7 +83,7 @@ Evacuation BlockAllocator::plan_evacuation(std::int64_t limit) noexcept {
   return plan;
 }
 
-// Every block in use of a draining slab gets one of `targets`, of which there are as many.
+// Gives each block in use of a draining slab one of `targets`, which has as many.
 void BlockAllocator::clear_out(SlabId slab, std::span<const BlockId> targets,
                                Evacuation& plan) noexcept {
   map_.set_aside(targets);
@@ -106,7 +106,7 @@ void BlockAllocator::clear_out(SlabId slab, std::span<const BlockId> targets,
 Status BlockAllocator::check_planned(std::span<const BlockId> from,
                                      std::span<const BlockId> to) const noexcept {
   if (from.size() != to.size()) {
-    return Status::invalid_argument("an evacuation needs as many blocks to go to as to come from");
+    return Status::invalid_argument("`from` and `to` must have the same length");
   }
   for (std::size_t index = 0; index < to.size(); ++index) {
     const auto found = moves_.find(to[index]);
@@ -117,7 +117,7 @@ Status BlockAllocator::check_planned(std::span<const BlockId> from,
   std::vector<BlockId> sorted(to.begin(), to.end());
   std::ranges::sort(sorted);
   if (std::ranges::adjacent_find(sorted) == sorted.end()) return {};
-  return Status::invalid_argument("a move is named twice");
+  return Status::invalid_argument("a move must be named once");
 }
 
 Status BlockAllocator::finish_evacuation(std::span<const BlockId> from, std::span<const BlockId> to,
@@ -138,7 +138,7 @@ Status BlockAllocator::cancel_evacuation(std::span<const BlockId> from,
   return {};
 }
 
-// Says in `now_at` where the data is; without it nothing moves.
+// Sets `now_at` to the block that holds the data; if it is null, nothing moves.
 Status BlockAllocator::end_move(BlockId to, BlockId* now_at) noexcept {
   const Move move = moves_.extract(to).mapped();
   const bool has_moved = now_at != nullptr && carry_over(move, to);
@@ -155,7 +155,7 @@ Status BlockAllocator::end_move(BlockId to, BlockId* now_at) noexcept {
   return settle_slab(source);
 }
 
-// False, and nothing changed, when the source was freed or the target must go home.
+// False, and nothing changed, if the source was freed or the target's slab is in revocation.
 bool BlockAllocator::carry_over(const Move& move, BlockId to) noexcept {
   const Place source = map_.find(move.from);
   const Place target = map_.find(to);

@@ -5,13 +5,13 @@
 namespace rose::memory {
 
 Result<BlockGrid> BlockGrid::create(PoolShape shape, BlockGeometry geometry) noexcept {
-  if (geometry.block_bytes == 0) return Status::invalid_argument("block_bytes must be positive");
+  if (geometry.block_bytes == 0) return Status::invalid_argument("block_bytes must be above 0");
   if (geometry.blocks_per_slab_max < 0) {
-    return Status::invalid_argument("blocks_per_slab_max is negative");
+    return Status::invalid_argument("blocks_per_slab_max must be at least 0");
   }
   if (geometry.origin_bytes > shape.header_bytes()) {
     return Status::invalid_argument("origin_bytes of " + std::to_string(geometry.origin_bytes) +
-                                    " lies behind the header of " +
+                                    " must be within the header of " +
                                     std::to_string(shape.header_bytes()) + " bytes");
   }
   const std::size_t id_end =

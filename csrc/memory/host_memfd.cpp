@@ -35,7 +35,7 @@ void HostMemfd::release(PageHandle handle) noexcept {
 
 Status HostMemfd::map(std::byte* at, PageHandle handle) noexcept {
   const FileDescriptor* fd = find(handle);
-  if (fd == nullptr) return Status::invalid_argument("no such memory object");
+  if (fd == nullptr) return Status::invalid_argument("the memory object does not exist");
   void* mapped =
       ::mmap(at, handle.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd->get(), 0);
   if (mapped == MAP_FAILED) return from_errno("mmap(memory)", errno);
@@ -43,13 +43,13 @@ Status HostMemfd::map(std::byte* at, PageHandle handle) noexcept {
 }
 
 void HostMemfd::unmap(VaRange range) noexcept {
-  // Back to reserved, not to free: nobody else may be given these addresses in between.
+  // Reserved again, not free, so that no other mapping gets these addresses.
   ::mmap(range.base, range.size_bytes, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 Status HostMemfd::clear(VaRange range) noexcept {
-  // Gives the pages back, which come again as zeros when they are touched.
+  // Frees the pages; the next access gets zeros.
   if (::madvise(range.base, range.size_bytes, MADV_REMOVE) != 0) {
     return from_errno("madvise(clear)", errno);
   }
@@ -63,22 +63,23 @@ Status HostMemfd::scrub(VaRange range) noexcept {
 
 Result<FileDescriptor> HostMemfd::export_fd(PageHandle handle) noexcept {
   const FileDescriptor* fd = find(handle);
-  if (fd == nullptr) return Status::invalid_argument("no such memory object");
+  if (fd == nullptr) return Status::invalid_argument("the memory object does not exist");
   return fd->duplicate();
 }
 
 Result<PageHandle> HostMemfd::import_fd(FileDescriptor fd, std::size_t size_bytes) noexcept {
-  // Whoever may shrink the object can make any touch of it end the process.
+  // Without these seals, a process with the descriptor could shrink the object, and any access
+  // would end this process.
   constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSized) != kSized) {
-    return Status::invalid_argument("the descriptor is no memory whose size is sealed");
+    return Status::invalid_argument("the descriptor must be a memfd with a sealed size");
   }
   struct stat about{};
   if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
   if (about.st_size != static_cast<off_t>(size_bytes)) {
-    return Status::invalid_argument("the descriptor holds " + std::to_string(about.st_size) +
-                                    " bytes, not " + std::to_string(size_bytes));
+    return Status::invalid_argument("the descriptor has " + std::to_string(about.st_size) +
+                                    " bytes, expected " + std::to_string(size_bytes));
   }
   return keep(std::move(fd), size_bytes);
 }

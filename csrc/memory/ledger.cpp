@@ -22,13 +22,14 @@ namespace {
 
 constexpr std::uint64_t kLedgerMagic = 0x3152474c45534f52;  // "ROSELGR1", little endian
 constexpr std::uint32_t kLedgerVersion = 3;
-// A change takes microseconds; a reader that loses this often has met a writer that died.
+// A change takes microseconds. After this many failed reads the writer must have died.
 constexpr int kReadsMax = 10'000;
-// A writer that lost its core in a change gets time to have it back: in all, some 15 ms.
+// A pause for a writer that was descheduled within a change: about 15 ms in total.
 constexpr int kReadsPerNap = 64;
 constexpr long kNapNs = 50'000;
 
-// Without them whoever has the descriptor could write, or pull the bytes from under a reader.
+// Without these seals a process with the descriptor could write, or shrink the memfd under a
+// reader.
 constexpr int kLedgerSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr std::size_t kPartitionsAt = sizeof(LedgerHeaderWire);
 constexpr std::size_t kSlabsAt = kPartitionsAt + kPartitionsMax * sizeof(PartitionRecordWire);
@@ -104,21 +105,23 @@ Result<struct stat> stat_of(const FileDescriptor& fd) noexcept {
 
 Status check_record(const SlabRecord& record, SlabId slab, std::uint64_t epoch) noexcept {
   const std::string name = "slab " + std::to_string(slab);
-  if (!is_at_rest(record.state)) return Status::corrupt(name + " is in no state of rest");
+  if (!is_at_rest(record.state))
+    return Status::corrupt(name + " is in a state that is never published");
   if ((record.owner < 0) != (record.state == SlabState::kUnowned)) {
-    return Status::corrupt(name + " has a state that does not go with its owner");
+    return Status::corrupt(name + " has a state that does not match its owner");
   }
   const bool is_lent = record.state == SlabState::kGranted || record.state == SlabState::kRevoking;
   if (is_lent != (record.lease_epoch != 0) || record.lease_epoch > epoch) {
-    return Status::corrupt(name + " has a lease_epoch that does not go with its state");
+    return Status::corrupt(name + " has a lease_epoch that does not match its state");
   }
   if (is_lent != (record.lease_id != 0)) {
-    return Status::corrupt(name + " has a lease that does not go with its state");
+    return Status::corrupt(name + " has a lease that does not match its state");
   }
   return {};
 }
 
-// Every slab belongs to a partition of the table, and each holds what it is said to.
+// Checks that every slab belongs to a partition of the table, and that each partition's counts
+// match.
 Status check_partitions(const LedgerView::Moment& moment) noexcept {
   std::vector<PartitionRecord> left = moment.partitions;
   for (std::size_t slab = 0; slab < moment.slabs.size(); ++slab) {
@@ -134,7 +137,7 @@ Status check_partitions(const LedgerView::Moment& moment) noexcept {
   for (const PartitionRecord& one : left) {
     if (one.partition.held == 0 && one.partition.quarantined == 0) continue;
     return Status::corrupt("partition " + std::to_string(one.partition.id) +
-                           " holds another number of slabs than is counted");
+                           " holds a number of slabs that differs from its count");
   }
   return {};
 }
@@ -172,8 +175,8 @@ Result<Ledger> Ledger::create(PoolShape shape) noexcept {
   return ledger;
 }
 
-// Release stores on one side and acquire loads on the other, and no fences: whoever saw a new
-// record has also seen the sequence go odd before it.
+// Release stores here and acquire loads in the reader, without fences: a reader that sees a new
+// record also sees the odd sequence before it.
 void Ledger::publish(const LedgerChange& change) noexcept {
   LedgerHeaderWire& head = header();
   const std::uint32_t sequence = head.sequence.load(std::memory_order_relaxed);
@@ -231,11 +234,11 @@ Result<LedgerView> LedgerView::open(const FileDescriptor& fd) noexcept {
     return Status::corrupt("a ledger of version " + std::to_string(head.version) + ", not " +
                            std::to_string(kLedgerVersion));
   }
-  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // only a memfd has any
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // only a memfd has seals
   if (seals < 0 || (seals & kLedgerSeals) != kLedgerSeals)
     return Status::corrupt("an unsealed ledger");
   if (head.slab_count < 1 || ledger_bytes(head.slab_count) != size_bytes) {
-    return Status::corrupt("the size of the ledger does not go with its " +
+    return Status::corrupt("the size of the ledger does not match its " +
                            std::to_string(head.slab_count) + " slabs");
   }
   return view;
@@ -283,7 +286,7 @@ Result<LedgerView::Moment> LedgerView::read() const noexcept {
       ::nanosleep(&nap, nullptr);
     }
   }
-  return Status::unavailable("the ledger never held still: its writer stopped in a change");
+  return Status::unavailable("the ledger is inconsistent: its writer stopped within a change");
 }
 
 Status LedgerView::audit() const noexcept {
@@ -303,10 +306,10 @@ Status LedgerView::audit(const Moment& moment) noexcept {
   const LedgerCounts& told = moment.counts;
   if (found.free != told.free || found.owned != told.owned ||
       found.quarantined != told.quarantined) {
-    return Status::corrupt("the counts of the ledger are not those of its records");
+    return Status::corrupt("the counts of the ledger differ from its records");
   }
   if (std::uint64_t{told.free} + told.owned + told.quarantined != moment.slabs.size()) {
-    return Status::corrupt("free + owned + quarantined is not all");
+    return Status::corrupt("free + owned + quarantined slabs are not all slabs");
   }
   return check_partitions(moment);
 }

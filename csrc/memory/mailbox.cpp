@@ -15,8 +15,8 @@ namespace {
 constexpr std::uint64_t kMailboxMagic = 0x3158424d45534f52;  // "ROSEMBX1", little endian
 constexpr std::uint32_t kMailboxVersion = 2;
 constexpr int kMailboxSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// A tenant that enters and leaves in between makes us look again; one that does so for ever is
-// looked at again by the next sweep.
+// Attempts. A tenant that enters and leaves in between causes another look; if it never stops, the
+// next sweep looks again.
 constexpr int kTriesMax = 64;
 
 std::size_t mailbox_bytes(std::int32_t slab_count) noexcept {
@@ -40,7 +40,7 @@ Status check_header(const MailboxHeaderWire& head, PoolShape shape) noexcept {
                            std::to_string(shape.slab_count) + " of " +
                            std::to_string(shape.slab_bytes));
   }
-  if (head.partition < 0) return Status::corrupt("a mailbox of no partition");
+  if (head.partition < 0) return Status::corrupt("the mailbox has no partition");
   return {};
 }
 
@@ -51,7 +51,7 @@ Result<Mailbox> Mailbox::create(PoolShape shape, PartitionId partition,
   const std::size_t size_bytes = mailbox_bytes(shape.slab_count);
   Result<FileDescriptor> fd = create_memfd("rose-mailbox", size_bytes);
   if (!fd.ok()) return fd.status();
-  // A tenant could otherwise seal it against whoever opens it next.
+  // Otherwise a tenant could add seals that prevent later attachments.
   if (::fcntl(fd.value().get(), F_ADD_SEALS, F_SEAL_SEAL) != 0) {
     return from_errno("fcntl(F_SEAL_SEAL)", errno);
   }
@@ -76,7 +76,7 @@ Result<Mailbox> Mailbox::create(PoolShape shape, PartitionId partition,
 Result<Mailbox> Mailbox::open(const FileDescriptor& fd, PoolShape shape) noexcept {
   struct stat about{};
   if (::fstat(fd.get(), &about) != 0) return from_errno("fstat", errno);
-  // Only a memfd has seals; without them the size could shrink under the mapping.
+  // Only a memfd has seals; without them the file could shrink under the mapping.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kMailboxSeals) != kMailboxSeals)
     return Status::corrupt("an unsealed mailbox");

@@ -30,7 +30,7 @@ MappedWindow::~MappedWindow() {
 
 Status MappedWindow::open_header(std::int32_t index, FileDescriptor fd) noexcept {
   if (index < 0 || index >= shape_.header_slabs) {
-    return Status::invalid_argument("there is no header slab " + std::to_string(index));
+    return Status::invalid_argument("the pool has no header slab " + std::to_string(index));
   }
   return map(static_cast<std::size_t>(index), std::move(fd));
 }

@@ -8,24 +8,25 @@ namespace rose::memory {
 
 namespace {
 
-// The objects of `from` are whole slabs, and all slabs of its shape.
+// Checks that the objects of `from` are whole slabs, and together all slabs of its shape.
 Status check_objects(const PoolExport& from) noexcept {
   if (from.objects.size() != from.sizes.size()) {
-    return Status::invalid_argument(std::to_string(from.objects.size()) + " descriptors came for " +
+    return Status::invalid_argument(std::to_string(from.objects.size()) + " descriptors for " +
                                     std::to_string(from.sizes.size()) + " memory objects");
   }
   std::size_t missing = from.shape.total_bytes();
   for (const std::size_t size_bytes : from.sizes) {
     if (size_bytes == 0 || size_bytes % from.shape.slab_bytes != 0 || size_bytes > missing) {
       return Status::invalid_argument("a memory object of " + std::to_string(size_bytes) +
-                                      " bytes is not part of a pool of " +
+                                      " bytes does not fit into a pool of " +
                                       std::to_string(from.shape.total_bytes()) + " bytes");
     }
     missing -= size_bytes;
   }
   if (missing == 0) return {};
-  return Status::invalid_argument("the memory objects leave " + std::to_string(missing) + " of " +
-                                  std::to_string(from.shape.total_bytes()) + " bytes open");
+  return Status::invalid_argument("the memory objects do not cover " + std::to_string(missing) +
+                                  " of " + std::to_string(from.shape.total_bytes()) +
+                                  " bytes of the pool");
 }
 
 Status check_kind(bool is_on_host, bool should_be) noexcept {
@@ -94,7 +95,7 @@ Result<FileDescriptor> Pool::share_slab(SlabId slab) const noexcept {
 
 Result<FileDescriptor> Pool::share_header(std::int32_t index) const noexcept {
   if (index < 0 || index >= shape_.header_slabs) {
-    return Status::invalid_argument("there is no header slab " + std::to_string(index));
+    return Status::invalid_argument("the pool has no header slab " + std::to_string(index));
   }
   return share_place(static_cast<std::size_t>(index));
 }

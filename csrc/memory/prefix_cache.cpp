@@ -58,7 +58,7 @@ bool PrefixCache::insert(Slot slot, const BlockKey& key) noexcept {
   if (table_.empty()) make_room();
   const Bucket& found = table_[bucket_of(key, current_)];
   if (found.slot_and_one != 0) return found.slot_and_one == slot + 1;
-  erase(slot);  // this may move buckets, so the search starts again
+  erase(slot);  // erase() may move buckets, so the search starts again
   put(bucket_of(key, current_), slot, key, current_);
   return true;
 }
@@ -77,7 +77,7 @@ void PrefixCache::erase(Slot slot) noexcept {
   std::size_t hole = bucket_of(slot);
   --namespaces_[std::exchange(namespaces_of_[slot], 0)].keys;
   --size_;
-  // Entries behind the hole that a search would no longer reach move into it.
+  // Moves entries behind the hole into it if a search would no longer reach them.
   for (std::size_t at = (hole + 1) & mask(); table_[at].slot_and_one != 0; at = (at + 1) & mask()) {
     const std::size_t from_home = (at - table_[at].hash) & mask();
     if (from_home < ((at - hole) & mask())) continue;
@@ -103,7 +103,7 @@ void PrefixCache::enter_namespace(std::string_view name) noexcept {
     current_ = static_cast<std::uint32_t>(known - namespaces_.begin());
     return;
   }
-  // The number of a namespace without keys can be used again: nobody would notice.
+  // A namespace without keys can be reused, because nobody can tell.
   const auto spare = std::ranges::find_if(namespaces_.begin() + 1, namespaces_.end(),
                                           [](const Namespace& one) { return one.keys == 0; });
   current_ = static_cast<std::uint32_t>(spare - namespaces_.begin());
@@ -123,10 +123,11 @@ Status PrefixCache::audit() const noexcept {
   }
   const auto filled = static_cast<std::size_t>(
       std::ranges::count_if(table_, [](const Bucket& one) { return one.slot_and_one != 0; }));
-  ROSE_CHECK(keys == size_ && filled == size_, "the prefix cache has buckets without a key");
+  ROSE_CHECK(keys == size_ && filled == size_,
+             "the prefix cache has a wrong number of keys or filled buckets");
   for (std::size_t index = 1; index < namespaces_.size(); ++index) {
     ROSE_CHECK(in_namespace[index] == namespaces_[index].keys,
-               "a namespace of the prefix cache has lost count of its keys");
+               "a namespace of the prefix cache has a wrong number of keys");
   }
   return {};
 }

@@ -1,4 +1,4 @@
-// How loans come home: revoke, hand over, fence, quarantine, prove.
+// The return of loans: revoke, hand over, fence, quarantine, prove.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -12,11 +12,12 @@ namespace rose::memory {
 namespace {
 
 constexpr std::int32_t kUnranked = std::numeric_limits<std::int32_t>::max();
-// A deadline on a clock that stands still must not turn wait() into a spin.
+// Shortest sleep: if the clock stands still, a deadline must not turn wait() into a spin.
 constexpr Nanoseconds kNapMin = 20'000;
-// Whoever waits takes turns as often as the keeper, which may not get the interpreter meanwhile.
+// Longest sleep. A waiter shows as often as the keeper that this process runs, because the keeper
+// may not get the interpreter.
 constexpr Nanoseconds kNapMax = 20'000'000;
-// The keeper listens for 20 ms at a time; a busy machine wakes it some tens of milliseconds late.
+// The keeper listens for 20 ms at a time, and a busy machine delays it by tens of milliseconds.
 constexpr Nanoseconds kStandstillNs = 100'000'000;
 
 }  // namespace
@@ -58,19 +59,19 @@ Result<std::int32_t> Arbiter::give_idle(PartitionId id) noexcept {
     if (is_lent && is_idle(slab)) victims_.push_back(slab);
   }
   if (victims_.empty()) return 0;
-  // None of them can be late: nothing holds them.
+  // They cannot be late, because they have no blocks or pins.
   const RevocationId given = open_revocation(id, kNobody, clock_->now_ns() + kTimeoutMax,
                                              static_cast<std::int32_t>(victims_.size()));
   ROSE_TRY(revoke_victims(given));
   return revocations_.at(given).progress.returned;
 }
 
-// Leaves up to n lent slabs of `from` in victims_, in the order promised by revoke().
+// Puts up to n lent slabs of `from` into victims_, in the order promised by revoke().
 Status Arbiter::choose_victims(PartitionId from, std::int32_t n,
                                std::span<const SlabId> preferred) noexcept {
   for (const SlabId slab : preferred) {
     if (slab >= 0 && slab < slabs_.size()) continue;
-    return Status::invalid_argument("no slab " + std::to_string(slab) + " to prefer");
+    return Status::invalid_argument("preferred slab " + std::to_string(slab) + " does not exist");
   }
   victims_.clear();
   busy_.clear();
@@ -105,10 +106,12 @@ Result<RevocationId> Arbiter::revoke(PartitionId from, std::int32_t n, Nanosecon
                                      PartitionId taker,
                                      std::span<const SlabId> preferred) noexcept {
   const Turn turn{*this};
-  ROSE_TRY(check_known(from));  // one that was dropped has nothing lent: it is over at once
+  ROSE_TRY(check_known(from));  // a dropped partition has nothing lent, so this ends at once
   if (taker != kNobody) ROSE_TRY(check_live(taker));
-  if (taker == from) return Status::invalid_argument("a partition cannot revoke from itself");
-  if (n < 1) return Status::invalid_argument("cannot revoke " + std::to_string(n) + " slabs");
+  if (taker == from) return Status::invalid_argument("the taker must be another partition");
+  if (n < 1)
+    return Status::invalid_argument("the number of slabs to revoke must be at least 1, got " +
+                                    std::to_string(n));
   ROSE_TRY(choose_victims(from, n, preferred));
   const RevocationId id = open_revocation(from, taker, deadline_ns, n);
   ROSE_TRY(revoke_victims(id));
@@ -153,7 +156,7 @@ Status Arbiter::revoke_victims(RevocationId id) noexcept {
 }
 
 Status Arbiter::on_slab_idle(SlabId slab) noexcept {
-  if (is_in_scrub(slab)) return {};  // clean() comes here when it is done
+  if (is_in_scrub(slab)) return {};  // clean() calls this again after the scrub
   const SlabState state = slabs_[slab].state;
   Status done;
   if (state == SlabState::kRevoking) done = bring_home(slab);
@@ -162,7 +165,7 @@ Status Arbiter::on_slab_idle(SlabId slab) noexcept {
   return done;
 }
 
-// REVOKING, without a block in use or a pin, changes hands.
+// A REVOKING slab without a block in use or a pin changes owner.
 Status Arbiter::bring_home(SlabId slab) noexcept {
   const RevocationId id = std::exchange(revoked_by_[static_cast<std::size_t>(slab)], 0);
   Revocation& revocation = revocations_.at(id);
@@ -174,7 +177,7 @@ Status Arbiter::bring_home(SlabId slab) noexcept {
   return {};
 }
 
-// Its holder has let go of it.
+// The same, after the holder has released the slab.
 Status Arbiter::bring_home(SlabId slab, Revocation& revocation, Homecoming& home) noexcept {
   const PartitionId from = revocation.partition;
   Lease& lease = lease_for(slab, home);
@@ -197,14 +200,14 @@ Status Arbiter::bring_home(SlabId slab, Revocation& revocation, Homecoming& home
   return {};
 }
 
-// Whether a RETURNED slab may be the taker's. It is not counted as unowned yet, and it may be what
-// fills the old owner's floor.
+// Whether the taker may get a RETURNED slab. It does not count as unowned yet, and another
+// partition's reserve may need it.
 bool Arbiter::goes_to(PartitionId taker) const noexcept {
   return taker != kNobody && partitions_[static_cast<std::size_t>(taker)].headroom() > 0 &&
          memory::spare_for(partitions_, taker, slabs_.unowned() + 1) > 0;
 }
 
-// The lease a slab is under; slabs of another lease are announced first.
+// Returns the slab's lease; first reports moves under another lease to the observer.
 Arbiter::Lease& Arbiter::lease_for(SlabId slab, Homecoming& home) noexcept {
   const LeaseId id = slabs_.lease_of(slab);
   if (id != home.lease_id || home.lease == nullptr) {
@@ -247,7 +250,7 @@ Result<RevocationProgress> Arbiter::poll_locked(RevocationId id) noexcept {
   const auto found = revocations_.find(id);
   if (found == revocations_.end()) {
     return Status::invalid_argument("revocation " + std::to_string(id) +
-                                    " never was or is long over");
+                                    " does not exist, or ended long ago");
   }
   const Revocation& revocation = found->second;
   if (revocation.progress.pending > 0) {
@@ -283,7 +286,7 @@ Result<RevocationProgress> Arbiter::wait(RevocationId revocation, Nanoseconds ti
   }
 }
 
-// On a clock of its own, as in virtual time, no more than passed on both has passed.
+// With a clock of its own, such as virtual time, the smaller of both elapsed times counts.
 void Arbiter::note_standstill() noexcept {
   const Nanoseconds now_ns = clock_->now_ns();
   const Nanoseconds real_ns = real_now_ns();
@@ -292,7 +295,7 @@ void Arbiter::note_standstill() noexcept {
   turn_real_ns_ = real_ns;
   if (!is_listened_to_ || since_ns < kStandstillNs) return;
   const auto later = [since_ns](Nanoseconds at) {
-    return at < kTimeoutMax ? at + since_ns : at;  // "for ever" stays that
+    return at < kTimeoutMax ? at + since_ns : at;  // "no deadline" stays
   };
   for (auto& [id, revocation] : revocations_)
     revocation.deadline_ns = later(revocation.deadline_ns);
@@ -312,13 +315,13 @@ void Arbiter::forget_revocations() noexcept {
 Status Arbiter::fence(RevocationId id) noexcept {
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     if (revoked_by_[static_cast<std::size_t>(slab)] != id) continue;
-    // A tenant of another process may have left it at the last moment.
+    // A tenant of another process may have left the slab at the last moment.
     ROSE_TRY(is_idle(slab) ? bring_home(slab) : quarantine(slab));
   }
   return {};
 }
 
-// A held slab that is not idle goes, by FENCED, where nobody may use it.
+// Quarantines a held slab that is not idle, through FENCED; then nobody may use it.
 Status Arbiter::quarantine(SlabId slab) noexcept {
   const PartitionId from = slabs_[slab].owner;
   const LeaseId lease_id = slabs_.lease_of(slab);
@@ -358,7 +361,7 @@ Result<std::int32_t> Arbiter::prove_completion(PartitionId id) noexcept {
   for (SlabId slab = 0; slab < slabs_.size(); ++slab) {
     const SlabRecord& record = slabs_[slab];
     if (record.owner != id || record.state != SlabState::kQuarantined) continue;
-    if (scrub_of(slab) == Scrub::kRuns) continue;  // that is work of ours
+    if (scrub_of(slab) == Scrub::kRuns) continue;  // rose itself still scrubs it
     scrub_of(slab) = Scrub::kNone;
     ROSE_TRY(release_quarantined(slab));
     ++released;
@@ -372,7 +375,7 @@ Status Arbiter::drop_partition(PartitionId id) noexcept {
   return drop_locked(id);
 }
 
-// Everything lent is revoked with a deadline that has passed; what is its own has no lease.
+// Revokes all lent slabs with a deadline in the past; own slabs have no lease.
 Status Arbiter::drop_locked(PartitionId id) noexcept {
   if (!partition(id).is_live) return {};
   ROSE_TRY(choose_victims(id, slabs_.size(), {}));

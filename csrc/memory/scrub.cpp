@@ -13,16 +13,16 @@ namespace {
 
 #if defined(__x86_64__)
 constexpr std::size_t kPage = 4096;
-// One line of the page that is written this much later is asked for now, so that its translation
-// is there by then: 18 ms for 1 GiB instead of 26 (and 26 for memset).
+// Distance of the prefetch. It touches one line of a later page, to have its translation in time:
+// 18 ms for 1 GiB instead of 26 (memset: 26).
 constexpr std::size_t kAhead = 8 * kPage;
 
-// Both halves of a line in one go: a line that is written whole is not read before.
+// Both halves of a line are written together: a line that is written whole is not read first.
 [[gnu::target("avx2")]] void stream_zeros_avx2(std::byte* at, std::size_t size_bytes) noexcept {
   const __m256i zeros = _mm256_setzero_si256();
   for (std::size_t page = 0; page < size_bytes; page += kPage) {
     const std::size_t end = std::min(page + kPage, size_bytes);
-    // Near the end that is the byte behind, which need not exist: a prefetch never faults.
+    // At the end this is the byte behind the region; a prefetch never faults.
     _mm_prefetch(reinterpret_cast<const char*>(at + std::min(page + kAhead, size_bytes)),
                  _MM_HINT_T0);
     for (std::size_t line = page; line < end; line += kScrubAlignment) {
@@ -31,7 +31,7 @@ constexpr std::size_t kAhead = 8 * kPage;
       _mm256_stream_si256(halves + 1, zeros);
     }
   }
-  // Such stores are ordered with nothing else: the borrower is told of the slab after this.
+  // Non-temporal stores have no other order, and the borrower learns of the slab after this.
   _mm_sfence();
 }
 #endif

@@ -15,11 +15,11 @@ Status check_shape(const PoolShape& shape) noexcept {
                                     std::to_string(page_bytes) + " bytes");
   }
   if (shape.slab_count < 1) return Status::invalid_argument("slab_count must be at least 1");
-  if (shape.header_slabs < 0) return Status::invalid_argument("header_slabs is negative");
+  if (shape.header_slabs < 0) return Status::invalid_argument("header_slabs must be at least 0");
   const auto slabs =
       static_cast<std::size_t>(shape.slab_count) + static_cast<std::size_t>(shape.header_slabs);
   if (shape.slab_bytes > std::numeric_limits<std::int64_t>::max() / slabs) {
-    return Status::invalid_argument("the pool is larger than the address space");
+    return Status::invalid_argument("the pool exceeds the address space");
   }
   return {};
 }

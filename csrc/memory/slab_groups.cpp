@@ -8,7 +8,7 @@ namespace rose::memory {
 
 BlockAllocator* SlabGroups::add(std::unique_ptr<BlockAllocator> group) noexcept {
   groups_.push_back(std::move(group));
-  // Alone, a group need not look around.
+  // A single group has no other groups to take slabs from.
   if (groups_.size() > 1) {
     for (const auto& one : groups_) one->source_ = this;
   }
@@ -28,13 +28,14 @@ Result<std::int64_t> SlabGroups::missing_slabs(
     std::span<const std::int64_t> wanted) const noexcept {
   const std::lock_guard lock{books_};
   if (wanted.size() != groups_.size()) {
-    return Status::invalid_argument("blocks of " + std::to_string(wanted.size()) +
-                                    " groups are wanted, and there are " +
-                                    std::to_string(groups_.size()));
+    return Status::invalid_argument("wanted must have one number per group, got " +
+                                    std::to_string(wanted.size()) + " numbers for " +
+                                    std::to_string(groups_.size()) + " groups");
   }
   std::int64_t missing = 0;
   for (std::size_t index = 0; index < wanted.size(); ++index) {
-    if (wanted[index] < 0) return Status::invalid_argument("less than no block is wanted");
+    if (wanted[index] < 0)
+      return Status::invalid_argument("the wanted numbers of blocks must be at least 0");
     const BlockMap& map = groups_[index]->map_;
     const std::int64_t loose = map.free_blocks() - map.spare_blocks();
     const std::int64_t beyond = std::max<std::int64_t>(wanted[index] - loose, 0);
@@ -58,7 +59,7 @@ std::int64_t SlabGroups::spare_beside(const BlockAllocator& group) const noexcep
   return spare;
 }
 
-// Rather one without cached blocks. False when there is none.
+// Prefers a slab without cached blocks. False if there is none.
 bool SlabGroups::move_spare_to(BlockAllocator& group) noexcept {
   BlockAllocator* from = nullptr;
   SlabId found = kNoSlab;
@@ -88,7 +89,8 @@ Status SlabGroups::admit_slab(SlabId slab, std::uint32_t generation) noexcept {
   BlockAllocator* group = nullptr;
   {
     const std::lock_guard lock{books_};
-    if (groups_.empty()) return Status::invalid_argument("no allocator to admit a slab to");
+    if (groups_.empty())
+      return Status::invalid_argument("there is no allocator yet: add one first");
     group = group_of(slab);
   }
   return (group != nullptr ? *group : *groups_.front()).admit_slab(slab, generation);
@@ -160,7 +162,7 @@ Status SlabGroups::audit() const noexcept {
   for (SlabId slab = 0; slab < groups_.front()->grid().shape().slab_count; ++slab) {
     const auto owners = std::ranges::count_if(
         groups_, [&](const auto& group) { return group->map_.has_slab(slab); });
-    ROSE_CHECK(owners <= 1, "slab " + std::to_string(slab) + " is of two groups");
+    ROSE_CHECK(owners <= 1, "slab " + std::to_string(slab) + " belongs to two groups");
   }
   return {};
 }

@@ -50,7 +50,7 @@ std::string SlabTable::no_move(SlabId slab, SlabState to) const {
          std::to_string(static_cast<int>(to));
 }
 
-// State, generation and counts; whose it is stays as it was.
+// Changes state, generation and counts; the owner stays.
 SlabRecord& SlabTable::change(SlabId slab, SlabState to) noexcept {
   SlabRecord& record = records_[at(slab)];
   count(record.state, -1u);
@@ -90,10 +90,11 @@ Status SlabTable::audit() const noexcept {
   for (SlabId slab = 0; slab < size(); ++slab) {
     const SlabRecord& mine = records_[at(slab)];
     const SlabRecord& shown = moment.value().slabs[at(slab)];
-    ROSE_CHECK(mine == shown,
-               "the ledger shows another slab " + std::to_string(slab) + " than the book");
+    ROSE_CHECK(mine == shown, "the ledger and the table differ in slab " + std::to_string(slab) +
+                                  " than the book");
     ROSE_CHECK(unowned_.test(at(slab)) == (mine.state == SlabState::kUnowned),
-               "slab " + std::to_string(slab) + " is wrongly in or out of the unowned set");
+               "slab " + std::to_string(slab) +
+                   " is in the unowned set though it must not be, or the reverse");
   }
   return {};
 }

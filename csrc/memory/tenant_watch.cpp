@@ -13,9 +13,9 @@ namespace rose::memory {
 
 namespace {
 
-// A wait without an end would hang where a bell was lost; there is none that we know of.
+// A bound for waits, in case a bell is lost; no such case is known.
 constexpr Nanoseconds kLookAgainNs = 1'000'000'000;
-// A tenant that rings without end must not keep the arbiter's mutex busy.
+// A tenant that always rings must not keep the arbiter's mutex busy.
 constexpr Nanoseconds kBetweenSweepsNs = 20'000;
 
 }  // namespace
@@ -80,7 +80,7 @@ void TenantWatch::run() noexcept {
       }
     }
     if (fds[kBell].revents != 0) {
-      line_->to_arbiter.silence();  // before the sweep: what rings later is swept later
+      line_->to_arbiter.silence();  // before the sweep, so that a later ring causes a later sweep
       keep(arbiter_->sweep(partition_).status());
       has_swept = true;
     }

@@ -1,4 +1,4 @@
-// Tenants of other processes: a line to each, and what comes home from them.
+// Tenants of other processes: their lines, and the return of their slabs.
 #include <string>
 #include <utility>
 
@@ -38,12 +38,13 @@ Status Arbiter::reopen_partition(PartitionId id, std::int32_t limit_slabs) noexc
                                     one.name + "' is less than its reserve");
   }
   if (one.held + one.quarantined > 0) {
-    return Status::unavailable("slabs of the last '" + one.name + "' are not back yet");
+    return Status::unavailable("slabs of the previous '" + one.name + "' are not back yet");
   }
   if (one.reserve_slabs > spare_for(id)) {
     return Status::unavailable("the reserve of '" + one.name + "' is lent out now");
   }
-  PartitionRecord* place = free_place();  // The end of the last one freed its place, or a step did.
+  // The end of the last one freed its record, or a step did.
+  PartitionRecord* place = free_place();
   if (place == nullptr) return Status::unavailable("the ledger has no room for another partition");
   holders_[static_cast<std::size_t>(id)].reset();
   lines_.erase(id);
@@ -83,7 +84,7 @@ Result<std::int32_t> Arbiter::sweep_locked(PartitionId id) noexcept {
   return given.value() + left;
 }
 
-// What the tenant gave back by its own will.
+// Takes back slabs that the tenant returned by itself.
 Result<std::int32_t> Arbiter::take_given(PartitionId id) noexcept {
   SlabHolder* holder = holder_of(id);
   victims_.clear();

@@ -1,4 +1,4 @@
-// What a tenant could need, and the bell that rings when it could be short.
+// The watched tenant's demand, and the bell that rings when it could be short.
 #include <algorithm>
 #include <string>
 
@@ -9,7 +9,7 @@ namespace rose::memory {
 
 namespace {
 
-// More blocks than any pool has; sums of such counts stay far from 2^63.
+// More blocks than any pool has; sums of such counts stay far below 2^63.
 constexpr std::int64_t kBlocksMax = std::int64_t{1} << 48;
 
 }  // namespace
@@ -17,9 +17,10 @@ constexpr std::int64_t kBlocksMax = std::int64_t{1} << 48;
 Result<bool> Arbiter::watch(PartitionId id, std::int64_t demand_blocks,
                             std::int32_t blocks_per_slab, std::int64_t taking) noexcept {
   if (demand_blocks < 0 || demand_blocks > kBlocksMax || blocks_per_slab < 1) {
-    return Status::invalid_argument("a demand of " + std::to_string(demand_blocks) + " blocks, " +
-                                    std::to_string(blocks_per_slab) +
-                                    " in a slab: 0 <= demand and 1 <= blocks must hold");
+    return Status::invalid_argument(
+        "a demand of " + std::to_string(demand_blocks) + " blocks, " +
+        std::to_string(blocks_per_slab) +
+        " in a slab: the demand must be at least 0, and a slab have at least 1 block");
   }
   {
     const std::lock_guard lock{books_};
@@ -30,7 +31,7 @@ Result<bool> Arbiter::watch(PartitionId id, std::int64_t demand_blocks,
   return is_short(id, taking);
 }
 
-// With nothing lent there is nothing to be taken back, so nobody is short.
+// With nothing lent nothing can be taken back, so nobody is short.
 Result<bool> Arbiter::is_short(PartitionId id, std::int64_t taking) const noexcept {
   const std::lock_guard lock{books_};
   ROSE_TRY(check_known(id));
@@ -40,8 +41,8 @@ Result<bool> Arbiter::is_short(PartitionId id, std::int64_t taking) const noexce
   return left < low_water(slabs_.unowned());
 }
 
-// Returns how many of n slabs the admission lends; 0 when its lender would then have fewer free
-// blocks than it could need.
+// Returns how many of n slabs the admission lends; 0 if its lender would then have fewer free
+// blocks than its demand.
 Result<std::int32_t> Arbiter::admitted(Admission& admission, PartitionId id,
                                        std::int32_t n) noexcept {
   ROSE_TRY(check_known(admission.lender));
@@ -55,7 +56,7 @@ Result<std::int32_t> Arbiter::admitted(Admission& admission, PartitionId id,
 
 // ---- the bell
 
-// Once is enough: whoever listens looks at everything and calls watch() again.
+// Once is enough: the listener checks everything and calls watch() again.
 void Arbiter::on_blocks_taken(const SlabHolder& taker) noexcept {
   if (!watch_.is_armed || leases_.empty() || !is_of_watched(taker)) return;
   if (holder_of(watch_.partition)->totals().free >= low_water(slabs_.unowned())) return;

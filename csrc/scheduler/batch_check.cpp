@@ -11,10 +11,10 @@ namespace rose::scheduler {
 namespace {
 
 constexpr std::int64_t kStalenessMax = std::int64_t{1} << 20;
-// What is worked out of rates and costs within these is finite.
+// With rates and costs within these limits, every derived number is finite.
 constexpr double kRateMin = 1e-6;
 constexpr auto kRateMax = static_cast<double>(kCountMax);
-// Tokens over a weight stay far from what a double holds exactly.
+// Tokens divided by a weight stay far below the integers that a double holds exactly.
 constexpr double kJobWeightMin = 1e-6;
 
 bool is_rate(double value) noexcept { return value >= kRateMin && value <= kRateMax; }
@@ -25,8 +25,8 @@ Status refuse(const char* event, const char* subject, std::int64_t number, std::
                                   std::to_string(number) + "): " + std::move(why));
 }
 
-// The book as the events of the front so far will have left it. Events of workers between them
-// make no difference to what the front may say: it has not seen yet what came of them.
+// The book as the front's events so far will leave it. Events of workers in between do not restrict
+// the front, because it has not seen their effects yet.
 class Checker {
  public:
   explicit Checker(const Book& book) noexcept : book_{book} {}
@@ -36,19 +36,19 @@ class Checker {
       return refuse("WorkerJoined", "worker", event.worker, why);
     };
     if (!is_count(event.worker)) return refuse_it("its number must be in [0, 2^40]");
-    if (is_joined(event.worker)) return refuse_it("it is there already");
+    if (is_joined(event.worker)) return refuse_it("it exists already");
     if (!is_count(event.seats) || event.seats == 0) return refuse_it("seats must be > 0");
     if (!is_rate(event.prefill_tokens_per_s)) {
-      return refuse_it("prefill_tokens_per_s must be within 1e-6 and 2^40");
+      return refuse_it("prefill_tokens_per_s must be from 1e-6 to 2^40");
     }
     if (!is_rate(event.decode_step_ms)) {
-      return refuse_it("decode_step_ms must be within 1e-6 and 2^40");
+      return refuse_it("decode_step_ms must be from 1e-6 to 2^40");
     }
     if (!is_cost(event.decode_ms_per_sequence)) {
-      return refuse_it("decode_ms_per_sequence must be within 0 and 2^40");
+      return refuse_it("decode_ms_per_sequence must be from 0 to 2^40");
     }
     if (!is_cost(event.decode_ms_per_context_token)) {
-      return refuse_it("decode_ms_per_context_token must be within 0 and 2^40");
+      return refuse_it("decode_ms_per_context_token must be from 0 to 2^40");
     }
     if (!is_count(event.version)) return refuse_it("version must be >= 0");
     if (event.job < 0) return refuse_it("its job must be >= 0");
@@ -76,7 +76,7 @@ class Checker {
       return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it must be >= 0");
     }
     if (find(event.trajectory)) {
-      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it is there already");
+      return refuse("TrajectoryCreated", "trajectory", event.trajectory, "it exists already");
     }
     if (event.job < 0) {
       return refuse("TrajectoryCreated", "trajectory", event.trajectory, "its job must be >= 0");
@@ -90,9 +90,9 @@ class Checker {
       return refuse("TurnReady", "trajectory", event.trajectory, std::move(why));
     };
     const std::optional<Seen> seen = find(event.trajectory);
-    if (!seen) return refuse_it("there is no such trajectory");
+    if (!seen) return refuse_it("it does not exist");
     if (seen->state == TrajectoryState::kWaiting) return refuse_it("it was not admitted");
-    if (seen->state != TrajectoryState::kEnv) return refuse_it("a turn of it is under way");
+    if (seen->state != TrajectoryState::kEnv) return refuse_it("it has a turn already");
     if (event.turn != seen->turn) {
       return refuse_it("its next turn is " + std::to_string(seen->turn) + ", not " +
                        std::to_string(event.turn));
@@ -109,8 +109,7 @@ class Checker {
   Status operator()(const TrajectoryEnded& event) {
     const std::optional<Seen> seen = find(event.trajectory);
     if (!seen) {
-      return refuse("TrajectoryEnded", "trajectory", event.trajectory,
-                    "there is no such trajectory");
+      return refuse("TrajectoryEnded", "trajectory", event.trajectory, "it does not exist");
     }
     if (seen->state == TrajectoryState::kEnv) ++left_[seen->job];
     seen_[event.trajectory] = std::nullopt;
@@ -140,18 +139,18 @@ class Checker {
       return refuse_it("batch_trajectories must be > 0");
     }
     if (event.max_staleness < 0 || event.max_staleness > kStalenessMax) {
-      return refuse_it("max_staleness must be within 0 and 2^20");
+      return refuse_it("max_staleness must be from 0 to 2^20");
     }
     if (event.max_staleness >= kTotalMax / event.batch_trajectories) {
       return refuse_it("max_staleness batches must be fewer than 2^60 trajectories");
     }
     if (!(event.weight >= kJobWeightMin && event.weight <= 1 / kJobWeightMin)) {
-      return refuse_it("weight must be within 1e-6 and 1e6");
+      return refuse_it("weight must be from 1e-6 to 1e6");
     }
     return {};
   }
 
-  // What workers say.
+  // Reports of workers.
   Status operator()(const LeaseChanged&) { return {}; }
   Status operator()(const VersionCommitted&) { return {}; }
   Status operator()(const TurnProgress&) { return {}; }
@@ -179,7 +178,8 @@ class Checker {
   const Book& book_;
   std::unordered_map<TrajectoryId, std::optional<Seen>> seen_;
   std::unordered_map<WorkerId, bool> workers_;
-  // Done and not consumed by this batch, of each job; below 0 when it takes earlier ones.
+  // Per job, trajectories that are done and not consumed by this batch; below 0 if it consumes
+  // earlier ones.
   std::unordered_map<JobId, std::int64_t> left_;
 };
 

@@ -10,12 +10,13 @@ namespace rose::scheduler {
 
 namespace {
 
-// What one turn may say of its worker's pace: beyond it something else has happened.
+// Range of the ratio that one turn may report of its worker's pace; outside it something else has
+// happened.
 constexpr double kPaceMin = 0.25;
 constexpr double kPaceMax = 16;
-// A prompt is never waited for longer than this before its worker counts as stalled.
+// Longest time for a prompt before its worker counts as stalled.
 constexpr double kPrefillMaxS = 3600;
-// Of no lease.
+// The epoch of no lease.
 constexpr std::int64_t kNoEpoch = -1;
 
 }  // namespace
@@ -67,9 +68,9 @@ void Book::queue(Trajectory& trajectory, const TurnReady& event) {
 bool Book::is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept {
   const std::optional<std::size_t> home = workers.find(trajectory.home.worker);
   if (!home || !trajectory.home.is_at(workers[*home])) return false;
-  if (!trajectory.home.is_warm(workers[*home])) return true;  // it was pushed out
+  if (!trajectory.home.is_warm(workers[*home])) return true;  // its cache was evicted
   if (home == slot) return false;
-  const Share share = workers.share(*home);  // whether there is a seat is another matter
+  const Share share = workers.share(*home);  // without regard to seats
   return share.kv_tokens - share.used_tokens < reserve_tokens(trajectory);
 }
 
@@ -93,13 +94,14 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
     trajectory.home.cache = kNoCache;
   } else {
     leave_cache(trajectory);
-    trajectory.home.lease_epoch = kNoEpoch;  // it is at home nowhere until it has said something
+    trajectory.home.lease_epoch = kNoEpoch;  // it has no home until its first report
   }
   const double spare_before = workers.columns().spare_tokens[slot];
   workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted, used);
-  // Caches that it pushed out may have had more than it takes.
+  // The caches that it evicted may have been larger than its own needs.
   has_changed = has_changed || workers.columns().spare_tokens[slot] > spare_before;
-  // Of all on the device: the prompts of another job's turns are computed before this one, too.
+  // Includes all turns on the device: prompts of another job's turns are computed before this one,
+  // too.
   const double prefill_s = std::min(kPrefillMaxS, workers.columns().prefill_s_per_token[slot] *
                                                       workers.columns().backlog_tokens[slot]);
   trajectory.run = {
@@ -175,7 +177,7 @@ bool Book::extend(Trajectory& trajectory) {
   if (!run.is_held || std::min(trajectory.prompt_tokens() + ahead, most) <= run.reserved_tokens) {
     return false;
   }
-  // Twice as far ahead, or the next word would do it again.
+  // Twice as far ahead, because otherwise the next report would reserve again.
   const Outlook& outlook = jobs[trajectory.job].outlook;
   const std::int64_t reserved = outlook.reserve_tokens(trajectory, 2 * ahead);
   const double spare_before = workers.columns().spare_tokens[run.slot];
@@ -197,14 +199,14 @@ void Book::await_rest(Trajectory& trajectory, TurnEnd end, std::int64_t tokens) 
   release(trajectory);
   trajectory.awaited_tokens = tokens;
   trajectory.awaited_end = end;
-  if (trajectory.state == TrajectoryState::kRecalled) return;  // its grace period runs already
+  if (trajectory.state == TrajectoryState::kRecalled) return;  // its grace period has already begun
   move(trajectory, TrajectoryState::kRecalled);
   begin_grace(trajectory);
 }
 
 void Book::requeue(Trajectory& trajectory) {
   if (trajectory.known_tokens == trajectory.max_new_tokens) {
-    finish(trajectory);  // all that it may say is there; only the end was lost
+    finish(trajectory);  // all its tokens have arrived; only the report of its end was lost
     return;
   }
   release(trajectory);
@@ -280,7 +282,7 @@ void Book::set_lease(std::size_t slot, const LeaseChanged& event) {
   if (event.kv_tokens > 0) {
     risk.begin(workers, slot, now_ns);
   } else {
-    workers.end_lease(slot);  // it is over before it began
+    workers.end_lease(slot);  // the lease ends before it began
   }
 }
 
@@ -304,7 +306,7 @@ void Book::lose(std::size_t slot) {
     if (trajectory == nullptr) continue;
     risk.leave(*trajectory);
     trajectory->run.is_held = false;
-    requeue(*trajectory);  // nothing more will come of it
+    requeue(*trajectory);  // no further output will be accepted
   }
   workers.leave(slot);
 }
@@ -327,10 +329,10 @@ std::int64_t Book::live_max(std::size_t place) const noexcept {
   const Job& job = jobs[place];
   if (policy != Policy::kJoint || settings.displaced_share >= 1) return kCountMax;
   const double fit = job.outlook.live_max(workers.lent_tokens(place));
-  // Without a lease and a length it is no number, and nothing is known.
+  // Without capacity or a known length this is no number, and there is no limit.
   if (!(fit < static_cast<double>(kCountMax))) return kCountMax;
-  // Where no turn waits or runs, memory holds nobody back: whoever is in a tool for ever must not
-  // either.
+  // If no turn waits or runs, memory limits nothing: a trajectory whose tool never returns must not
+  // limit the others.
   const bool has_turns = !job.wants.empty() || workers.has_turns(place);
   const std::int64_t least = has_turns ? 0 : job.outlook.live() + 1;
   return std::max(least, static_cast<std::int64_t>(std::llround(fit)));
@@ -345,7 +347,7 @@ double Book::lag(const Trajectory& trajectory) const {
 
 bool Book::is_tail(std::size_t place) const noexcept {
   const Job& job = jobs[place];
-  // Those that only memory holds back are no tail's.
+  // Trajectories that wait only for memory are no tail.
   const std::size_t held_back = job.can_admit() ? job.waiting.size() : 0;
   const auto live = static_cast<double>(job.outlook.live()) + static_cast<double>(held_back);
   return settings.tail_seats * live < static_cast<double>(workers.free_seats(place));
@@ -353,7 +355,7 @@ bool Book::is_tail(std::size_t place) const noexcept {
 
 Freshness Book::freshness(const Trajectory& trajectory) const noexcept {
   const Job& job = jobs[trajectory.job];
-  // Without this one the trainer cannot fill its next batch: it will wait for it.
+  // Without this trajectory the trainer cannot fill its next batch, so it will wait for it.
   if (job.could_be_ahead() <= job.batch_trajectories) return Freshness::kSafe;
   const std::int64_t versions_left = trajectory.version_min + job.max_staleness - job.published;
   return job.outlook.freshness(trajectory, versions_left, now_ns);
@@ -363,14 +365,14 @@ std::int64_t Book::version_floor(const Trajectory& trajectory) const noexcept {
   const Job& job = jobs[trajectory.job];
   const std::int64_t lagging = version_floor(trajectory.job);
   const std::int64_t oldest = job.oldest_version(trajectory.place_in_line);
-  // One that is too old already gains nothing from waiting.
+  // A trajectory that is already too old gains nothing from waiting.
   if (trajectory.version_min < oldest) return lagging;
   return std::max(lagging, oldest);
 }
 
 void Book::move(Trajectory& trajectory, TrajectoryState to) {
   if (!trajectories.move(trajectory, to, now_ns)) {  // `trajectory` may be gone now
-    fault = "a trajectory was about to make a move that is not in the table";
+    fault = "a trajectory would make a move outside its table of moves";
   }
 }
 
@@ -416,7 +418,7 @@ void Book::keep_cache(Trajectory& trajectory) {
   const auto slot = workers.find(home.worker);
   const bool is_there = slot && home.is_at(workers[*slot]);
   home.cache = is_there ? workers.keep(*slot, home.cached_tokens) : kForgotten;
-  has_changed = true;  // others may have been forgotten for it
+  has_changed = true;  // others may have been evicted for it
 }
 
 void Book::leave_cache(const Trajectory& trajectory) noexcept {
@@ -424,7 +426,7 @@ void Book::leave_cache(const Trajectory& trajectory) noexcept {
   const auto slot = workers.find(home.worker);
   if (home.cache == kNoCache || !slot || !home.is_warm(workers[*slot])) return;
   workers.remove_cache(*slot, home.cache);
-  has_changed = true;  // somebody else may use the memory
+  has_changed = true;  // another may use the memory
 }
 
 void Book::begin_grace(Trajectory& trajectory) {

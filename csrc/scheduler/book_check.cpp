@@ -1,4 +1,4 @@
-// Whether a book could have come of events: an image may say anything.
+// Whether a book can result from events: an image may contain anything.
 #include <algorithm>
 #include <cstddef>
 #include <map>
@@ -21,7 +21,7 @@ bool is_sound(const Counters& of) noexcept {
   return std::all_of(all.begin(), all.end(), is_total);
 }
 
-// What the trajectories of a job say of it.
+// The counts of a job by its trajectories.
 struct JobSeen {
   std::int64_t waiting{0};
   std::set<std::size_t> lives;
@@ -30,7 +30,7 @@ struct JobSeen {
   std::map<std::int64_t, std::int64_t> places;
 };
 
-// What is held of a worker.
+// The load of a worker by its trajectories.
 struct WorkerSeen {
   std::size_t turns{0};
   std::int64_t used_tokens{0};
@@ -41,7 +41,7 @@ struct WorkerSeen {
 
 }  // namespace
 
-// Every part is sound, and each says of the others what they say of themselves.
+// Checks that every part is sound, and that the parts agree.
 class BookCheck {
  public:
   explicit BookCheck(const Book& book)
@@ -146,7 +146,7 @@ class BookCheck {
 };
 
 bool Book::is_sound() {
-  // In this order: each looks only where those before it have been.
+  // In this order: each check reads only what the earlier ones have checked.
   return settings.is_sound() && now_ns >= 0 && is_time(now_ns) && scheduler::is_sound(counters) &&
          jobs.is_sound() && risk.is_sound(jobs.size()) && fairness.is_sound(jobs.size()) &&
          workers.is_sound(jobs.size(), risk.exposures.domains()) &&

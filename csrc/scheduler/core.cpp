@@ -9,14 +9,15 @@ namespace rose::scheduler {
 
 namespace {
 
-// Any deadline from here on still fits 64 bits.
+// A deadline after any time up to this one still fits 64 bits.
 constexpr Nanoseconds kNowMax = std::numeric_limits<Nanoseconds>::max() / 4;
 
 }  // namespace
 
 Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions) {
   if (now_ns < book_.now_ns || now_ns > kNowMax) {
-    return Status::invalid_argument("step(now_ns=" + std::to_string(now_ns) + "): it was " +
+    return Status::invalid_argument("step(now_ns=" + std::to_string(now_ns) +
+                                    "): time must not decrease, it was " +
                                     std::to_string(book_.now_ns) + " before");
   }
   ROSE_TRY(check(events, book_));
@@ -34,7 +35,7 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
 void Core::expire() {
   for (const std::size_t slot : book_.workers.expired(book_.now_ns)) book_.end_lease(slot);
   for (const TrajectoryId id : book_.take_overdue()) {
-    // One that was recalled, started and recalled again at one time is named twice.
+    // A trajectory that was recalled, started and recalled again at the same time is listed twice.
     Trajectory& trajectory = *book_.trajectories.find(id);
     if (trajectory.state == TrajectoryState::kRecalled) book_.requeue(trajectory);
   }

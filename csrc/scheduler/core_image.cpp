@@ -1,4 +1,4 @@
-// Core::snapshot and Core::restored: magic, version, checksum, then what Book::image names.
+// Core::snapshot and Core::restored: magic, version, checksum, then the fields of Book::image.
 #include <array>
 #include <cstring>
 #include <string>
@@ -17,7 +17,7 @@ struct Header {
   std::array<char, 8> magic{'r', 'o', 's', 'e', 'c', 'o', 'r', 'e'};
   std::uint32_t version{kImageVersion};
   std::uint32_t checksum{0};
-  std::uint64_t size_bytes{0};  // of what follows
+  std::uint64_t size_bytes{0};  // of the body
 
   template <typename Image>
   void image(Image& image) {
@@ -52,13 +52,13 @@ Result<std::unique_ptr<Core>> Core::restored(std::span<const std::byte> bytes) {
   if (bytes.size() < kHeaderBytes) return corrupt_image("it is shorter than its header");
   Header header;
   ImageReader{bytes.first(kHeaderBytes)}(header);
-  if (header.magic != Header{}.magic) return corrupt_image("it does not begin like one");
+  if (header.magic != Header{}.magic) return corrupt_image("its magic number differs");
   if (header.version != kImageVersion) {
     return corrupt_image("it has version " + std::to_string(header.version) + ", this rose reads " +
                          std::to_string(kImageVersion));
   }
   const std::span<const std::byte> body = bytes.subspan(kHeaderBytes);
-  if (body.size() != header.size_bytes) return corrupt_image("it is cut short, or too long");
+  if (body.size() != header.size_bytes) return corrupt_image("its length differs from its header");
   if (crc32(body.data(), body.size(), 0) != header.checksum) {
     return corrupt_image("its checksum is wrong");
   }

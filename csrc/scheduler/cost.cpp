@@ -6,7 +6,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// What is the same for all workers.
+// Terms that are the same for all workers.
 struct Turn {
   double prompt_tokens;
   double missing_tokens;
@@ -20,7 +20,7 @@ struct Turn {
 };
 
 Turn turn_of(const Settings& settings, const CostQuery& query, double cached_tokens) noexcept {
-  // Its context grows: half of what is still to come is there on average.
+  // Its context grows; on average half of the expected tokens are there.
   const double context = query.prompt_tokens + query.expected_tokens / 2;
   return {.prompt_tokens = query.prompt_tokens,
           .missing_tokens = query.prompt_tokens - cached_tokens,
@@ -52,18 +52,19 @@ WorkerRates<double> rates_of(const WorkerColumns& workers, std::size_t slot) noe
           .version = workers.version[slot]};
 }
 
-// Of one worker or of several. Always inlined, so that each caller compiles it for its own
-// instruction set; it returns nothing, as how lanes are returned depends on that.
+// The cost on one worker or on several. Always inlined, so that each caller compiles it for its own
+// instruction set. It returns nothing, because the way to return vectors depends on the instruction
+// set.
 template <typename Number>
 [[gnu::always_inline]] inline void put_cost(const Turn& turn, const WorkerRates<Number>& worker,
                                             Number& cost_s) noexcept {
   const Number own_work_s = turn.missing_tokens * worker.per_prompt_token_s +
                             turn.context_steps * worker.per_context_token_s;
   const Number own_s = worker.backlog_s + own_work_s + turn.expected_tokens * worker.per_token_s;
-  // They wait while its prompt is computed, and read its context in each of their steps.
+  // The others wait while its prompt is computed, and read its context in each of their steps.
   const Number others_s =
       worker.turns * own_work_s + turn.expected_tokens * worker.others_per_token_s;
-  // x / (1 + x) for 1 - exp(-x): the same at both ends, and a scan has no time for exp.
+  // x / (1 + x) instead of 1 - exp(-x): the same for small and large x, and exp would be too slow.
   const Number revocations = worker.hazard_per_s * own_s;
   const Number redo_s = turn.prompt_tokens * worker.redo_per_token_s + turn.requeue_s;
   const Number risk_s = revocations / (1 + revocations) * redo_s;
@@ -74,7 +75,7 @@ template <typename Number>
 [[gnu::always_inline]] inline void scan_lanes(const Turn& same,
                                               const std::vector<WorkerRates<Lanes>>& workers,
                                               double* __restrict costs_s) noexcept {
-  const Turn turn = same;  // the compiler has to see that nothing here overlaps
+  const Turn turn = same;  // a copy shows the compiler that nothing overlaps
   for (const WorkerRates<Lanes>& some : workers) {
     Lanes costs;
     put_cost(turn, some, costs);
@@ -84,7 +85,7 @@ template <typename Number>
 }
 
 #if defined(__x86_64__)
-// Without fused operations, so its numbers are those of the other.
+// Without fused operations, so that its numbers equal those of the other version.
 [[gnu::target("avx2")]] void scan_avx2(const Turn& turn,
                                        const std::vector<WorkerRates<Lanes>>& workers,
                                        double* costs_s) noexcept {

@@ -11,9 +11,9 @@ namespace rose::scheduler {
 
 namespace {
 
-// Who holds what is promised during a rescue; no trajectory has this number.
+// Holder of the room that a rescue promises; no trajectory has this number.
 constexpr TrajectoryId kPromise = -1;
-// Turns that found no worker, kept to pass over those that ask for more.
+// Number of turns without a worker that are kept, to skip turns that need at least as much.
 constexpr std::size_t kFailuresMax = 8;
 
 }  // namespace
@@ -25,7 +25,8 @@ void Dispatch::place() {
   place_at_ns_ = kNever;
   turns.starve(book_.now_ns - book_.settings.wait_max_ns);
   look_over_workers();
-  // No turn of a job that is as large finds room: room only shrinks while turns are placed.
+  // While turns are placed, room only shrinks. So a job's turn that is as large as a failed one
+  // finds no room either.
   limits_.assign(book_.jobs.size(), std::numeric_limits<double>::infinity());
   jobs_left_ = book_.jobs.size();
   failures_.clear();
@@ -40,7 +41,7 @@ void Dispatch::place() {
 
 void Dispatch::place_in_order() {
   const Place end = book_.turns.end();
-  std::array<QueueKey, kPrefetch> keys;  // start() takes one out of the queue, and no other
+  std::array<QueueKey, kPrefetch> keys;  // start() removes one of them from the queue, and no other
   for (Place place = book_.turns.begin(); place != end && jobs_left_ > 0;) {
     std::size_t count = 0;
     while (place != end && count < keys.size()) keys[count++] = *place++;
@@ -67,7 +68,7 @@ void Dispatch::place_fairly() {
     cursor->waits = !try_start(key);
     if (cursor->waits) continue;
     cursor->next = after;
-    // Whoever waited may be behind no longer.
+    // After a start, jobs that waited may no longer be behind.
     if (starts_ == starts) continue;
     for (Cursor& other : cursors_) other.waits = false;
   }
@@ -84,7 +85,7 @@ Dispatch::Cursor* Dispatch::first_cursor() noexcept {
     return best;
   };
   if (Cursor* const found = first()) return found;
-  // All that are left wait for one another: their next turns step aside for smaller ones.
+  // All others wait for one another: their next turns are skipped in favour of smaller ones.
   for (Cursor& cursor : cursors_) {
     if (cursor.next != end) cursor.next = skip_to(std::next(cursor.next), cursor.next->job);
     cursor.waits = false;
@@ -109,17 +110,18 @@ bool Dispatch::try_start(const QueueKey& key) {
   if (const auto slot = placement_.choose(book_.workers, query)) {
     book_.start(trajectory, *slot, query.is_urgent);
     ++starts_;
-    for (const std::size_t kept : kept_) book_.workers.hide(kept);  // it may have left one of them
+    // the turn may have left one of them
+    for (const std::size_t kept : kept_) book_.workers.hide(kept);
     refresh_bars(*slot);
     return true;
   }
   if (const double wait_s = placement_.wait_s(); wait_s > 0) {
-    // Rounded up, so that the worker is late by then if it has not committed.
+    // Rounded up, so that by then the worker is late if it has not committed.
     const auto wait_ns = static_cast<Nanoseconds>(std::llround(wait_s * kNsPerS));
     place_at_ns_ = std::min(place_at_ns_, book_.now_ns + 1 + wait_ns);
     return true;
   }
-  query.prefers_dedicated = false;  // it asked the others too
+  query.prefers_dedicated = false;  // choose() has asked the borrowed workers too
   wait(trajectory, query, key.rank);
   if (is_barred_only(query)) return false;
   if (key.rank == QueueRank::kStarved && !is_stopped_by_caches(query)) keep_for(query);
@@ -158,7 +160,7 @@ void Dispatch::refresh_bars(std::size_t slot) {
   const Worker& worker = book_.workers[slot];
   const auto& wants = book_.jobs[worker.job].wants;
   const std::int64_t least = wants.empty() ? kCountMax : wants.begin()->first;
-  // A job that asks for more, or for nothing, may be backlogged on fewer devices.
+  // A job that now needs more, or nothing, may be backlogged on fewer devices.
   if (std::exchange(least_wants_[worker.job], least) != least) {
     book_.fairness.refresh(book_.jobs, book_.workers);
   } else {
@@ -178,9 +180,9 @@ bool Dispatch::is_hopeless(const Query& query) const noexcept {
 }
 
 void Dispatch::note_failure(const Query& query) {
-  // What a worker that it avoids would have done says nothing of others, and neither do urgent
-  // turns: they may find more room as others of them start elsewhere. One with a warm home asks
-  // more of all others.
+  // A failed search is not kept if the turn avoids a worker, because that worker might take others;
+  // if it is urgent, because urgent turns may find room when others start elsewhere; or if it has a
+  // warm home, because it then needs more room on all other workers.
   const bool says_little = query.avoid || query.is_urgent || query.resident_tokens > 0;
   if (says_little || failures_.size() == kFailuresMax) return;
   failures_.push_back({.job = query.job,
@@ -215,7 +217,7 @@ void Dispatch::rescue_from(std::size_t slot) {
     check_ns = std::min(check_ns, trajectory->run.stall_at_ns);
     if (trajectory->run.stall_at_ns > book_.now_ns) continue;
     if (trajectory->known_tokens == trajectory->max_new_tokens) {
-      book_.recall(*trajectory);  // only the end is missing: it needs no room elsewhere
+      book_.recall(*trajectory);  // only the end is missing, so it needs no room elsewhere
       continue;
     }
     Query query = query_of(*trajectory, false);
@@ -224,7 +226,7 @@ void Dispatch::rescue_from(std::size_t slot) {
     query.spares_caches = false;
     const auto elsewhere = placement_.choose(book_.workers, query);
     if (!elsewhere) continue;
-    // Room is promised once: the next stalled turn has to find room of its own.
+    // The same room is promised only once: the next stalled turn needs other room.
     const auto tokens = static_cast<std::int64_t>(query.need_tokens);
     promises_.push_back({*elsewhere, tokens});
     book_.workers.hold(*elsewhere, kPromise, tokens, 0);
@@ -250,7 +252,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
                                                         : book_.version_floor(trajectory));
   query.home = workers.find(trajectory.home.worker);
   query.avoid = avoided_slot(trajectory);
-  // Caps keep turns waiting; whoever has waited for too long is free of them.
+  // Caps make turns wait; a turn that has waited for too long is exempt.
   query.restart_tokens = !has_starved && trajectory.tries > 0 ? query.prompt_tokens : 0;
   query.burst_tokens = static_cast<double>(book_.settings.burst_prefill_tokens);
   query.is_urgent = lag > kUrgentLag;
@@ -261,7 +263,7 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
   query.exposures = has_starved ? nullptr : &book_.risk.exposures;
   const bool is_joint = book_.policy == Policy::kJoint;
   const Nanoseconds waited_ns = book_.now_ns - trajectory.queued_ns;
-  // Who failed on a worker and avoids it takes what there is.
+  // After a failure the turn takes any worker with room.
   query.spares_caches = is_joint && !query.avoid && waited_ns < book_.settings.cache_wait_ns;
   if (query.home) {
     const double cached = static_cast<double>(trajectory.home.cached_tokens);
@@ -328,7 +330,7 @@ void Dispatch::look_over_workers() {
 
 double Dispatch::room_max(const Query& query) const noexcept {
   const WorkerColumns& columns = book_.workers.columns();
-  // Others of the job may run on older weights.
+  // Only workers with a version that the job still accepts count.
   const auto floor = static_cast<double>(book_.version_floor(query.job));
   double most = -1;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {

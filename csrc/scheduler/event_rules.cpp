@@ -15,7 +15,7 @@ void EventRules::apply(std::span<const Event> events) {
     std::visit(*this, event);
     ++place_;
   }
-  // After all of them: turns that the worker itself gave up may be reported behind its lease.
+  // Last, because turns that the worker gave up may be reported after its lease.
   for (const std::size_t slot : shrunk_) fit(slot);
   for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
 }
@@ -80,7 +80,7 @@ void EventRules::operator()(const VersionCommitted& event) {
   const bool is_newer = event.version > book_.workers[*slot].version;
   book_.workers.set_version(*slot, event.version);
   const Job& job = book_.jobs[book_.workers[*slot].job];
-  // Said again, as when a worker is back, it says nothing of how long the commit took.
+  // A repeated report, as after a reconnection, says nothing about the duration of the commit.
   if (is_newer && event.version == job.published) {
     book_.workers.observe_commit(*slot, book_.now_ns - job.published_ns);
   }
@@ -116,8 +116,8 @@ void EventRules::operator()(const TurnEnded& event) {
     ++book_.counters.stale_events;
     return;
   }
-  // A doubled report of an earlier try may end a later one on the same worker, which still runs it:
-  // it is told to stop before the turn goes elsewhere. A worker that is done ignores that.
+  // A duplicated report of an earlier try may end a later try on the same worker, which still runs.
+  // So the worker is told to stop before the turn goes elsewhere; if it is done it ignores this.
   const bool may_still_run =
       trajectory->state == TrajectoryState::kRunning && trajectory->tries > 1;
   if (may_still_run) book_.stop(*trajectory);
@@ -132,7 +132,7 @@ void EventRules::operator()(const TurnEnded& event) {
 
 void EventRules::operator()(const TrajectoryEnded& event) {
   Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
-  if (trajectory == nullptr) return;  // dropped by an event before this one in the batch
+  if (trajectory == nullptr) return;  // an earlier event of the batch dropped it
   if (trajectory->state == TrajectoryState::kEnv) {
     book_.end(*trajectory);
   } else {
@@ -144,13 +144,14 @@ void EventRules::operator()(const Consumed& event) {
   Job& job = book_.jobs[book_.jobs.place_of(event.job)];
   job.outlook.consume(event.trajectories, job.published, job.max_staleness);
   job.consumed += event.trajectories;
-  book_.has_changed = true;  // the next in line is used sooner: an older worker may do
+  // the job's next trajectory is used sooner, so an older worker may run it
+  book_.has_changed = true;
   book_.counters.consumed += event.trajectories;
 }
 
 void EventRules::operator()(const JobJoined& event) {
   book_.jobs.join(event);
-  book_.has_changed = true;  // it may take what is staler
+  book_.has_changed = true;  // it may run older trajectories
 }
 
 template <typename E>
@@ -165,7 +166,7 @@ Trajectory* EventRules::find_turn(const E& event) noexcept {
 void EventRules::deliver_news(Trajectory& trajectory, const TurnProgress& event) {
   const std::int64_t known = trajectory.known_tokens;
   const std::int64_t end = std::min(event.first_token + event.tokens, trajectory.max_new_tokens);
-  // Behind a gap they cannot be delivered in order; the worker, or the next one, says them again.
+  // Tokens behind a gap cannot be delivered in order; this worker or the next one repeats them.
   const bool is_news = event.first_token <= known && end > known;
   const std::int64_t news = is_news ? end - known : 0;
   book_.counters.tokens_ignored += event.tokens - news;
@@ -189,7 +190,7 @@ std::int64_t EventRules::fit(std::size_t slot) {
   const WorkerTable& workers = book_.workers;
   const Share share = workers.share(slot);
   std::int64_t tokens = 0;
-  // lag, what is lost, the youngest, id
+  // lag, lost tokens, newest first, id
   std::vector<std::tuple<double, std::int64_t, Nanoseconds, TrajectoryId>> victims;
   for (const std::size_t peer : workers[slot].peers) {
     for (const TrajectoryId id : workers[peer].held) {

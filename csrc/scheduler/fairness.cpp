@@ -13,7 +13,7 @@ void Fairness::refresh(const JobTable& jobs, WorkerTable& workers) {
 void Fairness::refresh(const JobTable& jobs, WorkerTable& workers, DeviceId number) {
   const auto found = workers.devices().find(number);
   if (found == workers.devices().end()) return;
-  // A job may have two workers here: it is backlogged when one of them could run its turns.
+  // A job may have several workers here. It is backlogged if one of them could run its turns.
   std::map<std::size_t, bool> waits;
   for (const std::size_t slot : found->second) {
     bool& is_waiting = waits[workers[slot].job];

@@ -4,7 +4,7 @@ namespace rose::scheduler {
 
 namespace {
 
-// Doubled so often, every hold is at its most.
+// After this many doublings every hold has reached its maximum.
 constexpr std::int64_t kDoublingsMax = 40;
 
 }  // namespace

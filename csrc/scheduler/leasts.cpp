@@ -15,15 +15,15 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using Masks = std::int64_t __attribute__((vector_size(kLanes * sizeof(std::int64_t))));
 
-// Of the rows in the same lane the least cost, infinite where none has room, and the smallest
-// number of a worker that costs so little.
+// Of the rows in the same lane, the least cost, infinite if none has room, and the smallest number
+// of a worker with this cost.
 struct LaneLeasts {
   std::array<double, kLanes> costs_s;
   std::array<double, kLanes> numbers;
 };
 
-// What follows is always inlined, so that each caller compiles it for its own instruction set. It
-// has no branch on a cost, as nobody could foresee it.
+// The following functions are always inlined, so that each caller compiles them for its own
+// instruction set. They do not branch on a cost, because such branches are unpredictable.
 
 [[gnu::always_inline]] inline void load(const std::vector<double>& column, std::size_t row,
                                         Lanes& lanes) noexcept {
@@ -34,7 +34,7 @@ struct LaneLeasts {
   least = other < least ? other : least;
 }
 
-// Not a number in these lanes: it is less than nothing.
+// Puts NaN into these lanes, which no comparison selects.
 [[gnu::always_inline]] inline void leave_out(const Masks& these, Lanes& lanes) noexcept {
   Masks bits;
   std::memcpy(&bits, &lanes, sizeof bits);
@@ -66,7 +66,7 @@ struct LaneLeasts {
   std::memcpy(least_number, &number, sizeof number);
 }
 
-// Of the blocks whose rows have changed, then of all blocks.
+// First over the blocks with changed rows, then over all blocks.
 [[gnu::always_inline]] inline void look(const PricedRows& rows, double need_tokens,
                                         const std::vector<std::size_t>& blocks,
                                         std::vector<double>& costs_s, std::vector<double>& numbers,

@@ -7,7 +7,8 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr std::size_t kRefresh = 8;  // selections are as old as one change for so many lives
+// selections are recomputed after one change per this many lives
+constexpr std::size_t kRefresh = 8;
 
 }  // namespace
 

@@ -7,14 +7,14 @@ namespace rose::scheduler {
 
 namespace {
 
-// Turns that a home may have more than another and still keep its own: half as many again, and two.
-// One that never yields keeps whoever rushed to the first workers with new weights. Two alone,
-// which won in verl's #7435, lose more caches than they spread where engines run many turns.
+// A home is kept while it has at most this many more turns than another worker: half as many again,
+// plus two. A home that is always kept overloads the first workers with new weights. Two alone, the
+// best value in verl's #7435, loses more caches than it spreads where engines run many turns.
 constexpr double kStickyTurnsMax = 2;
 constexpr double kStickyRatioMax = 1.5;
 
-// Prompts that come back after a revocation do so a few at a time, or decodes would starve; one
-// alone may always.
+// Few prompts restart at the same time after a revocation, because decodes would starve otherwise;
+// a single one always may.
 bool can_restart(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   const double under_way = workers.restart_tokens[slot];
   if (query.restart_tokens <= 0 || under_way <= 0) return true;
@@ -32,7 +32,7 @@ bool is_warm_home(std::size_t slot, const Query& query) noexcept {
   return query.hit_tokens > 0 && query.home == slot;
 }
 
-// Contexts grow: where they will not fit to their ends, they push out one another's caches.
+// Contexts grow: if they do not fit at their final size, they evict one another's caches.
 bool can_stay(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
   return (workers.residents[slot] + 1) * query.resident_tokens <= workers.lease_tokens[slot];
 }
@@ -44,7 +44,7 @@ bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query
   return tokens >= query.need_tokens && can_stay(workers, slot, query);
 }
 
-// Whether it could if it had the newest weights.
+// Whether the worker could take the turn if it had the newest weights.
 bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
                               const Query& query) noexcept {
   return has_room(workers, slot, query) && workers.job[slot] == query.job &&
@@ -67,7 +67,7 @@ bool can_home_take(const WorkerColumns& workers, const Query& query) noexcept {
   return query.home && can_take(workers, *query.home, query);
 }
 
-// The fewest turns among workers of `kind`, or of any.
+// The worker with the fewest turns, of `kind` or of any kind.
 std::optional<std::size_t> least_loaded(const WorkerColumns& workers, const Query& query,
                                         std::optional<WorkerKind> kind) noexcept {
   std::optional<std::size_t> best;
@@ -93,7 +93,7 @@ std::optional<std::size_t> Placement::choose(WorkerTable& workers, const Query& 
   wait_s_ = 0;
   const std::optional<std::size_t> chosen = choose_by_policy(workers, query);
   if (chosen || wait_s_ > 0 || !query.prefers_dedicated) return chosen;
-  // A borrowed one now is better than a dedicated one later.
+  // A borrowed worker now is better than a dedicated one later.
   Query any = query;
   any.prefers_dedicated = false;
   return choose_by_policy(workers, any);
@@ -117,7 +117,7 @@ std::optional<std::size_t> Placement::cheapest(const WorkerColumns& workers, con
   const PricedRows rows{lineup_.size(), costs_s_, lineup_.tokens(query.spares_caches),
                         lineup_.numbers()};
   const std::optional<std::size_t> least = leasts_.find(rows, query.need_tokens);
-  // The cheapest of all can take it most often.
+  // The cheapest worker of all can usually take the turn.
   if (!least || can_take(workers, lineup_.slot(*least), query)) return least;
   return cheapest_able(workers, query);
 }
@@ -149,7 +149,8 @@ std::optional<std::size_t> Placement::joint(const WorkerColumns& workers, const 
   double chosen_s = chosen ? costs_s_[*chosen] : std::numeric_limits<double>::infinity();
   if (query.hit_tokens > 0 && can_home_take(workers, query)) {
     const double home_s = cost_s(settings_, workers, *query.home, query, query.hit_tokens);
-    // A home with a warm cache is left for more than noise only, or turns would wander.
+    // A home with a warm cache is left only for a clear gain, because noise would move turns back
+    // and forth.
     if (home_s - chosen_s <= settings_.leave_home_margin_s) {
       chosen = lineup_.row(*query.home);
       chosen_s = home_s;
@@ -166,7 +167,7 @@ void Placement::price(const WorkerColumns& workers, const CostQuery& query) {
     priced_ = query;
     return;
   }
-  // As turns of a group do, and those of a job that begin together.
+  // The same query repeats for the turns of a group, and for turns of a job that start together.
   costs_s_.resize(CostTable::padded(lineup_.size()));
   for (const std::size_t slot : lineup_.changed()) {
     const std::size_t row = lineup_.row(slot);
@@ -183,10 +184,10 @@ double Placement::soon_s(const WorkerColumns& workers, const Query& query,
   for (std::size_t row = 0; row < lineup_.size(); ++row) {
     const std::size_t slot = lineup_.slot(row);
     if (workers.version[slot] >= query.version_floor) continue;
-    // One that is late already may be late for ever.
+    // A worker that is late already may stay late for ever.
     const double wait_s = workers.commit_s[slot] - query.since_published_s;
     if (wait_s <= 0 || workers.is_barred[slot] != 0) continue;
-    // It will be behind no longer.
+    // After its commit it is not behind any more.
     const double behind_s =
         settings_.staleness_s_per_version * (query.published - workers.version[slot]);
     const bool is_better = costs_s_[row] - behind_s + own_weight * wait_s < cost_s;

@@ -82,7 +82,7 @@ Forecast Predictor::forecast(GroupId group, const Said& said) const noexcept {
   const Lengths* const near = found == groups_.end() ? nullptr : &found->second.lengths;
   const Left turn = left(near, &Lengths::turn_tokens, said.turn_tokens, settings_.reserve_quantile);
   const Left tokens = left(near, &Lengths::tokens, said.tokens, kHigh);
-  // The turn at hand is one of those that are left; a tool comes before each of the others.
+  // The current turn is one of the remaining turns, and a tool call precedes each of the others.
   const Left turns = left(near, &Lengths::turns, said.turns, kHigh);
   const double tool_s = left(near, &Lengths::tool_ms, -1, kHigh).mean / kMsPerS;
   const double token_s = turn_s_.mean() / std::max(turn_tokens_.mean(), 1.0);

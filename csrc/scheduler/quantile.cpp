@@ -11,13 +11,13 @@ namespace rose::scheduler {
 
 namespace {
 
-constexpr int kBits = 3;  // of a length that tell its bin within the octave
+constexpr int kBits = 3;  // bits of a length that select its bin within the octave
 constexpr std::int64_t kBins = std::int64_t{1} << kBits;
-// Less than this is no evidence: it has been halved until nothing is left of it.
+// A smaller weight is no evidence: it was halved too often.
 constexpr double kWeightMin = 1e-6;
-// More was never seen.
+// Larger weights do not occur.
 constexpr double kWeightMax = 1e15;
-// The middles of eight equal parts of an exponential distribution, with mean 1 together.
+// The means of eight equal parts of an exponential distribution with mean 1.
 constexpr std::array<double, 8> kExponential{0.0674152, 0.2168945, 0.3913948, 0.60101,
                                              0.8635263, 1.2149962, 1.748591,  2.896172};
 
@@ -27,7 +27,7 @@ constexpr std::int64_t begin_of(std::size_t bin) noexcept {
   return (kBins + place % kBins) << (place / kBins - 1);
 }
 
-// The mean of each bin's lengths, so that a walk over bins is a multiplication for each.
+// The mean length of each bin, so that a pass over bins needs one multiplication per bin.
 constexpr std::array<double, kBinsMax> kMiddles = [] {
   std::array<double, kBinsMax> middles{};
   for (std::size_t bin = 0; bin < kBinsMax; ++bin) {
@@ -37,7 +37,7 @@ constexpr std::array<double, kBinsMax> kMiddles = [] {
   return middles;
 }();
 
-// The part of a bin above `given`: from `begin`, `count` lengths that weigh `each`.
+// The part of a bin above `given`: `count` lengths from `begin` on, each with weight `each`.
 struct Part {
   double begin{0};
   double count{0};
@@ -52,8 +52,8 @@ Part part_above(double weight, std::size_t bin, std::int64_t given) noexcept {
           .each = weight / static_cast<double>(to - begin_of(bin))};
 }
 
-// Lengths above `given`, as two sketches blend: how much each bin weighs, and all up to its end.
-// Filled once, and then a quantile is a search.
+// The lengths above `given` in a blend of two sketches: the weight of each bin, and the cumulative
+// weight. Computed once; a quantile is then a search.
 class Above {
  public:
   Above(const Sketch* near, const Sketch& far, double far_scale, std::int64_t given) noexcept
@@ -72,9 +72,9 @@ class Above {
   }
 
   double weight() const noexcept { return total_; }
-  // Of what is left; only where something weighs.
+  // Of the remaining lengths; requires a total weight above 0.
   double mean() const noexcept { return sum_ / total_; }
-  // What is left at the first length at which this much is reached.
+  // The remaining length at the first bin whose cumulative weight reaches `due`.
   double left_at(double due) const noexcept {
     if (due <= 0) return 0;
     const auto* const from = ends_.data() + first_;
@@ -105,7 +105,7 @@ class Above {
   std::size_t end_{0};
   double total_{0};
   double sum_{0};
-  // From first_ to end_; what is before them nobody reads, so nobody writes it.
+  // Written from first_ to end_; nobody reads the part before.
   std::array<double, kBinsMax> weights_;
   std::array<double, kBinsMax> ends_;
 };

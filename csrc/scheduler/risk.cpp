@@ -10,14 +10,14 @@ namespace rose::scheduler {
 
 namespace {
 
-// An estimate that moved by less changes no placement worth the work of showing it.
+// Smallest relative change of an estimate that is worth updating placements.
 constexpr double kMaterial = 1.0 / 16;
 
 bool differs(double now, double shown) noexcept {
   return std::abs(now - shown) > kMaterial * shown;
 }
 
-// What one job would have to recover, and what with.
+// The needs of one job after a revocation, and its resources.
 struct Recovery {
   double borrowed_tokens{0};
   double borrowed_needs{0};
@@ -67,8 +67,8 @@ struct Recovery {
     const bool has_room = borrowed_needs <= room_tokens;
     const bool has_seats = borrowed_turns <= free_seats;
     if (has_room && has_seats) return prefill_s;
-    // Whoever leaves a worker full makes room of at least its own size; each round fills all the
-    // tokens or all the seats of a worker.
+    // A turn that ends on a full worker frees room for one of its size, so each round fills all
+    // tokens or all seats of a worker.
     const double of_tokens =
         has_room ? 0 : std::ceil(borrowed_needs / std::max(1.0, capacity_tokens));
     const double of_seats = has_seats ? 0 : std::ceil(borrowed_turns / std::max(1.0, seats));

@@ -11,11 +11,11 @@ namespace rose::scheduler {
 
 namespace {
 
-// Counts and times beyond it are mistakes; below it every sum fits 64 bits.
+// Larger counts and times are mistakes; below this every sum fits 64 bits.
 constexpr double kMost = 1e9;
 constexpr double kAboveZero = std::numeric_limits<double>::min();
 constexpr double kBelowOne = 1 - std::numeric_limits<double>::epsilon();
-// Of what is stored, for one of what is given.
+// Factors from a given unit to the stored one.
 constexpr double kCount = 1;
 constexpr double kNsOfMs = kNsPerMs;
 constexpr double kSOfMs = 1 / kMsPerS;

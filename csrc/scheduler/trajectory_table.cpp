@@ -69,7 +69,7 @@ bool TrajectoryTable::is_sound(std::size_t jobs, std::size_t slots,
     if (!is_one) return false;
     ++counts[static_cast<std::size_t>(trajectory.state)];
   }
-  // Nobody is there any more of whom these count.
+  // No trajectory of the table has these states, so their counts cannot be checked against it.
   for (const auto over : {TrajectoryState::kDone, TrajectoryState::kDropped}) {
     if (!is_total(count(over))) return false;
     counts[static_cast<std::size_t>(over)] = count(over);

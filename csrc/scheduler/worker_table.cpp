@@ -8,11 +8,11 @@ namespace rose::scheduler {
 
 namespace {
 
-// What all workers are wrong by is learned more slowly: more turns say it.
+// Learning rate of the error common to all workers; lower, because more turns report it.
 constexpr double kMeanPaceRate = 0.25;
 constexpr double kSlownessMin = 0.25;
 constexpr double kSlownessMax = 16;
-// Longer ones do not run out: the deadline stays far from the end of 64 bits.
+// Longer leases do not expire: the deadline stays far from the end of 64 bits.
 constexpr double kTtlMaxMs = 1e12;
 // A sum of such speeds fits 64 bits.
 constexpr double kPrefillMaxPerS = 1e12;
@@ -89,7 +89,7 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
   bool is_lent = false;
   for (const std::size_t peer : workers_[slot].peers) {
     const Worker& worker = workers_[peer];
-    if (!worker.lease.is_live) continue;  // and nothing is held of it
+    if (!worker.lease.is_live) continue;  // it has no turns either
     share.kv_tokens =
         is_lent ? std::min(share.kv_tokens, worker.lease.kv_tokens) : worker.lease.kv_tokens;
     share.seats = is_lent ? std::min(share.seats, worker.seats) : worker.seats;
@@ -181,7 +181,7 @@ std::vector<TrajectoryId> WorkerTable::end_lease(std::size_t slot) noexcept {
 
 void WorkerTable::set_version(std::size_t slot, std::int64_t version) noexcept {
   Worker& worker = workers_[slot];
-  if (worker.version != version) worker.caches.clear();  // other weights computed them
+  if (worker.version != version) worker.caches.clear();  // their KV was computed with other weights
   worker.version = version;
   refresh(slot);
 }
@@ -255,7 +255,7 @@ void WorkerTable::observe_pace(std::size_t slot, double took_s, double foreseen_
                                double rate) noexcept {
   Worker& worker = workers_[slot];
   worker.pace.observe(took_s, foreseen_s, rate);
-  // What all of them are wrong by says nothing of one: batches shrink while turns run.
+  // The error common to all workers says nothing about one of them: batches shrink while turns run.
   mean_pace_.observe(took_s, foreseen_s, rate * kMeanPaceRate);
   columns_.slowness[slot] =
       std::clamp(worker.pace.ratio() / mean_pace_.ratio(), kSlownessMin, kSlownessMax);
@@ -302,7 +302,8 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
     residents += caches.count();
   }
   const auto room = static_cast<double>(left);
-  // Of a device that several share nobody knows whose caches go first: none are spared there.
+  // On a device shared by several workers nobody knows whose caches are evicted first, so none
+  // count as spared there.
   const bool is_shared = workers_[slot].peers.size() > 1;
   const auto spare = static_cast<double>(is_shared ? left : left - cached);
   for (const std::size_t peer : workers_[slot].peers) {

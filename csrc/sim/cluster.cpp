@@ -10,7 +10,7 @@ using namespace scheduler;  // its events and actions
 
 namespace {
 
-// The caller is asked whether to go on after so many things that happened.
+// Number of events between two questions to the caller whether to continue.
 constexpr std::int64_t kRoundsBetweenQuestions = 1 << 16;
 
 }  // namespace
@@ -49,7 +49,7 @@ Status Cluster::run(const GoOn& go_on) {
     if (round % kRoundsBetweenQuestions == 0 && !go_on(now_ns_, events_)) break;
   }
   if (!is_over() && next_ns() > world_.horizon_ns) now_ns_ = world_.horizon_ns;
-  // What was not reported yet, so that the books close.
+  // Reports the remaining tokens, so that the sums are complete.
   for (RolloutWorker& worker : workers_) worker.report(now_ns_);
   return step();
 }
@@ -105,7 +105,7 @@ Nanoseconds Cluster::next_ns() const noexcept {
 
 Status Cluster::advance() {
   now_ns_ = next_ns();
-  // Whatever happens at the time of a step is heard by it.
+  // Events at the time of a step happen before the step.
   if (timeline_.is_empty() || timeline_.next_ns() > now_ns_) return step();
   happen(timeline_.take());
   return {};
@@ -193,7 +193,7 @@ Status Cluster::tell() {
   for (const Event& event : told_) {
     const auto* const progress = std::get_if<TurnProgress>(&event);
     if (progress == nullptr) continue;
-    // What is said of a trajectory that was dropped is nobody's loss.
+    // Tokens of a dropped trajectory are no loss.
     const bool is_wanted = flight_of(progress->trajectory).state == FlightState::kFlying;
     reported_ += is_wanted ? progress->tokens : 0;
   }
@@ -221,12 +221,12 @@ Status Cluster::act(const Admit& action) {
 Status Cluster::act(const Start& action) {
   Flight& flight = flight_of(action.trajectory);
   ROSE_CHECK(action.first_token == flight.said_tokens && action.turn == flight.turn,
-             "a turn would go on at the wrong token");
+             "a turn would continue at the wrong token");
   ++decisions_;
   restarted(flight);
   const std::int64_t to_say = job_of(flight).said_tokens[turn_of(flight)] - flight.said_tokens;
   if (to_say == 0) {
-    // Its last token was delivered, and the news of its end was not heard.
+    // The last token was delivered, but the report of the turn's end was lost.
     answers_.push_back(TurnEnded{action.trajectory, action.turn, action.worker, action.lease_epoch,
                                  TurnEnd::kFinished, flight.said_tokens});
     return {};
@@ -247,7 +247,7 @@ Status Cluster::act(const Deliver& action) {
   ROSE_CHECK(progress != nullptr && progress->trajectory == action.trajectory &&
                  progress->first_token + action.skip == flight.said_tokens &&
                  action.skip + action.tokens <= progress->tokens,
-             "a token would be missing or there twice");
+             "a token would be missing or repeated");
   flight.said_tokens += action.tokens;
   flight.version_min = std::min(flight.version_min, progress->version_min);
   delivered_[static_cast<std::size_t>(flight.job)] += action.tokens;
@@ -259,7 +259,7 @@ Status Cluster::act(const TurnDone& action) {
   const JobSpec& job = job_of(flight);
   const std::size_t turn = turn_of(flight);
   ROSE_CHECK(action.turn == flight.turn && flight.said_tokens == job.said_tokens[turn],
-             "a turn would be done without all its tokens");
+             "a turn would end without all its tokens");
   restarted(flight);
   flight.context_tokens += std::exchange(flight.said_tokens, 0);
   const auto index = static_cast<std::size_t>(flight.index);
@@ -306,7 +306,7 @@ void Cluster::train(std::int64_t job) {
   Trainer& trainer = trainers_[static_cast<std::size_t>(job)];
   const JobSpec& spec = world_.jobs[static_cast<std::size_t>(job)];
   if (trainer.take()) timeline_.foresee(now_ns_ + spec.train_ns, Happening::kLearned, job);
-  // In a later step than the ends of these trajectories, which are answers.
+  // In a later step than the ends of these trajectories, which are answers of this step.
   if (const std::int64_t count = trainer.thrown_away()) {
     inbox_.push(Consumed{count, spec.job}, now_ns_);
   }

@@ -7,7 +7,7 @@ namespace rose::sim {
 
 namespace {
 
-// Beyond this the end of a jump would leave 64 bits: it is as good as never.
+// A jump that ends later would overflow 64 bits; it counts as never.
 constexpr double kFarNs = 4e18;
 
 }  // namespace
@@ -99,7 +99,7 @@ double Engine::work_ns(std::int64_t steps) const noexcept {
 std::int64_t Engine::steps_by(double work) const noexcept {
   const double base_ns = first_ns_ - slope_ns_ / 2;
   const double root = std::sqrt(base_ns * base_ns + 2 * slope_ns_ * work);
-  // The same root, written so that a small slope does not make it a small difference of large ones.
+  // The same root in a form that does not subtract two large numbers when the slope is small.
   const double guess = std::min(2 * work / (base_ns + root), static_cast<double>(steps_ - 1));
   auto steps = std::max<std::int64_t>(0, static_cast<std::int64_t>(guess));
   while (steps > 0 && work_ns(steps) > work) --steps;
@@ -151,7 +151,7 @@ void Engine::begin(Nanoseconds now_ns) noexcept {
     const std::int64_t said = steps_said_ - sequence.since;
     ++saying_;
     context_tokens += sequence.context + said;
-    // Its first token is worth a stop: then the worker can say that the prompt is computed.
+    // Stop at its first token, so that the worker can report that the prompt is computed.
     steps = std::min(steps, said == 0 ? 1 : sequence.to_say - said);
   }
   if (head_tokens > 0) steps = std::min(steps, (head_tokens + chunk_tokens_ - 1) / chunk_tokens_);

@@ -29,7 +29,7 @@ Trainer::Trainer(const JobSpec& spec, std::span<Flight> flights, std::int64_t ve
 }
 
 void Trainer::admitted() noexcept {
-  // As many wait as a batch has: whoever may start finds one that wants to.
+  // Each admission makes room for a new trajectory, so that as many wait as a batch has.
   if (is_asynchronous()) ++creatable_;
 }
 
@@ -38,7 +38,7 @@ void Trainer::over(std::int64_t index) {
   const std::size_t place = group_of_[static_cast<std::size_t>(index)];
   Group& group = groups_[place];
   if (--group.left > 0) return;
-  // While a version is being learned its number may still change what is too old.
+  // While a version is being trained, its number may still change which trajectories are too old.
   if (is_learning_ || sift(group)) {
     ready_.push_back(place);
     ready_trajectories_ += group.size;

@@ -7,11 +7,12 @@ namespace rose::sim {
 
 namespace {
 
-// No device is told to be slower than this: it would never be asked, and nobody would learn better.
+// Smallest reported share of a device: with a smaller one no turn would be placed there, and the
+// estimate would never be corrected.
 constexpr double kShareMin = 0.05;
 
-// What of its device a worker is expected to get while it is lent anything: what an operator who
-// has watched serving declares, as production does.
+// Expected share of its device that a worker gets while anything is lent, as declared by an
+// operator who has watched serving; production does the same.
 double expected_share(const Lending& lending) noexcept {
   double lent_ns = 0;
   double share_ns = 0;
@@ -75,7 +76,7 @@ void RolloutWorker::start(const scheduler::Start& start, Flight& flight, std::in
                 now_ns);
     return;
   }
-  // The last token is always computed: it gives the next one.
+  // The last token is always computed, because it yields the next one.
   const std::int64_t hit = std::min(prefixes_.take(held.id), prompt - 1);
   const std::int64_t seen = std::min(flight.computed_tokens, prompt);
   counts_.reprefill_tokens += std::max<std::int64_t>(0, seen - hit);
@@ -145,7 +146,7 @@ std::vector<TrajectoryId> RolloutWorker::on_lending_changed(std::vector<Flight>&
   }
   if (kv_tokens_ == 0) {
     is_leased_ = false;
-    ++start_up_mark_;  // one that was about to open does not
+    ++start_up_mark_;  // invalidates a pending start-up
   }
   apply_speed(now_ns);
   foresee_batch();
@@ -229,7 +230,7 @@ void RolloutWorker::give_back(std::size_t place, std::vector<Flight>& flights, N
 std::vector<TrajectoryId> RolloutWorker::fit(std::vector<Flight>& flights, Nanoseconds now_ns) {
   std::vector<TrajectoryId> victims;
   std::int64_t tokens = held_tokens(now_ns);
-  // Who came last has the least to lose.
+  // The newest turns lose the least.
   while (!held_.empty() && (tokens > kv_tokens_ || kv_tokens_ == 0)) {
     const std::size_t last = held_.size() - 1;
     tokens -= held_[last].prompt_tokens + engine_.progress(last, now_ns).said;
@@ -251,7 +252,7 @@ void RolloutWorker::tell_lease(Nanoseconds now_ns) {
 }
 
 void RolloutWorker::pause(Nanoseconds now_ns) {
-  report(now_ns);  // by the weights that it has until now
+  report(now_ns);  // with the weights so far
   pausing_for_ = arrived_;
   apply_speed(now_ns);
   foresee_batch();

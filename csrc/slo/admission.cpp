@@ -10,10 +10,10 @@ namespace rose::slo {
 
 namespace {
 
-// A horizon beyond this is a mistake; below it and kRateMax every sum stays under 2^62.
+// A longer horizon is a mistake. Below this and kRateMax every sum is less than 2^62.
 constexpr double kHorizonMaxMs = 1e7;
 constexpr std::uint32_t kRequestsMax = 1'000'000;
-// More slabs than any machine has; products of two such counts stay far from 2^63.
+// More slabs than any machine has; products of two such counts stay far below 2^63.
 constexpr std::uint32_t kSlabsMax = 1U << 24;
 
 bool is_within(double value, double max) noexcept {
@@ -24,7 +24,7 @@ std::uint64_t tokens_within(double horizon_ms, double tokens_per_s) noexcept {
   return static_cast<std::uint64_t>(std::floor(horizon_ms * tokens_per_s / 1000.0));
 }
 
-// supply without the slabs that are not owned.
+// Supply without the unowned slabs, minus demand.
 std::int64_t slack_before_unowned(const AdmissionTerms& terms,
                                   std::uint64_t demand_blocks) noexcept {
   return static_cast<std::int64_t>(terms.free_serving_blocks) +

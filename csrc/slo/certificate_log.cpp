@@ -15,7 +15,8 @@
 
 namespace rose::slo {
 
-static_assert(std::endian::native == std::endian::little, "records are written as they lie");
+static_assert(std::endian::native == std::endian::little,
+              "records are written in the byte order of the machine");
 
 namespace {
 
@@ -147,7 +148,7 @@ bool CertificateLog::put_locked(const std::byte* record) noexcept {
   }
   std::memcpy(ring_.get() + (put_ % kRingRecords) * kRecordBytes, record, kRecordBytes);
   ++put_;
-  // A burst wakes the thread before its time. Once per half ring, so the call costs nothing.
+  // After a burst, wakes the thread early: once per half ring, so the call costs nothing.
   if (put_ - written_ == kRingRecords / 2) futex_wake_all(stopping_);
   return true;
 }
@@ -156,8 +157,8 @@ void CertificateLog::promise_locked(const Quantum& quantum) noexcept {
   if (quantum.mode == HarvestMode::kSlack) promised_ms_ += quantum.quantum_ms + header_.signal_ms;
 }
 
-// A step that served earns a share of its own time, and pays for what it waited before. After a
-// loan its own time is what it would have taken without one, and it pays for the rest.
+// A step that served adds the slowdown's share of its own time and subtracts the waits before it.
+// After a loan its own time is that of a step without one, and the rest of its time is subtracted.
 void CertificateLog::settle_locked(const Step& step) noexcept {
   const double own_ms =
       step.lent_ms > 0 ? std::min(step.actual_ms, step.predicted_ms) : step.actual_ms;
@@ -193,8 +194,8 @@ Status CertificateLog::flush() noexcept {
     from = written_;
     to = put_;
   }
-  // Appends leave the slots [from, to) alone until written_ moves on, so the disk is waited for
-  // outside the decision mutex.
+  // Appends do not write the slots [from, to) until written_ advances, so no lock is held while the
+  // disk writes.
   while (from < to) {
     const std::uint64_t slot = from % kRingRecords;
     const std::uint64_t count = std::min(to - from, kRingRecords - slot);
@@ -232,7 +233,7 @@ Status CertificateLog::close() noexcept {
 
 void CertificateLog::run() noexcept {
   while (stopping_.load() == 0) {
-    // A failed write makes the log unhealthy; there is nobody here to tell.
+    // A failed write makes the log unhealthy; this thread has no caller to report to.
     (void)flush();
     futex_wait(stopping_, 0, kFlushEveryNs);
   }

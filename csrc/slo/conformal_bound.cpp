@@ -9,15 +9,15 @@ namespace rose::slo {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::infinity();
-// Invariant 4: how unlikely the order of the scores must be if nothing had changed.
+// Invariant 4: the scores are outdated if their order has at most this chance without a change.
 constexpr double kDriftChance = 0.01;
-// Scores are of another time only if they are larger by this factor: less is not worth forgetting.
+// Smallest factor between outdated and newer scores; a smaller difference is not worth the loss.
 constexpr double kDriftFactor = 1.1;
-// Fresh scores that confirm those of an earlier run: enough to tell a machine that is twice as slow
-// from the one before, few enough for a start within a second.
+// New scores that confirm those of an earlier run: enough to recognise a machine that is twice as
+// slow, few enough for a start within a second.
 constexpr std::uint32_t kConfirming = 8;
 constexpr std::uint32_t kContradictingMax = 1;
-// A level that was saved lies in here, whatever its epsilon and adaptation were.
+// Range of a saved level, for every epsilon and adaptation.
 constexpr double kLevelMin = -1;
 constexpr double kLevelMax = 0.5;
 
@@ -71,8 +71,8 @@ double ConformalBound::quantile() const noexcept {
   return std::max(1.0, *nth);
 }
 
-// If all scores were of one time, each order of them would be equally likely, and the `above`
-// largest would all be among the `older` of them with a chance of at most (older / all) ^ above.
+// Without a change each order of the scores is equally likely. Then the chance that the `above`
+// largest are all among the `older` ones is at most (older / all) ^ above.
 void ConformalBound::drop_another_time() noexcept {
   const auto enough = static_cast<std::uint32_t>(std::ceil(1 / config_.epsilon));
   if (count_ <= enough) return;

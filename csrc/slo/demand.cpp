@@ -9,7 +9,7 @@ namespace rose::slo {
 
 namespace {
 
-// A thousand years in milliseconds: in nanoseconds it is far from overflowing a clock.
+// About 285 years: in nanoseconds it still fits 64 bits.
 constexpr double kMemoryMaxMs = 9e12;
 
 bool is_positive(double value, double max) noexcept {
@@ -46,7 +46,7 @@ Demand::Demand(const DemandConfig& config, std::shared_ptr<const LatencyModel> m
 
 void Demand::arrived(std::uint32_t prompt_tokens) noexcept {
   const std::lock_guard lock{mutex_};
-  // Under the lock, so that arrivals are in order.
+  // Under the lock, so that arrivals are ordered.
   const Nanoseconds now_ns = clock_->now_ns();
   const auto horizon_ns = static_cast<Nanoseconds>(config_.horizon_ms * kNsPerMs);
   prompt_tokens_.add(prompt_tokens);
@@ -85,7 +85,7 @@ Result<AdmissionTerms> Demand::terms(std::uint32_t running) noexcept {
                        .max_request_tokens = config_.request_tokens,
                        .max_batch_tokens = config_.step_tokens};
   const std::lock_guard lock{mutex_};
-  // A step may always be as fast as the mean: a model that is pessimistic for now is no bound.
+  // A step can always be as fast as the mean, even if the model is too slow at the moment.
   const std::optional<double> speed_up = speed_up_.bound();
   const double per_s = (speed_up ? std::max(1.0, *speed_up) : kColdMargin) * kMsPerS;
   terms.decode_tokens_per_s = std::min(
@@ -99,8 +99,8 @@ Result<AdmissionTerms> Demand::terms(std::uint32_t running) noexcept {
   return terms;
 }
 
-// Before enough prompts were seen, all of those that arrive together are taken to be as long as
-// `burst_requests` of the largest, and each as long as the longest so far.
+// Before enough prompts were seen, each request of a burst is as long as the longest prompt so far,
+// and all together are at least as long as `burst_requests` of the largest.
 void Demand::expect_arrivals(AdmissionTerms& terms) const noexcept {
   const std::uint32_t seen = spans_.empty() ? 0 : spans_.front().count;
   const std::uint32_t requests = std::max(config_.burst_requests, seen);

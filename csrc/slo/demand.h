@@ -1,4 +1,4 @@
-// What serving could need before a loan is back, from what was measured of it.
+// Upper bound of serving's demand within T, from measurements.
 #pragma once
 
 #include <cstdint>
@@ -19,58 +19,59 @@ struct DemandConfig {
   std::uint32_t block_tokens{0};
   std::uint32_t step_tokens{0};     // most tokens of one engine step; its prefills share it
   std::uint32_t request_tokens{0};  // longest prompt
-  std::uint32_t burst_requests{0};  // that may arrive within T besides the largest one, at least
-  double horizon_ms{0};             // T
-  double memory_ms{0};              // for how long an arrival counts
-  double epsilon{0};                // share of steps that may be faster, of prompts longer, 0..1
-  std::uint32_t window{0};          // steps and prompts remembered, > 0
+  // Least number of requests that may arrive within T besides the largest.
+  std::uint32_t burst_requests{0};
+  double horizon_ms{0};  // T
+  double memory_ms{0};   // time for which an arrival is remembered
+  // Share of steps that may be faster, and of prompts that may be longer, 0..1.
+  double epsilon{0};
+  std::uint32_t window{0};  // number of remembered steps and prompts, > 0
 };
 
-// The upper bounds of D(T): how fast serving decodes and prefills, how many requests arrive within
-// T, and how long their prompts are.
+// The measured terms of D(T): rates of decode and prefill, requests that arrive within T, and the
+// lengths of their prompts.
 //
-// Speed: two bounds, and the higher one counts. Measured tokens per second of past steps say
-// nothing of a load that has not been seen, a full chunk after a day of short prompts: for that,
-// the latency model's mean is divided by how much faster than it said steps have been. Until enough
-// steps have ended, that margin is kColdMargin.
+// Rates: the higher of two bounds. Measured tokens per second do not cover a load that was not seen
+// yet, such as a full chunk after a day of short prompts. For such loads the latency model's mean
+// is divided by the bound of how much faster than predicted steps were, or by kColdMargin until
+// enough steps have ended.
 //
-// Arrivals: the most that came within any span as long as T, of those remembered. Of all token
-// buckets that the remembered arrivals have kept to within T, this is the tightest: any other
-// allows as many in T as came, at least. Certificates count the largest request besides, so there
-// is always one more than was ever seen.
+// Arrivals: the most within any interval of length T, of the remembered ones. No token bucket that
+// fits the remembered arrivals allows fewer within T. Certificates also count the largest request,
+// so they always allow one more than ever arrived.
 //
-// Thread rule: any thread. One mutex, under which nothing else is called.
+// Thread rule: any thread. One mutex; nothing else is called under it.
 class Demand {
  public:
-  // The certificate wants the most serving can do, the prior knows the mean: until steps were
-  // measured, steps of the same shape are taken to vary by less than this factor.
+  // Factor from the prior's mean to a bound: until steps were measured, steps of the same shape are
+  // assumed to vary by less than this.
   static constexpr double kColdMargin = 2.0;
 
-  // InvalidArgument when a count that must be is 0, or a duration is out of range.
+  // InvalidArgument for a count of 0 that must be positive, or a duration out of range.
   static Result<std::unique_ptr<Demand>> create(const DemandConfig& config,
                                                 std::shared_ptr<const LatencyModel> model,
                                                 std::shared_ptr<const Clock> clock) noexcept;
 
   const DemandConfig& config() const noexcept { return config_; }
 
-  // A request is here.
+  // Counts the arrival of a request.
   void arrived(std::uint32_t prompt_tokens) noexcept;
-  // A step took `actual_ms`, for which the model had said `predicted_ms`; one of no length says
-  // nothing.
+  // Observes a step with its duration and the model's prediction. Steps without a duration are
+  // ignored.
   void step_ended(double predicted_ms, double actual_ms, double decode_sequences,
                   double prefill_tokens) noexcept;
 
-  // What `running` requests and those to come could need. What serving has is not in it.
+  // Demand of `running` requests and of those that may arrive. Contains nothing about supply.
   //
-  // No loan counts as revocable: a slab that no step pins now can be pinned before serving asks,
-  // and one on its way back has a block in use or a pin, or it would be back. No prefix counts as
-  // cached: which request comes next is not known.
+  // No loan counts as revocable: a slab without a pin can be pinned before serving asks, and a slab
+  // in revocation has a block in use or a pin. No prefix counts as cached, because the next request
+  // is unknown.
   Result<AdmissionTerms> terms(std::uint32_t running) noexcept;
   // D(T) with `running` requests, in serving's blocks.
   Result<std::uint64_t> blocks(std::uint32_t running) noexcept;
 
  private:
-  // As many requests as `count` came within T, the last of them at `at_ns`.
+  // `count` requests arrived within T, the last one at `at_ns`.
   struct Span {
     Nanoseconds at_ns;
     std::uint32_t count;
@@ -78,7 +79,7 @@ class Demand {
 
   Demand(const DemandConfig& config, std::shared_ptr<const LatencyModel> model,
          std::shared_ptr<const Clock> clock) noexcept;
-  // Both need the mutex.
+  // Require the mutex.
   void forget(Nanoseconds now_ns) noexcept;
   void expect_arrivals(AdmissionTerms& terms) const noexcept;
 
@@ -92,8 +93,8 @@ class Demand {
   UpperBound speed_up_;  // over the model's mean
   UpperBound prompt_tokens_;
   std::deque<Nanoseconds> recent_ns_;  // arrivals within the last T
-  // By their last arrival, with counts that descend: a span that is older and not larger than
-  // another can never be the largest again.
+  // Ordered by the last arrival, with descending counts: an older span that is not larger than a
+  // newer one can never be the maximum again.
   std::deque<Span> spans_;
 };
 

@@ -7,28 +7,28 @@ namespace rose::slo {
 
 namespace {
 
-// Brings every term near 1 for ordinary steps, so one ridge suits all.
+// Scales every term to about 1 for ordinary steps, so that one ridge suits all.
 constexpr std::array<double, 5> kScales{1.0, 32.0, 8192.0, 512.0, 512.0 * 4096.0};
 // Below the resolution of a step's timing; keeps ratios finite.
 constexpr double kFloorMs = 1e-3;
-// Beyond any engine; keeps products and squares finite.
+// Larger than in any engine; keep products and squares finite.
 constexpr double kFeatureMax = 1e9;
 constexpr double kActualMaxMs = 1e9;
 // A prior of kActualMaxMs per token pair, scaled.
 constexpr double kWeightMax = 1e16;
-// Variance of a scaled weight that is as large as its prior, over the squared relative noise of a
-// step: with noise of 0.18 a prior is taken to be off by its own size. In absolute terms, as it was
-// before, a prior of a slow machine was left in hundreds of steps.
+// Variance of a scaled weight whose error equals its prior, divided by the squared relative noise
+// of a step; with a noise of 0.18, a prior may be wrong by its own size. With an absolute variance
+// a wrong prior of a slow machine took hundreds of steps to correct.
 constexpr double kPriorVariance = 30.0;
-// A weight is taken to be off by at least this share of what an ordinary step takes by the prior,
-// and by a millisecond.
+// Smallest error of a weight: this share of an ordinary step's time by the prior, and a
+// millisecond.
 constexpr double kPriorShareMin = 0.03;
 constexpr double kPriorOffMinMs = 1.0;
-// Forgetting stops here: steps with hardly any features must not make the covariance blow up.
+// Limit of forgetting: steps with few features must not make the covariance grow without bound.
 constexpr double kTraceOverPriorMax = 100;
 
-// A chunk counts as full from this share of step_tokens on. A device that computes and reads at
-// once has a knee in the cost of a chunk, and a straight line through it errs most where it ends.
+// A chunk counts as full from this share of step_tokens on. On a device that computes and reads in
+// parallel the cost of a chunk has a knee, so a linear fit is worst for the largest chunks.
 constexpr double kFullShare = 0.75;
 
 bool is_feature(double value) noexcept {
@@ -101,13 +101,13 @@ Forecast LatencyModel::forecast_locked(const Features& features,
   return {.predicted_ms = predicted_ms, .upper_ms = predicted_ms * bounds_[kind].margin()};
 }
 
-// One step of weighted recursive least squares. Dividing by `scale` makes errors relative, and one
-// wild step counts as an error of at most four.
+// One step of weighted recursive least squares. Dividing by `scale` makes errors relative, and
+// limits the error of one outlier to four.
 //
-// What is forgotten is what this step speaks about, and nothing else (directional forgetting:
-// Kulhavy, Automatica 1987): engines mostly run a few mixes of features, and uniform forgetting
-// would let noise decide what is forecast for others, which certificates ask about. For the same
-// reason no weight goes under 0: no work makes a step faster.
+// Only the directions of this step's features are forgotten (directional forgetting: Kulhavy,
+// Automatica 1987). Engines mostly run a few mixes of features; with uniform forgetting, noise
+// would decide the forecasts for other mixes, which certificates ask about. For the same reason no
+// weight is negative: no work makes a step faster.
 void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
                                 double actual_ms) noexcept {
   const double scale = std::max(predicted_ms, actual_ms / 4);
@@ -118,7 +118,7 @@ void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
     raw_ms += weights_[i] * terms[i];
   }
   Vector gain{};
-  double spread = 0;  // of the prediction, by the covariance
+  double spread = 0;  // variance of the prediction
   double trace = 0;
   double prior_trace = 0;
   for (std::size_t i = 0; i < kTerms; ++i) {
@@ -142,7 +142,8 @@ void LatencyModel::learn_locked(const Vector& terms, double predicted_ms,
     }
     sound = sound && covariance_[i][i] > 0;
   }
-  // Features twelve orders apart can use up the precision: what was learned stays, trust does not.
+  // Features that differ by twelve orders of magnitude can exhaust the precision. Then the weights
+  // stay, and the covariance starts anew.
   if (!sound) reset_covariance_locked();
 }
 
@@ -170,7 +171,7 @@ Result<Forecast> LatencyModel::observe(const Features& features, double actual_m
                                        bool is_after_loan) noexcept {
   ROSE_TRY(check_features(features));
   if (!(std::isfinite(actual_ms) && actual_ms >= 0 && actual_ms <= kActualMaxMs)) {
-    return Status::invalid_argument("a step's milliseconds must lie in 0..1e9");
+    return Status::invalid_argument("actual_ms of a step must lie in 0..1e9");
   }
   const Vector terms = terms_of(features);
   const std::scoped_lock lock{mutex_};
@@ -211,9 +212,9 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
       is_sound = is_sound && std::isfinite(state.covariance[i][j]) &&
                  state.covariance[i][j] == state.covariance[j][i];
     }
-    if (!is_sound) return {Code::kCorrupt, "the weights or covariances cannot be a model's"};
+    if (!is_sound) return {Code::kCorrupt, "the weights or covariances are out of range"};
   }
-  if (state.step_tokens == 0) return {Code::kCorrupt, "step_tokens of a model is 0"};
+  if (state.step_tokens == 0) return {Code::kCorrupt, "step_tokens of a model must be > 0"};
   std::uint64_t seen = 0;
   bool is_counted = state.misses <= state.observations;
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {
@@ -222,7 +223,7 @@ Status LatencyModel::take(const LatencyState& state) noexcept {
     seen += state.seen[kind];
   }
   if (!is_counted || seen != state.observations) {
-    return {Code::kCorrupt, "the counts of observations contradict each other"};
+    return {Code::kCorrupt, "the counts of observations and misses do not fit together"};
   }
   const bool has_same_epsilon = state.epsilon == config_.epsilon;
   for (std::size_t kind = 0; kind < kStepKinds; ++kind) {

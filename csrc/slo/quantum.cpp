@@ -7,8 +7,8 @@ namespace rose::slo {
 
 namespace {
 
-// Between two decisions a creditor sleeps for its poll, 5 ms by default; after a longer silence
-// nobody wanted to run.
+// A creditor sleeps for its poll between decisions, 5 ms by default. After a longer silence no
+// borrower wanted to run.
 constexpr Nanoseconds kSilenceNs = 50'000'000;
 
 }  // namespace
@@ -91,7 +91,7 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
             .prefill_tokens = 0};
     chunk.decode_sequences = step.decode_sequences;
     chunk.context_tokens += step.context_tokens;
-    // An engine that is full gives a prompt one token a step at worst.
+    // In the worst case a full engine prefills one token of a prompt per step.
     chunk.prefill_tokens = std::max(chunk.prefill_tokens - step.decode_sequences, 1.0);
     if (query.committed && serving_->runs_within(query.committed->slots, section)) {
       step = query.committed->features;
@@ -112,7 +112,7 @@ std::optional<QuantumCertifier::Means> QuantumCertifier::forecast(
                .chunk_ms = chunk_forecast.value().predicted_ms};
 }
 
-// The sums as docs/certificates.md writes them, in their order.
+// The sums of docs/certificates.md, in the same order.
 std::optional<QuantumCertifier::Misfit> QuantumCertifier::misfit(
     double quantum_ms, Nanoseconds now_ns, const Quantum& record) const noexcept {
   const LogHeader& header = log_->header();
@@ -154,7 +154,7 @@ void QuantumCertifier::note_binding(const Misfit& misfit, const Means& means, do
   binding_ = out;
 }
 
-// The time since the decision before belongs to that decision's outcome.
+// The time since the previous decision belongs to the previous outcome.
 void QuantumCertifier::note_time(Nanoseconds now_ns, QuantumRefusal outcome,
                                  double quantum_ms) noexcept {
   const Nanoseconds before_ns = decided_ns_.exchange(now_ns);

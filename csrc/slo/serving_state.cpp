@@ -137,7 +137,7 @@ bool ServingState::is_live(std::uint32_t slot) const noexcept {
   return slot < kSlots && (*requests_)[slot].phase != Phase::kFree;
 }
 
-// Times never go back within the section, so the newest token goes to the ring's end.
+// Times never decrease within the section, so the newest token goes to the end of the ring.
 void ServingState::give_token(std::uint32_t slot, const CertificateLog::Section& section) noexcept {
   Request& request = (*requests_)[slot];
   if (request.phase == Phase::kRunning) {
@@ -170,7 +170,8 @@ void ServingState::unlink(std::uint32_t slot) noexcept {
   context_tokens_ -= request.context_tokens;
 }
 
-// One record for every run of slots that a bitmap covers; of lowest free slots that is one.
+// One record per range of slots that fits a bitmap. Requests take the lowest free slots, so this is
+// one record as a rule.
 void ServingState::record_tokens(CertificateLog::Section& section,
                                  std::span<const std::uint32_t> slots) noexcept {
   constexpr std::uint32_t kBits = Tokens::kBitmapBytes * 8;

@@ -16,7 +16,7 @@ void UpperBound::add(double sample) noexcept {
 
 std::optional<double> UpperBound::bound() const noexcept {
   const auto count = static_cast<double>(ordered_.size());
-  // 0.99 * 100 is more than 99 in doubles: a hair less keeps the rank that was meant.
+  // In doubles 0.99 * 100 exceeds 99; subtracting a tiny number keeps the intended rank.
   const double rank = std::ceil((count + 1) * (1 - epsilon_) - 1e-9);
   if (rank < 1 || rank > count) return std::nullopt;
   return ordered_[static_cast<std::size_t>(rank) - 1];

@@ -1,4 +1,4 @@
-// A bound that few of the samples to come exceed.
+// A bound that few of the coming samples exceed.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace rose::slo {
 
-// The split-conformal quantile of the last `window` samples (arXiv 2107.07511): of n samples and
-// one to come, all orders are equally likely, so the k-th smallest is not exceeded with a
-// probability of k / (n + 1). With fewer than 1 / epsilon - 1 samples there is no such bound.
+// The split-conformal quantile of the last `window` samples (arXiv 2107.07511). If all orders of n
+// samples and the next one are equally likely, the next one exceeds the k-th smallest with
+// probability 1 - k / (n + 1). With fewer than 1 / epsilon - 1 samples there is no bound.
 //
 // One thread at a time.
 class UpperBound {
  public:
-  // `epsilon` lies in 0..1 and `window` is at least 1 / epsilon, or there never is a bound.
+  // `epsilon` is in 0..1. With a `window` below 1 / epsilon there never is a bound.
   UpperBound(double epsilon, std::uint32_t window) noexcept : epsilon_{epsilon}, window_{window} {}
 
   // The oldest sample is forgotten when the window is full.

@@ -9,7 +9,7 @@ namespace rose::transfer {
 
 namespace {
 
-// Writes the positions at which a dense row is not 0, and what is there; returns how many.
+// Writes the positions and values of the nonzero elements of a dense row; returns their number.
 template <ElementBits T>
 std::uint32_t read_raw(const BlockView& block, std::uint16_t* positions, T* differences) noexcept {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
@@ -40,7 +40,7 @@ void read_bitmap(const BlockView& block, std::uint16_t* positions) noexcept {
   }
 }
 
-// Steps of one, up where the bit is 0.
+// Writes differences of 1 and, where the bit is 1, -1.
 template <ElementBits T>
 void read_signs(const std::uint32_t* signs, std::uint32_t changed, T* differences) noexcept {
   for (std::uint32_t first = 0; first < changed; first += 32) {
@@ -52,13 +52,13 @@ void read_signs(const std::uint32_t* signs, std::uint32_t changed, T* difference
   }
 }
 
-// Gives the steps that are listed their sizes.
+// Sets the sizes of the listed changes.
 template <ElementBits T>
 void read_listed(const BlockView& block, const BodySections& body, T* differences) noexcept {
   const std::uint32_t listed = block.entry.listed;
   const bool is_all = listed == block.entry.changed;
   BitReader fields{body.magnitudes};
-  // Where everything is listed there are no ranks, and a reader of none is never asked.
+  // If all changes are listed there are no ranks, and the reader of ranks is never used.
   EliasFanoReader ranks{is_all ? block.words : body.ranks, block.entry.changed, listed};
   const auto resize = [&](std::uint32_t rank, std::uint32_t magnitude) noexcept {
     const std::uint32_t size = magnitude + (is_all ? 1 : 2);

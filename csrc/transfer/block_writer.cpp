@@ -10,7 +10,7 @@ namespace rose::transfer {
 
 namespace {
 
-// How many magnitudes take how many bits, 0 to w.
+// Number of magnitudes by their bits, 0 to w.
 using Histogram = std::array<std::uint32_t, 33>;
 
 struct MagnitudeShape {
@@ -19,14 +19,14 @@ struct MagnitudeShape {
   std::uint32_t words{0};
 };
 
-// The least width with which `listed` > 0 magnitudes take the fewest words.
+// The smallest width for which `listed` > 0 magnitudes take the fewest words.
 MagnitudeShape best_shape(const Histogram& sizes, std::uint32_t listed,
                           std::uint32_t width) noexcept {
   MagnitudeShape best{.bits = 0, .large = 0, .words = ~0U};
   std::uint32_t large = listed;
   for (std::uint32_t bits = 0; bits < width; ++bits) {
     large -= sizes[bits];
-    if (words_of_bits(listed * bits) >= best.words) break;  // wider ones take more
+    if (words_of_bits(listed * bits) >= best.words) break;  // larger widths take more
     const std::uint32_t words = magnitude_words(listed, large, bits, width);
     if (words < best.words) best = {.bits = bits, .large = large, .words = words};
     if (large == 0) break;
@@ -37,10 +37,10 @@ MagnitudeShape best_shape(const Histogram& sizes, std::uint32_t listed,
 struct Listing {
   std::uint32_t listed{0};
   MagnitudeShape magnitudes;
-  std::uint32_t words{0};  // shape to large
+  std::uint32_t words{0};  // of the sections from shape to large
 };
 
-// Lists the changes that are no step of one; or all, where that takes fewer words.
+// Lists the changes with a size other than 1, or all changes if that takes fewer words.
 template <ElementBits T>
 Listing best_listing(const BlockChanges<T>& changes, const EncodeScratch& scratch) noexcept {
   std::uint16_t* const ranks = scratch.ranks();
@@ -81,7 +81,7 @@ std::uint32_t* write_signs(const BlockChanges<T>& changes, std::uint32_t* out) n
   return out;
 }
 
-// Writes what is listed: shape, ranks, magnitudes and the large ones.
+// Writes the sections of listed changes: shape, ranks, magnitudes and the large ones.
 template <ElementBits T>
 void write_listed(const BlockChanges<T>& changes, const BlockPlan& plan,
                   const EncodeScratch& scratch, std::uint32_t* out) noexcept {

@@ -37,7 +37,7 @@ bool Shape::may_overlap_itself() const noexcept {
   const auto end = sorted.begin() + static_cast<std::ptrdiff_t>(used_);
   std::sort(sorted.begin(), end,
             [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
-  std::uint64_t reach = 1;  // what the dimensions so far cover
+  std::uint64_t reach = 1;  // elements covered by the dimensions so far
   for (auto at = sorted.begin(); at != end; ++at) {
     if (at->stride < reach) return true;
     reach += (at->size - 1) * at->stride;
@@ -59,7 +59,7 @@ Shape::Run Shape::run_at(std::uint64_t index) const noexcept {
 
 namespace {
 
-// Calls visit(address of an element) for all of them, until it says false.
+// Calls visit(address of an element) for each element, until it returns false.
 template <typename T, typename Visit>
 bool each_element(const Box<const T>& box, Visit visit) noexcept {
   BoxCursor<const T> cursor{box};
@@ -92,7 +92,7 @@ Result<bool> share_elements(const Box<const T>& one, const Box<const T>& other) 
   std::ranges::fill(taken, 0U);
   const auto place_of = [&](const T* at) noexcept { return static_cast<std::size_t>(at - from); };
   each_element(one, [&](const T* at) noexcept {
-    const std::size_t place = place_of(at);  // wraps in front of `from`
+    const std::size_t place = place_of(at);  // wraps around for addresses before `from`
     if (place < span) taken[place / 64] |= std::uint64_t{1} << place % 64;
     return true;
   });

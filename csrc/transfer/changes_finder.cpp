@@ -62,7 +62,8 @@ BlockChanges<T> ChangesFinder<T>::find(std::uint64_t first, std::uint32_t elemen
           .differences = room_.differences()};
 }
 
-// All that differs is sent, so the shadow becomes what is fresh: one loop finds and digests.
+// All differences are sent, so the shadow becomes the new elements: one loop finds and digests
+// them.
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found) noexcept {
   if (tile.elements % kInWord != 0) {
@@ -83,8 +84,8 @@ std::uint32_t ChangesFinder<T>::find_all(const Tile& tile, std::uint16_t* found)
   return count;
 }
 
-// Takes what a tile of whole words changes, and adds what that moves the digest by: over the words
-// that are touched, or, where those are many, over all of them in one go.
+// Takes the changes of a tile of whole words, and adds their effect on the digest: from the touched
+// words, or, if there are many, from all words at once.
 template <ElementBits T>
 void ChangesFinder<T>::take_words(const Tile& tile, std::uint32_t count) noexcept {
   if (count > tile.elements / kManyInWord) {
@@ -115,7 +116,7 @@ std::uint32_t ChangesFinder<T>::find_some(const Tile& tile, std::uint16_t* found
   return count;
 }
 
-// Adds the digest of a tile's elements, or takes it off.
+// Adds or subtracts the digest of a tile's elements.
 template <ElementBits T>
 void ChangesFinder<T>::add_all(const Tile& tile, const T* elements, Digest& to,
                                int sign) const noexcept {
@@ -125,7 +126,7 @@ void ChangesFinder<T>::add_all(const Tile& tile, const T* elements, Digest& to,
   to.second += sign < 0 ? 0U - part.second : part.second;
 }
 
-// Keeps the positions that are sent, and moves the ages: what stays unsent is one pack older.
+// Keeps the positions that are sent, and updates the ages: unsent elements are one pack older.
 template <ElementBits T>
 std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found,
                                           std::uint32_t count) noexcept {
@@ -156,7 +157,7 @@ std::uint32_t ChangesFinder<T>::keep_sent(const Tile& tile, std::uint16_t* found
   return kept;
 }
 
-// Notes the differences at the last `count` positions found.
+// Stores the differences at the last `count` positions.
 template <ElementBits T>
 void ChangesFinder<T>::note_differences(const Tile& tile, std::uint32_t count) noexcept {
   const std::uint16_t* const found = room_.positions() + changed_;
@@ -167,7 +168,7 @@ void ChangesFinder<T>::note_differences(const Tile& tile, std::uint32_t count) n
   }
 }
 
-// Does so, and moves the tile's shadow.
+// The same, and updates the tile's shadow.
 template <ElementBits T>
 void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
   note_differences(tile, count);
@@ -178,7 +179,7 @@ void ChangesFinder<T>::take(const Tile& tile, std::uint32_t count) noexcept {
   }
 }
 
-// Moves a shadow that is no row, of which the tile is a copy.
+// Updates a shadow with strides, of which the tile is a copy.
 template <ElementBits T>
 void ChangesFinder<T>::move_box(const Tile& tile, std::uint32_t count) noexcept {
   BoxCursor<T> cursor{versions_.shadow};

@@ -74,7 +74,7 @@ Result<std::vector<Address>> resolve(const std::string& host, std::uint16_t port
   addrinfo* found = nullptr;
   const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
-    return Status::unavailable("'" + host + "' has no address: " + ::gai_strerror(error));
+    return Status::unavailable("'" + host + "' cannot be resolved: " + ::gai_strerror(error));
   }
   std::vector<Address> addresses;
   for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
@@ -91,11 +91,11 @@ Result<FileDescriptor> listen_on(const Address& address) noexcept {
       ::socket(family_of(address), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)};
   if (!socket.is_open()) return from_errno("a socket", errno);
   const int yes = 1;
-  // A server that starts again takes its old port although connections of before linger.
+  // So that a restarted server gets its old port despite lingering connections.
   static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
   if (::bind(socket.get(), pointer_to(address), address.size) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {
-    return Status::unavailable(from_errno("the port cannot be listened on", errno).message());
+    return Status::unavailable(from_errno("cannot listen on the port", errno).message());
   }
   return socket;
 }

@@ -14,20 +14,20 @@ namespace rose::transfer {
 
 namespace {
 
-// A connection that broke is tried again after so long, while others go on.
+// Time after which a broken connection is tried again while others continue.
 constexpr Nanoseconds kRetryNs = 1'000'000'000;
 constexpr std::uint64_t kBurstBytes = 256 << 10;
 
 Status check_want(const Want& want) noexcept {
   const std::size_t size = want.room.bytes.size();
   if (!is_update(want.key.n, want.key.base_n)) {
-    return Status::invalid_argument("no update leads from version " +
+    return Status::invalid_argument("an update cannot lead from version " +
                                     std::to_string(want.key.base_n) + " to " +
                                     std::to_string(want.key.n));
   }
   if (size == 0 || size > kFrameBytesMax) {
     return Status::invalid_argument("tile " + std::to_string(want.key.tile) + " of " +
-                                    std::to_string(size) + " bytes must have from 1 to " +
+                                    std::to_string(size) + " bytes: the size must be from 1 to " +
                                     std::to_string(kFrameBytesMax));
   }
   return {};
@@ -39,7 +39,7 @@ Result<std::unique_ptr<ChunkClient>> ChunkClient::create(
     const ChunkClientConfig& config, std::shared_ptr<const Clock> clock) noexcept {
   if (config.streams == 0 || config.streams > kStreamsMax || config.timeout_ns <= 0 ||
       config.port == 0) {
-    return Status::invalid_argument("a port and a time are > 0, and streams from 1 to " +
+    return Status::invalid_argument("port and timeout must be > 0, and streams from 1 to " +
                                     std::to_string(kStreamsMax));
   }
   auto addresses = resolve(config.host, config.port);
@@ -81,7 +81,7 @@ Status ChunkClient::fetch(std::vector<Want> wants) noexcept {
       if (outstanding_.insert(wants[i].key).second) continue;
       for (std::size_t j = 0; j < i; ++j) outstanding_.erase(wants[j].key);
       return Status::invalid_argument("tile " + std::to_string(wants[i].key.tile) +
-                                      " is on its way already");
+                                      " was requested already");
     }
     std::ranges::move(wants, std::back_inserter(asked_));
   }
@@ -98,10 +98,10 @@ Result<std::optional<Arrival>> ChunkClient::next(Nanoseconds timeout_ns) noexcep
            outstanding_.empty();
   };
   while (!changed_.wait_for(lock, std::chrono::nanoseconds{timeout_ns}, is_over)) {
-    // Large frames on a slow line: somebody who sees bytes move waits on.
+    // A large frame on a slow link: while bytes arrive, the wait continues.
     const std::uint64_t now_seen = received_bytes_.load();
     if (std::exchange(seen, now_seen) == now_seen) {
-      return Status::deadline_exceeded("no byte came in the time to wait for a chunk");
+      return Status::deadline_exceeded("no byte of a chunk arrived within the timeout");
     }
   }
   if (is_closed_) return Status::unavailable("this chunk client is closed");
@@ -122,7 +122,7 @@ void ChunkClient::cancel() noexcept {
   const std::uint64_t mine = ++cancels_wanted_;
   changed_.notify_all();
   bell_.ring();
-  // The thread never blocks but on the bell and its sockets, so this is short.
+  // The thread blocks only on its bell and sockets, so this wait is short.
   changed_.wait(lock, [&] { return cancels_done_ >= mine || is_over_; });
 }
 
@@ -150,7 +150,7 @@ void ChunkClient::run() noexcept {
     const Nanoseconds now_ns = clock_->now_ns();
     open_streams(now_ns);
     assign(now_ns);
-    // Then a window has room, there is more to read, or what was lost must be asked for again.
+    // Then a window has room, more data can be read, or lost requests must be repeated.
     const bool is_hurried = serve(now_ns);
     hand_over();
     const bool tries_again = end_if_hopeless();
@@ -162,7 +162,7 @@ void ChunkClient::run() noexcept {
   changed_.notify_all();
 }
 
-// False when it is to end.
+// False if the thread must end.
 bool ChunkClient::take_orders() noexcept {
   bell_.silence();
   const std::scoped_lock lock{mutex_};
@@ -191,7 +191,7 @@ bool ChunkClient::has_work() const noexcept {
 }
 
 void ChunkClient::open_streams(Nanoseconds now_ns) noexcept {
-  std::size_t useful = pending_.size();  // more connections than chunks would be idle
+  std::size_t useful = pending_.size();  // with more connections than chunks some would be idle
   for (std::size_t i = 0; i < streams_.size() && useful > 0; ++i) {
     if (streams_[i].is_resting() && may_open(i, now_ns)) open(i, now_ns);
     --useful;
@@ -210,7 +210,7 @@ void ChunkClient::open(std::size_t index, Nanoseconds now_ns) noexcept {
   if (!status.ok()) lose(index, std::move(status), now_ns);
 }
 
-// One each in turn, so that a few chunks come over all streams.
+// One chunk per connection in turn, so that a few chunks use all streams.
 void ChunkClient::assign(Nanoseconds now_ns) noexcept {
   bool is_taken = true;
   while (is_taken) {
@@ -225,7 +225,7 @@ void ChunkClient::assign(Nanoseconds now_ns) noexcept {
   }
 }
 
-// True when something came or was lost.
+// True if data arrived or requests were lost.
 bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
   bool is_hurried = false;
   for (std::size_t i = 0; i < streams_.size(); ++i) {
@@ -260,14 +260,13 @@ bool ChunkClient::serve(Nanoseconds now_ns) noexcept {
 void ChunkClient::lose(std::size_t index, Status why, Nanoseconds now_ns) noexcept {
   const bool was_idle = !has_work();
   for (Want& want : streams_[index].take_back()) pending_.push_front(std::move(want));
-  if (was_idle) return;  // the server hangs up on who asks nothing
+  if (was_idle) return;  // the server closes connections without requests
   losses_.fetch_add(1);
   rests_[index] = {now_ns + kRetryNs, arrivals_count_, false};
   last_loss_ = std::move(why);
 }
 
-// The one place that decides that what is missing will not come. True when it is to be tried again
-// at once.
+// The only function that gives up on missing chunks. True if they must be tried again at once.
 bool ChunkClient::end_if_hopeless() noexcept {
   if (!has_work()) last_loss_ = {};
   if (last_loss_.ok()) return false;
@@ -305,7 +304,7 @@ void ChunkClient::give_up(Status why) noexcept {
   changed_.notify_all();
 }
 
-// Only connections on which something would still come are closed.
+// Closes only connections that still expect answers.
 void ChunkClient::drop_everything() noexcept {
   pending_.clear();
   arrivals_.clear();

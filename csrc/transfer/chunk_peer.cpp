@@ -8,7 +8,7 @@ namespace rose::transfer {
 
 namespace {
 
-// Parts of one call to the socket: several small frames leave together.
+// Parts of one call to the socket, so that several small frames leave together.
 constexpr std::size_t kSocketPartsMax = 32;
 
 }  // namespace
@@ -45,7 +45,7 @@ void ChunkPeer::shake_hands() noexcept {
       return;
     case Io::kWantRead:
     case Io::kWantWrite:
-      // Whatever the socket says next, it is tried again.
+      // The socket is tried again after its next event.
       can_read_ = can_write_ = false;
       return;
     case Io::kClosed:
@@ -58,7 +58,7 @@ void ChunkPeer::shake_hands() noexcept {
 
 void ChunkPeer::read(Nanoseconds now_ns) noexcept {
   while (may_read()) {
-    // Never more than may be outstanding: what does not fit stays in the socket, and the peer
+    // At most as many requests as may be outstanding. The others stay in the socket, and the peer
     // waits.
     const std::size_t most =
         state_ == State::kGreeting ? kGreetingBytes : (kAsksMax - asks()) * kAskBytes;
@@ -192,7 +192,8 @@ Nanoseconds ChunkPeer::over_ns() const noexcept {
   if (state_ == State::kClosed) return kNever;
   if (state_ != State::kServing) return greet_by_ns_;
   if (stuck_ns_) return *stuck_ns_ + limits_.send_ns;
-  // What is left to send waits for its share of the pace, what is parked for us: not for the peer.
+  // Unsent data waits for its share of the pace, parked requests wait for us; neither is the peer's
+  // silence.
   return asks() > 0 ? kNever : heard_ns_ + limits_.idle_ns;
 }
 

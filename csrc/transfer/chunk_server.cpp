@@ -16,12 +16,13 @@ namespace rose::transfer {
 
 namespace {
 
-constexpr Nanoseconds kMillisecondNs = 1'000'000;  // in which epoll takes its timeout
+constexpr Nanoseconds kMillisecondNs = 1'000'000;  // unit of epoll's timeout
 constexpr std::size_t kEventsMax = 64;
-// When the process has no descriptor left, who waits to be accepted would make every turn return.
+// Pause without accepting: without a free descriptor, a waiting connection would end every wait at
+// once.
 constexpr Nanoseconds kRestNs = 100'000'000;
-constexpr int kAcceptsMax = 16;  // in one turn: whoever is connected is not kept waiting
-// What one receiver gets before the next has its turn, when they share a pace.
+constexpr int kAcceptsMax = 16;  // per round, so that connected peers do not wait
+// Bytes for one receiver before the next one's turn, when they share a pace.
 constexpr std::size_t kPacedShareBytes = 64 << 10;
 
 Status check_config(const ChunkServerConfig& config) noexcept {
@@ -86,7 +87,7 @@ ChunkServer::ChunkServer(const ChunkServerConfig& config, std::shared_ptr<const 
 ChunkServer::~ChunkServer() { close(); }
 
 Status ChunkServer::start() noexcept {
-  if (thread_.joinable()) return Status::invalid_argument("the chunk server runs already");
+  if (thread_.joinable()) return Status::invalid_argument("the chunk server was started already");
   return start_quietly(thread_, [this] { run(); });
 }
 
@@ -101,7 +102,8 @@ void ChunkServer::close() noexcept {
 
 void ChunkServer::run() noexcept {
   while (!is_closing_.load()) turn(kLongestSleepNs);
-  peers_.clear();  // here, where the goodbye of TLS to one who is gone raises no signal
+  // closed in this thread, where TLS's last message to a closed peer raises no signal
+  peers_.clear();
 }
 
 Status ChunkServer::set_pace(std::uint64_t bytes_per_s, std::uint64_t burst_bytes) noexcept {
@@ -125,7 +127,7 @@ ChunkServerStats ChunkServer::stats() const noexcept {
 
 void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
   std::array<epoll_event, kEventsMax> events;
-  // Rounded up: a sleep that ends before the deadline would be a spin.
+  // Rounded up: a wait that ends before the deadline would be a spin.
   const Nanoseconds most_ns = longest_wait(wait_ns);
   const int timeout_ms = static_cast<int>((most_ns + kMillisecondNs - 1) / kMillisecondNs);
   const int ready = ::epoll_wait(epoll_.get(), events.data(), kEventsMax, timeout_ms);
@@ -148,7 +150,7 @@ void ChunkServer::turn(Nanoseconds wait_ns) noexcept {
     shelf_.silence();
     take_pace(now_ns);
   }
-  // First, so that what is answered now is sent now: who has an answer has no deadline.
+  // First, so that new answers are sent in this round: a peer with an answer has no deadline.
   for (auto& [fd, peer] : peers_) peer->settle(now_ns);
   serve(now_ns);
   for (auto& [fd, peer] : peers_) peer->expire(now_ns);
@@ -162,7 +164,7 @@ Nanoseconds ChunkServer::longest_wait(Nanoseconds most_ns) noexcept {
   if (is_paced_out_) most_ns = std::min(most_ns, pace_.wait_ns(now_ns, kPacedStepBytes));
   for (const auto& [fd, peer] : peers_) {
     const Nanoseconds deadline_ns = peer->deadline_ns();
-    // Subtracted only when it is near: "never" has no room for a difference.
+    // The difference is computed only for a near deadline, because "never" would overflow.
     if (deadline_ns < now_ns + most_ns) most_ns = std::max<Nanoseconds>(deadline_ns - now_ns, 0);
   }
   return most_ns;
@@ -176,7 +178,7 @@ void ChunkServer::take_pace(Nanoseconds now_ns) noexcept {
 
 void ChunkServer::serve(Nanoseconds now_ns) noexcept {
   has_more_ = is_paced_out_ = false;
-  // Each turn begins behind the one who was served last, so a short pace goes around too.
+  // Each round starts after the last served peer, so that a short pace reaches all of them.
   auto at = peers_.upper_bound(served_last_);
   for (std::size_t i = 0; i < peers_.size(); ++i, ++at) {
     if (at == peers_.end()) at = peers_.begin();
@@ -233,7 +235,7 @@ void ChunkServer::accept(Nanoseconds now_ns) noexcept {
   }
 }
 
-// Strangers that only connect must not keep out who knows the token.
+// Connections without the token must not keep out one with it.
 bool ChunkServer::has_made_room() noexcept {
   auto oldest = peers_.end();
   for (auto at = peers_.begin(); at != peers_.end(); ++at) {
@@ -262,7 +264,7 @@ void ChunkServer::admit(FileDescriptor socket, Nanoseconds now_ns) noexcept {
     if (!opened.ok()) return;
     session = opened.take();
   }
-  // Edges: a peer that may not be read from, or has nothing to get, wakes nobody.
+  // Edge-triggered: a peer that may not be read, or has nothing to send, causes no wake-ups.
   if (!watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET).ok()) return;
   peers_.emplace(
       fd, std::make_unique<ChunkPeer>(ChunkChannel{std::move(socket), std::move(session)}, shelf_,

@@ -10,12 +10,13 @@ namespace {
 
 Status check_frame(const ChunkKey& key, const Frame& frame) noexcept {
   if (!is_update(key.n, key.base_n)) {
-    return Status::invalid_argument("no update leads from version " + std::to_string(key.base_n) +
-                                    " to " + std::to_string(key.n));
+    return Status::invalid_argument("an update cannot lead from version " +
+                                    std::to_string(key.base_n) + " to " + std::to_string(key.n));
   }
   if (frame.bytes.empty() || frame.bytes.size() > kFrameBytesMax) {
     return Status::invalid_argument("a frame of " + std::to_string(frame.bytes.size()) +
-                                    " bytes must have from 1 to " + std::to_string(kFrameBytesMax));
+                                    " bytes: the size must be from 1 to " +
+                                    std::to_string(kFrameBytesMax));
   }
   return {};
 }
@@ -27,7 +28,7 @@ Status ChunkShelf::put(const ChunkKey& key, Frame frame) noexcept {
   bool is_awaited = false;
   {
     const std::scoped_lock lock{mutex_};
-    std::swap(frames_[key], frame);  // what was there is let go below, without the mutex
+    std::swap(frames_[key], frame);  // the old frame is freed below, without the mutex
     if (const auto miss = misses_.find(key); miss != misses_.end()) {
       is_awaited = true;
       if (!std::exchange(miss->second.is_taken, true)) --untaken_;

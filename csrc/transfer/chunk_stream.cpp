@@ -13,8 +13,8 @@ namespace rose::transfer {
 
 namespace {
 
-// A window of 16 MiB keeps 3 Gb/s busy at 40 ms from an ask to its answer, per stream; with small
-// frames it is their number that must bridge the delay.
+// Window of a stream: 16 MiB keep 3 Gb/s busy with 40 ms from a request to its answer. For small
+// frames the number of requests must cover the delay.
 constexpr std::size_t kWindowBytes = 16 << 20;
 constexpr std::size_t kWindowAsksMax = 256;
 
@@ -156,7 +156,7 @@ Status ChunkStream::advance(std::vector<Arrival>& arrivals) noexcept {
   got_ = 0;
   if (state_ == State::kGreeting) {
     if (!is_hello(std::span{header_}.first<kHelloBytes>())) {
-      return Status::corrupt(name() + " answers a greeting as no chunk server does");
+      return Status::corrupt(name() + " did not answer the greeting like a chunk server");
     }
     state_ = State::kServing;
     return {};
@@ -170,12 +170,12 @@ Status ChunkStream::advance(std::vector<Arrival>& arrivals) noexcept {
 
 Status ChunkStream::take_answer(std::vector<Arrival>& arrivals) noexcept {
   const auto answer = read_answer(header_);
-  if (!answer) return Status::corrupt(name() + " sent bytes that answer nothing");
+  if (!answer) return Status::corrupt(name() + " sent bytes that are no answer");
   const auto found = rooms_.find(answer->key);
   const std::string which =
       "tile " + std::to_string(answer->key.tile) + " of version " + std::to_string(answer->key.n);
   if (found == rooms_.end()) {
-    return Status::corrupt(name() + " answers for " + which + ", which was not asked for");
+    return Status::corrupt(name() + " answers for " + which + ", which was not requested");
   }
   const std::size_t size = found->second.bytes.size();
   if (answer->nbytes == 0) {
@@ -183,7 +183,7 @@ Status ChunkStream::take_answer(std::vector<Arrival>& arrivals) noexcept {
     arrivals.push_back({answer->key, false, std::move(found->second)});
     rooms_.erase(found);
   } else if (answer->nbytes != size) {
-    return Status::corrupt(name() + " has " + std::to_string(answer->nbytes) + " bytes for " +
+    return Status::corrupt(name() + " sent " + std::to_string(answer->nbytes) + " bytes for " +
                            which + ", not " + std::to_string(size));
   } else {
     current_ = answer->key;
@@ -218,9 +218,9 @@ Status ChunkStream::lateness() const noexcept {
     return Status::unavailable(name() + " cannot be reached within " + after);
   }
   if (slow_ns() < moved_ns_ + server_.timeout_ns) {
-    return Status::deadline_exceeded("what " + name() + " sends comes too slowly");
+    return Status::deadline_exceeded(name() + " sends too slowly");
   }
-  return Status::deadline_exceeded("nothing came from " + name() + " for " + after);
+  return Status::deadline_exceeded(name() + " sent nothing for " + after);
 }
 
 std::vector<Want> ChunkStream::take_back() noexcept {
@@ -239,8 +239,8 @@ Status ChunkStream::lost() const noexcept {
   const std::string why = channel_->failure();
   if (state_ == State::kGreeting && why.empty()) {
     return Status::unavailable(name() +
-                               " closed the connection without a word: it wants another "
-                               "token, or has no place");
+                               " closed the connection without an answer: the token is "
+                               "wrong, or it has no free connection");
   }
   return Status::unavailable("the connection to " + name() + " broke" +
                              (why.empty() ? "" : ": " + why));

@@ -15,7 +15,7 @@ constexpr std::string_view kHelloMagic = "ROSEHEL2";
 constexpr std::string_view kAskMagic = "RASK";
 constexpr std::string_view kAnswerMagic = "RANS";
 
-// Little-endian whatever the machine is.
+// Little-endian on every machine.
 template <std::unsigned_integral T>
 void put(std::span<std::byte> content, std::size_t at, T value) noexcept {
   for (std::size_t i = 0; i < sizeof(T); ++i) {
@@ -125,7 +125,7 @@ std::optional<ChunkAnswer> read_answer(std::span<const std::byte, kAnswerBytes> 
 }
 
 bool is_same(const Token& one, const Token& other) noexcept {
-  // Volatile: the compiler must not leave the loop once it knows the answer.
+  // Volatile, so that the compiler cannot leave the loop early.
   volatile unsigned char differing = 0;
   for (std::size_t i = 0; i < kTokenBytes; ++i) {
     differing =

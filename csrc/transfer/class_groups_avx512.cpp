@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint32_t kStep = 32;
 
-// Writes those of up to 32 numbers whose bit is set; reads no other. Always writes 32 places.
+// Writes those of up to 32 numbers whose bit is set, and reads no other. Always writes 32 numbers.
 ROSE_AVX512 inline void write_set_avx512(std::uint32_t bits, const std::uint8_t* from,
                                          std::uint8_t* to) noexcept {
   const __m256i numbers = _mm256_maskz_loadu_epi8(bits, from);
@@ -38,8 +38,8 @@ ROSE_AVX512 inline void write_set_avx512(std::uint32_t bits, const std::uint32_t
   }
 }
 
-// Goes over all changes once for each class: without a branch or a place in memory that waits for
-// the change before, eight times is still faster than once.
+// One pass over all changes per class: eight passes without branches and without dependent stores
+// are faster than one pass with them.
 template <ElementBits T>
 ROSE_AVX512 inline ClassCounts group_avx512(const ClassGroups<T>& changes) noexcept {
   ClassCounts counts{};

@@ -10,7 +10,7 @@ namespace {
 
 #define ROSE_AVX2 __attribute__((target("avx2")))
 
-// The rule in every lane.
+// The class rule in every lane.
 struct RuleAvx2 {
   __m128i shift;
   __m256i mask;
@@ -41,7 +41,7 @@ ROSE_AVX2 inline __m256i classes_avx2(const T* bits, const RuleAvx2& rule) noexc
     const __m256i above = _mm256_sub_epi32(_mm256_max_epu32(exponent, rule.origin), rule.origin);
     return _mm256_min_epu32(above, rule.last);
   }
-  // Bits that a byte gets from its neighbour are above its exponent, so the mask drops them.
+  // Bits shifted in from a neighbouring byte are above the exponent, so the mask removes them.
   const __m256i exponent = _mm256_and_si256(_mm256_srl_epi16(loaded, rule.shift), rule.mask);
   if constexpr (sizeof(T) == 2) {
     return _mm256_min_epu16(_mm256_subs_epu16(exponent, rule.origin), rule.last);
@@ -49,8 +49,8 @@ ROSE_AVX2 inline __m256i classes_avx2(const T* bits, const RuleAvx2& rule) noexc
   return _mm256_min_epu8(_mm256_subs_epu8(exponent, rule.origin), rule.last);
 }
 
-// The classes of 32 elements, a byte each. Packing works within 128-bit lanes; the permutations
-// put the parts into order.
+// The classes of 32 elements, one byte each. Packing works within 128-bit lanes; the permutations
+// restore the order.
 template <ElementBits T>
 ROSE_AVX2 inline __m256i bytes_avx2(const T* bits, const RuleAvx2& rule) noexcept {
   if constexpr (sizeof(T) == 1) return classes_avx2(bits, rule);
@@ -68,7 +68,7 @@ ROSE_AVX2 inline __m256i bytes_avx2(const T* bits, const RuleAvx2& rule) noexcep
   }
 }
 
-// The top bit of each byte, of a class of at most three bits that was shifted there.
+// The top bit of each byte, after the class was shifted up.
 template <int kBit>
 ROSE_AVX2 inline std::uint64_t plane_avx2(__m256i classes) noexcept {
   const int bits = _mm256_movemask_epi8(_mm256_slli_epi16(classes, 7 - kBit));

@@ -1,4 +1,4 @@
-// Ranks within a class: where every class stands at each group of 64 elements, from its planes.
+// Ranks within a class: counts of every class before each group of 64 elements, from its planes.
 #include <bit>
 #include <utility>
 
@@ -8,15 +8,15 @@ namespace rose::transfer {
 
 namespace {
 
-// Every machine of the vector versions counts bits in one instruction, which the base path may not
-// use: so each of these loops is inlined into a version with it and one without.
+// Machines with the vector versions have an instruction that counts bits, which the base build may
+// not use. So each of these loops is inlined into a version with it and one without.
 #define ROSE_INLINED __attribute__((always_inline)) inline
 
 constexpr std::uint32_t kNone = 0xFFFF'FFFF;
 
 using Masks = std::array<std::uint64_t, kClasses>;
 
-// Which lanes of a group are of each class.
+// The mask of each class's lanes in a group.
 ROSE_INLINED Masks masks_of(const ClassPlanes& group) noexcept {
   const auto [zero, one, two] = group.of;
   const std::uint64_t none = ~(zero | one);
@@ -46,7 +46,7 @@ ROSE_INLINED void add_group(const Masks& masks, ClassCounts& counts) noexcept {
   for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] += count_of(masks[c]);
 }
 
-// The lane of the set bit that has `rank` others below it.
+// The lane of the set bit that has `rank` set bits below it.
 ROSE_INLINED std::uint32_t lane_of(std::uint64_t mask, std::uint32_t rank) noexcept {
   std::uint32_t lane = 0;
   for (std::uint32_t half = 32; half != 0; half /= 2) {
@@ -59,7 +59,7 @@ ROSE_INLINED std::uint32_t lane_of(std::uint64_t mask, std::uint32_t rank) noexc
   return lane;
 }
 
-// Lanes behind the last element were counted as of class 0.
+// Lanes behind the last element were counted as class 0.
 ROSE_INLINED ClassCounts without_padding(ClassCounts counts, std::uint32_t elements) noexcept {
   counts[0] -= groups_of(elements) * kGroupElements - elements;
   return counts;
@@ -72,10 +72,10 @@ struct RankQuestion {
   const GroupStarts* starts;
 };
 
-// The class of an element, and which lanes of its group are of that.
+// The class of an element, and the lanes of its group that have this class.
 struct LaneClass {
   std::uint32_t of{0};
-  std::uint64_t others{0};  // the lanes that are of another one
+  std::uint64_t others{0};  // lanes of other classes
 };
 
 ROSE_INLINED LaneClass class_in(const ClassPlanes& group, std::uint32_t lane) noexcept {
@@ -88,7 +88,7 @@ ROSE_INLINED LaneClass class_in(const ClassPlanes& group, std::uint32_t lane) no
   return found;
 }
 
-// Where each class stands at every group, four counts to a number.
+// The count of each class before every group, four counts per number.
 ROSE_INLINED void starts_loop(const ClassPlanes* planes, std::uint32_t groups,
                               GroupStarts* starts) noexcept {
   std::uint64_t low = 0;
@@ -101,16 +101,16 @@ ROSE_INLINED void starts_loop(const ClassPlanes* planes, std::uint32_t groups,
   }
 }
 
-// After the starts, each change by itself: nobody has to guess where the next one is.
+// With the counts known, each change is independent of the others, so there is nothing to predict.
 ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
   ClassCounts counts{};
   const std::uint32_t groups = groups_of(asked.elements);
   if (groups != 0) {
-    // Up to the last group every count fits 16 bits; with it, one may be 65,536.
+    // Before the last group every count fits 16 bits; with it, one may be 65,536.
     for (std::uint32_t c = 0; c < kClasses; ++c) counts[c] = count_at(asked.starts[groups - 1], c);
     add_group(masks_of(asked.planes[groups - 1]), counts);
   }
-  // By value: a byte that is stored may be anything, also a pointer that was not.
+  // A local copy: a stored byte may alias anything, including the pointers.
   const RankedChanges changes = asked.changes;
   const ClassPlanes* const planes = asked.planes;
   const GroupStarts* const starts = asked.starts;
@@ -118,7 +118,7 @@ ROSE_INLINED ClassCounts ranks_loop(const RankQuestion& asked) noexcept {
     const std::uint32_t position = changes.positions[i];
     const std::uint32_t group = position / kGroupElements;
     const LaneClass found = class_in(planes[group], position % kGroupElements);
-    // Moved up, so that the lanes above drop out; what remains holds its own too.
+    // Shifted up, so that the lanes above drop out and the element's own remains.
     const std::uint32_t in_group = count_of(~found.others << (~position % kGroupElements)) - 1;
     changes.classes[i] = static_cast<std::uint8_t>(found.of);
     changes.ranks[i] = static_cast<std::uint16_t>(count_at(starts[group], found.of) + in_group);
@@ -134,11 +134,11 @@ ROSE_INLINED ClassCounts counts_loop(const ClassPlanes* planes, std::uint32_t el
   return without_padding(counts, elements);
 }
 
-// Takes what is wanted of each class, in order.
+// Takes the wanted ranks of each class, in order.
 struct Wants {
   const WantedRanks& wanted;
-  std::array<std::uint32_t, kClasses> next{};  // the place of the next one of each class
-  ClassCounts rank{};                          // its rank, or kNone
+  std::array<std::uint32_t, kClasses> next{};  // index of the next wanted rank of each class
+  ClassCounts rank{};                          // that rank, or kNone
 
   explicit Wants(const WantedRanks& all) noexcept : wanted{all} {
     for (std::uint32_t c = 0; c < kClasses; ++c) {
@@ -199,7 +199,7 @@ ROSE_POPCNT void starts_popcnt(const ClassPlanes* planes, std::uint32_t groups,
                                GroupStarts* starts) noexcept {
   starts_loop(planes, groups, starts);
 }
-// Shifts of BMI2 leave the flags alone, and take what they shift by from any register.
+// The shifts of BMI2 do not change the flags, and take their count from any register.
 __attribute__((target("popcnt,bmi2"))) ClassCounts
 ranks_popcnt(const RankQuestion& asked) noexcept {
   return ranks_loop(asked);

@@ -44,7 +44,7 @@ inline Status check_rule(const ClassRule& rule, std::uint32_t width) noexcept {
   const bool are_bytes = rule.origin <= 0xFF && rule.all_mask <= 0xFF;
   const auto is_narrow = [width](std::uint8_t bits) noexcept { return bits < width; };
   if (is_in_element && are_bytes && std::ranges::all_of(rule.magnitude_bits, is_narrow)) return {};
-  return Status::corrupt("the class rule is none for elements of " + std::to_string(width) +
+  return Status::corrupt("the class rule does not fit elements of " + std::to_string(width) +
                          " bits");
 }
 

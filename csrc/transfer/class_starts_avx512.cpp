@@ -13,7 +13,8 @@ namespace {
 
 #define ROSE_COUNTING __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq")))
 
-// In lane c all bits, where bit `plane` of c is clear: what makes of a plane who has the bit of c.
+// Lane c has all bits set if bit `plane` of c is clear. XOR with a plane then gives the elements
+// that agree with c in that bit.
 ROSE_COUNTING inline __m512i clear_in_class(int plane) noexcept {
   const __m512i classes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i bit = _mm512_set1_epi64(1LL << plane);
@@ -32,7 +33,7 @@ ROSE_COUNTING void find_starts_avx512(const ClassPlanes* planes, std::uint32_t g
   const __m512i clear_0 = clear_in_class(0);
   const __m512i clear_1 = clear_in_class(1);
   const __m512i clear_2 = clear_in_class(2);
-  __m512i counts = _mm512_setzero_si512();  // a lane for each class
+  __m512i counts = _mm512_setzero_si512();  // one lane per class
   for (std::uint32_t group = 0; group < groups; ++group) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(starts[group].of), _mm512_cvtepi64_epi16(counts));
     const ClassPlanes& at = planes[group];

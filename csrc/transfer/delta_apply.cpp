@@ -11,7 +11,7 @@ namespace rose::transfer {
 
 namespace {
 
-// A dense row is added whole: to branch on each of its elements would cost more.
+// A dense row is added as a whole: a branch per element would cost more.
 template <ElementBits T>
 void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(block.words);
@@ -23,7 +23,7 @@ void add_raw(const BlockView& block, T* weights, bool is_undone) noexcept {
   }
 }
 
-// Adds to the elements that `at(position)` refers to.
+// Adds to the elements at `at(position)`.
 template <ElementBits T, typename At>
 void add_changes(const BlockChanges<T>& changes, bool is_undone, At at) noexcept {
   for (std::uint32_t i = 0; i < changes.changed; ++i) {
@@ -33,7 +33,7 @@ void add_changes(const BlockChanges<T>& changes, bool is_undone, At at) noexcept
   }
 }
 
-// Reads the words that a block touches, and adds what they change in both sums.
+// Reads the words that a block touches, and adds its effect on both sums.
 template <ElementBits T>
 class WordReader {
  public:
@@ -94,7 +94,7 @@ Status delta_apply(const Box<T>& weights, const DeltaView& delta,
                    const ApplyOptions& options) noexcept {
   ROSE_TRY(check_fit<T>("weights", weights, delta));
   if (weights.shape.may_overlap_itself()) {
-    return Status::invalid_argument("weights holds an element twice: pass a copy");
+    return Status::invalid_argument("weights has elements that share memory: pass a copy");
   }
   if (!options.is_checked) ROSE_TRY(check_delta(delta));
   auto room = ChangesRoom<T>::create(kBlockElementsMax);
@@ -131,9 +131,10 @@ Status delta_verify(const Box<const T>& weights, const DeltaView& delta, const D
   const Digest& from = is_undone ? result : base;
   const Digest& to = is_undone ? base : result;
   if (found == Digest{to.first - from.first, to.second - from.second}) return {};
-  return Status::corrupt(is_undone ? "the weights are not what the delta makes: nothing was undone"
-                                   : "the weights are not what the delta was made from: nothing "
-                                     "was applied");
+  return Status::corrupt(is_undone
+                             ? "the weights are not the result of the delta: nothing was undone"
+                             : "the weights are not the base of the delta: nothing "
+                               "was applied");
 }
 
 #define ROSE_DELTA_APPLY(T)                                                                   \

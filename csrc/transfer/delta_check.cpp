@@ -8,7 +8,7 @@
 
 namespace rose::transfer {
 
-// A fault says why something is wrong, as the end of a sentence; it is null when nothing is.
+// A Fault is the end of an error sentence; null if there is no fault.
 
 namespace {
 
@@ -21,13 +21,13 @@ struct EliasFanoFaults {
   Fault unused;
   Fault order;
 };
-constexpr EliasFanoFaults kPositionFaults{"its positions are not as many as it changes",
+constexpr EliasFanoFaults kPositionFaults{"the number of its positions differs from its changes",
                                           "unused bits of its positions are not 0",
                                           "its positions do not ascend within the block"};
-constexpr EliasFanoFaults kRankFaults{"its ranks are not as many as it lists",
+constexpr EliasFanoFaults kRankFaults{"the number of its ranks differs from its listed changes",
                                       "unused bits of its ranks are not 0",
                                       "its ranks do not ascend within its changes"};
-constexpr EliasFanoFaults kLargeFaults{"its large ranks are not as many as its shape says",
+constexpr EliasFanoFaults kLargeFaults{"the number of its large ranks differs from its shape",
                                        "unused bits of its large ranks are not 0",
                                        "its large ranks do not ascend within its magnitudes"};
 
@@ -58,25 +58,25 @@ Fault check_elias_fano(const std::uint32_t* words, std::uint32_t universe, std::
   return is_ascending ? nullptr : faults.order;
 }
 
-// Whether the words of the magnitudes are as many as `words` leaves for them.
+// Whether the magnitudes have as many words as the entry leaves for them.
 Fault check_shape(const BlockView& block, std::uint32_t width) noexcept {
   const Entry& entry = block.entry;
   std::uint32_t words =
       position_words(entry.kind, block.elements, entry.changed) + words_of_bits(entry.changed);
-  constexpr Fault kOther = "its number of words is not that of its changes";
+  constexpr Fault kOther = "its number of words does not match its changes";
   if (entry.listed == 0) return words == entry.words ? nullptr : kOther;
   const std::uint32_t at = words;
   words += 1 + rank_words(entry.changed, entry.listed);
   if (words > entry.words) return kOther;
   const std::uint32_t magnitude_bits = block.words[at] & 0xFF;
   const std::uint32_t large = block.words[at] >> 8;
-  if (magnitude_bits >= width) return "its magnitudes are as wide as its elements";
-  if (large > entry.listed) return "it has more large magnitudes than it lists";
+  if (magnitude_bits >= width) return "its magnitudes must be narrower than its elements";
+  if (large > entry.listed) return "it has more large magnitudes than listed changes";
   words += magnitude_words(entry.listed, large, magnitude_bits, width);
   return words == entry.words ? nullptr : kOther;
 }
 
-// Whether each size can be one, its ranks being sound.
+// Whether each size is possible; requires sound ranks.
 Fault check_sizes_listed(const BlockView& block, const BodySections& body,
                          std::uint32_t width) noexcept {
   const std::uint32_t listed = block.entry.listed;
@@ -93,13 +93,13 @@ Fault check_sizes_listed(const BlockView& block, const BodySections& body,
     if (i == next) {
       if (magnitude != 0) return "the field of a large magnitude is not 0";
       magnitude = values.take(width);
-      if (magnitude >> body.magnitude_bits == 0) return "a large magnitude is not large";
+      if (magnitude >> body.magnitude_bits == 0) return "a large magnitude would fit its field";
       next = --left == 0 ? listed : large.next();
     }
     const std::uint32_t rank = is_all ? i : ranks.next();
     const std::uint64_t size = std::uint64_t{magnitude} + (is_all ? 1 : 2);
     const bool is_down = (body.signs[rank / 32] >> rank % 32 & 1) != 0;
-    if (size > most || (size == most && !is_down)) return "a size is more than an element can hold";
+    if (size > most || (size == most && !is_down)) return "a size exceeds the range of an element";
   }
   return nullptr;
 }
@@ -134,7 +134,7 @@ Fault check_bitmap(const BlockView& block) noexcept {
   return is_tail_clear(block.words, block.elements) ? nullptr : kPositionFaults.unused;
 }
 
-// A GAP or BITMAP block.
+// Checks a GAP or BITMAP block.
 Fault check_sparse(const BlockView& block, std::uint32_t width) noexcept {
   if (const Fault fault = check_shape(block, width)) return fault;
   const Fault fault =
@@ -167,27 +167,27 @@ Fault check_raw(const BlockView& block, std::uint32_t width) noexcept {
   const std::uint32_t changed =
       with_width(width, [&](auto element) noexcept { return count_raw<decltype(element)>(block); });
   return changed == block.entry.changed ? nullptr
-                                        : "it does not change as many elements as it says";
+                                        : "the number of its changes differs from its entry";
 }
 
-// Whether the numbers of an entry go together, as far as they tell without the payload.
+// Whether the counts of an entry agree, as far as this shows without the payload.
 Fault check_entry(const BlockView& block, std::uint32_t width) noexcept {
   const Entry& entry = block.entry;
   if (entry.kind == Kind::kEmpty) {
-    return entry.encode() == 0 ? nullptr : "its entry is EMPTY but not 0";
+    return entry.encode() == 0 ? nullptr : "its entry is EMPTY but has other bits set";
   }
-  if (entry.kind == Kind::kStrat) return "it is STRAT, which is for links: unpack it first";
+  if (entry.kind == Kind::kStrat) return "it is STRAT, a wire encoding: unpack it first";
   if (entry.kind > Kind::kStrat) return "its kind is unknown";
   if (entry.changed == 0 || entry.changed > block.elements) {
-    return "its number of changes cannot be";
+    return "its number of changes is out of range";
   }
   const std::uint32_t raw = raw_words(block.elements, width);
   if (entry.kind == Kind::kRaw) {
     if (entry.listed != 0) return "it is RAW and lists changes";
-    return entry.words == raw ? nullptr : "its number of words is not that of its elements";
+    return entry.words == raw ? nullptr : "its number of words does not match its elements";
   }
-  if (entry.listed > entry.changed) return "it lists more changes than it has";
-  return entry.words < raw ? nullptr : "it is not RAW where that is smaller";
+  if (entry.listed > entry.changed) return "it has more listed changes than changes";
+  return entry.words < raw ? nullptr : "it is not RAW although RAW is not larger";
 }
 
 }  // namespace

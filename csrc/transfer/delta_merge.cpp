@@ -12,7 +12,7 @@ namespace rose::transfer {
 
 namespace {
 
-// The sums of two lists of changes, to `room`; a sum of 0 is no change.
+// Adds two lists of changes, into `room`; a sum of 0 is no change.
 template <ElementBits T>
 BlockChanges<T> add_up(const BlockChanges<T>& one, const BlockChanges<T>& other,
                        const ChangesRoom<T>& room) noexcept {
@@ -41,7 +41,7 @@ BlockChanges<T> add_up(const BlockChanges<T>& one, const BlockChanges<T>& other,
           .differences = room.differences()};
 }
 
-// What the blocks of one delta are, one after the other.
+// Iterates over the blocks of a delta.
 class BlockWalk {
  public:
   explicit BlockWalk(const DeltaView& delta) noexcept
@@ -64,7 +64,7 @@ class BlockWalk {
   std::uint64_t block_{0};
 };
 
-// The most words the merged payload can have: what only one delta changes is copied.
+// Upper bound of the merged payload's words; changes of only one delta are copied.
 std::uint64_t words_max(const DeltaView& first, const DeltaView& second) noexcept {
   std::uint64_t words = 0;
   BlockWalk one{first};
@@ -136,10 +136,10 @@ Result<MergedDelta> merge_as(const DeltaView& first, const DeltaView& second) no
 
 Result<MergedDelta> delta_merge(const DeltaView& first, const DeltaView& second) noexcept {
   if (first.count != second.count || first.width != second.width) {
-    return Status::invalid_argument("the first delta is of " + std::to_string(first.count) +
+    return Status::invalid_argument("the first delta has " + std::to_string(first.count) +
                                     " elements of " + std::to_string(first.width) +
-                                    " bits, the second of " + std::to_string(second.count) +
-                                    " of " + std::to_string(second.width));
+                                    " bits, the second " + std::to_string(second.count) + " of " +
+                                    std::to_string(second.width));
   }
   if (first.block_elements != second.block_elements) {
     return Status::invalid_argument(

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kThreadsMax = 256;
 
-// Whether two boxes reach around the same bytes.
+// Whether the address ranges of two boxes overlap.
 template <typename A, typename B>
 bool may_touch(const Box<A>& one, const Box<B>& other) noexcept {
   const std::less<const void*> before;
@@ -42,19 +42,19 @@ Status check_ages(const Box<const T>& fresh, const Box<const T>& shadow,
   }
   if (ages.counts.shape.may_overlap_itself() || may_touch(ages.counts, fresh) ||
       may_touch(ages.counts, shadow)) {
-    return Status::invalid_argument("ages overlaps in memory: pass an array of its own");
+    return Status::invalid_argument("ages shares memory with another array: pass a separate one");
   }
   return {};
 }
 
-// The most words a payload can have: every block RAW.
+// Upper bound of a payload's words: every block RAW.
 std::uint64_t payload_words_max(std::uint64_t count, std::uint32_t block_elements,
                                 std::uint32_t width) noexcept {
   return count / block_elements * raw_words(block_elements, width) +
          raw_words(static_cast<std::uint32_t>(count % block_elements), width);
 }
 
-// One thread's share of a pack: some blocks in order, and what it finds there.
+// One thread's share of a pack: consecutive blocks and their results.
 template <ElementBits T>
 class Part {
  public:
@@ -69,7 +69,7 @@ class Part {
     return Part{finder.take(), scratch.take(), blocks};
   }
 
-  // Packs to `entries`, which begin with its first block, and `payload`.
+  // Packs into `entries`, which begin with its first block, and `payload`.
   void pack(std::uint64_t count, std::uint32_t block_elements, std::uint64_t* entries,
             PayloadPart& payload) noexcept {
     for (std::uint64_t block = blocks_.first; block < blocks_.last; ++block) {
@@ -98,7 +98,7 @@ class Part {
 template <ElementBits T>
 using Parts = std::vector<Part<T>>;
 
-// All room is there before the shadow moves: nothing can fail half-way.
+// All memory is allocated before the shadow changes, so nothing can fail half-way.
 template <ElementBits T>
 Result<Parts<T>> parts_of(const Versions<T>& versions, const PackOptions& options) noexcept {
   const std::uint64_t blocks = block_count(versions.fresh.count(), options.block_elements);
@@ -141,19 +141,19 @@ Status check_versions(const Box<const T>& fresh, const Box<const T>& shadow,
   }
   if (options.threshold > kNothingSent) {
     return Status::invalid_argument("threshold " + std::to_string(options.threshold) +
-                                    " is above 32768, which already sends nothing");
+                                    " must be at most 32768, which sends nothing");
   }
   if (options.threshold > 0 && !std::is_same_v<T, std::uint16_t>) {
-    return Status::invalid_argument("a threshold is for bf16, and the elements have " +
+    return Status::invalid_argument("a threshold needs bf16, but the elements have " +
                                     std::to_string(kWidth<T>) + " bits");
   }
   if (shadow.shape.may_overlap_itself()) {
-    return Status::invalid_argument("shadow holds an element twice: pass a copy");
+    return Status::invalid_argument("shadow has elements that share memory: pass a copy");
   }
   const auto is_shared = share_elements(fresh, shadow);
   if (!is_shared.ok()) return is_shared.status();
   if (is_shared.value()) {
-    return Status::invalid_argument("new and shadow overlap in memory: the shadow is a copy");
+    return Status::invalid_argument("new and shadow overlap in memory: pass a copy as shadow");
   }
   return check_ages(fresh, shadow, options.ages);
 }

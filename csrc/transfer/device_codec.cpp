@@ -16,7 +16,7 @@ using CodecPtr = std::shared_ptr<const DeviceCodec>;
 namespace {
 
 constexpr std::uint64_t kElementsOfLoad = 8;
-// CTAs for each multiprocessor in a grid that goes round: enough to hide the latency of memory.
+// CTAs per multiprocessor in a grid-stride launch: enough to hide the latency of memory.
 constexpr unsigned kCtasOfMultiprocessor = 8;
 
 enum class Null { kRefused, kAllowed };
@@ -37,7 +37,7 @@ struct Address {
   Null null;
 };
 
-// What may be null when there is nothing in it.
+// Whether an array may be null: only if it is empty.
 constexpr Null null_if_empty(std::uint64_t count) noexcept {
   return count == 0 ? Null::kAllowed : Null::kRefused;
 }
@@ -45,13 +45,15 @@ constexpr Null null_if_empty(std::uint64_t count) noexcept {
 Status check_addresses(std::initializer_list<Address> addresses) noexcept {
   for (const Address& one : addresses) {
     if (one.place == 0 && one.null == Null::kRefused) {
-      return Status::invalid_argument(std::string{one.name} + " is null; give device memory");
+      return Status::invalid_argument(std::string{one.name} +
+                                      " must not be null: pass device memory");
     }
     if (one.place % one.alignment != 0) {
       char place[19];
       std::snprintf(place, sizeof place, "0x%llx", static_cast<unsigned long long>(one.place));
       return Status::invalid_argument(std::string{one.name} + " is at " + place +
-                                      ", which is no multiple of " + std::to_string(one.alignment));
+                                      ", which is not a multiple of " +
+                                      std::to_string(one.alignment));
     }
   }
   return {};
@@ -60,10 +62,10 @@ Status check_addresses(std::initializer_list<Address> addresses) noexcept {
 Status check_width(std::uint64_t width) noexcept {
   if (width == 8 || width == 16 || width == 32) return {};
   return Status::invalid_argument("width is " + std::to_string(width) +
-                                  "; elements have 8, 16 or 32 bits");
+                                  ": it must be 8, 16 or 32 bits");
 }
 
-// Elements of `width` bits, which was checked.
+// `width` is already checked.
 Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
                  Null null = Null::kRefused) noexcept {
   ROSE_TRY(check_addresses({{name, box.base, null, width / 8}}));
@@ -76,18 +78,18 @@ Status check_box(const char* name, const kernels::Box& box, std::uint64_t width,
   return {};
 }
 
-// The keys of top-k are those of bf16.
+// Keys of top-k exist for bf16 only.
 Status check_keyed(bool is_keyed, std::uint64_t width) noexcept {
   if (!is_keyed || width == 16) return {};
   return Status::invalid_argument("width is " + std::to_string(width) +
-                                  "; thresholds and ages are for elements of 16 bits");
+                                  ": thresholds and ages need elements of 16 bits");
 }
 
 Status check_first_index(std::uint64_t first_index, std::uint64_t width) noexcept {
   const std::uint64_t in_word = kernels::kBitsOfDigestWord / width;
   if (first_index % in_word == 0) return {};
   return Status::invalid_argument("first_index is " + std::to_string(first_index) +
-                                  "; split tensors at multiples of " + std::to_string(in_word) +
+                                  ": split tensors at multiples of " + std::to_string(in_word) +
                                   " elements");
 }
 
@@ -139,13 +141,13 @@ Status DeviceCodec::launch_blocks(const KernelLibrary& library, CUkernel kernel,
   const std::uint64_t block_elements = params.block_elements;
   if (block_elements != 16'384 && block_elements != kernels::kBlockMax) {
     return Status::invalid_argument("block_elements is " + std::to_string(block_elements) +
-                                    "; delta blocks have 16384 or 65536 elements");
+                                    ": choose 16384 or 65536");
   }
   const std::uint64_t blocks = ceil_div(params.count, block_elements);
   if (blocks > driver::kBlocksMax) {
-    return Status::invalid_argument("count is " + std::to_string(params.count) + ", which is " +
-                                    std::to_string(blocks) + " delta blocks; one launch takes " +
-                                    std::to_string(driver::kBlocksMax));
+    return Status::invalid_argument(
+        "count is " + std::to_string(params.count) + ", which is " + std::to_string(blocks) +
+        " delta blocks: one launch takes at most " + std::to_string(driver::kBlocksMax));
   }
   const driver::Grid grid{
       .blocks = static_cast<unsigned>(blocks),
@@ -216,7 +218,7 @@ Status DeviceCodec::topk_histogram(const kernels::TopkHistogramParams& params,
   const std::uint64_t least = ceil_div(params.count, kernels::kHistogramElementsMax);
   if (least > driver::kBlocksMax) {
     return Status::invalid_argument("count is " + std::to_string(params.count) +
-                                    "; one launch counts less than 2^62 elements");
+                                    ": one launch takes less than 2^62 elements");
   }
   const driver::Grid grid = persistent_grid(params.count, kernels::kHistogramThreads, least);
   return libraries_.topk_pack->launch(topk_histogram_, grid, stream, params);

@@ -16,12 +16,12 @@ using QuantiserPtr = std::shared_ptr<const DeviceQuantiser>;
 
 namespace {
 
-// CTAs for each multiprocessor in a grid that goes round: as many as its threads allow.
+// CTAs per multiprocessor in a grid-stride launch: as many as its threads allow.
 constexpr std::uint64_t kQuantiseCtas = 8;
 // Products of two sizes below this, and addresses of elements of 16 bits, stay below 2^64.
 constexpr std::uint64_t kSizeMax = std::uint64_t{1} << 62;
 
-// An upper bound of a * b, `kSizeMax` where that is more.
+// min(a * b, kSizeMax).
 std::uint64_t bounded_product(std::uint64_t a, std::uint64_t b) noexcept {
   return a != 0 && b > kSizeMax / a ? kSizeMax : a * b;
 }
@@ -30,13 +30,13 @@ template <typename T>
 Status check_address(const char* name, const T* address) noexcept {
   const auto place = std::bit_cast<std::uint64_t>(address);
   if (place == 0) {
-    return Status::invalid_argument(std::string{name} + " is null; give device memory");
+    return Status::invalid_argument(std::string{name} + " must not be null: pass device memory");
   }
   if (place % alignof(T) == 0) return {};
   char text[19];
   std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(place));
   return Status::invalid_argument(std::string{name} + " is at " + text +
-                                  ", which is no multiple of " + std::to_string(alignof(T)));
+                                  ", which is not a multiple of " + std::to_string(alignof(T)));
 }
 
 Status check_matrix_sizes(const QuantiseParams& params) noexcept {
@@ -44,18 +44,18 @@ Status check_matrix_sizes(const QuantiseParams& params) noexcept {
   if (params.block_rows == 0 || params.block_cols == 0) {
     return Status::invalid_argument("a scale block of " + std::to_string(params.block_rows) +
                                     " x " + std::to_string(params.block_cols) +
-                                    " weights; give at least 1 x 1");
+                                    " weights: it must be at least 1 x 1");
   }
   if (params.rows > 1 && params.row_stride < params.cols) {
     return Status::invalid_argument("rows of " + std::to_string(params.cols) + " weights are " +
                                     std::to_string(params.row_stride) +
-                                    " apart; they must not overlap");
+                                    " apart: they must not overlap");
   }
   const std::uint64_t span = std::max(params.row_stride, params.cols);
   if (bounded_product(params.rows, span) >= kSizeMax) {
     return Status::invalid_argument(shape + " weights with rows " +
                                     std::to_string(params.row_stride) +
-                                    " apart; a matrix spans less than 2^62");
+                                    " apart: a matrix must span less than 2^62 weights");
   }
   return {};
 }

@@ -12,13 +12,13 @@ namespace rose::transfer {
 
 namespace {
 
-// A box is copied in pieces of so many bytes, which stay in the first-level cache.
+// A box is copied in pieces of this size, which stay in the first-level cache.
 constexpr std::uint64_t kTileBytes = 8192;
-// A thread is worth starting for so many bytes.
+// Bytes that are worth a thread.
 constexpr std::uint64_t kPartBytes = 1 << 20;
 constexpr std::uint64_t kDigestPartsMax = 64;
 
-// Elements `first` to `last`, of which the first is at a border of words.
+// Elements `first` to `last`; `first` is at a multiple of a word.
 template <ElementBits T>
 Digest digest_of_part(const Box<const T>& bits, std::uint64_t first, std::uint64_t last,
                       std::uint64_t first_word, const DigestOptions& options) noexcept {
@@ -58,8 +58,8 @@ Result<Digest> digest(const Box<const T>& bits, const DigestOptions& options) no
   constexpr std::uint64_t kInWord = 8 / sizeof(T);
   if (options.first_index % kInWord != 0) {
     return Status::invalid_argument("first_index " + std::to_string(options.first_index) +
-                                    ": a part starts at a multiple of " + std::to_string(kInWord) +
-                                    " elements");
+                                    ": a part must start at a multiple of " +
+                                    std::to_string(kInWord) + " elements");
   }
   const std::uint64_t count = bits.count();
   const std::uint64_t words = count / kInWord;

@@ -16,7 +16,7 @@ namespace rose::transfer {
 
 namespace {
 
-// One form of the delta.
+// The delta, in one of its two encodings.
 struct Form {
   Buffer<std::uint64_t> entries;
   PayloadRoom payload;
@@ -48,7 +48,7 @@ class LinkPart {
     return LinkPart{finder.take(), scratch.take(), encoder.take(), blocks};
   }
 
-  // As part `at` of both forms.
+  // Packs as part `at` of both encodings.
   void pack(const Box<T>& shadow, std::uint32_t block_elements, std::uint32_t at, Form& delta,
             Form& link) noexcept {
     PayloadPart& deltas = delta.payload.part(at);
@@ -104,14 +104,14 @@ Result<PackedLink> link_pack(const Box<const T>& fresh, const Box<T>& shadow,
   ROSE_TRY(check_rule(rule, kWidth<T>));
   if (!shadow.is_row()) {
     return Status::invalid_argument(
-        "shadow is no row of elements: pack and recode it in two steps");
+        "shadow must be contiguous: otherwise pack and recode in two steps");
   }
   const std::uint64_t count = shadow.count();
   const std::uint64_t blocks = block_count(count, options.block_elements);
   const std::uint64_t block_words = raw_words(options.block_elements, kWidth<T>);
   const auto threads = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
       options.threads, 1, std::clamp<std::uint64_t>(blocks, 1, kStratThreadsMax)));
-  // All room is there before the shadow moves: nothing can fail half-way.
+  // All memory is allocated before the shadow changes, so nothing can fail half-way.
   auto delta = Form::create(blocks, block_words, threads);
   if (!delta.ok()) return delta.status();
   auto link = Form::create(blocks, block_words, threads);

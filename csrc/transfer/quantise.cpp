@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::uint64_t kSpanMax = std::uint64_t{1} << 62;
 
-// The thread's floating-point modes are the host program's, which may round elsewhere or flush
-// subnormals (torch.set_flush_denormal); both sides of a link must get the same bits all the same.
+// The host program may have set the thread's floating-point modes to other rounding or to flush
+// subnormals (torch.set_flush_denormal), but both ends must get the same bits.
 class DefaultFloatModes {
  public:
   DefaultFloatModes() noexcept {
@@ -34,22 +34,23 @@ class DefaultFloatModes {
 Status check_scale_block(const ScaleBlock& block) noexcept {
   if (block.rows != 0 && block.cols != 0) return {};
   return Status::invalid_argument("a scale block of " + std::to_string(block.rows) + " x " +
-                                  std::to_string(block.cols) + " weights; give at least 1 x 1");
+                                  std::to_string(block.cols) +
+                                  " weights: it must be at least 1 x 1");
 }
 
 Status check_matrix(const MatrixView& weights) noexcept {
   if (weights.rows > 1 && weights.row_stride < weights.cols) {
     return Status::invalid_argument("rows of " + std::to_string(weights.cols) + " weights are " +
                                     std::to_string(weights.row_stride) +
-                                    " apart; they must not overlap");
+                                    " apart: they must not overlap");
   }
   const std::uint64_t span = std::max({weights.row_stride, weights.cols, std::uint64_t{1}});
   if (weights.rows <= kSpanMax / span) return {};
   return Status::invalid_argument(std::to_string(weights.rows) + " rows " + std::to_string(span) +
-                                  " apart; a matrix spans at most 2^62 weights");
+                                  " apart: a matrix must span at most 2^62 weights");
 }
 
-// Calls visit(first row, rows, first column, columns, scale's index) for every block.
+// Calls visit(first row, rows, first column, columns, index of the scale) for every scale block.
 template <typename Visit>
 void for_each_scale(std::uint64_t rows, std::uint64_t cols, const ScaleBlock& block,
                     Visit visit) noexcept {
@@ -65,13 +66,13 @@ void for_each_scale(std::uint64_t rows, std::uint64_t cols, const ScaleBlock& bl
   }
 }
 
-// Half to even; subnormals too. A NaN never comes here.
+// Rounds half to even, subnormals too. `number` is no NaN.
 std::uint16_t narrowed(float number) noexcept {
   const auto bits = __builtin_bit_cast(std::uint32_t, number);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1)) >> 16);
 }
 
-// What each code means, before its scale.
+// The value of each code, before its scale.
 using Meanings = std::array<float, 256>;
 
 Meanings meanings_of(CodeKind kind) noexcept {
@@ -112,7 +113,7 @@ Status check_quantised(const QuantisedView& from, const ScaleBlock& block) noexc
     if (from.scales[i] > 0 && std::isfinite(from.scales[i])) continue;
     return Status::invalid_argument("scale " + std::to_string(i) + " is " +
                                     std::to_string(from.scales[i]) +
-                                    "; scales are above 0 and finite");
+                                    ": scales must be above 0 and finite");
   }
   return {};
 }
@@ -167,7 +168,7 @@ Result<Quantised> quantise(const MatrixView& weights, CodeKind kind, const Scale
 
 Result<Buffer<std::uint16_t>> dequantise(const QuantisedView& from, CodeKind kind,
                                          const ScaleBlock& block) noexcept {
-  const DefaultFloatModes modes;  // also for the look at the scales: a subnormal one is above 0
+  const DefaultFloatModes modes;  // also for the check of the scales: a subnormal scale is above 0
   ROSE_TRY(check_quantised(from, block));
   auto weights = Buffer<std::uint16_t>::create(from.codes.size());
   ROSE_TRY(weights.status());

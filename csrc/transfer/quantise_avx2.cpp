@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLanesAvx2 = 8;
 
-// What code_of does, in 8 lanes; the formulas are explained there.
+// code_of in 8 lanes; its comments explain the formulas.
 ROSE_AVX2 inline __m256 quotients_avx2(__m256i magnitudes, __m256 scale) noexcept {
   return _mm256_div_ps(_mm256_castsi256_ps(_mm256_slli_epi32(magnitudes, 16)), scale);
 }
@@ -39,19 +39,19 @@ ROSE_AVX2 inline __m256i fp8_codes_avx2(__m256i bits, __m256 scale) noexcept {
 
 ROSE_AVX2 inline __m256i int8_codes_avx2(__m256i bits, __m256 scale) noexcept {
   const __m256i magnitudes = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFF));
-  // The second operand is the answer when the first one is a NaN.
+  // If the first operand is a NaN, the result is the second one.
   const __m256 kept = _mm256_min_ps(quotients_avx2(magnitudes, scale), _mm256_set1_ps(127.0F));
   const __m256 unit = _mm256_set1_ps(8388608.0F);
   const __m256i sizes =
       _mm256_sub_epi32(_mm256_castps_si256(_mm256_add_ps(kept, unit)), _mm256_castps_si256(unit));
   const __m256i is_nan = _mm256_cmpgt_epi32(magnitudes, _mm256_set1_epi32(0x7F80));
-  // -1 or 0, as the bits are those of a negative number or not; x ^ -1, less -1, is -x.
+  // -1 for a negative number, otherwise 0. With -1, (x ^ -1) - (-1) is -x.
   const __m256i sign = _mm256_srai_epi32(_mm256_slli_epi32(bits, 16), 31);
   const __m256i codes = _mm256_sub_epi32(_mm256_xor_si256(sizes, sign), sign);
   return _mm256_and_si256(_mm256_andnot_si256(is_nan, codes), _mm256_set1_epi32(0xFF));
 }
 
-// The low bytes of 8 lanes, none above 255.
+// Stores the low bytes of 8 lanes, none above 255.
 ROSE_AVX2 inline void store_codes_avx2(__m256i codes, std::uint8_t* out) noexcept {
   const __m128i words =
       _mm_packus_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
@@ -77,7 +77,7 @@ ROSE_AVX2 std::uint32_t largest_of_avx2(const std::uint16_t* bits, std::size_t c
   }
   alignas(32) std::uint16_t lanes[2 * kLanesAvx2];
   _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), largest);
-  // Lanes are finite magnitudes or 0, so what finds the largest of the rest finds that of them too.
+  // Lanes hold finite magnitudes or 0, so the function for the rest also works on them.
   const std::uint32_t of_lanes = largest_of_portable(lanes, 2 * kLanesAvx2);
   const std::uint32_t of_rest = largest_of_portable(bits + i, count - i);
   return of_lanes > of_rest ? of_lanes : of_rest;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kLanesAvx512 = 16;
 
-// What code_of does, in 16 lanes; the formulas are explained there.
+// code_of in 16 lanes; its comments explain the formulas.
 ROSE_AVX512 inline __m512 quotients_avx512(__m512i magnitudes, __m512 scale) noexcept {
   return _mm512_div_ps(_mm512_castsi512_ps(_mm512_slli_epi32(magnitudes, 16)), scale);
 }
@@ -42,7 +42,7 @@ ROSE_AVX512 inline __m128i fp8_codes_avx512(__m512i bits, __m512 scale) noexcept
 
 ROSE_AVX512 inline __m128i int8_codes_avx512(__m512i bits, __m512 scale) noexcept {
   const __m512i magnitudes = _mm512_and_si512(bits, _mm512_set1_epi32(0x7FFF));
-  // The second operand is the answer when the first one is a NaN.
+  // If the first operand is a NaN, the result is the second one.
   const __m512 kept = _mm512_min_ps(quotients_avx512(magnitudes, scale), _mm512_set1_ps(127.0F));
   const __m512 unit = _mm512_set1_ps(8388608.0F);
   const __m512i sizes =

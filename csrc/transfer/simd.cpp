@@ -147,7 +147,7 @@ void take_changes(Isa isa, const TakenChanges<T>& changes, std::uint64_t first_w
     const std::uint32_t at = changes.positions[i] - changes.base;
     changes.differences[i] = static_cast<T>(changes.fresh[at] - changes.shadow[at]);
   }
-  // A whole word moves with the first of its changes, so the others find nothing to add.
+  // The whole word changes with its first change, so its other changes add nothing.
   for (std::uint32_t i = 0; i < changes.count; ++i) {
     const std::uint32_t place = (changes.positions[i] - changes.base) / kInWord;
     T* const at = changes.shadow + place * kInWord;

@@ -11,7 +11,7 @@ namespace rose::transfer {
 
 namespace {
 
-// The low 64 bits of a product with a constant: `low` and `high` hold its halves in every lane.
+// The low 64 bits of a product with a constant, whose halves `low` and `high` have in every lane.
 __attribute__((target("avx2"))) inline __m256i times_avx2(__m256i x, __m256i low,
                                                           __m256i high) noexcept {
   const __m256i cross =
@@ -52,7 +52,7 @@ ROSE_AVX2 inline __m256i load_avx2(const void* at) noexcept {
   return _mm256_loadu_si256(static_cast<const __m256i*>(at));
 }
 
-// A bit for each of 32 elements that differ.
+// A bit for each of 32 elements, set if they differ.
 ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint8_t* a, const std::uint8_t* b) noexcept {
   return ~static_cast<std::uint32_t>(
       _mm256_movemask_epi8(_mm256_cmpeq_epi8(load_avx2(a), load_avx2(b))));
@@ -62,7 +62,7 @@ ROSE_AVX2 inline std::uint32_t differ_avx2(const std::uint16_t* a,
                                            const std::uint16_t* b) noexcept {
   const __m256i low = _mm256_cmpeq_epi16(load_avx2(a), load_avx2(b));
   const __m256i high = _mm256_cmpeq_epi16(load_avx2(a + 16), load_avx2(b + 16));
-  // packs works within 128-bit lanes; the permutation puts the lanes into order.
+  // Packing works within 128-bit lanes; the permutation restores the order.
   const __m256i same = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xD8);
   return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(same));
 }
@@ -88,7 +88,7 @@ ROSE_AVX2 std::size_t find_avx2(const T* fresh, const T* shadow, std::size_t cou
     std::uint32_t changed = differ_avx2(fresh + i, shadow + i);
     const auto found = static_cast<unsigned>(_mm_popcnt_u32(changed));
     const auto at = base + static_cast<std::uint32_t>(i);
-    // Three are written whether or not they are there: at 1 % a branch on each costs more.
+    // Always writes three positions: at 1 % a branch on each would cost more.
     for (unsigned k = 0; k < 3; ++k) {
       out[k] = static_cast<std::uint16_t>(at + _tzcnt_u32(changed));
       changed &= changed - 1;
@@ -116,7 +116,7 @@ ROSE_FIND(std::uint16_t)
 ROSE_FIND(std::uint32_t)
 #undef ROSE_FIND
 
-// Eight places at once, which mostly are within 32 bits.
+// Eight positions at once, which usually lie within 32 bits.
 ROSE_AVX2 void write_places_avx2(const SetPlaces& set, SetWriter& writer) noexcept {
   const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(set.shift));
   const __m256i steps = _mm256_mullo_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0),

@@ -15,7 +15,7 @@ namespace {
 
 #define ROSE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
 
-// Up to so many changes among 64 elements are written as one register.
+// Up to this many changes among 64 elements are written as one register.
 constexpr std::size_t kFewFound = 8;
 
 ROSE_AVX512 inline __m512i mix_avx512(__m512i x) noexcept {
@@ -36,7 +36,7 @@ ROSE_AVX512 inline __m512i keys_avx512(std::uint64_t first_word, std::uint64_t s
                           _mm512_set1_epi64(static_cast<long long>(key)));
 }
 
-// Where positions go, and in every lane that of the first of the next 64 elements.
+// The output of positions, and in every lane the position of the first of the next 64 elements.
 struct FoundAvx512 {
   std::uint16_t* out;
   __m128i first;
@@ -46,12 +46,12 @@ ROSE_AVX512 inline FoundAvx512 found_avx512(std::uint32_t base, std::uint16_t* o
   return {out, _mm_set1_epi16(static_cast<short>(base))};
 }
 
-// Writes the position of every set bit of 64, ascending; always writes 8 places.
+// Writes the positions of the set bits, ascending; always writes 8 positions.
 ROSE_AVX512 inline void take_changed_avx512(std::uint64_t changed, FoundAvx512& found) noexcept {
   const __m512i lanes = _mm512_set_epi64(
       0x3F3E'3D3C'3B3A'3938, 0x3736'3534'3332'3130, 0x2F2E'2D2C'2B2A'2928, 0x2726'2524'2322'2120,
       0x1F1E'1D1C'1B1A'1918, 0x1716'1514'1312'1110, 0x0F0E'0D0C'0B0A'0908, 0x0706'0504'0302'0100);
-  // To a register and then stored whole: compressing to memory is slow on some processors.
+  // Compressed into a register and then stored: compressing to memory is slow on some processors.
   const __m512i set = _mm512_maskz_compress_epi8(changed, lanes);
   const auto count = static_cast<std::size_t>(_mm_popcnt_u64(changed));
   if (count > kFewFound) {
@@ -68,7 +68,7 @@ ROSE_AVX512 inline void take_changed_avx512(std::uint64_t changed, FoundAvx512& 
   found.first = _mm_add_epi16(found.first, _mm_set1_epi16(64));
 }
 
-// Both sums, lane by lane, and the keys of the next eight words.
+// Both sums per lane, and the keys of the next eight words.
 struct SumsAvx512 {
   __m512i first;
   __m512i second;
@@ -107,7 +107,7 @@ ROSE_AVX512 inline void add_to_digest_avx512(const SumsAvx512& sums, Digest& dig
   digest.second += total_avx512(sums.second);
 }
 
-// A bit for each of 64 elements that differ.
+// A bit for each of 64 elements, set if they differ.
 ROSE_AVX512 inline std::uint64_t differ_avx512(const std::uint8_t* a,
                                                const std::uint8_t* b) noexcept {
   return _mm512_cmpneq_epu8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
@@ -174,8 +174,8 @@ ROSE_AVX512 std::size_t find_add_avx512(const T* fresh, const T* shadow, std::si
   return static_cast<std::size_t>(found.out - out);
 }
 
-// A bit for each of up to 64 differences that is no step of one: -1, 0 and 1 become 0, 1 and 2, and
-// 0 does not occur. Those whose bit in `here` is not set are not read.
+// A bit for each of up to 64 differences, set if it is not 1 or -1: -1, 0 and 1 become 0, 1 and 2,
+// and 0 does not occur. Differences whose bit in `here` is clear are not read.
 ROSE_AVX512 inline std::uint64_t listed_avx512(const std::uint8_t* differences,
                                                std::uint64_t here) noexcept {
   const __m512i loaded = _mm512_maskz_loadu_epi8(here, differences);
@@ -221,22 +221,22 @@ ROSE_AVX512 std::uint32_t list_avx512(const T* differences, std::uint32_t count,
   return static_cast<std::uint32_t>(found.out - ranks);
 }
 
-// What a step takes of eight changes: their words, before and after, and where they are.
+// The words of eight changes, before and after, and their places.
 struct EightAvx512 {
   __m512i fresh;
   __m512i old;
   __m512i places;   // of the words in the piece
   __m512i shifts;   // of the elements in their words
-  __mmask8 moving;  // the first change of each word
+  __mmask8 moving;  // first change of each word
 };
 
-// A word that changes, after and before.
+// A changed word, after and before.
 struct PairAvx512 {
   std::uint64_t words[2];
 };
 
-// Changes i to i + 8. `last` has the place of the change before them in its last lane, and then
-// that of the last of them.
+// Loads changes i to i + 7. In its last lane `last` has the place of the previous change, and
+// afterwards that of the last of these.
 template <ElementBits T>
 ROSE_AVX512 inline EightAvx512 eight_avx512(const TakenChanges<T>& changes, std::uint32_t i,
                                             const PairAvx512* pairs, __m128i& last) noexcept {
@@ -272,13 +272,13 @@ ROSE_AVX512 inline void write_eight_avx512(__m512i numbers, std::uint32_t* out) 
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi64_epi32(numbers));
 }
 
-// Adds what eight words move the digest by.
+// Adds the effect of eight words on the digest.
 ROSE_AVX512 inline void move_eight_avx512(const EightAvx512& eight, std::uint64_t first_word,
                                           __m512i& first, __m512i& second) noexcept {
   const __m512i first_stride = _mm512_set1_epi64(static_cast<long long>(kStrideFirst));
   const __m512i second_stride = _mm512_set1_epi64(static_cast<long long>(kStrideSecond));
   const __m512i base = _mm512_set1_epi64(static_cast<long long>(first_word + 1));
-  // Where nothing moves both words are made equal, and differ by nothing.
+  // Without a change both words are made equal, so they add nothing.
   const __m512i old = _mm512_mask_mov_epi64(eight.fresh, eight.moving, eight.old);
   const __m512i index = _mm512_add_epi64(base, eight.places);
   const __m512i first_key = _mm512_mullo_epi64(index, first_stride);
@@ -289,12 +289,12 @@ ROSE_AVX512 inline void move_eight_avx512(const EightAvx512& eight, std::uint64_
   second = _mm512_sub_epi64(second, mix_avx512(_mm512_add_epi64(old, second_key)));
 }
 
-// Stores are what bounds it: two for each change, and one for the differences of eight.
+// Bound by stores: two per change, and one for the differences of eight.
 template <ElementBits T>
 ROSE_AVX512 void take_avx512(const TakenChanges<T>& changes, std::uint64_t first_word,
                              Digest& moved) noexcept {
   constexpr std::uint32_t kInWord = 8 / sizeof(T);
-  PairAvx512 pairs[kTakenMax + 8];  // the last step reads eight, and uses those that are there
+  PairAvx512 pairs[kTakenMax + 8];  // the last step reads eight, and uses the valid ones
   for (std::uint32_t i = 0; i < changes.count; ++i) {
     const std::uint32_t at = (changes.positions[i] - changes.base) & ~(kInWord - 1);
     const __m128i now = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(changes.fresh + at));

@@ -16,13 +16,13 @@ namespace rose::transfer {
 
 namespace {
 
-// Copies a block that stays as it is.
+// Copies a block unchanged.
 Entry keep(const BlockView& block, std::uint32_t* out) noexcept {
   std::copy_n(block.words, block.entry.words, out);
   return block.entry;
 }
 
-// Makes the blocks of a link. One thread uses it.
+// Encodes blocks for the wire. One thread uses it.
 template <ElementBits T>
 class LinkPacker {
  public:
@@ -66,7 +66,7 @@ class LinkPacker {
   bool is_after_;
 };
 
-// Makes the blocks of a delta that can be applied. One thread uses it.
+// Decodes blocks so that they can be applied. One thread uses it.
 template <ElementBits T>
 class LinkUnpacker {
  public:
@@ -90,7 +90,7 @@ class LinkUnpacker {
       if (fault == nullptr) entry = keep(block, out);
       return fault;
     }
-    if (block.entry.listed != 0) return "it is STRAT and lists changes in its entry";
+    if (block.entry.listed != 0) return "it is STRAT, so `listed` in its entry must be 0";
     BlockChanges<T> changes;
     const StratWords words{
         .words = block.words, .count = block.entry.words, .changed = block.entry.changed};
@@ -98,7 +98,7 @@ class LinkUnpacker {
       return fault;
     }
     const BlockPlan plan = plan_block(changes, scratch_);
-    if (plan.entry.words <= block.entry.words) return "it is STRAT where that is not smaller";
+    if (plan.entry.words <= block.entry.words) return "it is STRAT although that is not smaller";
     write_block(changes, plan, scratch_, out);
     entry = plan.entry;
     return nullptr;
@@ -113,7 +113,7 @@ class LinkUnpacker {
   const T* base_;
 };
 
-// A share of the blocks of a delta, which one thread recodes.
+// A share of a delta's blocks, which one thread recodes.
 struct Share {
   BlockRange range;
   Buffer<std::uint32_t> payload;
@@ -121,7 +121,7 @@ struct Share {
   Status status;
 };
 
-// Recodes the blocks of a share, whose table is known to fit the payload.
+// Recodes the blocks of a share; the table is known to fit the payload.
 template <typename Recoder>
 void recode_share(const DeltaView& delta, Recoder recoder, std::uint64_t* entries,
                   Share& share) noexcept {
@@ -147,7 +147,7 @@ void recode_share(const DeltaView& delta, Recoder recoder, std::uint64_t* entrie
   }
 }
 
-// The shares' payloads as one. The first of a delta that has only one is not copied.
+// Joins the payloads of all shares. If there is only one share it is not copied.
 Result<Buffer<std::uint32_t>> joined(std::span<Share> shares) noexcept {
   std::uint64_t words = 0;
   for (const Share& share : shares) {
@@ -182,10 +182,11 @@ Status check_recoded(const DeltaView& delta, std::size_t elements, std::uint32_t
                                     " elements, the delta " + std::to_string(delta.count));
   }
   ROSE_TRY(check_rule(options.rule, width));
-  return check_blocks(delta, {.first = 0, .last = 0});  // the table; each block when it is read
+  // checks the table; each block is checked when it is read
+  return check_blocks(delta, {.first = 0, .last = 0});
 }
 
-// `make(elements)` is a Result of a recoder for blocks of at most so many.
+// `make(elements)` returns a Result of a recoder for blocks of at most `elements` elements.
 template <typename Make>
 Result<RecodedDelta> recode(const DeltaView& delta, std::uint32_t threads, Make make) noexcept {
   RecodedDelta made;

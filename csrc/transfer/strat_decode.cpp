@@ -55,8 +55,10 @@ template <ElementBits T>
 auto StratDecoder<T>::check_sizes(const StratWords& block, std::uint32_t elements) const noexcept
     -> Fault {
   if (elements > elements_max_) return "it has more elements than a block";
-  if (block.changed == 0 || block.changed > elements) return "its number of changes cannot be";
-  if (block.count >= raw_words(elements, kWidth<T>)) return "it is STRAT where RAW is smaller";
+  if (block.changed == 0 || block.changed > elements)
+    return "its number of changes is out of range";
+  if (block.count >= raw_words(elements, kWidth<T>))
+    return "it is STRAT although RAW is not larger";
   return nullptr;
 }
 
@@ -73,8 +75,8 @@ auto StratDecoder<T>::read_counts(StreamReader& stream, std::uint32_t changed) n
       return true;
     };
     if (!take(body.changed)) return kEnds;
-    if (body.changed > body.elements) return "it changes more elements of a class than it has";
-    if (body.changed > left) return "its classes change more elements than its entry says";
+    if (body.changed > body.elements) return "a class has more changes than elements";
+    if (body.changed > left) return "its classes have more changes than its entry";
     body.first = changed - left;
     left -= body.changed;
     if (rule_.is_all(c)) {
@@ -82,14 +84,14 @@ auto StratDecoder<T>::read_counts(StreamReader& stream, std::uint32_t changed) n
     } else if (body.changed != 0 && !take(body.listed)) {
       return kEnds;
     }
-    if (body.listed > body.changed) return "a class lists more sizes than it has changes";
+    if (body.listed > body.changed) return "a class has more listed changes than changes";
     if (body.listed != 0 && !take(body.large)) return kEnds;
-    if (body.large > body.listed) return "a class has more large magnitudes than it lists";
+    if (body.large > body.listed) return "a class has more large magnitudes than listed changes";
   }
-  return left == 0 ? nullptr : "its classes change fewer elements than its entry says";
+  return left == 0 ? nullptr : "its classes have fewer changes than its entry";
 }
 
-// Whether all that the counts announce is there, and nothing else.
+// Whether the stream has exactly the length that its counts require.
 template <ElementBits T>
 auto StratDecoder<T>::check_end(const StreamReader& stream) const noexcept -> Fault {
   std::uint32_t end = stream.at();
@@ -97,7 +99,7 @@ auto StratDecoder<T>::check_end(const StreamReader& stream) const noexcept -> Fa
     end += bits_of_body(bodies_[c], rule_.is_all(c), rule_.magnitude_bits[c], kWidth<T>);
   }
   if (32 * words_of_bits(end) != stream.bits()) {
-    return "its number of words is not that of its classes";
+    return "its number of words does not match its classes";
   }
   return stream.field(end, stream.bits() - end) == 0 ? nullptr : "its unused bits are not 0";
 }
@@ -111,7 +113,7 @@ auto StratDecoder<T>::read_body(StreamReader& stream, std::uint32_t of_class) no
                            ? stream.take_bitmap(body.elements, body.changed, ranks)
                            : stream.take_elias_fano(body.elements, body.changed, ranks);
   if (!is_read) {
-    return "the ranks of a class do not ascend within it, or are not as many as it changes";
+    return "the ranks of a class do not ascend within it, or their number differs from its changes";
   }
   StreamReader signs = stream;
   stream.skip(body.changed);
@@ -128,23 +130,23 @@ auto StratDecoder<T>::read_magnitudes(StreamReader& stream, std::uint32_t of_cla
   const std::uint32_t width = rule_.magnitude_bits[of_class];
   if (!rule_.is_all(of_class) &&
       !stream.take_elias_fano(body.changed, body.listed, listed_.data())) {
-    return "the ranks of what a class lists do not ascend within it, or are not as many";
+    return "the ranks of listed changes do not ascend within a class, or their number is wrong";
   }
   for (std::uint32_t i = 0; i < body.listed; ++i) magnitudes_[i] = stream.take(width);
   if (body.large == 0) return nullptr;
   if (!stream.take_elias_fano(body.listed, body.large, large_.data())) {
-    return "the ranks of what is large do not ascend within what is listed, or are not as many";
+    return "the large ranks do not ascend within the listed changes, or their number is wrong";
   }
   for (std::uint32_t i = 0; i < body.large; ++i) {
     const std::uint32_t magnitude = stream.take(kWidth<T>);
-    if (magnitude >> width == 0) return "a large magnitude is not large";
+    if (magnitude >> width == 0) return "a large magnitude would fit its field";
     if (magnitudes_[large_[i]] != 0) return "the field of a large magnitude is not 0";
     magnitudes_[large_[i]] = magnitude;
   }
   return nullptr;
 }
 
-// Makes differences of signs and sizes.
+// Computes differences from signs and sizes.
 template <ElementBits T>
 auto StratDecoder<T>::set_sizes(StreamReader& signs, std::uint32_t of_class) noexcept -> Fault {
   constexpr std::uint64_t kSizeMax = std::uint64_t{1} << (kWidth<T> - 1);
@@ -160,11 +162,11 @@ auto StratDecoder<T>::set_sizes(StreamReader& signs, std::uint32_t of_class) noe
   }
   for (std::uint32_t i = 0; i < body.changed; ++i) {
     const bool is_down = signs.take(1) != 0;
-    // The largest size is that of the least number, which has no counterpart.
+    // The largest size is that of the smallest number, which has no positive counterpart.
     is_beyond |= !is_down && differences[i] == kSizeMax;
     if (is_down) differences[i] = static_cast<T>(T{0} - differences[i]);
   }
-  return is_beyond ? "a change has a size that no change has" : nullptr;
+  return is_beyond ? "a size exceeds the range of an element" : nullptr;
 }
 
 template class StratDecoder<std::uint8_t>;

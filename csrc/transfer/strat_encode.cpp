@@ -33,7 +33,7 @@ std::uint32_t StratEncoder<T>::encode(const BlockChanges<T>& changes, const T* w
   classify(changes, weights, is_after);
   group(changes);
   const std::uint32_t words = words_of_bits(bits());
-  // With as many words as RAW it is of no use, whatever the limit.
+  // With as many words as RAW the block is useless, whatever the limit.
   if (words >= std::min(words_limit, raw_words(changes.elements, kWidth<T>))) return 0;
   StreamWriter stream{words_.data()};
   write_counts(stream);
@@ -42,14 +42,14 @@ std::uint32_t StratEncoder<T>::encode(const BlockChanges<T>& changes, const T* w
   return words;
 }
 
-// Finds the class that each change had, and the rank of each in it.
+// Finds the class of each change, and its rank in the class.
 template <ElementBits T>
 void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
                                bool is_after) noexcept {
   find_planes(isa_, weights, changes.elements, rule_, planes_.data());
   if (is_after) keep_old_classes(changes, weights);
-  // The classes come from the planes, too: whoever writes to the weights meanwhile gets a link that
-  // says something else, and never one that is no link.
+  // The classes are also read from the planes. If another thread writes the weights in the
+  // meantime, the result encodes other changes, but is always a valid encoding.
   const RankedChanges ranked{.changed = changes.changed,
                              .positions = changes.positions,
                              .classes = classes_.data(),
@@ -59,7 +59,7 @@ void StratEncoder<T>::classify(const BlockChanges<T>& changes, const T* weights,
   for (std::uint32_t c = 0; c < kClasses; ++c) bodies_[c] = {.elements = counts[c]};
 }
 
-// Makes the planes say what the classes were before the changes.
+// Sets the planes to the classes before the changes.
 template <ElementBits T>
 void StratEncoder<T>::keep_old_classes(const BlockChanges<T>& changes, const T* weights) noexcept {
   const T exponent = rule_.exponent_mask<T>();
@@ -67,7 +67,7 @@ void StratEncoder<T>::keep_old_classes(const BlockChanges<T>& changes, const T* 
     const std::uint32_t position = changes.positions[i];
     const T now = weights[position];
     const T old = static_cast<T>(now - changes.differences[i]);
-    if (((now ^ old) & exponent) == 0) continue;  // mostly: steps are small
+    if (((now ^ old) & exponent) == 0) continue;  // usually, because steps are small
     ClassPlanes& group = planes_[position / kGroupElements];
     const std::uint32_t lane = position % kGroupElements;
     const std::uint64_t c = rule_.class_of(old);
@@ -78,7 +78,7 @@ void StratEncoder<T>::keep_old_classes(const BlockChanges<T>& changes, const T* 
   }
 }
 
-// Brings the changes of each class together, in their order, and lists those that are.
+// Groups the changes by class, in their order, and finds those that are listed.
 template <ElementBits T>
 void StratEncoder<T>::group(const BlockChanges<T>& changes) noexcept {
   const ClassCounts counts = group_by_class<T>(isa_, {.changed = changes.changed,
@@ -96,7 +96,7 @@ void StratEncoder<T>::group(const BlockChanges<T>& changes) noexcept {
   }
 }
 
-// The size of the i-th change of a class that is listed, above the least that can be.
+// The size of the i-th listed change of a class, minus the smallest possible size.
 template <ElementBits T>
 std::uint32_t StratEncoder<T>::magnitude_of(const ClassBody& body, std::uint32_t i,
                                             std::uint32_t least) const noexcept {

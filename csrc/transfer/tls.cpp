@@ -12,8 +12,8 @@
 
 namespace rose::transfer {
 
-// What we call of libssl and of the libcrypto that it brings along. Pointers to its objects are
-// void*: its headers need not be there.
+// The functions that rose calls in libssl and its libcrypto. Pointers to their objects are void*,
+// so that their headers are not needed.
 #define ROSE_TLS_ENTRIES(X)                                                \
   X(TLS_method, const void*, ())                                           \
   X(SSL_CTX_new, void*, (const void*))                                     \
@@ -53,7 +53,7 @@ struct TlsLibrary {
   ROSE_TLS_ENTRIES(ROSE_TLS_ENTRY)
 #undef ROSE_TLS_ENTRY
 
-  // Why the last call of this thread failed, in the library's words.
+  // The library's reason for the failure of this thread's last call.
   std::string reason() const noexcept {
     const char* const words = ERR_reason_error_string(ERR_get_error());
     ERR_clear_error();
@@ -65,13 +65,13 @@ namespace {
 
 constexpr const char* kLibrary = "libssl.so.3";
 
-// Numbers of openssl/ssl.h, which are part of its binary interface.
+// Constants of openssl/ssl.h, which are part of its binary interface.
 constexpr int kFilePem = 1;
 constexpr int kVerifyPeerOrFail = 0x01 | 0x02;
 constexpr int kCtrlMode = 33;
 constexpr int kCtrlSetMinVersion = 123;
 constexpr long kTls13 = 0x0304;
-// A write may be partial, and go on from another address: frames are sent from where they lie.
+// A write may be partial and continue at another address, because frames are sent without a copy.
 constexpr long kModePartialWrite = 0x1 | 0x2;
 constexpr int kErrorSsl = 1;
 constexpr int kErrorWantRead = 2;
@@ -79,10 +79,10 @@ constexpr int kErrorWantWrite = 3;
 constexpr long kVerified = 0;
 
 Result<std::shared_ptr<const TlsLibrary>> open_library() noexcept {
-  // Never closed: it has handlers that run at the end of the process.
+  // Never closed, because it has handlers that run at the end of the process.
   void* const found = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (found == nullptr) {
-    return Status::unavailable(std::string{"TLS needs OpenSSL 3, and it cannot be opened: "} +
+    return Status::unavailable(std::string{"TLS needs OpenSSL 3, which cannot be opened: "} +
                                ::dlerror());
   }
   auto library = std::make_shared<TlsLibrary>();
@@ -121,7 +121,7 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::create(const TlsFiles& fil
   auto library = open_library();
   if (!library.ok()) return library.status();
   void* const made = library.value()->SSL_CTX_new(library.value()->TLS_method());
-  if (made == nullptr) return Status::out_of_memory("libssl has no room for a context");
+  if (made == nullptr) return Status::out_of_memory("libssl cannot allocate a context");
   const std::shared_ptr<TlsContext> context{new TlsContext{library.take(), made, side}};
   ROSE_TRY(context->load(files));
   return std::shared_ptr<const TlsContext>{context};
@@ -134,10 +134,10 @@ Status TlsContext::load(const TlsFiles& files) noexcept {
   };
   tls.ERR_clear_error();
   if (tls.SSL_CTX_ctrl(context_, kCtrlSetMinVersion, kTls13, nullptr) != 1) {
-    return Status::unavailable("this libssl cannot do TLS 1.3: " + tls.reason());
+    return Status::unavailable("this libssl does not support TLS 1.3: " + tls.reason());
   }
   tls.SSL_CTX_ctrl(context_, kCtrlMode, kModePartialWrite, nullptr);
-  tls.SSL_CTX_set_num_tickets(context_, 0);  // no session is ever resumed
+  tls.SSL_CTX_set_num_tickets(context_, 0);  // sessions are never resumed
   if (tls.SSL_CTX_use_certificate_chain_file(context_, files.certificate.c_str()) != 1) {
     return refused("the certificate '" + files.certificate + "' cannot be read");
   }
@@ -149,10 +149,10 @@ Status TlsContext::load(const TlsFiles& files) noexcept {
     return Status::invalid_argument("the certificate '" + files.certificate + "' is not valid yet");
   }
   if (tls.SSL_CTX_use_PrivateKey_file(context_, files.key.c_str(), kFilePem) != 1) {
-    return refused("the key '" + files.key + "' cannot be read, or is of another certificate");
+    return refused("the key '" + files.key + "' cannot be read, or belongs to another certificate");
   }
   if (tls.SSL_CTX_check_private_key(context_) != 1) {
-    return refused("the key '" + files.key + "' is not that of '" + files.certificate + "'");
+    return refused("the key '" + files.key + "' does not belong to '" + files.certificate + "'");
   }
   if (tls.SSL_CTX_load_verify_locations(context_, files.authority.c_str(), nullptr) != 1) {
     return refused("the authority '" + files.authority + "' cannot be read");
@@ -166,10 +166,10 @@ Result<std::unique_ptr<TlsSession>> TlsContext::open(int socket,
   const TlsLibrary& tls = *library_;
   tls.ERR_clear_error();
   void* const made = tls.SSL_new(context_);
-  if (made == nullptr) return Status::out_of_memory("libssl has no room for a session");
+  if (made == nullptr) return Status::out_of_memory("libssl cannot allocate a session");
   std::unique_ptr<TlsSession> session{new TlsSession{library_, made}};
   if (tls.SSL_set_fd(made, socket) != 1) {
-    return Status::unavailable("libssl does not take the socket: " + tls.reason());
+    return Status::unavailable("libssl does not accept the socket: " + tls.reason());
   }
   if (side_ == TlsSide::kServer) {
     tls.SSL_set_accept_state(made);
@@ -181,7 +181,7 @@ Result<std::unique_ptr<TlsSession>> TlsContext::open(int socket,
                          ? tls.X509_VERIFY_PARAM_set1_ip_asc(rules, host.c_str())
                          : tls.X509_VERIFY_PARAM_set1_host(rules, host.c_str(), host.size());
   if (is_set != 1) {
-    return Status::invalid_argument("'" + host + "' is no name that a certificate can be for");
+    return Status::invalid_argument("'" + host + "' is not a name that a certificate can have");
   }
   return session;
 }

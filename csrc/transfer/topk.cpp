@@ -15,11 +15,11 @@ namespace {
 
 constexpr std::uint32_t kTileElements = 4096;
 
-// A thread is worth starting for so many tiles.
+// Tiles that are worth a thread.
 constexpr std::uint64_t kPartTiles = 64;
 constexpr std::uint64_t kTopkPartsMax = 256;
 
-// Counts changed elements by key, tile by tile. One thread's.
+// Counts changed elements by key, tile by tile. One thread uses it.
 class KeyCounter {
  public:
   static Result<KeyCounter> create() noexcept {
@@ -34,7 +34,7 @@ class KeyCounter {
     return counter;
   }
 
-  // Counts what tiles `first` to `last` change; those that are due at the end.
+  // Counts the changes of tiles `first` to `last`; due elements count under the last key.
   void count(const Box<const std::uint16_t>& fresh, const Box<const std::uint16_t>& shadow,
              const PackOptions& options, std::uint64_t first, std::uint64_t last) noexcept {
     const Box<const std::uint8_t> ages = options.ages.counts;
@@ -58,7 +58,7 @@ class KeyCounter {
  private:
   Buffer<std::uint64_t> counts_;
   Buffer<std::uint16_t> found_;
-  // A tile of an array that is no row, and of the ages.
+  // A tile of an array with strides, and of the ages.
   Buffer<std::uint16_t> fresh_;
   Buffer<std::uint16_t> shadow_;
   Buffer<std::uint8_t> ages_;

@@ -223,7 +223,7 @@ def test_every_quantum_of_a_busy_device_verifies(tmp_path: Path) -> None:
 def test_a_creditor_that_is_dropped_stops_by_itself(tmp_path: Path) -> None:
     device = Device(tmp_path / "log")
     device.creditor.start()
-    with pytest.raises(InvalidArgument, match="runs already"):
+    with pytest.raises(InvalidArgument, match="was started already"):
         device.creditor.start()
     assert device.creditor.is_running
     before = set(threading.enumerate())

@@ -211,7 +211,7 @@ def test_bad_arguments_are_refused_before_anything_is_registered(fake: Fake) -> 
     device = CudaDevice.open(0)
     stream = CudaStream.create(device, highest=False)
     alive = fake.live()
-    with pytest.raises(InvalidArgument, match="window is 65, but must lie in 1 to 64"):
+    with pytest.raises(InvalidArgument, match="window is 65, but must be from 1 to 64"):
         StreamGate.create(device, HostGate(), stream=stream.handle, kind=GateKind.MEMOP, window=65)
     with pytest.raises(InvalidArgument, match="HostGate itself"):
         StreamGate.create(device, HostGate(), stream=stream.handle, kind=GateKind.HOST)

@@ -58,7 +58,7 @@ def test_driver_shows_its_devices(fake: Fake) -> None:
         (
             "missing",
             "cuInit",
-            "the CUDA driver (CUDA 13.0) has no cuInit of CUDA 2.0, which rose cannot do without",
+            "the CUDA driver (CUDA 13.0) has no cuInit of CUDA 2.0, which rose needs",
         ),
         (
             "set_devices",
@@ -125,7 +125,7 @@ def test_no_library_is_one_sentence(tmp_path: Path) -> None:
         ),
         (
             "int nothing;",
-            "libcuda.so.1 has no cuGetProcAddress_v2: it is no CUDA driver of CUDA 12.0 or later",
+            "libcuda.so.1 has no cuGetProcAddress_v2: it is not a driver of CUDA 12.0 or later",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_two_drivers_share_one_context(fake: Fake) -> None:
 
 @in_child()
 def test_nonsense_is_refused(fake: Fake) -> None:
-    with pytest.raises(InvalidArgument, match="no CUDA device 1: the driver shows 1"):
+    with pytest.raises(InvalidArgument, match="no CUDA device 1: the driver reports 1"):
         CudaDevice.open(1)
     with pytest.raises(InvalidArgument):
         CudaDriver.open().facts(-1)

@@ -267,7 +267,7 @@ def test_ticket_sets_blocks_aside(device: Device) -> None:
     assert device.blocks.commit(ticket, 2) is None
     device.blocks.cancel(ticket)
     assert device.blocks.used_blocks == 2
-    with pytest.raises(InvalidArgument, match="is over"):
+    with pytest.raises(InvalidArgument, match="has ended"):
         device.blocks.cancel(ticket)
 
 

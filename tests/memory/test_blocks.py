@@ -49,7 +49,7 @@ def test_keys_come_one_by_one_or_side_by_side(blocks: BlockAllocator) -> None:
     "keys", [[b"short"], [b"x" * 17], ["x" * 16], b"x" * 15, 16, np.zeros((4, 4), np.uint64)[:, :2]]
 )
 def test_what_is_no_key_is_refused(blocks: BlockAllocator, keys: Any) -> None:
-    with pytest.raises(InvalidArgument, match="keys must be 16 bytes each"):
+    with pytest.raises(InvalidArgument, match="each key must have 16 bytes"):
         blocks.lookup(keys)
 
 
@@ -68,7 +68,7 @@ def test_namespaces_are_told_apart(blocks: BlockAllocator) -> None:
 
 @pytest.mark.parametrize("name", [b"short", "model", ("model",), ("model", "1"), (1, "model"), 7])
 def test_what_names_no_namespace_is_refused(blocks: BlockAllocator, name: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"named by 16 bytes or by \(model, version\)"):
+    with pytest.raises(InvalidArgument, match=r"must be 16 bytes, or \(model, version\)"):
         blocks.set_cache_namespace(name)
 
 
@@ -76,7 +76,7 @@ def test_foreign_ids_and_double_frees_are_named(blocks: BlockAllocator) -> None:
     ids = taken(blocks, 2)
     blocks.share(ids[:1])
     for wrong, why in (
-        ([ids[0]] * 3, f"block {ids[0]} is free already: this call gives it back more often"),
+        ([ids[0]] * 3, f"block {ids[0]} is freed more often in this call"),
         ([ids[1], 1 << 40], "block -1 is out of range"),
         ([ids[1], 7], "block 7 is out of range"),  # in the header
     ):

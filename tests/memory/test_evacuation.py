@@ -83,7 +83,7 @@ def test_no_more_blocks_move_than_allowed() -> None:
     fewest = min(used for slab in range(SLABS) if (used := space.allocator.used(slab)))
     assert space.evacuate(limit=fewest - 1) == {}
     assert len(space.evacuate(limit=fewest)) == fewest
-    with pytest.raises(InvalidArgument, match="less than no block"):
+    with pytest.raises(InvalidArgument, match="must be at least 0"):
         space.evacuate(limit=-1)
 
 

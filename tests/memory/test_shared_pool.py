@@ -148,7 +148,7 @@ def test_wrong_export_is_refused() -> None:
         header_slabs=0,
         is_on_host=True,
     )
-    with pytest.raises(InvalidArgument, match="the descriptor holds 4194304 bytes, not 6291456"):
+    with pytest.raises(InvalidArgument, match="the descriptor has 4194304 bytes, expected 6291456"):
         Pool.attach(wrong)
 
 

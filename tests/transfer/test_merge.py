@@ -78,7 +78,7 @@ def test_what_does_not_follow_is_refused() -> None:
     with pytest.raises(CorruptData, match="second delta is not the result of the first"):
         delta_merge(second, replace(first, base_digest=(1, 2)))
     fewer = replace(delta_pack(old[:9], new[:9].copy()), base_digest=first.digest)
-    with pytest.raises(InvalidArgument, match="100 elements of 16 bits, the second of 9 of 16"):
+    with pytest.raises(InvalidArgument, match="100 elements of 16 bits, the second 9 of 16"):
         delta_merge(first, fewer)
     dense = delta_pack(old, new.copy(), block_elements=DENSE)
     with pytest.raises(InvalidArgument, match="blocks of 65536 elements, the second of 16384"):

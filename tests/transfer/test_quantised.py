@@ -116,7 +116,7 @@ def test_fields_that_do_not_go_together_are_refused(fields: dict[str, Any], says
 def test_a_scale_that_no_weights_have_is_refused(scale: float) -> None:
     quantised = quantise(WEIGHTS, to="fp8")
     quantised.scales[1, 0] = scale
-    with pytest.raises(InvalidArgument, match=r"scale 2 is .*; scales are above 0 and finite"):
+    with pytest.raises(InvalidArgument, match=r"scale 2 is .*: scales must be above 0 and finite"):
         dequantise(quantised)
 
 
@@ -124,7 +124,7 @@ def test_the_core_refuses_sizes_that_do_not_go_together() -> None:
     codes, scales = np.zeros((4, 4), np.uint8), np.ones((1, 1), np.float32)
     with pytest.raises(InvalidArgument, match="16 codes and 1 scales: 4 x 4 weights have 2 x 1"):
         _core.dequantise(codes, scales, to="fp8", block_rows=2, block_cols=4)
-    with pytest.raises(InvalidArgument, match="scales has 1 dimensions; give a matrix"):
+    with pytest.raises(InvalidArgument, match="scales has 1 dimensions: pass a matrix"):
         _core.dequantise(codes, scales[0], to="fp8", block_rows=4, block_cols=4)
 
 

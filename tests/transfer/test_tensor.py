@@ -348,7 +348,7 @@ def test_the_core_refuses_arrays_of_two_sizes() -> None:
 
 
 def test_the_core_converts_nothing() -> None:
-    with pytest.raises(InvalidArgument, match="new: elements have 8, 16 or 32 bits"):
+    with pytest.raises(InvalidArgument, match="new: the dtype must be uint8, uint16 or uint32"):
         _core.delta_pack(np.zeros(8, np.int64), FREE.copy(), block_elements=65536)
 
 

@@ -132,7 +132,7 @@ class GpuBackend:
         """Refuse weights whose digest is not that of the base, or with `undo` of the result."""
         held = self.digest(weights, first_index=0, seed=0)
         if held != (delta.digest if undo else delta.base_digest):
-            what = "what the delta makes" if undo else "what the delta was made from"
+            what = "the result of the delta" if undo else "the base of the delta"
             raise CorruptData(f"the weights are not {what}: their digest differs")
 
 

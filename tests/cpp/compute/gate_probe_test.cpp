@@ -163,7 +163,7 @@ TEST(kernel_that_works_is_chosen_where_memory_operations_do_not) {
     const GateProbe probe = rig.probe();
     CHECK(!probe.memop.is_usable);
     CHECK(probe.memop.why.find("cuStreamBatchMemOp") != std::string::npos);
-    CHECK_EQ(probe.kernel.why, "it holds, it wakes, and serving streams go on beside it");
+    CHECK_EQ(probe.kernel.why, "it holds, it opens, and serving streams make progress beside it");
     CHECK(probe.kernel.is_usable);
     CHECK(probe.kernel.wake_us > 0);
     CHECK_EQ(probe.choice.kind, GateKind::kKernel);

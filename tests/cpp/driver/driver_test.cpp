@@ -62,8 +62,8 @@ TEST(device_that_is_not_there_is_an_invalid_argument) {
   for (const int ordinal : {-1, 2}) {
     const Status status = Device::open(driver, ordinal).status();
     CHECK(status.code() == Code::kInvalidArgument);
-    CHECK_EQ(says(status),
-             "no CUDA device " + std::to_string(ordinal) + ": the driver shows 2, counted from 0");
+    CHECK_EQ(says(status), "no CUDA device " + std::to_string(ordinal) +
+                               ": the driver reports 2 devices, counted from 0");
   }
   {
     const DevicePtr second = Device::open(driver, 1).take();

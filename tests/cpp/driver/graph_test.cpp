@@ -161,7 +161,7 @@ TEST(nothing_is_inserted_where_nothing_is_captured) {
     CHECK(status.code() == Code::kInvalidArgument);
     CHECK_EQ(says(status), "the stream is not being captured");
     CHECK(bench.insert({}).status().code() == Code::kInvalidArgument);
-    CHECK_EQ(says(bench.insert({}).status()), "no memory operations to insert");
+    CHECK_EQ(says(bench.insert({}).status()), "the list of memory operations must not be empty");
     CHECK(bench.end().status().code() == Code::kUnavailable);
   }
   check_clean();

@@ -140,8 +140,8 @@ TEST(header_slab_is_the_tenants_own_and_stays) {
     CHECK(is_readable(window.data() + kSlab));
     CHECK(window.held().empty());
     const Status none = window.open_header(2, pool.share_header(1).take());
-    CHECK_EQ(says(none), "there is no header slab 2");
-    CHECK_EQ(says(pool.share_header(2).status()), "there is no header slab 2");
+    CHECK_EQ(says(none), "the pool has no header slab 2");
+    CHECK_EQ(says(pool.share_header(2).status()), "the pool has no header slab 2");
     CHECK(pool.share_header(-1).status().code() == Code::kInvalidArgument);
   }
   CHECK(plan->is_clean());

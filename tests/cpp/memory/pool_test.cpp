@@ -216,15 +216,15 @@ TEST(pool_of_wrong_sizes_is_refused) {
     return status.message();
   };
   CHECK_EQ(refusal([](PoolExport& one) { one.objects.pop_back(); }),
-           "3 descriptors came for 4 memory objects");
+           "3 descriptors for 4 memory objects");
   CHECK_EQ(refusal([](PoolExport& one) { one.sizes[0] += 1; }),
-           "a memory object of 131073 bytes is not part of a pool of 458752 bytes");
+           "a memory object of 131073 bytes does not fit into a pool of 458752 bytes");
   CHECK_EQ(refusal([](PoolExport& one) { one.sizes[3] = 0; }),
-           "a memory object of 0 bytes is not part of a pool of 458752 bytes");
+           "a memory object of 0 bytes does not fit into a pool of 458752 bytes");
   CHECK_EQ(refusal([](PoolExport& one) { one.sizes[3] += kSlab; }),
-           "a memory object of 131072 bytes is not part of a pool of 458752 bytes");
+           "a memory object of 131072 bytes does not fit into a pool of 458752 bytes");
   CHECK_EQ(refusal([](PoolExport& one) { one.shape.slab_count += 1; }),
-           "the memory objects leave 65536 of 524288 bytes open");
+           "the memory objects do not cover 65536 of 524288 bytes of the pool");
   CHECK_EQ(refusal([](PoolExport& one) { one.is_on_host = false; }),
            "the pool is memory of a device, and this back end maps memory of the host");
   refusal([](PoolExport& one) { one.shape.slab_bytes = 0; });
@@ -243,8 +243,8 @@ TEST(foreign_descriptors_are_refused) {
     return status.message();
   };
   CHECK_EQ(refusal(rose::create_memfd("test", kSlab / 2).take()),
-           "the descriptor holds 32768 bytes, not 65536");
-  const std::string unsealed = "the descriptor is no memory whose size is sealed";
+           "the descriptor has 32768 bytes, expected 65536");
+  const std::string unsealed = "the descriptor must be a memfd with a sealed size";
   FileDescriptor loose{::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   CHECK(::ftruncate(loose.get(), kSlab) == 0);
   CHECK_EQ(refusal(std::move(loose)), unsealed);

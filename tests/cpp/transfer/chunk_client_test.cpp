@@ -229,7 +229,7 @@ TEST(a_server_that_sends_byte_by_byte_is_an_error_in_time) {
     }};
     Rig rig{server.port(), 1, 1000 * kMs};
     CHECK(rig.fetch(tiles(1), kBytes).ok());
-    CHECK(rig.collect().status().message().find("comes too slowly") != std::string::npos);
+    CHECK(rig.collect().status().message().find("sends too slowly") != std::string::npos);
     rig.client->close();
   }
 }

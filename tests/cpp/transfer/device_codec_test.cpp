@@ -256,7 +256,7 @@ void check_address(Bench& bench, Params params, T* Params::* field, const std::s
     CHECK(launch(params).ok());
     CHECK(!bench.launched().empty());
   } else {
-    check_refused(bench, launch(params), name + " is null; give device memory");
+    check_refused(bench, launch(params), name + " must not be null: pass device memory");
   }
   const auto moved = std::bit_cast<std::uint64_t>(sound.*field) + alignof(T) / 2;
   params.*field = std::bit_cast<T*>(moved);
@@ -264,7 +264,7 @@ void check_address(Bench& bench, Params params, T* Params::* field, const std::s
   std::snprintf(place, sizeof place, "0x%llx", static_cast<unsigned long long>(moved));
   check_refused(
       bench, launch(params),
-      name + " is at " + place + ", which is no multiple of " + std::to_string(alignof(T)));
+      name + " is at " + place + ", which is not a multiple of " + std::to_string(alignof(T)));
 }
 
 // The same for a box, whose elements have 16 bits; then dimensions that no array has.
@@ -277,7 +277,7 @@ void check_box(Bench& bench, const Params& sound, kernels::Box Params::* field,
     CHECK(launch(params).ok());
     CHECK(!bench.launched().empty());
   } else {
-    check_refused(bench, launch(params), name + " is null; give device memory");
+    check_refused(bench, launch(params), name + " must not be null: pass device memory");
   }
   (params.*field).base = (sound.*field).base + 1;
   check_refused(bench, launch(params), name + " is at 0x");
@@ -368,10 +368,10 @@ TEST(values_are_aligned_to_their_width) {
     params.width = 32;
     params.base.base = at<u8>(0x5004);
     check_refused(bench, bench.codec->topk_unpack(params, stream),
-                  "values is at 0x7002, which is no multiple of 4");
+                  "values is at 0x7002, which is not a multiple of 4");
     params.values = nullptr;
     check_refused(bench, bench.codec->topk_unpack(params, stream),
-                  "values is null; give device memory");
+                  "values must not be null: pass device memory");
     params.width = 8;
     params.base.base = at<u8>(0x5001);
     params.values = at<u8>(0x7001);
@@ -390,7 +390,7 @@ TEST(width_that_the_format_does_not_know_is_refused) {
     };
     for (const std::uint64_t width : {0, 4, 12, 64}) {
       const std::string says =
-          "width is " + std::to_string(width) + "; elements have 8, 16 or 32 bits";
+          "width is " + std::to_string(width) + ": it must be 8, 16 or 32 bits";
       check_refused(bench, bench.codec->delta_pack(with_width(pack_params(), width), stream), says);
       check_refused(bench, bench.codec->delta_apply(with_width(apply_params(), width), stream),
                     says);
@@ -400,7 +400,7 @@ TEST(width_that_the_format_does_not_know_is_refused) {
     }
     DeltaPackParams bytes = with_width(pack_params(), 8);
     bytes.first_index = 16;
-    const std::string says = "width is 8; thresholds and ages are for elements of 16 bits";
+    const std::string says = "width is 8: thresholds and ages need elements of 16 bits";
     check_refused(bench, bench.codec->delta_pack(bytes, stream), says);
     bytes.threshold = nullptr;
     check_refused(bench, bench.codec->delta_pack(bytes, stream), says);
@@ -415,29 +415,30 @@ TEST(size_that_no_launch_takes_is_refused) {
     Bench bench;
     const CUstream stream = bench.stream->get();
     check_refused(bench, bench.codec->delta_pack(with_blocks_of(4'096, pack_params()), stream),
-                  "block_elements is 4096; delta blocks have 16384 or 65536 elements");
+                  "block_elements is 4096: choose 16384 or 65536");
     DeltaApplyParams apply = with_blocks_of(65'536, apply_params());
     apply.count = std::uint64_t{0x7FFF'FFFF} * 65'536;
     CHECK(bench.codec->delta_apply(apply, stream).ok());
     bench.launched();
     ++apply.count;
-    check_refused(bench, bench.codec->delta_apply(apply, stream),
-                  "count is 140737488289793, which is 2147483648 delta blocks; one launch takes "
-                  "2147483647");
+    check_refused(
+        bench, bench.codec->delta_apply(apply, stream),
+        "count is 140737488289793, which is 2147483648 delta blocks: one launch takes at most "
+        "2147483647");
     TopkHistogramParams histogram = histogram_params();
     histogram.count = ~std::uint64_t{0};
     check_refused(bench, bench.codec->topk_histogram(histogram, stream),
-                  "count is 18446744073709551615; one launch counts less than 2^62 elements");
+                  "count is 18446744073709551615: one launch takes less than 2^62 elements");
     DeltaPackParams pack = pack_params();
     pack.first_index = 6;
-    check_refused(bench, bench.codec->delta_pack(pack, stream), "first_index is 6;");
+    check_refused(bench, bench.codec->delta_pack(pack, stream), "first_index is 6:");
     DigestParams digest = digest_params();
     digest.first_index = 6;
-    check_refused(bench, bench.codec->digest(digest, stream), "first_index is 6;");
+    check_refused(bench, bench.codec->digest(digest, stream), "first_index is 6:");
     digest.width = 8;
     digest.first_index = 12;
     check_refused(bench, bench.codec->digest(digest, stream),
-                  "first_index is 12; split tensors at multiples of 8 elements");
+                  "first_index is 12: split tensors at multiples of 8 elements");
     digest.width = 32;
     digest.bits.base = at<u8>(0x1004);
     digest.first_index = 6;

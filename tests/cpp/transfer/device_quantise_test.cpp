@@ -146,21 +146,22 @@ TEST(what_no_kernel_can_use_is_refused) {
       change(wrong);
       check_refused(bench, wrong, says);
     };
-    refused([](auto& one) { one.bits = nullptr; }, "bits is null; give device memory");
-    refused([](auto& one) { one.codes = nullptr; }, "codes is null; give device memory");
-    refused([](auto& one) { one.scales = nullptr; }, "scales is null; give device memory");
+    refused([](auto& one) { one.bits = nullptr; }, "bits must not be null: pass device memory");
+    refused([](auto& one) { one.codes = nullptr; }, "codes must not be null: pass device memory");
+    refused([](auto& one) { one.scales = nullptr; }, "scales must not be null: pass device memory");
     refused([](auto& one) { one.bits = at<u16>(0x1001); },
-            "bits is at 0x1001, which is no multiple of 2");
+            "bits is at 0x1001, which is not a multiple of 2");
     refused([](auto& one) { one.scales = at<float>(0x3002); },
-            "scales is at 0x3002, which is no multiple of 4");
+            "scales is at 0x3002, which is not a multiple of 4");
     refused([](auto& one) { one.block_rows = 0; },
-            "a scale block of 0 x 144 weights; give at least 1 x 1");
+            "a scale block of 0 x 144 weights: it must be at least 1 x 1");
     refused([](auto& one) { one.block_cols = 0; },
-            "a scale block of 128 x 0 weights; give at least 1 x 1");
+            "a scale block of 128 x 0 weights: it must be at least 1 x 1");
     refused([](auto& one) { one.row_stride = 0x2FF; },
-            "rows of 768 weights are 767 apart; they must not overlap");
+            "rows of 768 weights are 767 apart: they must not overlap");
     refused([](auto& one) { one.rows = std::uint64_t{1} << 60; },
-            "1152921504606846976 x 768 weights with rows 819 apart; a matrix spans less than 2^62");
+            "1152921504606846976 x 768 weights with rows 819 apart: a matrix must span less than "
+            "2^62 weights");
   }
   check_clean();
 }

@@ -93,16 +93,16 @@ TEST(sizes_that_no_matrix_has_are_refused) {
   };
   const OwnMatrix matrix{2, 4, 0};
   refused(matrix.view(), {.rows = 0, .cols = 1},
-          "a scale block of 0 x 1 weights; give at least 1 x 1");
+          "a scale block of 0 x 1 weights: it must be at least 1 x 1");
   refused(matrix.view(), {.rows = 1, .cols = 0},
-          "a scale block of 1 x 0 weights; give at least 1 x 1");
+          "a scale block of 1 x 0 weights: it must be at least 1 x 1");
   refused({.bits = nullptr, .rows = 2, .cols = 4, .row_stride = 3}, block,
-          "rows of 4 weights are 3 apart; they must not overlap");
+          "rows of 4 weights are 3 apart: they must not overlap");
   const std::uint64_t many = std::uint64_t{1} << 32;
   refused({.bits = nullptr, .rows = many, .cols = 4, .row_stride = many}, block,
-          "4294967296 rows 4294967296 apart; a matrix spans at most 2^62 weights");
+          "4294967296 rows 4294967296 apart: a matrix must span at most 2^62 weights");
   refused({.bits = nullptr, .rows = many, .cols = many, .row_stride = many}, block,
-          "4294967296 rows 4294967296 apart; a matrix spans at most 2^62 weights");
+          "4294967296 rows 4294967296 apart: a matrix must span at most 2^62 weights");
 }
 
 TEST(scales_that_no_weights_have_are_refused_before_anything_is_read) {
