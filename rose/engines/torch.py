@@ -159,8 +159,11 @@ def insert_gates(
 ) -> Callable[[], None]:
     """Let each capture of `model` get gates between its decoder layers.
 
-    Capture as usual, on one stream, with `torch.cuda.graph(torch.cuda.CUDAGraph(keep_graph=True))`,
-    make it launchable with `gated_graph`, and launch it only with `StreamGate.launch`: replayed by
+    Capture on one stream with `torch.cuda.graph(torch.cuda.CUDAGraph(keep_graph=True),
+    capture_error_mode="thread_local")`: torch's default mode forbids queries and allocations to all
+    threads, serving's included. No other engine may capture on that stream: torch bakes the
+    stream's cuBLAS workspace into the graph, and graphs that share one may not run at once. Make it
+    launchable with `gated_graph`, and launch it only with `StreamGate.launch`: replayed by
     torch it would repeat old numbers. Outside a capture the hooks do nothing.
 
     Args:

@@ -209,6 +209,23 @@ def test_weights_taken_in_the_middle_of_their_copy_are_copied_again(
     assert stepper.client.wrong(truth(pair)) == []
 
 
+def test_each_slice_of_a_copy_begins_with_nothing_parked(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a copy waits for its stream: behind a closed gate no abort would reach it."""
+    lease, lane, calls = stepper.pair.weights.lease, stepper.pair.rollout_lane, []
+    advance, settle = lease.advance, lane.settle
+    monkeypatch.setattr(lease, "advance", lambda: (calls.append("copy"), advance())[1])
+    monkeypatch.setattr(lane, "settle", lambda: (calls.append("settle"), settle())[1])
+    stepper.client.send(prompt=prompt(3), new_tokens=2)
+    stepper.prepare()
+    copies = calls.count("copy")
+    assert copies > 1
+    first = calls.index("copy")
+    assert calls[first : first + 2 * copies - 1] == ["copy", *["settle", "copy"] * (copies - 1)]
+    stepper.finish()
+
+
 def test_copy_that_stops_for_another_reason_goes_on_where_it_was(
     stepper: Stepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
