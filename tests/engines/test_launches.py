@@ -36,10 +36,11 @@ class StreamLane(Lane):
 def measured(layers: int, *, every: int) -> StreamLane:
     lane, model = StreamLane(), Model(layers)
     gate_layers(lane, model, every=every)
-    measurement = LaunchMeasurement(lane)
+    measurement, row = LaunchMeasurement(lane), torch.zeros(1, 4)
     for _ in range(6):
+        lane.gate()  # that of the quantum
         with torch.no_grad(), measurement.of_step():
-            model(torch.zeros(1, 4))
+            model(row)
     return lane
 
 

@@ -223,6 +223,8 @@ def test_each_slice_of_a_copy_begins_with_nothing_parked(
     assert copies > 1
     first = calls.index("copy")
     assert calls[first : first + 2 * copies - 1] == ["copy", *["settle", "copy"] * (copies - 1)]
+    stepper.processor._generation_step(stepper.engine.manager.model)
+    stepper.processor.update_batch()
     stepper.finish()
 
 
