@@ -17,7 +17,7 @@ class Environment:
         is_ci: whether `CI` is set, which disables live progress bars.
         isa: `ROSE_ISA`, the best instruction set that `rose.transfer` may use.
         cuda_max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`; None also if it is not a number.
-        is_cuda_eager: whether `CUDA_MODULE_LOADING` loads kernels before their first launch.
+        is_launch_blocking: whether `CUDA_LAUNCH_BLOCKING` makes each launch wait for its end.
         vllm_wheel: `ROSE_VLLM_WHEEL`, the vLLM wheel that rose is compared with, or its source.
         token: `ROSE_TOKEN`, the shared secret of peers.
         manifest_key: `ROSE_MANIFEST_KEY`, the signing key of manifests.
@@ -26,7 +26,7 @@ class Environment:
     is_ci: bool
     isa: str | None = None
     cuda_max_connections: int | None = None
-    is_cuda_eager: bool = False
+    is_launch_blocking: bool = False
     vllm_wheel: str | None = None
     token: str | None = field(default=None, repr=False)
     manifest_key: str | None = field(default=None, repr=False)
@@ -39,7 +39,7 @@ def read_environment() -> Environment:
         is_ci=os.environ.get("CI", "") not in ("", "0", "false"),
         isa=os.environ.get("ROSE_ISA") or None,
         cuda_max_connections=int(connections) if connections.isdecimal() else None,
-        is_cuda_eager=os.environ.get("CUDA_MODULE_LOADING", "").upper() == "EAGER",
+        is_launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0"),
         vllm_wheel=os.environ.get("ROSE_VLLM_WHEEL") or None,
         token=os.environ.get("ROSE_TOKEN") or None,
         manifest_key=os.environ.get("ROSE_MANIFEST_KEY") or None,

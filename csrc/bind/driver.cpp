@@ -74,6 +74,8 @@ void bind_devices(py::module_& m) {
       .def_property_readonly("version", &Driver::version)
       .def("device_count",
            [](const Driver& self) { return take_unlocked([&] { return self.device_count(); }); })
+      .def("loads_lazily",
+           [](const Driver& self) { return take_unlocked([&] { return self.loads_lazily(); }); })
       .def(
           "facts",
           [](const Driver& self, int ordinal) {
@@ -86,6 +88,9 @@ void bind_devices(py::module_& m) {
                   py::arg("driver") = py::none())
       .def_property_readonly("name", [](const Device& self) { return self.facts().name; })
       .def_property_readonly("ordinal", &Device::ordinal)
+      .def_property_readonly(
+          "driver",
+          [](const Device& self) { return std::const_pointer_cast<Driver>(self.shared_driver()); })
       .def_property_readonly("facts", &Device::facts)
       .def_property_readonly("priority_range",
                              [](const Device& self) {

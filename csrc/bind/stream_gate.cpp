@@ -48,6 +48,8 @@ std::unique_ptr<StreamGate> create_stream_gate(const std::shared_ptr<Device>& de
   return take(create());
 }
 
+void set_launches(StreamGate& gate, std::uint32_t launches) { check(gate.set_launches(launches)); }
+
 Verdict pass_stream_gate(StreamGate& gate, double timeout_ms) {
   const auto pass = [&, timeout_ns = ns_of_ms(timeout_ms, "timeout_ms")] {
     const py::gil_scoped_release release;
@@ -151,6 +153,10 @@ void bind_stream_gate(py::module_& module) {
                                     [](const py::object&) { return StreamGate::kLaunchQueue; })
       .def_property_readonly_static("GATE_LAUNCHES",
                                     [](const py::object&) { return StreamGate::kGateLaunches; })
+      .def_property_readonly_static("LONGEST_SEGMENT",
+                                    [](const py::object&) { return StreamGate::kLongestSegment; })
+      .def("set_launches", &set_launches, py::arg("launches"))
+      .def_property_readonly("window", &StreamGate::window)
       .def_property_readonly("kind", &StreamGate::kind)
       .def_property_readonly("enqueued", &StreamGate::enqueued)
       .def_property_readonly("in_flight", &StreamGate::in_flight)

@@ -1,6 +1,8 @@
 #include "compute/gate_probe.h"
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 namespace rose::compute {
@@ -32,6 +34,41 @@ Result<std::optional<Nanoseconds>> wait_done(const driver::Event& event, Nanosec
     std::this_thread::yield();
   }
 }
+
+// Lets the borrower's stream go if this object lives for `limit_ns`: a launch behind the gate then
+// blocks its host thread, which nothing else could free.
+class Rescue {
+ public:
+  Rescue(HostGate& gate, std::uint32_t last, Nanoseconds limit_ns) noexcept
+      : thread_{[this, &gate, last, limit_ns] {
+          std::unique_lock lock{mutex_};
+          if (over_.wait_for(lock, std::chrono::nanoseconds{limit_ns}, [this] { return is_over_; }))
+            return;
+          gate.drain_to(last);
+          has_acted_ = true;
+        }} {}
+  ~Rescue() { stop(); }
+  Rescue(const Rescue&) = delete;
+  Rescue& operator=(const Rescue&) = delete;
+
+  // Ends the watch; true if the stream was let go.
+  bool stop() noexcept {
+    {
+      const std::lock_guard lock{mutex_};
+      is_over_ = true;
+    }
+    over_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    return has_acted_;
+  }
+
+ private:
+  std::mutex mutex_;  // guards is_over_
+  std::condition_variable over_;
+  bool is_over_{false};
+  bool has_acted_{false};  // read after the join
+  std::thread thread_;     // last: it uses all of the above
+};
 
 // A test of one kind of gate. A Status is the reason for its refusal.
 class Trial {
@@ -66,6 +103,8 @@ class Trial {
     auto event = driver::Event::create(device_, false);
     if (!event.ok()) return event.status();
     behind_ = event.take();
+    ROSE_TRY(load_kernel());
+    ROSE_TRY(choose_streams());
     auto made = StreamGate::create(device_, gate_, request_.borrower, kind,
                                    {.window = 1, .drain_ns = kWakeNs, .library = request_.library});
     if (!made.ok()) return made.status();
@@ -73,13 +112,55 @@ class Trial {
     return {};
   }
 
-  // Enqueues a gate that is open but has no credit, and an event behind it.
+  // Without device code in this build only events are tested.
+  Status load_kernel() noexcept {
+    library_ = request_.library;
+    if (library_ == nullptr) {
+      auto embedded = driver::KernelLibrary::create(device_, "gate");
+      if (!embedded.ok() && driver::embedded_fatbins().empty()) return {};
+      if (!embedded.ok()) return embedded.status();
+      library_ = embedded.take();
+    }
+    const auto found = library_->kernel("probe_kernel");
+    if (!found.ok()) return found.status();
+    kernel_ = found.value();
+    return {};
+  }
+
+  // Streams share hardware connections within their priority class, and the borrower's class is
+  // that of torch's streams.
+  Status choose_streams() noexcept {
+    auto plain = driver::Stream::create(device_, driver::Priority::kLowest);
+    if (!plain.ok()) return plain.status();
+    plain_ = plain.take();
+    for (std::size_t i = 0; i < request_.serving.size(); ++i) {
+      streams_.push_back({"number " + std::to_string(i), request_.serving[i]});
+    }
+    streams_.push_back({"the default stream", nullptr});
+    streams_.push_back({"a stream of default priority", plain_->get()});
+    return {};
+  }
+
+  Status run_in(CUstream stream, driver::Event& after) noexcept {
+    if (kernel_ != nullptr) ROSE_TRY(library_->launch(kernel_, {}, stream));
+    return after.record(stream);
+  }
+
+  // Enqueues a gate that is open but has no credit, and behind it a kernel and an event.
   Status park() noexcept {
     ROSE_CHECK(gate_->open(gate_->close_epoch()), "the probe's own gate did not open");
+    Rescue rescue{*gate_, stream_gate_->enqueued() + 1, request_.launch_ns};
     const auto verdict = stream_gate_->try_pass();
-    if (!verdict.ok()) return verdict.status();
+    const Status behind = verdict.ok() ? run_in(request_.borrower, *behind_) : verdict.status();
+    if (rescue.stop()) {
+      gate_->end_drain();
+      return Status::unavailable(
+          "a launch behind a closed gate blocks its host thread: CUDA_LAUNCH_BLOCKING or a "
+          "profiler makes launches wait for their completion");
+    }
+    ROSE_TRY(behind);
     ROSE_CHECK(verdict.value() == Verdict::kPassed, "the probe's own gate was not enqueued");
-    return behind_->record(request_.borrower);
+    return {};
   }
 
   Status hold(const char* how) noexcept {
@@ -90,23 +171,27 @@ class Trial {
   }
 
   Status look_at_serving(KindProbe& out) noexcept {
-    std::vector<std::unique_ptr<driver::Event>> events;
-    for (CUstream stream : request_.serving) {
+    for (const auto& [name, stream] : streams_) {
       auto event = driver::Event::create(device_, false);
       if (!event.ok()) return event.status();
-      events.push_back(event.take());
       const Nanoseconds from_ns = now_ns();
-      ROSE_TRY(events.back()->record(stream));
-      const auto waited = wait_done(*events.back(), from_ns, kAliasNs);
+      ROSE_TRY(run_in(stream, *event.value()));
+      const auto waited = wait_done(*event.value(), from_ns, kAliasNs);
       if (!waited.ok()) return waited.status();
       out.alias_us = std::max(out.alias_us, us_of(waited.value().value_or(kAliasNs)));
       if (!waited.value()) {
-        return Status::unavailable("a parked borrower stalls serving streams: number " +
-                                   std::to_string(events.size() - 1) +
+        keep_code();
+        return Status::unavailable("a parked borrower stalls serving streams: " + name +
                                    " made no progress while the borrower's waited");
       }
     }
     return {};
+  }
+
+  // For a kernel that is still in a stalled stream: its code stays for the life of the process,
+  // because unloading it could wait for that stream.
+  void keep_code() noexcept {
+    if (kernel_ != nullptr) (void)new std::shared_ptr{library_};
   }
 
   Status wake(KindProbe& out) noexcept {
@@ -127,6 +212,10 @@ class Trial {
   const ProbeRequest& request_;
   std::shared_ptr<HostGate> gate_;
   std::unique_ptr<driver::Event> behind_;
+  std::shared_ptr<const driver::KernelLibrary> library_;
+  CUkernel kernel_{nullptr};
+  std::unique_ptr<driver::Stream> plain_;
+  std::vector<std::pair<std::string, CUstream>> streams_;  // with their names in a refusal
   // Declared last, so destroyed first: its destructor lets parked work run out.
   std::unique_ptr<StreamGate> stream_gate_;
 };

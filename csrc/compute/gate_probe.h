@@ -11,9 +11,13 @@ namespace rose::compute {
 
 struct ProbeRequest {
   CUstream borrower{nullptr};
-  std::vector<CUstream> serving;       // every stream that serving uses in this process
+  // Every stream that serving uses in this process. The legacy default stream and a stream of
+  // default priority, like those of torch's pools, are tested as well.
+  std::vector<CUstream> serving;
   std::optional<int> max_connections;  // CUDA_DEVICE_MAX_CONNECTIONS, if it is set
   std::shared_ptr<const driver::KernelLibrary> library{};  // as in StreamGateConfig
+  // Time after which a launch that has not returned counts as blocked by the gate.
+  Nanoseconds launch_ns{200'000'000};
   // Time for which a gate must hold: much longer than a wake-up, so that a leak shows by then.
   Nanoseconds hold_ns{2'000'000};
   bool in_one_process{true};  // serving and borrower share a context
@@ -40,10 +44,11 @@ struct GateProbe {
 };
 
 // Tests each kind with a gate of its own in the borrower's stream: the driver accepts it, it holds
-// without credit and while closed, an opening releases it, and a waiting borrower does not delay
-// the serving streams. Call it before serving starts, with idle streams and nothing else on the
-// device. Takes at most a second; a refusal has a reason. Leaves nothing behind unless a kind is
-// stuck; then it tests no other kind.
+// without credit and while closed, an opening releases it, launches behind it return, and a waiting
+// borrower delays no kernel in serving's streams (in a build without device code: no event). Call
+// it before serving starts, with idle streams and nothing else on the device. Takes at most a
+// second; a refusal has a reason. Leaves nothing behind unless a kind is stuck; then it tests no
+// other kind.
 GateProbe probe_gates(const driver::DevicePtr& device, const ProbeRequest& request) noexcept;
 
 }  // namespace rose::compute

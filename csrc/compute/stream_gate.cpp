@@ -36,14 +36,13 @@ MemoryOperation operation(int kind, driver::DevicePointer address, std::uint32_t
   return out;
 }
 
-Status check_queue(const StreamGateConfig& config) noexcept {
-  const std::uint64_t launches =
-      std::uint64_t{config.window} * (std::uint64_t{config.launches} + StreamGate::kGateLaunches);
-  if (launches < StreamGate::kLaunchQueue) return {};
+Status check_launches(std::uint32_t launches) noexcept {
+  if (launches <= StreamGate::kLongestSegment) return {};
   return Status::invalid_argument(
-      std::to_string(config.window) + " segments of " + std::to_string(config.launches) +
-      " launches do not fit the launch queue of " + std::to_string(StreamGate::kLaunchQueue) +
-      ", so a closed gate would block the host: make the window smaller or the segments shorter");
+      "a segment of " + std::to_string(launches) + " launches does not fit the launch queue of " +
+      std::to_string(StreamGate::kLaunchQueue) +
+      ", so a closed gate would block the host: the longest segment that fits has " +
+      std::to_string(StreamGate::kLongestSegment) + " launches; use more gates per step");
 }
 
 struct Capture {
@@ -102,7 +101,7 @@ Result<std::unique_ptr<StreamGate>> StreamGate::create(driver::DevicePtr device,
     return Status::invalid_argument("window is " + std::to_string(config.window) +
                                     ", but must be from 1 to " + std::to_string(kLargestWindow));
   }
-  ROSE_TRY(check_queue(config));
+  ROSE_TRY(check_launches(config.launches));
   std::unique_ptr<StreamGate> made{new StreamGate{device, stream, kind, std::move(config)}};
   if (kind == GateKind::kKernel) {
     ROSE_TRY(load_kernel(device, made->config_.library, "gate", "gate_kernel", made->kernel_));
@@ -183,10 +182,20 @@ Status StreamGate::start_segment() noexcept {
   return {};
 }
 
+Status StreamGate::set_launches(std::uint32_t launches) noexcept {
+  ROSE_TRY(check_launches(launches));
+  config_.launches = launches;
+  return {};
+}
+
+std::uint32_t StreamGate::window() const noexcept {
+  return std::min(config_.window, (kLaunchQueue - 1) / (config_.launches + kGateLaunches));
+}
+
 bool StreamGate::can_add(std::uint32_t gates) noexcept {
   if (!is_drained() || !gate().is_open()) return false;
   const std::uint32_t waiting = in_flight();
-  return waiting == 0 || std::uint64_t{waiting} + gates <= config_.window;
+  return waiting == 0 || std::uint64_t{waiting} + gates <= window();
 }
 
 // ---- a step

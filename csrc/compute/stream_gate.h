@@ -25,7 +25,8 @@ namespace rose::compute {
 enum class GateKind : std::uint8_t { kHost, kMemop, kKernel };
 
 struct StreamGateConfig {
-  std::uint32_t window{2};              // maximum segments enqueued but not started; 1 to 64
+  // Maximum segments enqueued but not started, 1 to 64; fewer if the launch queue holds fewer.
+  std::uint32_t window{2};
   std::uint32_t launches{1};            // maximum launches of the engine per segment
   Nanoseconds drain_ns{1'000'000'000};  // maximum wait of an abort for the device
   // Libraries with gate_kernel (for KERNEL) and branch_kernel (for abortable graphs); null: the
@@ -63,9 +64,11 @@ class StreamGate {
   // observed. A gate with its two events counts as three launches.
   static constexpr std::uint32_t kLaunchQueue = 1024;
   static constexpr std::uint32_t kGateLaunches = 3;
+  // Launches of the longest segment that the queue accepts behind its gate.
+  static constexpr std::uint32_t kLongestSegment = kLaunchQueue - 1 - kGateLaunches;
 
-  // InvalidArgument for kHost, a window out of range, or more launches than the queue accepts.
-  // KERNEL loads its kernel here. On error nothing is registered, and the gate is unchanged.
+  // InvalidArgument for kHost, a window out of range, or more than kLongestSegment launches. KERNEL
+  // loads its kernel here. On error nothing is registered, and the gate is unchanged.
   static Result<std::unique_ptr<StreamGate>> create(driver::DevicePtr device,
                                                     std::shared_ptr<HostGate> gate, CUstream stream,
                                                     GateKind kind,
@@ -74,6 +77,12 @@ class StreamGate {
   ~StreamGate();
   StreamGate(const StreamGate&) = delete;
   StreamGate& operator=(const StreamGate&) = delete;
+
+  // Sets the launches of the longest segment, once they are measured. InvalidArgument, and no
+  // change, beyond kLongestSegment.
+  Status set_launches(std::uint32_t launches) noexcept;
+  // Maximum segments in the stream beyond `passed`.
+  std::uint32_t window() const noexcept;
 
   void begin_step() noexcept;
   // Ends the segment before this gate, and enqueues the gate of the next one if no wait is

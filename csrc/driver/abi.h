@@ -109,6 +109,9 @@ struct BatchMemOpNodeParams {  // CUDA_BATCH_MEM_OP_NODE_PARAMS_v1
   unsigned flags;
 };
 
+// Kernels.
+constexpr int kModulesEager = 1;  // CU_MODULE_EAGER_LOADING
+
 // Graphs.
 constexpr int kCaptureGlobal = 0;
 constexpr int kCaptureThreadLocal = 1;

@@ -81,11 +81,20 @@ Result<Device::MemoryInfo> Device::memory_info() const noexcept {
 }
 
 Current::Current(const Device& device) noexcept
-    : device_{device}, status_{ROSE_CU(device.driver(), cuCtxPushCurrent, device.context())} {}
+    : device_{device},
+      status_{ROSE_CU(device.driver(), cuCtxPushCurrent, device.context())},
+      capture_mode_{kCaptureRelaxed} {
+  is_pushed_ = status_.ok();
+  if (!is_pushed_) return;
+  status_ = ROSE_CU(device.driver(), cuThreadExchangeStreamCaptureMode, &capture_mode_);
+  is_relaxed_ = status_.ok();
+}
 
 Current::~Current() {
+  const Entries& entries = device_.driver().entries();
+  if (is_relaxed_) entries.cuThreadExchangeStreamCaptureMode(&capture_mode_);
   CUcontext popped = nullptr;
-  if (status_.ok()) device_.driver().entries().cuCtxPopCurrent(&popped);
+  if (is_pushed_) entries.cuCtxPopCurrent(&popped);
 }
 
 }  // namespace rose::driver

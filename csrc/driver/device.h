@@ -70,6 +70,10 @@ using DevicePtr = std::shared_ptr<const Device>;
 
 // Makes a device's context current in this thread during its lifetime, then restores the previous
 // one. Check status() before the first call.
+//
+// The thread also leaves all captures alone meanwhile: while another thread, such as serving's,
+// captures in global mode, a query or an allocation would fail and invalidate that capture. So no
+// failure of rose reaches serving by this way. RELAXED permits such calls.
 class Current {
  public:
   explicit Current(const Device& device) noexcept;
@@ -82,6 +86,9 @@ class Current {
  private:
   const Device& device_;
   Status status_;
+  int capture_mode_;  // to be restored, once is_relaxed_
+  bool is_pushed_{false};
+  bool is_relaxed_{false};
 };
 
 }  // namespace rose::driver

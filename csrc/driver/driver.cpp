@@ -145,4 +145,10 @@ Result<int> Driver::device_count() const noexcept {
   return count;
 }
 
+Result<bool> Driver::loads_lazily() const noexcept {
+  int mode = 0;
+  ROSE_TRY(ROSE_CU(*this, cuModuleGetLoadingMode, &mode));
+  return mode != kModulesEager;
+}
+
 }  // namespace rose::driver

@@ -34,6 +34,8 @@ class Driver {
   static Status missing(const char* call) noexcept;
 
   Result<int> device_count() const noexcept;
+  // True if a kernel that is not loaded yet is loaded by its first launch, as by default.
+  Result<bool> loads_lazily() const noexcept;
 
  private:
   using GetProcAddress = Answer (*)(const char*, void**, int, std::uint64_t, int*);

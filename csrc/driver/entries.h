@@ -58,6 +58,7 @@
   X(cuEventQuery, 2000, kRequired, (CUevent))                                                     \
   X(cuEventElapsedTime, 2000, kRequired, (float*, CUevent, CUevent))                              \
   /* kernels */                                                                                   \
+  X(cuModuleGetLoadingMode, 11070, kRequired, (int*))                                             \
   X(cuLibraryLoadData, 12000, kRequired,                                                          \
     (CUlibrary*, const void*, int*, void**, unsigned, int*, void**, unsigned))                    \
   X(cuLibraryUnload, 12000, kRequired, (CUlibrary))                                               \
@@ -67,6 +68,7 @@
     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,  \
      void**, void**))                                                                             \
   /* graphs */                                                                                    \
+  X(cuThreadExchangeStreamCaptureMode, 10010, kRequired, (int*))                                  \
   X(cuStreamBeginCapture, 10010, kRequired, (CUstream, int))                                      \
   X(cuStreamEndCapture, 10000, kRequired, (CUstream, CUgraph*))                                   \
   X(cuStreamGetCaptureInfo, 12030, kOptional,                                                     \

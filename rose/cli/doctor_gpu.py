@@ -23,9 +23,6 @@ def gpu_findings() -> Iterator[Finding]:
         return
     version = f"{driver.version // 1000}.{driver.version % 1000 // 10}"
     yield Finding("cuda driver", State.ACTIVE, f"for CUDA {version}, {count} GPUs")
-    if count > 0 and not read_environment().is_cuda_eager:
-        why = "lazy: a first launch can wait for a parked borrower; set CUDA_MODULE_LOADING=EAGER"
-        yield Finding("module loading", State.ABSENT, why)
     for ordinal in range(count):
         yield from _one_gpu(ordinal)
 

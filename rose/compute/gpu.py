@@ -1,6 +1,7 @@
 """One GPU for co-serving: one stream per tenant, and a tested gate."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rose._core import (
@@ -51,10 +52,21 @@ class Gpu:
         """Open a GPU.
 
         Raises:
-            Unavailable: the driver is missing or too old.
+            Unavailable: the driver is missing or too old, or this process launches or loads kernels
+                in a way that turns a closed gate into a deadlock.
             InvalidArgument: the GPU does not exist.
         """
         device = CudaDevice.open(ordinal)
+        if read_environment().is_launch_blocking:
+            raise Unavailable(
+                "CUDA_LAUNCH_BLOCKING is set, so a launch behind a closed gate would never return: "
+                "unset it"
+            )
+        if device.driver.loads_lazily():
+            raise Unavailable(
+                "kernels are loaded at their first launch, which can wait for a parked borrower: "
+                "set CUDA_MODULE_LOADING=EAGER before this process uses CUDA"
+            )
         return cls(
             device,
             serving=CudaStream.create(device, highest=True),
@@ -67,13 +79,18 @@ class Gpu:
         max_connections: int | None,
         try_all: bool = False,
         in_one_process: bool = True,
+        streams: Sequence[int] = (),
     ) -> GateProbe:
-        """Test which gates hold, open, and do not block serving's stream.
+        """Test which gates hold, open, and do not block serving's streams.
+
+        Tested are `serving`, the default stream, one of default priority as in torch's pools, and
+        `streams`.
 
         Args:
             max_connections: `CUDA_DEVICE_MAX_CONNECTIONS`, None if it is not set.
             try_all: test KERNEL even if MEMOP works.
             in_one_process: whether serving runs in this process too.
+            streams: handles of other streams that serving uses in this process.
 
         Raises:
             Unavailable: an opened gate did not wake, so the borrower's stream is lost.
@@ -81,7 +98,7 @@ class Gpu:
         probe = probe_gates(
             self.device,
             borrower_stream=self.rollout.handle,
-            serving_streams=[self.serving.handle],
+            serving_streams=[self.serving.handle, *streams],
             max_connections=max_connections,
             in_one_process=in_one_process,
             try_all=try_all,
@@ -99,11 +116,12 @@ class Gpu:
         Args:
             gate: the host's gate, whose other side serving and the creditor use.
             kind: the choice of `probe`.
-            window: maximum waiting segments in the stream, reduced to what the launch queue holds.
+            window: maximum waiting segments in the stream; fewer if the launch queue holds fewer.
             launches: maximum launches per segment; a graph counts as one.
 
         Raises:
-            InvalidArgument: the launch queue cannot hold one segment of `launches` launches.
+            InvalidArgument: the launch queue cannot hold one segment of `launches` launches; the
+                message has the longest one that fits.
         """
         if kind is GateKind.HOST:
             return SynchronousGate(gate, self.rollout)
@@ -112,18 +130,9 @@ class Gpu:
             gate,
             stream=self.rollout.handle,
             kind=kind,
-            window=min(window, largest_window(launches)),
+            window=window,
             launches=launches,
         )
-
-
-def largest_window(launches: int) -> int:
-    """Return how many segments of `launches` launches may wait in a stream, at least 1.
-
-    When the launch queue is full, the driver blocks the host, which may hold the interpreter lock.
-    """
-    each = launches + StreamGate.GATE_LAUNCHES
-    return max(1, (StreamGate.LAUNCH_QUEUE - 1) // each)
 
 
 def tested_gate(
@@ -131,8 +140,8 @@ def tested_gate(
     gate: HostGate,
     *,
     window: int,
-    launches: int = 1,  # noqa: PT028 (no test)
-    in_one_process: bool = True,  # noqa: PT028
+    in_one_process: bool = True,  # noqa: PT028 (no test)
+    streams: Sequence[int] = (),  # noqa: PT028
 ) -> tuple[BorrowerGate, GateChoice | None]:
     """Choose the borrower's gate: the host's on a CPU, the first with a passed self-test on a GPU.
 
@@ -140,8 +149,8 @@ def tested_gate(
         gpu: the GPU; None for a CPU.
         gate: the host's gate, whose other side serving and the creditor use.
         window: maximum waiting segments in a GPU's stream.
-        launches: as in `Gpu.borrower_gate`.
         in_one_process: whether serving runs in this process too; if not, KERNEL is no gate.
+        streams: as in `Gpu.probe`.
 
     Returns:
         The gate, and on a GPU the choice with its reason.
@@ -152,5 +161,7 @@ def tested_gate(
     if gpu is None:
         return gate, None
     connections = read_environment().cuda_max_connections
-    choice = gpu.probe(max_connections=connections, in_one_process=in_one_process).choice
-    return gpu.borrower_gate(gate, choice.kind, window=window, launches=launches), choice
+    choice = gpu.probe(
+        max_connections=connections, in_one_process=in_one_process, streams=streams
+    ).choice
+    return gpu.borrower_gate(gate, choice.kind, window=window), choice

@@ -177,6 +177,7 @@ class CoServing(Closing):
         *,
         limit_bytes: int,
         on_revoke: OnRevoke | None = None,
+        serving_streams: Sequence[int] = (),
     ) -> RolloutLane:
         """Add the borrower; lending starts.
 
@@ -185,6 +186,8 @@ class CoServing(Closing):
                 share the borrowed slabs.
             limit_bytes: maximum memory on loan, rounded down to slabs.
             on_revoke: called to free blocks when serving needs slabs; engines set it themselves.
+            serving_streams: handles of CUDA streams that serving uses besides its lane's, such as
+                those of copies or collectives. A gate whose waiting delays one is not used.
 
         Raises:
             InvalidArgument: called before `serving` or twice, the geometry wastes too much of a
@@ -203,7 +206,9 @@ class CoServing(Closing):
         for one in groups:
             self._check_geometry(one)
         gpu = self._opened.gpu
-        gate, self.gate_choice = tested_gate(gpu, self.gate, window=GATE_WINDOW)
+        gate, self.gate_choice = tested_gate(
+            gpu, self.gate, window=GATE_WINDOW, streams=serving_streams
+        )
         limit_slabs = min(limit_bytes // self.arbiter.slab_bytes, self.arbiter.slab_count)
         partition = self.arbiter.add_partition("rollout", reserve_slabs=0, limit_slabs=limit_slabs)
         lane = RolloutLane(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import Self
 
-from rose._core import Verdict
+from rose._core import StreamGate, Verdict
 from rose.compute import BorrowerGate, Gpu
 from rose.errors import StepAborted, Unavailable
 from rose.events import Reason, Refusal
@@ -86,6 +86,7 @@ class RolloutLane:
             has_gates: False makes each step one segment, to measure the benefit of gates.
         """
         self.groups = groups
+        self._gpu = gpu  # Owns the stream, which work may still use when the device is gone.
         # CUDA stream for all GPU work of the steps; None on a CPU.
         self.stream = None if gpu is None else gpu.rollout.handle
         # Copies host bytes into the pool, in that stream.
@@ -98,6 +99,8 @@ class RolloutLane:
         # Number of quanta and passed gates: while it is constant, no new segment starts.
         self.passes = 0
         self._gate = gate
+        # Whether the host may enqueue a segment behind a gate that the stream has not passed.
+        self.runs_ahead = not isinstance(gate, StreamGate)
         self._loans = loans
         self._reporting = reporting
         self.why_refused = why_refused
@@ -146,6 +149,38 @@ class RolloutLane:
         """
         if self._has_gates:
             self._until_passed(self._gate.pass_)
+            if not self.runs_ahead:
+                self.settle()
+
+    def settle(self) -> None:
+        """Wait until every segment may run, so that none waits at a gate.
+
+        Call it after `gate` if the next segment waits for the stream on the host, as copies from
+        pageable memory do: behind a closed gate no abort would reach that wait.
+
+        Raises:
+            StepAborted, Unavailable: like `gate`.
+        """
+        self._until_passed(self._gate.settle)
+
+    def set_launches(self, per_segment: int) -> None:
+        """Let the host run ahead of its stream, by as many segments as the launch queue holds.
+
+        Until this call `gate` also waits until its segment may start: a launch into a full queue
+        would block the host inside the driver, where no abort reaches it. Without effect if gates
+        are not in a stream.
+
+        Args:
+            per_segment: launches of the longest segment, such as `LaunchMeasurement` finds; a
+                captured graph is one launch.
+
+        Raises:
+            InvalidArgument: the queue cannot hold one such segment; the message has the longest
+                one that fits.
+        """
+        if isinstance(self._gate, StreamGate):
+            self._gate.set_launches(per_segment)
+        self.runs_ahead = True
 
     def finish(self) -> None:
         """Wait for all segments; call it before you read results and unpin slabs.
@@ -159,7 +194,7 @@ class RolloutLane:
         """
         if self._has_gates:
             self._until_passed(self._gate.pass_)
-        self._until_passed(self._gate.settle)
+        self.settle()
 
     def _until_passed(self, attempt: Callable[..., Verdict]) -> None:
         while True:

@@ -19,6 +19,7 @@ from rose._core import (
     LatencyModel,
     Watchdog,
 )
+from rose.compute import Gpu
 from rose.errors import check
 from rose.events import Reason, Refusal
 from rose.executor.certified import largest_shapes
@@ -129,7 +130,7 @@ class ServingLane:
         model: LatencyModel,
         safety: Safety,
         watchdog: Watchdog,
-        stream: int | None,
+        gpu: Gpu | None,
         limits: ServingLimits,
         slowdown: float,
     ) -> None:
@@ -140,13 +141,15 @@ class ServingLane:
             model: latency model of serving's steps.
             safety: context manager for rose's own calls; it suppresses their failures.
             watchdog: lets a parked rollout step proceed while serving waits for the whole device.
-            stream: CUDA stream for serving's work; None on a CPU.
+            gpu: device of serving's work; None on a CPU.
             limits: maximum sizes of serving's work.
             slowdown: `SLO.slowdown`.
         """
         self.kv = kv = lender.kv
         self._blocks_max = kv.lendable_bytes // kv.geometry.block_bytes  # free or not
-        self.stream = stream
+        self._gpu = gpu  # Owns the stream, which work may still use when the device is gone.
+        # CUDA stream for serving's work; None on a CPU.
+        self.stream = None if gpu is None else gpu.serving.handle
         self.bad_calls = 0
         self.blocked_ms: deque[float] = deque(maxlen=_BLOCKED_KEPT)
         self.limits = limits

@@ -190,7 +190,7 @@ def build(
             model=model,
             safety=safety,
             watchdog=watchdog,
-            stream=opened.gpu.serving.handle if opened.gpu else None,
+            gpu=opened.gpu,
             limits=limits,
             slowdown=slo.slowdown,
         )

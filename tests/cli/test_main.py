@@ -1,3 +1,4 @@
+import ctypes
 import json
 import os
 import subprocess
@@ -135,24 +136,34 @@ def test_doctor_says_why_there_is_no_gpu():
     assert "no CUDA driver" in findings()["gpu"].why
 
 
+def let_pass(words: list[int]) -> None:
+    """The gate kernel of a device that lets everything go at once, so that nothing is left."""
+    ctypes.c_uint32.from_address(words[2]).value += 1
+
+
 @in_child()
 def test_doctor_tries_the_gates_of_each_gpu(fake: Fake):
-    fake.fail("cuLaunchKernel", code=719)
+    fake.arguments("gate_kernel", [48])
+    fake.on_kernel("gate_kernel", let_pass)
     found = findings()
     assert found["cuda driver"].state is doctor.State.ACTIVE
     assert "Fake GPU 0" in found["gpu 0"].why
     assert found["gpu 0 gate"].why.startswith("MEMOP: ")
     assert "wakes in" in found["gpu 0 MEMOP"].why
     assert found["gpu 0 KERNEL"].state is doctor.State.ABSENT
-    assert "CUDA_MODULE_LOADING=EAGER" in found["module loading"].why
     assert fake.faults() == []
 
 
-@in_child(CUDA_MODULE_LOADING="EAGER", FAKECUDA_ATTRIBUTES="103=0")
+@in_child(CUDA_MODULE_LOADING="LAZY")
+def test_doctor_says_that_kernels_load_too_late(fake: Fake):
+    assert "CUDA_MODULE_LOADING=EAGER" in findings()["gpu 0"].why
+
+
+@in_child(FAKECUDA_ATTRIBUTES="103=0")
 def test_doctor_says_what_a_pool_lacks(fake: Fake):
-    fake.fail("cuLaunchKernel", code=719)
+    fake.arguments("gate_kernel", [48])
+    fake.on_kernel("gate_kernel", let_pass)
     found = findings()
-    assert "module loading" not in found
     assert "a KV pool needs" in found["gpu 0 pool"].why
 
 

@@ -1,16 +1,16 @@
 """The borrower's gate on a GPU: which is chosen, what is refused, and how many segments wait."""
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import threading
 
-from rose._core import CudaEvent, GateKind, HostGate, StreamGate, Verdict
+import pytest
+
+from rose._core import CudaEvent, GateKind, HostGate, StreamGate, Verdict, embedded_kernels
 from rose.compute import Gpu, SynchronousGate
 from rose.compute import gpu as gpu_room
-from rose.compute.gpu import largest_window
-from rose.errors import InvalidArgument
+from rose.errors import InvalidArgument, Unavailable
 from tests.compute.test_stream_gate import LONG_MS, running
 from tests.fake_driver import Fake, in_child
+from tests.waiting import wait_for
 
 NOT_SUPPORTED = 801
 
@@ -72,12 +72,66 @@ def test_eight_connections_are_enough(fake: Fake) -> None:
     assert choice.kind is GateKind.MEMOP
 
 
-@given(st.integers(1, 1020))
-def test_window_keeps_launches_below_the_queue(launches: int) -> None:
-    window = largest_window(launches)
-    each = launches + StreamGate.GATE_LAUNCHES
-    assert window == 1 or window * each < StreamGate.LAUNCH_QUEUE
-    assert (window + 1) * each >= StreamGate.LAUNCH_QUEUE
+@in_child()
+def test_window_keeps_launches_below_the_queue(fake: Fake) -> None:
+    half = gate_of(Gpu.open(0), HostGate(), window=64)
+    for launches in range(1, StreamGate.LONGEST_SEGMENT + 1):
+        half.set_launches(launches)
+        each = launches + StreamGate.GATE_LAUNCHES
+        assert half.window >= 1
+        assert half.window * each < StreamGate.LAUNCH_QUEUE
+        assert half.window == 64 or (half.window + 1) * each >= StreamGate.LAUNCH_QUEUE
+
+
+def gate_of(gpu: Gpu, gate: HostGate, *, window: int, launches: int = 1) -> StreamGate:
+    half = gpu.borrower_gate(gate, GateKind.MEMOP, window=window, launches=launches)
+    assert isinstance(half, StreamGate)
+    return half
+
+
+class Filled:
+    """A borrower of segments of 500 launches, and a stream that holds what a driver's does."""
+
+    def __init__(self, fake: Fake, *, launches: int) -> None:
+        fake.set_launch_queue(StreamGate.LAUNCH_QUEUE)
+        self.gpu, gate = Gpu.open(0), HostGate()
+        self.half = gate_of(self.gpu, gate, window=8)
+        self.half.set_launches(launches)
+        gate.grant(8)
+        assert gate.open(gate.close_epoch)
+        self.stream = self.gpu.rollout.handle
+        fake.hold(self.stream)  # as a closed gate would
+        self.taken = 0
+
+    def run(self) -> None:
+        event = CudaEvent.create(self.gpu.device, has_timing=False)
+        self.half.begin_step()
+        while self.taken < 3 and self.half.pass_(timeout_ms=1) is Verdict.PASSED:
+            for _ in range(500):
+                event.record(self.stream)
+            self.taken += 1
+
+
+@in_child()
+def test_measured_launches_keep_the_host_out_of_a_full_queue(fake: Fake) -> None:
+    filled = Filled(fake, launches=500)
+    filled.run()
+    assert filled.taken == 2
+    assert 1000 < fake.pending(filled.stream) <= StreamGate.LAUNCH_QUEUE
+    fake.release(filled.stream)
+
+
+@in_child()
+def test_launch_into_a_full_queue_blocks_its_host(fake: Fake) -> None:
+    filled = Filled(fake, launches=1)  # a wrong number
+    thread = threading.Thread(target=filled.run)
+    thread.start()
+    wait_for(lambda: fake.blocked() == 1)
+    assert thread.is_alive()
+    assert filled.taken == 2
+    fake.release(filled.stream)
+    thread.join()
+    assert filled.taken == 3
 
 
 @in_child()
@@ -93,5 +147,46 @@ def test_window_shrinks_to_the_launch_queue_and_a_segment_beyond_it_is_refused(f
         taken += 1
     assert taken == 5  # of 203 launches each
     fake.release(gpu.rollout.handle)
-    with pytest.raises(InvalidArgument, match=r"1 segments of 1021 launches do not fit the launch"):
+    sentence = (
+        "a segment of 1021 launches does not fit the launch queue of 1024, so a closed gate would "
+        "block the host: the longest segment that fits has 1020 launches; use more gates per step"
+    )
+    with pytest.raises(InvalidArgument) as refused:
         gpu.borrower_gate(HostGate(), GateKind.MEMOP, window=8, launches=1021)
+    assert str(refused.value) == sentence
+
+
+@in_child(CUDA_LAUNCH_BLOCKING="1")
+def test_launches_that_wait_for_their_end_are_refused(fake: Fake) -> None:
+    with pytest.raises(Unavailable, match=r"^CUDA_LAUNCH_BLOCKING is set, so a launch behind a"):
+        Gpu.open(0)
+
+
+@in_child(CUDA_MODULE_LOADING="LAZY")
+def test_lazy_loading_is_refused(fake: Fake) -> None:
+    with pytest.raises(Unavailable, match=r"set CUDA_MODULE_LOADING=EAGER before this process"):
+        Gpu.open(0)
+
+
+@pytest.mark.skipif("gate" not in embedded_kernels(), reason="the probe's kernel is not built in")
+@in_child()
+def test_profiler_that_makes_launches_wait_costs_the_gates_in_streams(fake: Fake) -> None:
+    gpu = Gpu.open(0)
+    fake.set_launch_blocking(True)
+    with running(fake):
+        found = gpu.probe(max_connections=None)
+    assert found.choice.kind is GateKind.HOST
+    assert found.memop.why == (
+        "a launch behind a closed gate blocks its host thread: CUDA_LAUNCH_BLOCKING or a profiler "
+        "makes launches wait for their completion"
+    )
+
+
+@in_child()
+def test_default_stream_is_tested_too(fake: Fake) -> None:
+    gpu = Gpu.open(0)
+    fake.hold(0)
+    with running(fake):
+        found = gpu.probe(max_connections=None)
+    assert found.choice.kind is GateKind.HOST
+    assert "a parked borrower stalls serving streams: the default stream" in found.memop.why

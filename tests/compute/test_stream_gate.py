@@ -204,5 +204,7 @@ def test_probe_chooses_and_says_why(fake: Fake) -> None:
     assert stalled.choice.kind is GateKind.HOST
     assert "stalls serving streams" in stalled.memop.why
     assert fake.pending(borrower.handle) == 0
-    assert fake.live() == ["contexts 1", "streams 3"]
+    # The code of a kernel in a stalled stream stays, in a build with device code.
+    left = [one for one in fake.live() if not one.startswith("libraries")]
+    assert left == ["contexts 1", "streams 3"]
     assert fake.faults() == []

@@ -13,6 +13,7 @@ from rose._core import (
     CudaGraph,
     CudaStream,
     embedded_kernels,
+    probe_gates,
 )
 from rose.errors import (
     DeadlineExceeded,
@@ -21,9 +22,50 @@ from rose.errors import (
     RoseError,
     Unavailable,
 )
+from tests.driver.test_fake import GLOBAL, Raw, elsewhere
 from tests.fake_driver import ROOT, Fake, in_child, run_python
+from tests.memory.test_cuda_pool import create
 
 LONG_MS = 200_000
+
+
+# ---- captures of others
+
+
+@pytest.mark.parametrize("is_own_thread", [True, False])
+@in_child()
+def test_rose_leaves_a_global_capture_alone(fake: Fake, is_own_thread: bool) -> None:
+    """Serving may capture at any time, and torch captures in global mode by default."""
+    device = CudaDevice.open(0)
+    raw = Raw()
+    raw.use_context()
+
+    def use_everything() -> int:
+        raw.use_context()
+        rollout, serving = (CudaStream.create(device, highest=one) for one in (False, True))
+        events = [CudaEvent.create(device, has_timing=True) for _ in range(2)]
+        for event in events:
+            event.record(rollout.handle)
+        assert all(event.is_done() for event in events)
+        events[1].since_ms(events[0])
+        assert rollout.is_idle()
+        probe_gates(
+            device,
+            borrower_stream=rollout.handle,
+            serving_streams=[serving.handle],
+            max_connections=None,
+            in_one_process=False,
+        )
+        create(device)
+        return raw.exchange_mode(GLOBAL)
+
+    fake.reset()
+    captured = raw.begin_capture(GLOBAL)
+    assert (use_everything() if is_own_thread else elsewhere(use_everything)) == GLOBAL
+    assert raw.end_capture(captured) == 0
+    called = {line.split("(")[0] for line in fake.log()}
+    assert {"cuStreamQuery", "cuEventQuery", "cuMemHostRegister", "cuMemCreate"} <= called
+    assert fake.faults() == []
 
 
 # ---- opening it

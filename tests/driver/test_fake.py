@@ -1,6 +1,7 @@
 """The fake driver sees what it is there to see, shown by calling it as rose never would."""
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,21 @@ class Raw:
     def use_context(self) -> None:
         self("cuCtxPushCurrent", 4000, self.make("cuDevicePrimaryCtxRetain", 7000, 0))
 
+    def begin_capture(self, mode: int) -> int:
+        """Return a stream that is being captured."""
+        stream = self.make("cuStreamCreateWithPriority", 5050, 1, 0)
+        assert self("cuStreamBeginCapture", 10010, stream, mode) == 0
+        return stream
+
+    def end_capture(self, stream: int) -> int:
+        return self("cuStreamEndCapture", 10000, stream, ctypes.addressof(ctypes.c_void_p()))
+
+    def exchange_mode(self, mode: int) -> int:
+        """Set how captures bind this thread, and return how they did."""
+        value = ctypes.c_int(mode)
+        assert self("cuThreadExchangeStreamCaptureMode", 10010, ctypes.addressof(value)) == 0
+        return value.value
+
 
 @in_child()
 def test_name_is_known_at_its_version_only(fake: Fake) -> None:
@@ -50,6 +66,64 @@ def test_name_is_known_at_its_version_only(fake: Fake) -> None:
     assert raw.find("cuMemCreateWrongly", 10020) == (0, 0, 1)
     assert raw.find("cuMemCreate", 14000) == (1, 0, 1)
     assert fake.faults() == ["cuMemCreate is asked for at version 10010"]
+
+
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+UNSUPPORTED, INVALIDATED = 900, 901
+
+
+def elsewhere(run: Callable[[], int]) -> int:
+    """Run in another thread."""
+    answers: list[int] = []
+    thread = threading.Thread(target=lambda: answers.append(run()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("capture", "thread", "is_forbidden"),
+    [
+        (GLOBAL, GLOBAL, True),
+        (GLOBAL, THREAD_LOCAL, False),
+        (GLOBAL, RELAXED, False),
+        (THREAD_LOCAL, GLOBAL, False),
+        (RELAXED, GLOBAL, False),
+    ],
+)
+@in_child()
+def test_global_capture_forbids_queries_to_other_threads(
+    fake: Fake, capture: int, thread: int, is_forbidden: bool
+) -> None:
+    raw = Raw()
+    raw.use_context()
+    other = raw.make("cuStreamCreateWithPriority", 5050, 1, 0)
+    captured = raw.begin_capture(capture)
+
+    def query() -> int:
+        raw.use_context()
+        assert raw.exchange_mode(thread) == GLOBAL
+        return raw("cuStreamQuery", 2000, other)
+
+    assert elsewhere(query) == (UNSUPPORTED if is_forbidden else 0)
+    assert raw.end_capture(captured) == (INVALIDATED if is_forbidden else 0)
+
+
+@pytest.mark.parametrize(
+    ("capture", "thread", "is_forbidden"),
+    [(GLOBAL, THREAD_LOCAL, True), (THREAD_LOCAL, GLOBAL, True), (GLOBAL, RELAXED, False)],
+)
+@in_child()
+def test_capture_forbids_queries_to_its_own_thread(
+    fake: Fake, capture: int, thread: int, is_forbidden: bool
+) -> None:
+    raw = Raw()
+    raw.use_context()
+    event = raw.make("cuEventCreate", 2000, 0)
+    captured = raw.begin_capture(capture)
+    raw.exchange_mode(thread)
+    assert raw("cuEventQuery", 2000, event) == (UNSUPPORTED if is_forbidden else 0)
+    assert raw.end_capture(captured) == (INVALIDATED if is_forbidden else 0)
 
 
 def destroy_twice(raw: Raw) -> None:

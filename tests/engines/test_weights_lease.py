@@ -198,6 +198,25 @@ def test_weights_taken_in_the_middle_of_their_copy_are_copied_again(
     assert stepper.client.wrong(truth(pair)) == []
 
 
+def test_each_slice_of_a_copy_begins_with_nothing_parked(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a copy waits for its stream: behind a closed gate no abort would reach it."""
+    lease, lane, calls = stepper.pair.weights.lease, stepper.pair.rollout_lane, []
+    advance, settle = lease.advance, lane.settle
+    monkeypatch.setattr(lease, "advance", lambda: (calls.append("copy"), advance())[1])
+    monkeypatch.setattr(lane, "settle", lambda: (calls.append("settle"), settle())[1])
+    stepper.client.send(prompt=prompt(3), new_tokens=2)
+    stepper.prepare()
+    copies = calls.count("copy")
+    assert copies > 1
+    first = calls.index("copy")
+    assert calls[first : first + 2 * copies - 1] == ["copy", *["settle", "copy"] * (copies - 1)]
+    stepper.processor._generation_step(stepper.engine.manager.model)
+    stepper.processor.update_batch()
+    stepper.finish()
+
+
 def test_kv_stays_while_weights_can_come_back_and_makes_room_when_they_cannot(
     stepper: Stepper,
 ) -> None:

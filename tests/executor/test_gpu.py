@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rose._core import CudaDriver, GateKind
+from rose._core import CudaDriver, CudaStream, GateKind
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor import SLO, CoServing, KVGeometry, Policy, Quantum, Refusal
 from rose.memory import DeviceArray
 from rose.units import MIB
 from tests.fake_driver import Fake, in_child
 from tests.known_model import confirm
-from tests.waiting import wait_for
+from tests.waiting import LONG_S, wait_for
 
 SLAB = 2 * MIB
 SLABS = 8
@@ -38,7 +38,7 @@ MEMOP_MISSING = {"FAKECUDA_MISSING": "cuStreamBatchMemOp"}
 class Rig:
     """Both lanes on GPU 0."""
 
-    def __init__(self, **knobs: Any) -> None:
+    def __init__(self, *, launches: int | None = 1, **knobs: Any) -> None:
         self.device = CoServing.open(
             "cuda:0",
             pool_bytes=(SLABS + 2) * SLAB,
@@ -54,6 +54,8 @@ class Rig:
         )
         confirm(self.device._parts.model, 32)
         self.rollout = self.device.rollout(ROLLOUT_KV, limit_bytes=SLABS * SLAB)
+        if launches is not None:
+            self.rollout.set_launches(launches)
 
     def step(self) -> Quantum:
         """Start a step, whenever that is allowed."""
@@ -84,8 +86,6 @@ def test_tenants_get_streams_of_their_own_and_a_tested_gate(fake: Fake) -> None:
 
 @in_child()
 def test_a_closed_device_leaves_nothing_on_the_gpu(fake: Fake) -> None:
-    # The fake runs no kernel, so the self-test's own would look stuck and be left where it is.
-    fake.fail("cuLaunchKernel", code=LAUNCH_FAILED)
     rig = Rig()
     with rig.step():
         rig.rollout.gate()
@@ -94,6 +94,43 @@ def test_a_closed_device_leaves_nothing_on_the_gpu(fake: Fake) -> None:
     del rig
     gc.collect()
     assert fake.live() == []
+    assert fake.faults() == []
+
+
+def ends_a_segment_beside_a_held_stream(fake: Fake, rig: Rig, *, within_s: float) -> bool:
+    """Whether the host passes a gate that its stream has not passed."""
+    stream, has_passed, may_go_on = rig.rollout.stream, threading.Event(), threading.Event()
+    assert stream is not None
+
+    def run() -> None:
+        with rig.step():
+            fake.hold(stream)
+            rig.rollout.gate()
+            has_passed.set()
+            assert may_go_on.wait(LONG_S)
+            rig.rollout.finish()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: fake.pending(stream) > 0)
+    is_ahead = has_passed.wait(within_s)
+    fake.release(stream)
+    may_go_on.set()
+    thread.join()
+    return is_ahead
+
+
+@in_child()
+def test_host_runs_ahead_only_once_launches_are_known(fake: Fake) -> None:
+    rig = Rig(launches=None)
+    assert not rig.rollout.runs_ahead
+    assert not ends_a_segment_beside_a_held_stream(fake, rig, within_s=0.2)
+    with pytest.raises(InvalidArgument, match="the longest segment that fits has 1020 launches"):
+        rig.rollout.set_launches(1021)
+    assert not rig.rollout.runs_ahead
+    rig.rollout.set_launches(1020)
+    assert ends_a_segment_beside_a_held_stream(fake, rig, within_s=LONG_S)
+    rig.close()
     assert fake.faults() == []
 
 
@@ -189,6 +226,28 @@ def test_without_gates_in_the_stream_the_host_waits_for_each_segment(fake: Fake)
     rig.serving.finished("a")
     rig.close()
     assert fake.faults() == []
+
+
+@in_child()
+def test_stream_that_a_parked_borrower_stalls_costs_the_gates_in_streams(fake: Fake) -> None:
+    device = CoServing.open("cuda:0", pool_bytes=4 * SLAB, slab_bytes=SLAB)
+    device.serving(
+        SERVING_KV,
+        slo=SLO(ttft_ms=1000, tpot_ms=1000),
+        reserve_bytes=SLAB,
+        step_tokens=32,
+        request_tokens=64,
+    )
+    gpu = device._opened.gpu
+    assert gpu is not None
+    copies = CudaStream.create(gpu.device, highest=False)
+    fake.hold(copies.handle)
+    device.rollout(ROLLOUT_KV, limit_bytes=SLAB, serving_streams=[copies.handle])
+    assert device.gate_choice is not None
+    assert device.gate_choice.kind is GateKind.HOST
+    assert "a parked borrower stalls serving streams: number 1" in device.gate_choice.why
+    fake.release(copies.handle)
+    device.close()
 
 
 @in_child()

@@ -72,7 +72,8 @@ class Fake:
             getattr(library, f"fakecuda_{name}").restype = ctypes.c_char_p
         for name in ("hold", "release", "pending", "invalidate"):
             getattr(library, f"fakecuda_{name}").argtypes = [ctypes.c_void_p]
-        library.fakecuda_set_memory.argtypes = [ctypes.c_size_t]
+        for name in ("memory", "launch_queue"):
+            getattr(library, f"fakecuda_set_{name}").argtypes = [ctypes.c_size_t]
         library.fakecuda_on_kernel.argtypes = [ctypes.c_char_p, KERNEL, ctypes.c_void_p]
 
     def _lines(self, name: str) -> list[str]:
@@ -116,6 +117,15 @@ class Fake:
 
     def set_memory(self, size_bytes: int) -> None:
         self._library.fakecuda_set_memory(size_bytes)
+
+    def set_launch_queue(self, count: int) -> None:
+        self._library.fakecuda_set_launch_queue(count)
+
+    def set_launch_blocking(self, is_blocking: bool) -> None:
+        self._library.fakecuda_set_launch_blocking(int(is_blocking))
+
+    def blocked(self) -> int:
+        return self._library.fakecuda_blocked()
 
     def push_foreign(self) -> None:
         self._library.fakecuda_push_foreign()
@@ -182,7 +192,8 @@ def in_child(**environment: str) -> Callable[[Callable[..., None]], Callable[...
         def outside(**arguments: Any) -> None:
             place = f"{inspect.getfile(test)}\n{test.__name__}\n{json.dumps(arguments)}"
             start = f"from {__name__} import inside; inside()"
-            done = run_python(start, folder=build(), text=place, **environment)
+            eager = {"CUDA_MODULE_LOADING": "EAGER", **environment}
+            done = run_python(start, folder=build(), text=place, **eager)
             assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
 
         signature = inspect.signature(test)

@@ -111,6 +111,21 @@ void fakecuda_set_memory(std::size_t bytes) {
   world().memory_bytes = bytes;
 }
 
+void fakecuda_set_launch_queue(std::size_t count) {
+  const Turn turn;
+  world().launch_queue = count;
+}
+
+void fakecuda_set_launch_blocking(int is_blocking) {
+  const Turn turn;
+  world().is_launch_blocking = is_blocking != 0;
+}
+
+unsigned fakecuda_blocked() {
+  const Turn turn;
+  return world().blocked;
+}
+
 void fakecuda_push_foreign() {
   const Turn turn;
   contexts().stack.push_back(foreign());

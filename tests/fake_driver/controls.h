@@ -37,6 +37,12 @@ using FakeKernel = void (*)(const std::uint64_t* arguments, unsigned count, void
   X(set_version, void, (int version))                                                            \
   X(set_attribute, void, (int attribute, int value))                                             \
   X(set_memory, void, (std::size_t bytes))                                                       \
+  /* Pieces of work that a stream holds; the next launch blocks its thread. 0: any number. */    \
+  X(set_launch_queue, void, (std::size_t count))                                                 \
+  /* As CUDA_LAUNCH_BLOCKING, which the fake reads too: a launch returns when it has run. */     \
+  X(set_launch_blocking, void, (int is_blocking))                                                \
+  /* Threads that wait inside a launch. */                                                       \
+  X(blocked, unsigned, ())                                                                       \
   /* The context stack of the calling thread: a foreign context on top, and how deep it is. */   \
   X(push_foreign, void, ())                                                                      \
   X(is_foreign_current, int, ())                                                                 \

@@ -11,9 +11,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <mutex>
 #include <sstream>
 #include <string_view>
+#include <thread>
 
 #include "world.h"
 
@@ -448,6 +451,13 @@ Answer cuStreamGetPriority(CUstream handle, int* priority) {
   return kSuccess;
 }
 
+// The mode is that of the calling thread.
+Answer cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < 0 || *mode > kCaptureRelaxed) return kInvalidValue;
+  std::swap(*mode, contexts().capture_mode);
+  return kSuccess;
+}
+
 Answer cuStreamQuery(CUstream handle) {
   Stream* stream = find_stream(handle);
   if (stream == nullptr) return unknown("stream", handle);
@@ -525,6 +535,11 @@ Answer cuEventElapsedTime(float* ms, CUevent start_handle, CUevent end_handle) {
 }
 
 // ---- kernels
+
+Answer cuModuleGetLoadingMode(int* mode) {
+  *mode = world().is_eager ? kModulesEager : 2;
+  return kSuccess;
+}
 
 Answer cuLibraryLoadData(CUlibrary* library, const void* code, int*, void**, unsigned options, int*,
                          void**, unsigned library_options) {
@@ -848,7 +863,49 @@ constexpr bool needs_no_start(std::string_view name) {
 // The documentation says of these that no context need be current; of memory it says nothing.
 constexpr bool needs_no_context(std::string_view name) {
   return needs_no_start(name) || name.starts_with("cuDev") || name.starts_with("cuLibrary") ||
-         is_one_of(name, {"cuCtxPushCurrent", "cuCtxPopCurrent"});
+         is_one_of(name, {"cuCtxPushCurrent", "cuCtxPopCurrent", "cuModuleGetLoadingMode"});
+}
+
+// Calls that a thread may not make while a capture forbids it. The driver documents queries and
+// allocations as examples; this list is longer, so that rose makes none of the others either.
+constexpr bool is_unsafe_in_capture(std::string_view name) {
+  const bool is_memory = name.starts_with("cuMem") && !name.ends_with("Async") &&
+                         !is_one_of(name, {"cuMemGetInfo", "cuMemGetAllocationGranularity",
+                                           "cuMemHostGetDevicePointer"});
+  return is_memory || is_one_of(name, {"cuStreamQuery", "cuEventQuery", "cuEventElapsedTime",
+                                       "cuStreamCreateWithPriority", "cuLibraryLoadData",
+                                       "cuLibraryUnload", "cuKernelGetFunction"});
+}
+
+// Work in a stream: it takes a place in the launch queue.
+constexpr bool is_launch(std::string_view name) {
+  return is_one_of(name, {"cuLaunchKernel", "cuStreamBatchMemOp", "cuEventRecord", "cuGraphLaunch",
+                          "cuMemsetD32Async", "cuMemcpyHtoDAsync"});
+}
+
+template <typename... A>
+CUstream stream_among(A... arguments) {
+  CUstream found = nullptr;
+  const auto look = [&](auto argument) {
+    if constexpr (std::is_same_v<decltype(argument), CUstream>) found = argument;
+  };
+  (look(arguments), ...);
+  return found;
+}
+
+// Blocks the host, as a driver does, until at most `most` pieces of work are in the stream.
+void wait_for_room(std::unique_lock<std::recursive_mutex>& turn, CUstream handle,
+                   std::size_t most) {
+  for (;;) {
+    const Stream* stream = find_stream(handle);
+    if (stream == nullptr || stream->capture || stream->queue.size() <= most) return;
+    ++world().blocked;
+    turn.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds{100});
+    turn.lock();
+    --world().blocked;
+    world().pump();
+  }
 }
 
 std::string shown(const char* text) {
@@ -885,8 +942,13 @@ template <int kIndex, typename... A, Answer (*kDoes)(A...)>
 struct Entry<kIndex, kDoes> {
   static Answer call(A... arguments) {
     constexpr const char* kName = kNames[kIndex];
-    const std::lock_guard turn{world().mutex};
+    std::unique_lock turn{world().mutex};
     world().pump();
+    if constexpr (is_launch(kNames[kIndex])) {
+      if (world().launch_queue > 0) {
+        wait_for_room(turn, stream_among(arguments...), world().launch_queue - 1);
+      }
+    }
     std::string line = std::string{kName} + "(";
     const char* comma = "";
     ((line += comma + shown(arguments), comma = ", "), ...);
@@ -897,11 +959,15 @@ struct Entry<kIndex, kDoes> {
     const Answer answer = answer_of(kName, arguments...);
     if (place < world().log.size()) world().log[place] += " = " + std::to_string(answer);
     world().pump();
+    if constexpr (std::string_view{kNames[kIndex]} == "cuLaunchKernel") {
+      if (world().is_launch_blocking) wait_for_room(turn, stream_among(arguments...), 0);
+    }
     return answer;
   }
 
   static Answer answer_of(const char* name, A... arguments) {
     if (const auto refused = refusal(name)) return *refused;
+    if (is_unsafe_in_capture(name) && world().spoil_captures()) return kCaptureUnsupported;
     const std::optional<Answer> failure = world().due_failure(name);
     if (!failure) return kDoes(arguments...);
     if (kIndex == kIndex_cuCtxPushCurrent) contexts().is_push_refused = true;

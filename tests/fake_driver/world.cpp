@@ -60,6 +60,9 @@ World::World() {
   each_setting("FAKECUDA_ATTRIBUTES", [&](const std::string& one) {
     attributes[std::stoi(one)] = std::stoi(one.substr(one.find('=') + 1));
   });
+  each_setting("CUDA_LAUNCH_BLOCKING",
+               [&](const std::string& one) { is_launch_blocking = one != "0"; });
+  each_setting("CUDA_MODULE_LOADING", [&](const std::string& one) { is_eager = one == "EAGER"; });
   each_setting("FAKECUDA_FAIL", [&](const std::string& one) {
     const std::size_t at = one.find('@');
     failure = {one.substr(0, at), std::stoi(one.substr(at + 1)),
@@ -71,6 +74,8 @@ void World::reset() {
   devices = 1;
   version = 13000;
   memory_bytes = std::size_t{8} << 30;
+  launch_queue = 0;
+  is_launch_blocking = false;
   failure = {};
   for (auto& [handle, stream] : streams) stream.is_held = false;
   attributes.clear();
@@ -147,6 +152,21 @@ bool World::is_accessible(DevicePointer at, std::size_t size_bytes) const {
     at = base + mapped.size_bytes;
   }
   return true;
+}
+
+bool World::spoil_captures() {
+  const int mode = contexts().capture_mode;
+  bool has_spoiled = false;
+  for (auto& [handle, stream] : streams) {
+    if (!stream.capture || mode == kCaptureRelaxed) continue;
+    const bool is_own = stream.capture->thread == std::this_thread::get_id();
+    const bool binds = is_own ? stream.capture->mode != kCaptureRelaxed
+                              : stream.capture->mode == kCaptureGlobal && mode == kCaptureGlobal;
+    if (!binds) continue;
+    stream.capture->status = kCaptureStatusInvalidated;
+    has_spoiled = true;
+  }
+  return has_spoiled;
 }
 
 // ---- streams

@@ -172,6 +172,10 @@ class World {
   int devices{1};
   int version{13000};
   std::size_t memory_bytes{std::size_t{8} << 30};
+  std::size_t launch_queue{0};     // pieces of work that a stream holds before it blocks; 0: any
+  bool is_launch_blocking{false};  // CUDA_LAUNCH_BLOCKING
+  bool is_eager{false};            // CUDA_MODULE_LOADING
+  unsigned blocked{0};             // threads that wait in a launch
   std::map<int, int> attributes;
   std::set<std::string> missing;
   Failure failure;
@@ -197,6 +201,9 @@ class World {
   bool is_context(CUcontext context) const;
   // Whether the device may touch these bytes.
   bool is_accessible(DevicePointer at, std::size_t size_bytes) const;
+
+  // A call that captures forbid: invalidates those that forbid it to this thread. True if one did.
+  bool spoil_captures();
 
   // Queues work, or puts it into the graph that is being captured.
   Answer issue(CUstream stream, Work work);
@@ -224,6 +231,7 @@ class World {
 struct ThreadContexts {
   std::vector<CUcontext> stack;
   bool is_push_refused{false};
+  int capture_mode{kCaptureGlobal};  // how captures bind this thread
 };
 ThreadContexts& contexts();
 

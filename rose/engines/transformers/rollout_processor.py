@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers.generation.continuous_batching.requests import RequestState
 
+from rose.engines.launches import LaunchMeasurement
 from rose.engines.torch_arena import ActivationArena
 from rose.engines.transformers.cache import SlabCache
 from rose.engines.transformers.processor import DeviceProcessor
@@ -63,6 +64,7 @@ class RolloutProcessor(DeviceProcessor):
         self.wake = wake
         self.weights = weights
         self._in_arena = nullcontext if arena is None else arena.step
+        self._launches = LaunchMeasurement(lane)
         self.lock = threading.Lock()
         self._move_bytes = move_bytes
         self.moved_bytes = 0
@@ -201,12 +203,17 @@ class RolloutProcessor(DeviceProcessor):
             with suppress(StepAborted):
                 if weights.pin():
                     while weights.advance():
-                        self.lane.gate()
+                        self._gate_before_copies()
         finally:
             self._let_weights_go()
         if weights.state is WeightsState.ACTIVATING:
             self.wake.set()  # Interrupted, not given up: back for the next quantum at once.
         return self._are_active()
+
+    def _gate_before_copies(self) -> None:
+        """Pass a gate on the device too: a copy waits for its stream, which must not be parked."""
+        self.lane.gate()
+        self.lane.settle()
 
     def _are_active(self) -> bool:
         return self.weights is None or self.weights.state is WeightsState.ACTIVE
@@ -243,7 +250,7 @@ class RolloutProcessor(DeviceProcessor):
             try:
                 is_over = not self.commits.advance()
                 while not is_over and not self._is_called_away():
-                    self.lane.gate()
+                    self._gate_before_copies()
                     is_over = not self.commits.advance()
             finally:
                 self._let_weights_go()
@@ -301,7 +308,7 @@ class RolloutProcessor(DeviceProcessor):
             self.lane.gate()  # Between the batch's preparation and the model.
             io = self.inputs_and_outputs
             inputs = io.get_model_kwargs(use_padding=self.model_runner.pad_inputs)
-            with self._in_arena():
+            with self._in_arena(), self._launches.of_step():
                 self.model_runner.compute_batch(model, inputs)
             self.lane.finish()  # Between the model and the books.
             io.retrieve_device_outputs()
@@ -366,8 +373,7 @@ class RolloutProcessor(DeviceProcessor):
         )
 
     def _await_stream(self) -> None:
-        if self.stream is not None:
-            self.stream.synchronize()
+        self.lane.upload.wait()
 
     def _end_quantum(self) -> None:
         if self._quantum is not None:

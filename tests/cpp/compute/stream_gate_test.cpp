@@ -693,23 +693,36 @@ TEST(arguments_that_mean_nothing_are_refused) {
   CHECK(make(GateKind::kMemop, 64).ok());
 }
 
-TEST(window_that_the_launch_queue_cannot_take_is_refused) {
+TEST(window_is_what_the_launch_queue_takes_and_a_longer_segment_is_refused) {
   Rig rig;
   const auto create = [&](std::uint32_t window, std::uint32_t launches) {
     return StreamGate::create(rig.device, HostGate::create(std::make_shared<BootClock>()).take(),
                               rig.stream->get(), GateKind::kMemop,
-                              {.window = window, .launches = launches})
-        .status();
+                              {.window = window, .launches = launches});
   };
-  CHECK(create(2, 508).ok());
-  CHECK(create(64, 12).ok());
-  const Status refused = create(2, 509);
+  CHECK_EQ(create(2, 508).value()->window(), 2);
+  CHECK_EQ(create(2, 509).value()->window(), 1);
+  CHECK_EQ(create(64, 13).value()->window(), 63);
+  const Status refused = create(2, 1021).status();
   CHECK(refused.code() == Code::kInvalidArgument);
   CHECK_EQ(refused.message(),
-           "2 segments of 509 launches do not fit the launch queue of 1024, so a closed gate would "
-           "block the host: make the window smaller or the segments shorter");
-  CHECK(!create(64, 13).ok());
+           "a segment of 1021 launches does not fit the launch queue of 1024, so a closed gate "
+           "would block the host: the longest segment that fits has 1020 launches; use more gates "
+           "per step");
   CHECK(!create(64, 0xFFFFFFFFU).ok());
+}
+
+TEST(measured_launches_set_the_window_and_a_refusal_leaves_it) {
+  Rig rig{{.window = 4}};
+  CHECK(rig.borrower->set_launches(400).ok());
+  CHECK_EQ(rig.borrower->window(), 2);
+  CHECK_EQ(rig.borrower->set_launches(1021).code(), Code::kInvalidArgument);
+  CHECK_EQ(rig.borrower->window(), 2);
+  fake().hold(rig.stream->get());
+  rig.open(8);
+  CHECK_EQ(rig.pass(), Verdict::kPassed);
+  CHECK_EQ(rig.pass(), Verdict::kPassed);
+  CHECK_EQ(rig.pass(), Verdict::kTimedOut);
 }
 
 TEST(gate_goes_on_counting_from_the_segments_that_passed_without_the_bit_of_a_dead_borrower) {

@@ -1,0 +1,73 @@
+"""The number of launches in a segment, which bounds how far a host may run ahead of its stream."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rose.executor import RolloutLane
+
+# Some operators launch several kernels (a sort, an indexed write), few more than two on average.
+_LAUNCHES_OF_OPERATOR: Final = 2
+# A prefill, and steps that decode.
+_MEASURED_STEPS: Final = 4
+
+
+class LaunchCounter(TorchDispatchMode):  # type: ignore[misc]
+    """Estimates from above the launches of each segment that runs inside it, in one thread.
+
+    Every operator that is no view counts. Operators inside compiled code and replayed graphs are
+    not seen: such an engine knows its launches and passes them to `RolloutLane.set_launches`.
+
+    Args:
+        passes: returns a number that changes at each gate.
+    """
+
+    def __init__(self, passes: Callable[[], int]) -> None:
+        super().__init__()
+        self._passes = passes
+        self._segment = -1
+        self._launches = 0
+        # Launches of the longest segment so far.
+        self.longest = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count an operator, and run it."""
+        del types
+        if self._segment != self._passes():
+            self._segment, self._launches = self._passes(), 0
+        if not func.is_view:
+            self._launches += _LAUNCHES_OF_OPERATOR
+            self.longest = max(self.longest, self._launches)
+        return func(*args, **(kwargs or {}))
+
+
+class LaunchMeasurement:
+    """Counts launches in a borrower's first steps; then its host may run ahead.
+
+    The loop thread calls it. Without gates in a stream there is nothing to measure.
+    """
+
+    def __init__(self, lane: RolloutLane) -> None:
+        self._lane = lane
+        self._counter = LaunchCounter(lambda: lane.passes)
+        self._steps = 0
+
+    @contextmanager
+    def of_step(self) -> Iterator[None]:
+        """Run one forward pass.
+
+        Raises:
+            InvalidArgument: a segment has more launches than the launch queue holds.
+        """
+        if self._lane.runs_ahead:
+            yield
+            return
+        with self._counter:
+            yield
+        self._steps += 1
+        if self._steps == _MEASURED_STEPS:
+            self._lane.set_launches(self._counter.longest)
