@@ -106,16 +106,16 @@ def receive(
         last.append(Commit(staged, weights, receiver.digest, digests=digests))
         return last[0], staged.manifest.version.n
 
-    def sweep(commit: Commit) -> None:
+    def scrub(commit: Commit) -> None:
         if commit.digests is not None:
-            fresh = Scrub(weights, commit.digests, clock=BootClock(), repair=weights.mend)
-            worker.sweep(fresh, swept)
+            fresh = Scrub(weights, commit.digests, clock=BootClock(), repair=weights.repair)
+            worker.scrub(fresh, scrubbed)
 
-    def swept(sweep: Scrub) -> None:
-        if sweep.corrupted:
-            receiver.repair(sweep.digests)
+    def scrubbed(scrub: Scrub) -> None:
+        if scrub.corrupted:
+            receiver.repair(scrub.digests)
 
-    feed = WeightFeed(worker, make_commit, sweep)
+    feed = WeightFeed(worker, make_commit, scrub)
     receiver = Receiver(
         source,
         f"worker-{worker.number}",

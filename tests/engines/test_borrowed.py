@@ -250,7 +250,7 @@ def test_serving_waits_for_the_slice_that_runs_and_for_no_other(borrowed: Borrow
     lane.finished("a")
     borrowed.received.wait_for(lambda: borrowed.received.commits, "commit")
     assert commit.slices == borrowed.weights.tiles > 4
-    assert borrowed.weights.sweep()
+    assert borrowed.weights.scrub()
 
 
 def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed) -> None:
@@ -272,7 +272,7 @@ def test_slabs_come_home_at_once_while_a_commit_is_half_done(borrowed: Borrowed)
     (event,) = borrowed.received.commits
     assert (event.version, event.is_match) == (1, True)
     assert [borrowed.received.ends(one) for one in range(2)] == [[TurnEnd.INTERRUPTED]] * 2
-    assert borrowed.weights.sweep()
+    assert borrowed.weights.scrub()
 
 
 def test_commit_goes_on_in_the_next_quantum_after_an_abort(

@@ -198,7 +198,7 @@ def test_every_token_is_of_the_version_it_names_while_slabs_leases_and_weights_c
         serving.wait()
         borrowed.worker.revoke()
         borrowed.received.wait_lease(lambda lease: lease.kv_tokens == 0)
-        assert borrowed.weights.sweep()
+        assert borrowed.weights.scrub()
         assert pair.device.gave_back is None
         pair.rollout.stop()
         pair.device.arbiter.check_invariants()

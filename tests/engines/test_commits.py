@@ -70,7 +70,7 @@ def test_idle_engine_commits_and_runs_the_new_weights(live: Live) -> None:
     assert live.engine.version == 5
     assert not np.array_equal(live.weights.row, before)
     assert np.array_equal(flat_bits(live.model), live.weights.row)
-    assert live.weights.sweep()
+    assert live.weights.scrub()
 
 
 def test_commit_ends_the_wait_of_an_idle_loop() -> None:
@@ -114,7 +114,7 @@ def test_commit_that_goes_back_changes_nothing(live: Live) -> None:
     assert (live.ends[0].version, live.ends[0].is_match) == (0, False)
     assert live.engine.version == 0
     assert np.array_equal(live.weights.row, before)
-    assert live.weights.sweep()
+    assert live.weights.scrub()
     client = Client(live.engine, "after", 4)
     name = client.send(prompt=PROMPT, new_tokens=10, sampling=SAMPLING)
     client.wait()
@@ -165,6 +165,6 @@ def test_stopped_engine_brings_a_half_done_commit_back() -> None:
     assert second.slices == 0
     assert [(end.version, end.is_match) for end in live.ends] == [(0, False)] * 2
     assert np.array_equal(live.weights.row, base)
-    assert live.weights.sweep()
+    assert live.weights.scrub()
     with pytest.raises(Unavailable):
         live.ask(3)

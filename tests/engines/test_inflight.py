@@ -120,29 +120,29 @@ def test_way_with_requests_that_there_is_not_is_refused() -> None:
         EngineConfig(inflight="forget")
 
 
-# ---- the sweep, between steps -------------------------------------------------------------------
+# ---- the scrub, between steps -------------------------------------------------------------------
 
 
-def test_sweep_runs_between_steps_and_finds_and_mends_what_drifted() -> None:
+def test_scrub_runs_between_steps_and_finds_and_repairs_what_is_corrupt() -> None:
     model = policy(seed=9)
     weights = LiveWeights(model, tile_elements=TILE)
     engine = engine_of(model)
-    received, swept = Recorder(), []
-    worker = EngineWorker(engine, 4, WorkerKind.DEDICATED, received, flush_ms=0.0, sweep_ms=0.0)
+    received, scrubbed = Recorder(), []
+    worker = EngineWorker(engine, 4, WorkerKind.DEDICATED, received, flush_ms=0.0, scrub_ms=0.0)
     digests = TileDigests({tile: weights.digest(tile) for tile in range(weights.tiles)})
     weights.row[TILE + 5] ^= 1  # The row drifted, and
     weights._live_bits[2 * TILE + 7] ^= 1  # elsewhere what steps read of it.
     engine.start()
     try:
         received.wait_lease(lambda _: True)
-        sweep = Scrub(weights, digests, clock=BootClock(), repair=weights.mend)
-        worker.sweep(sweep, swept.append)
+        scrub = Scrub(weights, digests, clock=BootClock(), repair=weights.repair)
+        worker.scrub(scrub, scrubbed.append)
         worker.start_turn(turn(1, PROMPTS[0], 4 * weights.tiles))
         received.wait_ended(1)
-        wait_for(lambda: bool(swept))
+        wait_for(lambda: bool(scrubbed))
     finally:
         engine.stop()
-    assert swept == [sweep]
-    assert list(sweep.corrupted) == [1]
-    assert sweep.repaired == (1, 2)  # What steps read follows the row, so that a repair reaches it.
-    assert weights.sweep()
+    assert scrubbed == [scrub]
+    assert list(scrub.corrupted) == [1]
+    assert scrub.repaired == (1, 2)  # What steps read follows the row, so that a repair reaches it.
+    assert weights.scrub()

@@ -52,7 +52,7 @@ def test_tied_weights_are_in_the_row_once() -> None:
     assert len(flat_bits(free)) - len(flat_bits(tied)) == 64 * 32
     weights = LiveWeights(tied, tile_elements=TILE)
     assert tied.lm_head.weight.data_ptr() == tied.model.embed_tokens.weight.data_ptr()
-    assert weights.sweep()
+    assert weights.scrub()
 
 
 def test_rounded_model_equals_its_bits_and_live_weights_change_nothing_else(model) -> None:
@@ -66,7 +66,7 @@ def test_rounded_model_equals_its_bits_and_live_weights_change_nothing_else(mode
         weights = LiveWeights(ours, tile_elements=TILE)
         assert torch.equal(ours(tokens).logits, before)
     assert np.array_equal(flat_bits(ours), weights.row)
-    assert weights.sweep()
+    assert weights.scrub()
 
 
 @given(seed=st.integers(0, 2**31), share=st.sampled_from([0.0, 0.0005, 0.02, 0.6]))
@@ -79,13 +79,13 @@ def test_apply_and_undo_keep_row_and_parameters_equal(model, seed: int, share: f
     packed = deltas(weights, fresh)
     for tile, delta in enumerate(packed):
         weights.apply(tile, delta, undo=False)
-    assert weights.sweep()
+    assert weights.scrub()
     assert np.array_equal(weights.row, fresh)
     assert np.array_equal(flat_bits(ours), fresh)
     assert [weights.digest(tile) for tile in range(weights.tiles)] == digests_of(weights, fresh)
     for tile in reversed(range(weights.tiles)):
         weights.apply(tile, packed[tile], undo=True)
-    assert weights.sweep()
+    assert weights.scrub()
     assert np.array_equal(weights.row, base)
     assert np.array_equal(flat_bits(ours), base)
     assert [weights.digest(tile) for tile in range(weights.tiles)] == digests_of(weights, base)
@@ -104,23 +104,23 @@ def test_bad_delta_changes_nothing(model) -> None:
         with pytest.raises(InvalidArgument):
             weights.apply(weights.tiles - 1, good, undo=undo)
     assert np.array_equal(weights.row, base)
-    assert weights.sweep()
+    assert weights.scrub()
 
 
-def test_sweep_sees_one_bit_and_a_parameter_that_was_replaced(model) -> None:
+def test_scrub_sees_one_bit_and_a_parameter_that_was_replaced(model) -> None:
     ours = copy.deepcopy(model)
     weights = LiveWeights(ours, tile_elements=TILE)
     last = list(ours.parameters())[-1]
     with torch.no_grad():
         last.view(-1)[-1].nextafter_(torch.tensor(torch.inf))
-    assert not weights.sweep()
+    assert not weights.scrub()
     again = LiveWeights(copy.deepcopy(model), tile_elements=TILE)
-    assert again.sweep()
+    assert again.scrub()
     replaced = copy.deepcopy(model)
     weights = LiveWeights(replaced, tile_elements=TILE)
     parameter = next(replaced.parameters())
     parameter.data = parameter.data.clone()
-    assert not weights.sweep()
+    assert not weights.scrub()
 
 
 def test_bits_of_a_tile_can_be_read_and_not_written(model) -> None:

@@ -285,12 +285,12 @@ def test_commit_changes_the_host_and_what_is_active(
     assert done[0].is_match
     assert (lease.state is WeightsState.DORMANT) == is_evicted  # It was copied, not evicted.
     assert (live.row == fresh).all()
-    assert live.sweep()
+    assert live.scrub()
     second = Client(pair.rollout, "after", 6)
     second.send(prompt=prompt(2, 40), new_tokens=6)
     stepper.client = second
     stepper.finish()
-    assert live.sweep()
+    assert live.scrub()
     assert second.wrong(truth(pair)) == []
 
 
@@ -345,7 +345,7 @@ def test_worker_commits_to_weights_that_are_away(borrowed: Borrowed) -> None:
     borrowed.worker.start_turn(turn(0, prompt(1), 9))
     borrowed.received.wait_ended(0)
     assert lease.state is WeightsState.ACTIVE
-    assert borrowed.weights.sweep()
+    assert borrowed.weights.scrub()
     assert borrowed.received.tokens(0) == generate_alone(
         truth(borrowed.pair), prompt(1), 9, Sampling(1000, 1.0)
     )

@@ -134,11 +134,11 @@ class LiveWeights:
         view.setflags(write=False)
         return view
 
-    def mend(self, tile: int) -> bool:
+    def repair(self, tile: int) -> bool:
         """Repair the copy of a tile that steps read from the row; return whether it differed.
 
         A digest covers the row, so a `Scrub` detects corruption of the row, and this one of the
-        buffer. Whether a mirror equals the buffer, in the right place, is checked by `sweep`.
+        buffer. Whether a mirror equals the buffer, in the right place, is checked by `scrub`.
         """
         if self._equals(tile):
             return False
@@ -148,11 +148,11 @@ class LiveWeights:
             self.mirror.write(place.start, place.stop)
         return True
 
-    def sweep(self) -> bool:
+    def scrub(self) -> bool:
         """Return whether every live parameter equals the row bit by bit, in the right place.
 
         It reads all of the weights at once, including a mirror: for tests and diagnosis. `Scrub`
-        with `mend` is for use between steps.
+        with `repair` is for use between steps.
         """
         is_read = self._is_attached() if self.mirror is None else self.mirror.equals_host()
         return is_read and all(self._equals(tile) for tile in range(self.tiles))

@@ -27,10 +27,10 @@ from rose.scheduler.worker import (
 from rose.transfer.receiving.scrub import Scrub
 from rose.units import NS_PER_MS
 
-SWEEP_MS: Final = 0.5
+SCRUB_MS: Final = 0.5
 
 
-def _nothing(_sweep: Scrub) -> None:
+def _nothing(_scrub: Scrub) -> None:
     pass
 
 
@@ -56,7 +56,7 @@ class EngineWorker:
         on_event: called in the loop thread; must be quick and must not raise.
         flush_ms: approximate longest delay before tokens are reported.
         ttl_ms: TTL of a borrowed worker's grant.
-        sweep_ms: time for a sweep between two steps; it reads at least one tile.
+        scrub_ms: time for a scrub between two steps; one checks at least one tile.
 
     Raises:
         InvalidArgument: the engine does not sample, or does not match `kind`.
@@ -71,7 +71,7 @@ class EngineWorker:
         *,
         flush_ms: float = 100.0,
         ttl_ms: float = 2000.0,
-        sweep_ms: float = SWEEP_MS,
+        scrub_ms: float = SCRUB_MS,
     ) -> None:
         processor = engine.processor
         if not processor.is_sampling:
@@ -87,7 +87,7 @@ class EngineWorker:
         self._kind = kind
         self._on_event = on_event
         self._flush_ms = flush_ms
-        self._sweep_ms = sweep_ms
+        self._scrub_ms = scrub_ms
         self._clock = processor.clock
         self._inbox: deque[Callable[[], None]] = deque()
         self._ids = itertools.count()
@@ -104,8 +104,8 @@ class EngineWorker:
         self._turns: dict[int, Turn] = {}
         self._ended: list[Turn] = []
         self._flushed_ms = self._now_ms()
-        self._sweep: Scrub | None = None
-        self._on_swept: Callable[[Scrub], None] = _nothing
+        self._scrub: Scrub | None = None
+        self._on_scrubbed: Callable[[Scrub], None] = _nothing
         processor.listener = self
 
     # ---- any thread -----------------------------------------------------------------------------
@@ -157,14 +157,14 @@ class EngineWorker:
             commit, version=version, on_done=partial(self._committed, on_done=on_done)
         )
 
-    def sweep(self, sweep: Scrub, on_swept: Callable[[Scrub], None]) -> None:
-        """Check the weights between steps, a little each time; replaces an earlier sweep.
+    def scrub(self, scrub: Scrub, on_scrubbed: Callable[[Scrub], None]) -> None:
+        """Check the weights between steps, a little each time; replaces an earlier scrub.
 
         Args:
-            sweep: sweep over the weights of the engine.
-            on_swept: called when it is over, in the loop thread; must not wait.
+            scrub: scrub over the weights of the engine.
+            on_scrubbed: called when it is over, in the loop thread; must not wait.
         """
-        self._send(partial(self._begin_sweep, sweep, on_swept))
+        self._send(partial(self._begin_scrub, scrub, on_scrubbed))
 
     def _send(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)
@@ -184,9 +184,9 @@ class EngineWorker:
         self._report_ended()
         if self._now_ms() - self._flushed_ms >= self._flush_ms:
             self._flush()
-        if self._sweep is not None and not self._sweep.step(self._sweep_ms):
-            sweep, self._sweep = self._sweep, None
-            self._on_swept(sweep)
+        if self._scrub is not None and not self._scrub.step(self._scrub_ms):
+            scrub, self._scrub = self._scrub, None
+            self._on_scrubbed(scrub)
 
     def while_parked(self) -> None:
         """Renew the grant and recall turns although a step is parked; tokens can wait."""
@@ -337,8 +337,8 @@ class EngineWorker:
         if on_done is not None:
             on_done(committed)
 
-    def _begin_sweep(self, sweep: Scrub, on_swept: Callable[[Scrub], None]) -> None:
-        self._sweep, self._on_swept = sweep, on_swept
+    def _begin_scrub(self, scrub: Scrub, on_scrubbed: Callable[[Scrub], None]) -> None:
+        self._scrub, self._on_scrubbed = scrub, on_scrubbed
 
     # ---- small things ---------------------------------------------------------------------------
 
