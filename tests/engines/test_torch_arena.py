@@ -106,7 +106,7 @@ def test_arena_is_sealed_once() -> None:
 def test_what_makes_no_arena_is_one_sentence() -> None:
     with pytest.raises(InvalidArgument, match="is too small"):
         ActivationArena(Memory(), limit_bytes=0)
-    with pytest.raises(Unavailable, match="torch counts none on 'cpu'"):
+    with pytest.raises(Unavailable, match="'cpu' is not a GPU"):
         ActivationArena.open(torch.device("cpu"), limit_bytes=LIMIT)
 
 

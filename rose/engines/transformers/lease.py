@@ -52,7 +52,7 @@ class WorkerLease:
         return self.is_live and 0 < self.ttl_ms <= now_ms - self._reported_ms
 
     def renew(self, *, now_ms: float) -> LeaseChanged | None:
-        """Report it again when a third of its TTL has passed; None before."""
+        """Return the grant, to report it again, once a third of its TTL has passed; None before."""
         is_due = now_ms - self._reported_ms >= self.ttl_ms / _RENEWALS
         if not self.is_live or self.ttl_ms == 0 or not is_due:
             return None

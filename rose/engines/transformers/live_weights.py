@@ -138,8 +138,8 @@ class LiveWeights:
     def mend(self, tile: int) -> bool:
         """Repair the copy of a tile that steps read from the row; return whether it differed.
 
-        A digest covers the row, so a `Sweep` detects corruption of the row, and this one of the
-        buffer. Whether a mirror equals the buffer, in the right place, is checked by `sweep`.
+        The digests of a `Sweep` detect corruption of the row, and this method corruption of the
+        buffer. `sweep` checks that each mirror equals the buffer at its place.
         """
         if self._equals(tile):
             return False
