@@ -181,7 +181,7 @@ class Arbiter final : private SlabWatcher {
 
   // ---- tenants of other processes
 
-  // Creates the line to a tenant that will use a partition's slabs from another process.
+  // Creates the connection to a tenant that will use a partition's slabs from another process.
   Result<std::shared_ptr<TenantLine>> add_tenant(PartitionId partition,
                                                  Telling telling = Telling::kAtGrant) noexcept;
   // Reads the tenant's words and takes back the slabs that it left or returned. Returns how many.

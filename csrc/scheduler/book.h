@@ -125,7 +125,8 @@ class Book {
   };
 
   bool are_graces_sound() const;
-  // Whether it lost its cache for lack of memory, or leaves it because its home lacks room.
+  // Whether the trajectory lost its cache for lack of memory, or leaves it because its home lacks
+  // room.
   bool is_displaced(const Trajectory& trajectory, std::size_t slot) const noexcept;
   void move(Trajectory& trajectory, TrajectoryState to);
   void wait_for_worker(Trajectory& trajectory, QueueRank rank);

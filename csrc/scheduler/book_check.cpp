@@ -21,7 +21,7 @@ bool is_sound(const Counters& of) noexcept {
   return std::all_of(all.begin(), all.end(), is_total);
 }
 
-// The counts of a job by its trajectories.
+// A job's counts, from its trajectories.
 struct JobSeen {
   std::int64_t waiting{0};
   std::set<std::size_t> lives;

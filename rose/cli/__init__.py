@@ -1,1 +1,1 @@
-"""The command line: `rose demo`, `rose doctor`, `rose verify`."""
+"""The `rose` command and its subcommands, one module or package each."""

@@ -85,7 +85,7 @@ class ActivationArena:
         """
         if device.type != "cuda":
             raise Unavailable(
-                f"an arena guards allocations on a GPU; torch counts none on '{device}'"
+                f"the device '{device}' is not a GPU: an arena needs torch's counts of allocations"
             )
         return cls(CudaArenaMemory(device), limit_bytes=limit_bytes)
 

@@ -34,8 +34,8 @@ def box_of(name: str, tensor: Any) -> Box | None:
     missing = DIMENSIONS - len(sizes)
     if missing < 0:
         raise InvalidArgument(
-            f"{name} has the shape {tuple(tensor.shape)} and strides {tensor.stride()}: at most "
-            f"{DIMENSIONS} dimensions may lie apart"
+            f"{name} has the shape {tuple(tensor.shape)} and strides {tensor.stride()}: more than "
+            f"{DIMENSIONS} dimensions are not contiguous; pass a contiguous copy"
         )
     _, *inner = [1] * missing + sizes
     return (*inner, *([0] * missing), *strides)  # type: ignore[return-value]

@@ -50,7 +50,8 @@ class KVSpace:
         slab_bytes = arbiter.slab_bytes
         if not 0 <= header_index < arbiter.header_slabs:
             raise InvalidArgument(
-                f"header_index {header_index}: the pool has {arbiter.header_slabs} header slabs"
+                f"header_index {header_index} must be from 0 to {arbiter.header_slabs - 1}, "
+                "a header slab of the pool"
             )
         blocks_per_slab = geometry.blocks_per_slab(slab_bytes)
         if blocks_per_slab < NULL_BLOCKS_MIN:

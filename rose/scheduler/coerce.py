@@ -81,13 +81,13 @@ def printable(_name: str, text: object) -> str:
 
 
 def one_of(name: str, value: Any, kind: type[T]) -> T:
-    """Return `value` if it is an instance of `kind`.
+    """Return `value`, an instance of `kind`.
 
     Raises:
-        InvalidArgument: it is not.
+        InvalidArgument: `value` has another type.
     """
     if not isinstance(value, kind):
-        raise InvalidArgument(f"{name} must be of {kind.__name__}, not {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a {kind.__name__}, not {_shown(value)}")
     return value
 
 

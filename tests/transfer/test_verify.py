@@ -51,8 +51,8 @@ def test_a_base_that_differs_where_it_is_touched_is_refused(
         ({"budget": 1, "least": 1.0}, "pass exactly one of budget"),
         ({"budget": 1, "age_limit": 0}, "age_limit 0: choose 1 to 255"),
         ({"budget": 1, "age_limit": 256}, "age_limit 256: choose 1 to 255"),
-        ({"budget": 1, "ages": np.zeros(7, np.uint8)}, r"ages of uint8 and \(7,\)"),
-        ({"budget": 1, "ages": np.zeros(8, np.uint16)}, "must be of uint8"),
+        ({"budget": 1, "ages": np.zeros(7, np.uint8)}, r"ages have dtype uint8 and shape \(7,\)"),
+        ({"budget": 1, "ages": np.zeros(8, np.uint16)}, "they must have uint8"),
     ],
 )
 def test_options_of_topk_that_cannot_be_are_named(options: dict[str, object], says: str) -> None:

@@ -21,7 +21,7 @@ def check_plan(plan: Plan | None, rank: int | None, parts: Sequence[str]) -> Non
     """Check that --rank and --part fit the plan: rank 0 needs the parts of all other ranks.
 
     Raises:
-        InvalidArgument: they do not.
+        InvalidArgument: an option does not fit the plan.
     """
     if rank is None and not parts:
         return

@@ -137,8 +137,8 @@ class LiveWeights:
     def repair(self, tile: int) -> bool:
         """Repair the copy of a tile that steps read from the row; return whether it differed.
 
-        A digest covers the row, so a `Scrub` detects corruption of the row, and this one of the
-        buffer. Whether a mirror equals the buffer, in the right place, is checked by `scrub`.
+        The digests of a `Scrub` detect corruption of the row, and this method corruption of the
+        buffer. `scrub` checks that each mirror equals the buffer at its place.
         """
         if self._equals(tile):
             return False

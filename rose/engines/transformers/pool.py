@@ -101,7 +101,7 @@ class SlabPool(CachePool):  # type: ignore[misc]  # transformers ships no types
         """Take one block for the allocator `index`, where stock code has counted free ones.
 
         Raises:
-            OutOfMemory: it has not, or slabs have left since.
+            OutOfMemory: none is free, because stock code miscounted or slabs have left since.
         """
         if not self._take(index, 1):
             raise OutOfMemory("stock code counted a free block, and the lane has none left")

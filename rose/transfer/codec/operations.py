@@ -228,7 +228,7 @@ def check_base_digest(base_digest: tuple[int, int] | None) -> None:
     """Check that a given digest is two 64-bit numbers.
 
     Raises:
-        InvalidArgument: it is not.
+        InvalidArgument: the digest has other numbers.
     """
     if base_digest is not None and not all(0 <= part < _WORD for part in base_digest):
         raise InvalidArgument(f"base_digest {base_digest} must be two numbers of 64 bits")
@@ -245,8 +245,8 @@ def _ages(ages: Any, like: TensorBits, stream: Any) -> Any:
     aged = bits_of("ages", ages, is_written=True, stream=stream)
     if aged.dtype != "uint8" or aged.shape != like.shape or aged.device != like.device:
         raise InvalidArgument(
-            f"ages of {aged.dtype} and {aged.shape} on {aged.device} must be of uint8 and "
-            f"{like.shape} on {like.device}"
+            f"ages have dtype {aged.dtype} and shape {aged.shape} on {aged.device}: they must have "
+            f"uint8 and {like.shape} on {like.device}"
         )
     return aged.bits
 
