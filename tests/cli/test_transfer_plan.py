@@ -127,3 +127,14 @@ def test_where_nothing_can_be_written_it_says_so_and_prints_nothing(capsys, tmp_
     status, out, err = run(capsys, source, source, "--plan", tmp_path / "no" / "x.json")
     assert (status, out) == (2, "")
     assert "cannot write the plan" in err
+
+
+def test_silently_uncovered_memory_is_refused(capsys, write):
+    made = sharded(MODEL)
+    path = write("east", replace(made, storages={**made.storages, (0, "cache"): 10}))
+    status, out, err = run(capsys, write("trainer", made), path)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"rose: {path}: no piece describes 10 elements of cache on rank 0; add pieces, or list "
+        f"the parameter as computed or as a buffer\n"
+    )
