@@ -212,7 +212,7 @@ class Part:
         from rose.engines.torch import gated_graph
 
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, stream=stream, pool=pool):
+        with torch.cuda.graph(graph, stream=stream, pool=pool, capture_error_mode="thread_local"):
             self._run()
         # What torch replays has the priority of the stream that it was captured on, wherever it is
         # launched. This has that of the stream it is launched on.
