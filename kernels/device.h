@@ -42,6 +42,15 @@ ROSE_HD inline u32 floor_log2(u32 number) {
 #endif
 }
 
+// Reads a word that other threads may write meanwhile: the result is a value that it had.
+ROSE_DEVICE u32 load_relaxed(const u32* word) {
+#ifdef __CUDACC__
+  return *static_cast<const volatile u32*>(word);  // relaxed in PTX's memory model
+#else
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+#endif
+}
+
 ROSE_HD inline u32 bit_length(u32 number) { return number == 0 ? 0 : floor_log2(number) + 1; }
 
 // The lowest `width` bits set; `width` is 0 to 32.

@@ -20,7 +20,7 @@ struct HistogramShared {
 
 ROSE_DEVICE void count_key(HistogramShared& shared, u64* histogram, u32 key) {
   const u32 slot = key % kSlots;
-  u32 owner = shared.key[slot];  // a claimed slot stays claimed, and most are
+  u32 owner = load_relaxed(&shared.key[slot]);  // a claimed slot stays claimed, and most are
   if (owner == kUnclaimed) owner = atomicCAS(&shared.key[slot], kUnclaimed, key);
   if (owner == kUnclaimed || owner == key) {
     atomicAdd(&shared.changes[slot], 1U);

@@ -121,6 +121,8 @@ def gated(lane: RolloutLane, closed: threading.Event) -> OneStep:
     """Return a function that runs steps granted by rose, with a gate between two parts."""
     from rose.engines.torch import gate_graphs
 
+    lane.set_launches(1)  # each part is one graph
+
     def one_step(step: Step) -> bool:
         answer = lane.try_step(timeout_ms=_PARK_MS)
         if not isinstance(answer, Quantum):

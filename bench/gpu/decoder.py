@@ -213,7 +213,7 @@ class Part:
         from rose.engines.torch import gated_graph
 
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, stream=stream, pool=pool):
+        with torch.cuda.graph(graph, stream=stream, pool=pool, capture_error_mode="thread_local"):
             self._run()
         # A graph replayed by torch has the priority of the stream that it was captured on. This one
         # has that of the stream it is launched on.

@@ -48,7 +48,7 @@ class ServingStep:
         with torch.cuda.stream(self.stream):
             self._layers()  # the first run allocates workspaces
         self.stream.synchronize()
-        with torch.cuda.graph(self.graph, stream=self.stream):
+        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
             self._layers()
 
     def _layers(self) -> None:

@@ -4,6 +4,9 @@
 // Between two barriers they run one after another, in an order that the caller chooses: what two
 // orders answer differently is a race. A barrier that not all of its threads reach is an error, and
 // so is one that they reach at different lines. Shared memory is poisoned before each CTA.
+//
+// Built with ThreadSanitizer it finds races whatever the order, as race_edges.h says. Then each CTA
+// is a host thread with shared memory of its own, unpoisoned, and CTAs run at the same time.
 #pragma once
 
 #include <ucontext.h>
@@ -20,6 +23,14 @@
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__)
+#include <deque>
+#include <thread>
+
+#include "race_edges.h"
+#else
+#define CUDA_ON_CPU_UNSEEN
 #endif
 
 namespace cuda_on_cpu {
@@ -41,6 +52,10 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   void* fake_stack{nullptr};
+#if defined(__SANITIZE_THREAD__)
+  void* seen{nullptr};   // the sanitizer's name of it
+  unsigned barriers{0};  // of its CTA that it came to
+#endif
   unsigned thread{0};
   Wait wait{Wait::kNone};
   int line{0};
@@ -54,7 +69,10 @@ struct Fiber {
 
 class Cta {
  public:
-  static Cta& current() {
+  CUDA_ON_CPU_UNSEEN static Cta& current() {
+#if defined(__SANITIZE_THREAD__)
+    if (mine() != nullptr) return *mine();
+#endif
     static Cta cta;
     return cta;
   }
@@ -67,6 +85,9 @@ class Cta {
     order_ = order;
     random_.seed(seed);
     kernel_ = &kernel;
+#if defined(__SANITIZE_THREAD__)
+    return run_at_once(seed);
+#else
     std::vector<unsigned> turns(blocks);
     for (unsigned i = 0; i < blocks; ++i) turns[i] = i;
     arrange(turns);
@@ -78,26 +99,30 @@ class Cta {
       }
     }
     return {};
+#endif
   }
 
   // Of the fiber that runs.
-  void sync_block(int line) { suspend(Wait::kBlock, line, 0); }
-  unsigned vote_block(int line, bool vote) {
+  CUDA_ON_CPU_UNSEEN void sync_block(int line, const char* file) {
+    suspend(Wait::kBlock, line, 0, file);
+  }
+  CUDA_ON_CPU_UNSEEN unsigned vote_block(int line, const char* file, bool vote) {
     fibers_[thread.x].given = vote;
-    suspend(Wait::kBlock, line, 0);
+    suspend(Wait::kBlock, line, 0, file);
     return fibers_[thread.x].votes;
   }
-  unsigned ballot(int line, unsigned mask, bool vote) {
+  CUDA_ON_CPU_UNSEEN unsigned ballot(int line, unsigned mask, bool vote) {
     fibers_[thread.x].given = vote;
     suspend(Wait::kWarp, line, mask);
     return fibers_[thread.x].votes;
   }
-  std::uint64_t largest(int line, unsigned mask, std::uint64_t number) {
+  CUDA_ON_CPU_UNSEEN std::uint64_t largest(int line, unsigned mask, std::uint64_t number) {
     fibers_[thread.x].given = number;
     suspend(Wait::kWarp, line, mask);
     return fibers_[thread.x].largest;
   }
-  std::uint64_t shuffle(int line, unsigned mask, std::uint64_t number, unsigned source) {
+  CUDA_ON_CPU_UNSEEN std::uint64_t shuffle(int line, unsigned mask, std::uint64_t number,
+                                           unsigned source) {
     fibers_[thread.x].given = number;
     fibers_[thread.x].source = source;
     suspend(Wait::kWarp, line, mask);
@@ -107,8 +132,11 @@ class Cta {
   Index grid, size, block, thread;
 
  private:
-  static void entry() {
+  CUDA_ON_CPU_UNSEEN static void entry() {
     Cta& cta = current();
+#if defined(__SANITIZE_THREAD__)
+    __tsan_acquire(&cta.edges_.start);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &cta.host_bottom_, &cta.host_bytes_);
 #endif
@@ -121,11 +149,24 @@ class Cta {
     if (order_ == Order::kShuffled) std::shuffle(turns.begin(), turns.end(), random_);
   }
 
-  void suspend(Wait wait, int line, unsigned mask) {
+  CUDA_ON_CPU_UNSEEN void suspend(Wait wait, int line, unsigned mask, const char* file = "") {
     Fiber& fiber = fibers_[thread.x];
     fiber.wait = wait;
     fiber.line = line;
     fiber.mask = mask;
+#if defined(__SANITIZE_THREAD__)
+    void* edge = nullptr;  // between what is before a barrier and what is after it
+    if (wait == Wait::kEnd) {
+      __tsan_release(&edges_.end);
+    } else if (wait == Wait::kBlock && has_edge(file, line)) {
+      edge = &edges_.barriers[fiber.barriers % 2];
+      __tsan_release(edge);
+    }
+    fiber.barriers += wait == Wait::kBlock ? 1 : 0;
+    __tsan_switch_to_fiber(seen_, __tsan_switch_to_fiber_no_sync);
+#else
+    static_cast<void>(file);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(wait == Wait::kEnd ? nullptr : &fiber.fake_stack, host_bottom_,
                                    host_bytes_);
@@ -134,11 +175,17 @@ class Cta {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fiber.fake_stack, &host_bottom_, &host_bytes_);
 #endif
+#if defined(__SANITIZE_THREAD__)
+    if (edge != nullptr) __tsan_acquire(edge);
+#endif
   }
 
-  void resume(Fiber& fiber) {
+  CUDA_ON_CPU_UNSEEN void resume(Fiber& fiber) {
     thread = {fiber.thread, 0, 0};
     fiber.wait = Wait::kNone;
+#if defined(__SANITIZE_THREAD__)
+    __tsan_switch_to_fiber(fiber.seen, __tsan_switch_to_fiber_no_sync);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
     void* fake_stack = nullptr;
     __sanitizer_start_switch_fiber(&fake_stack, fiber.stack.get(), kStackBytes);
@@ -149,7 +196,41 @@ class Cta {
 #endif
   }
 
-  std::string run_block() {
+#if defined(__SANITIZE_THREAD__)
+  // The CTA that this host thread runs.
+  CUDA_ON_CPU_UNSEEN static Cta*& mine() {
+    static thread_local Cta* cta = nullptr;
+    return cta;
+  }
+
+  // Runs all CTAs, each in a thread of its own.
+  std::string run_at_once(unsigned seed) {
+    static std::deque<Cta> ctas;  // kept: the sanitizer is slow to meet stacks and fibers
+    while (ctas.size() < grid.x) ctas.emplace_back();
+    std::vector<std::string> errors(grid.x);
+    std::vector<std::thread> threads;
+    for (unsigned turn = 0; turn < grid.x; ++turn) {
+      threads.emplace_back([this, turn, seed, &cta = ctas[turn], &error = errors[turn]] {
+        mine() = &cta;
+        cta.grid = grid;
+        cta.size = size;
+        cta.block = {turn, 0, 0};
+        cta.order_ = order_;
+        cta.random_.seed(seed + turn);
+        cta.kernel_ = kernel_;
+        cta.seen_ = __tsan_get_current_fiber();
+        error = cta.run_block();
+      });
+    }
+    for (std::thread& one : threads) one.join();
+    for (std::string& error : errors) {
+      if (!error.empty()) return std::move(error);
+    }
+    return {};
+  }
+#endif
+
+  CUDA_ON_CPU_UNSEEN std::string run_block() {
     while (fibers_.size() < size.x) {
       fibers_.emplace_back();
       fibers_.back().stack.reset(new char[kStackBytes]);
@@ -162,13 +243,23 @@ class Cta {
       fiber.context.uc_stack = {fiber.stack.get(), 0, kStackBytes};
       fiber.context.uc_link = nullptr;
       makecontext(&fiber.context, &Cta::entry, 0);
+#if defined(__SANITIZE_THREAD__)
+      if (fiber.seen == nullptr) fiber.seen = __tsan_create_fiber(0);
+      fiber.barriers = 0;
+#endif
       ready[i] = i;
     }
+#if defined(__SANITIZE_THREAD__)
+    __tsan_release(&edges_.start);
+#endif
     while (!ready.empty()) {
       arrange(ready);
       ready = run_some(ready);
       if (ready.empty()) open_block(ready);
     }
+#if defined(__SANITIZE_THREAD__)
+    __tsan_acquire(&edges_.end);
+#endif
     const auto end = fibers_.begin() + size.x;
     const auto stuck =
         std::find_if(fibers_.begin(), end, [](const Fiber& one) { return one.wait != Wait::kEnd; });
@@ -177,7 +268,7 @@ class Cta {
 
   // Returns who can go on then. Backward, one warp runs as far ahead as barriers of the CTA let it;
   // otherwise all warps keep step.
-  std::vector<unsigned> run_some(const std::vector<unsigned>& ready) {
+  CUDA_ON_CPU_UNSEEN std::vector<unsigned> run_some(const std::vector<unsigned>& ready) {
     const bool is_alone = order_ == Order::kBackward;
     const unsigned first = ready[0] / kWarp;
     std::vector<unsigned> next;
@@ -195,7 +286,7 @@ class Cta {
   }
 
   // Lets lanes go on that wait with all the lanes of their mask, at one line.
-  void open_warp(unsigned first, std::vector<unsigned>& ready) {
+  CUDA_ON_CPU_UNSEEN void open_warp(unsigned first, std::vector<unsigned>& ready) {
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       const Fiber& leader = fibers_[first + lane];
       if (leader.wait != Wait::kWarp) continue;
@@ -227,7 +318,7 @@ class Cta {
   }
 
   // Lets all threads go on if all wait for the CTA, at one line.
-  void open_block(std::vector<unsigned>& ready) {
+  CUDA_ON_CPU_UNSEEN void open_block(std::vector<unsigned>& ready) {
     unsigned votes = 0;
     for (unsigned i = 0; i < size.x; ++i) {
       if (fibers_[i].wait != Wait::kBlock || fibers_[i].line != fibers_[0].line) return;
@@ -246,7 +337,12 @@ class Cta {
                                        : ": not all lanes of its mask came");
   }
 
+#if defined(__SANITIZE_THREAD__)
+  Edges edges_;
+  void* seen_{nullptr};  // the sanitizer's name of the thread that switches fibers
+#else
   void poison_shared();
+#endif
 
   Order order_{Order::kForward};
   std::mt19937 random_;
@@ -259,6 +355,7 @@ class Cta {
 
 }  // namespace cuda_on_cpu
 
+#if !defined(__SANITIZE_THREAD__)
 // What is __shared__ lies in one section, so that all of it can be poisoned.
 extern "C" char __start_cuda_shared[], __stop_cuda_shared[];
 
@@ -268,6 +365,7 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
   volatile char* at = __start_cuda_shared;
   for (; at != __stop_cuda_shared; ++at) *at = static_cast<char>(poison);
 }
+#endif
 
 // ---- the language -------------------------------------------------------------------------------
 
@@ -276,7 +374,11 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#if defined(__SANITIZE_THREAD__)
+#define __shared__ static thread_local
+#else
 #define __shared__ static __attribute__((section("cuda_shared")))
+#endif
 #define gridDim (cuda_on_cpu::Cta::current().grid)
 #define blockDim (cuda_on_cpu::Cta::current().size)
 #define blockIdx (cuda_on_cpu::Cta::current().block)
@@ -284,9 +386,9 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 
 // ---- barriers and lanes -------------------------------------------------------------------------
 
-#define __syncthreads() cuda_on_cpu::Cta::current().sync_block(__LINE__)
+#define __syncthreads() cuda_on_cpu::Cta::current().sync_block(__LINE__, __FILE__)
 #define __syncthreads_or(vote) \
-  static_cast<int>(cuda_on_cpu::Cta::current().vote_block(__LINE__, (vote) != 0) != 0)
+  static_cast<int>(cuda_on_cpu::Cta::current().vote_block(__LINE__, __FILE__, (vote) != 0) != 0)
 #define __ballot_sync(mask, vote) cuda_on_cpu::Cta::current().ballot(__LINE__, (mask), (vote) != 0)
 #define __reduce_max_sync(mask, number) \
   static_cast<unsigned>(cuda_on_cpu::Cta::current().largest(__LINE__, (mask), (number)))
@@ -318,28 +420,25 @@ inline std::uint64_t __umul64hi(std::uint64_t a, std::uint64_t b) {
   return static_cast<std::uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 
-// One fiber runs at a time, so each is one step.
+// They order nothing but themselves.
 template <typename T>
 T atomicAdd(T* at, T number) {
-  const T old = *at;
-  *at = static_cast<T>(old + number);
-  return old;
+  return __atomic_fetch_add(at, number, __ATOMIC_RELAXED);
 }
 template <typename T>
 T atomicOr(T* at, T bits) {
-  const T old = *at;
-  *at = old | bits;
-  return old;
+  return __atomic_fetch_or(at, bits, __ATOMIC_RELAXED);
 }
 template <typename T>
 T atomicMin(T* at, T number) {
-  const T old = *at;
-  *at = std::min(old, number);
+  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(at, &old, std::min(old, number), false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED)) {
+  }
   return old;
 }
 template <typename T>
 T atomicCAS(T* at, T expected, T desired) {
-  const T old = *at;
-  if (old == expected) *at = desired;
-  return old;
+  __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
 }

@@ -39,6 +39,7 @@ Status use_device() {
   TAKE(count, driver->device_count());
   CHECK_EQ(count, 1);
   ROSE_TRY(device_facts(*driver, 0).status());
+  ROSE_TRY(driver->loads_lazily().status());
   TAKE(device, Device::open(driver, 0));
   ROSE_TRY(device->priority_range().status());
   ROSE_TRY(device->memory_info().status());
@@ -209,12 +210,15 @@ constexpr bool is_silent(std::string_view call) {
   return std::ranges::find(kSilent, call) != std::end(kSilent);
 }
 
-// Whether the failed push was that of a destructor, so that the next call releases something.
+// Whether the failed call was a destructor's push or exchange of the capture mode before a release,
+// or the exchange that restores the mode.
 bool is_silent_push(std::span<const std::string> calls, std::size_t n) {
-  if (calls[n - 1] != "cuCtxPushCurrent") return false;
+  const bool is_exchange = calls[n - 1] == "cuThreadExchangeStreamCaptureMode";
+  if (is_exchange && calls[n - 2] != "cuCtxPushCurrent") return true;
+  if (!is_exchange && calls[n - 1] != "cuCtxPushCurrent") return false;
   const auto next = std::ranges::find_if(
       calls.subspan(n), [](const std::string& one) { return !one.starts_with("cuGetError"); });
-  return next != calls.end() && is_silent(*next);
+  return next != calls.end() && *next != "cuCtxPopCurrent" && is_silent(*next);
 }
 
 Status run_with_foreign_context(const Scenario& scenario, int fail_call) {

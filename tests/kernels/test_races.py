@@ -1,0 +1,27 @@
+"""No two threads of a kernel race, and each barrier is what prevents it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import races
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return races.build(tmp_path_factory.mktemp("races") / "races")
+
+
+def test_kernels_have_no_race(program: Path) -> None:
+    a_barrier = "topk_pack.cu:58"  # shows that the checker sees a race
+    found = races.run(program, [a_barrier])
+    assert found.races == 0, found.reports
+    assert found.reached == races.barriers()
+    assert found.found == {a_barrier}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_each_barrier_prevents_a_race(program: Path) -> None:
+    found = races.run(program, races.barriers())
+    assert found.missed == races.VOTES
