@@ -51,13 +51,8 @@ class CapacityGrants:
         """Whether its TTL passed without a report: the scheduler has ended it for good."""
         return self.is_live and 0 < self.ttl_ms <= now_ms - self._reported_ms
 
-<<<<<<< HEAD:rose/engines/transformers/grants.py
-    def renew(self, *, now_ms: float) -> GrantChanged | None:
-        """Report it again when a third of its TTL has passed; None before."""
-=======
     def renew(self, *, now_ms: float) -> GrantChanged | None:
         """Return the grant, to report it again, once a third of its TTL has passed; None before."""
->>>>>>> w_tx:rose/engines/transformers/lease.py
         is_due = now_ms - self._reported_ms >= self.ttl_ms / _RENEWALS
         if not self.is_live or self.ttl_ms == 0 or not is_due:
             return None
