@@ -59,9 +59,9 @@ def test_nothing_leaks_when_the_nth_driver_call_fails(fake: Fake) -> None:
         assert (fake.live(), fake.faults(), fake.depth()) == (["contexts 1"], [], 0), f"call {n}"
         if fake.is_fail_pending():
             break
-    # A push and a call; create, map and set access; and of the header: priorities, a stream, the
-    # memset and a look at the stream, each with its push.
-    assert raised == 2 * (1 + 1) + 4 * (2 + 3) + 4 * 2
+    # A push, an exchange of the capture mode and a call; create, map and set access; and of the
+    # header: priorities, a stream, the memset and a look at the stream, each with these two.
+    assert raised == 3 * (1 + 1) + 4 * (3 + 4) + 4 * 3
 
 
 @in_child(FAKECUDA_ATTRIBUTES="102=0")

@@ -83,7 +83,7 @@ async def test_what_contradicts_itself_is_refused_and_changes_nothing() -> None:
             (scheduler.generate(0, turn=0, prompt=(), sampling=SAMPLING), "at least one"),
             (scheduler.generate(0, turn=0, prompt=(-1,), sampling=SAMPLING), "from 0 to"),
             (scheduler.generate(0, turn=0, prompt=(HUGE,), sampling=SAMPLING), "from 0 to"),
-            (scheduler.start(0, group=2), "as another"),
+            (scheduler.start(0, group=2), "with other arguments"),
             (scheduler.start(-1), "must be from 0"),
             (scheduler.start(HUGE), "must be from 0"),
             (scheduler.finish(9), "never started"),

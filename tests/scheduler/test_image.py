@@ -75,7 +75,7 @@ def test_image_cut_short_anywhere_is_refused() -> None:
     ("image", "why"),
     [
         (b"", "shorter"),
-        (b"\0" * 400, "begin"),
+        (b"\0" * 400, "magic"),
         (HEADER.pack(b"rosecore", 999, 0, 0), "version 999"),
         (HEADER.pack(b"rosecore", 3, 1, 0), "checksum"),
         (HEADER.pack(b"rosecore", 3, 0, 0), "contradicts"),

@@ -51,7 +51,7 @@ def test_refusal_is_an_invalid_argument(fake: Fake) -> None:
     quantiser = create_quantiser(CudaDevice.open(0))
     if quantiser is None:
         return
-    with pytest.raises(InvalidArgument, match="scales is null"):
+    with pytest.raises(InvalidArgument, match="scales must not be null"):
         quantiser.quantise(**{**ARGUMENTS, "scales": 0}, stream=0)
     with pytest.raises(InvalidArgument, match="to 'fp4': choose fp8 or int8"):
         quantiser.quantise(**{**ARGUMENTS, "to": "fp4"}, stream=0)

@@ -136,6 +136,6 @@ def test_what_is_left_at_the_end_adds_up(rig: RlLoopRig) -> None:
     assert rig.rl_loop.lost() == 0
     assert counts.started == counts.finished + counts.dropped + counts.in_flight
     # What the borrower computes with is, bit for bit, the version it is called.
-    assert rig.weights.sweep()
+    assert rig.weights.scrub()
     digests = TileDigests({tile: rig.weights.digest(tile) for tile in range(rig.weights.tiles)})
     assert digests.total == rig.rl_loop._receiver.digest
