@@ -541,8 +541,8 @@ TEST(nothing_leaks_when_the_nth_call_of_create_fails) {
       }
       const std::size_t at = before + static_cast<std::size_t>(n) - 1;
       const std::vector<std::string> names = called();
-      const bool is_restored = names[at] == "cuThreadExchangeStreamCaptureMode" &&
-                               names[at - 1] != "cuCtxPushCurrent";
+      const bool is_restored =
+          names[at] == "cuThreadExchangeStreamCaptureMode" && names[at - 1] != "cuCtxPushCurrent";
       // A failure to restore context or capture mode is not reported: the call itself succeeded.
       CHECK(codec.ok() == (is_restored || names[at] == "cuCtxPopCurrent"));
       failures += codec.ok() ? 0 : 1;
