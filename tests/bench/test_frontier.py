@@ -358,7 +358,10 @@ def test_a_run_with_a_wide_control_is_void_and_says_so(monkeypatch: pytest.Monke
         assert f"excess_misses_over_aa_{arm}_load30" in report.rows
 
 
-def test_a_slowdown_is_kept_if_the_upper_end_of_every_price_is_within_it() -> None:
+def test_a_slowdown_is_kept_if_the_upper_end_of_every_price_is_within_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frontier_engines, "DRAWS", 100)
     for factor, kept in ((1.0, 0.0), (0.8, 1.0)):
         slices = [
             slice_of(one.arm, one.round, factor=factor if one.arm == "rose" else 1.0)
