@@ -59,7 +59,8 @@ def environment_of_vllm(plugin: str) -> dict[str, str]:
     """Return the environment of a vLLM server that loads rose's plug-in.
 
     `VLLM_PLUGINS` lists all plug-ins that may load. Unset it allows every one, except those that
-    add HTTP routes, so the others installed here are named too.
+    add HTTP routes, so the others installed here are named too. rose drives CPUs, and two servers
+    share them, so unless the user says otherwise none is bound to cores.
 
     Args:
         plugin: name of rose's entry point.
@@ -67,7 +68,8 @@ def environment_of_vllm(plugin: str) -> dict[str, str]:
     named = os.environ.get("VLLM_PLUGINS")
     names = named.split(",") if named is not None else _plugins_that_need_no_name()
     allowed = dict.fromkeys([*filter(None, names), plugin])
-    return {**os.environ, "VLLM_PLUGINS": ",".join(allowed)}
+    ours = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {**ours, **os.environ, "VLLM_PLUGINS": ",".join(allowed)}
 
 
 def _plugins_that_need_no_name() -> list[str]:

@@ -24,6 +24,7 @@ _PLUGIN: Final = "rose"
 # Scheduler and worker run in one thread, so that a step and its gates are one quantum.
 _EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 _PATIENCE_S: Final = 5.0
+_BLOCK_TOKENS: Final = "32"  # the smallest that vLLM's CPU kernels take: loans in small units
 # Options that choose what rose brings itself.
 _TAKEN: Final = ("--scheduler-cls", "--worker-cls", "--distributed-executor-backend")
 _SIZES: Final = {
@@ -98,7 +99,7 @@ def rollout(model: str, options: Sequence[str], attach: str) -> None:
     default here; with --no-enforce-eager, steps stop between two steps only.
     """
     _check(options)
-    named = {one.partition("=")[0] for one in options}
+    named = _names(options)
     ledger, _ = ask_device(attach, AskLedger(), timeout_s=_PATIENCE_S)
     more = []
     if not named & {"--enforce-eager", "--no-enforce-eager"}:
@@ -134,6 +135,10 @@ def _check(options: Sequence[str]) -> None:
             )
 
 
+def _names(options: Sequence[str]) -> set[str]:
+    return {one.partition("=")[0] for one in options}
+
+
 def _pairs(options: Sequence[str]) -> list[tuple[str, str]]:
     """Return each option with the word after it, or after its equals sign."""
     return [
@@ -155,6 +160,8 @@ def _exec(
 ) -> None:
     """Replace this process by vLLM's server."""
     rest, additional = _without_additional_config(options)
+    if "--block-size" not in _names(options):
+        rest += ["--block-size", _BLOCK_TOKENS]
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, *rest),
         *("--scheduler-cls", scheduler.replace(":", "."), "--worker-cls", worker.replace(":", ".")),
