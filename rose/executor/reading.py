@@ -16,10 +16,10 @@ counts of an interval. A bucket is at most 1/32 of its upper bound wide.
 
 
 _TARGETS: Final = {
-    "ttft": "the TTFT target of {:.3g} ms",
-    "tpot": "the TPOT target of {:.3g} ms",
-    "blocking": "the {:.3g} ms for which rollouts may block serving",
-    "deadline": "the {:.3g} ms that a running request had left",
+    "ttft": "the TTFT target of {:.4g} ms",
+    "tpot": "the TPOT target of {:.4g} ms",
+    "blocking": "the {:.4g} ms for which rollouts may block serving",
+    "deadline": "the {:.4g} ms that a running request had left",
 }
 
 
