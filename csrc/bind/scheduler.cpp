@@ -84,7 +84,7 @@ Event event_of(py::handle source) {
                           integer(row),       integer(row),           integer(row),
                           integer(row),       row.take<double>()};
     case 1:
-      return LeaseChanged{integer(row), integer(row), integer(row), row.take<double>()};
+      return GrantChanged{integer(row), integer(row), integer(row), row.take<double>()};
     case 2:
       return WorkerLost{integer(row)};
     case 3:
@@ -204,7 +204,7 @@ void bind_scheduler(py::module_& module) {
       .def(py::init(&create_core), py::kw_only(), py::arg("policy"), py::arg("knobs"))
       .def("step", &step, py::arg("rows"), py::arg("now_ns"))
       .def("stats", &stats_of)
-      .def("keep_leases", &Core::keep_leases, py::arg("until_ns"))
+      .def("keep_grants", &Core::keep_grants, py::arg("until_ns"))
       .def("snapshot", &snapshot_of)
       .def_static("restored", &restored, py::arg("image"));
 }

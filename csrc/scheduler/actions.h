@@ -18,7 +18,7 @@ struct Start {
   TrajectoryId trajectory;
   std::int64_t turn;
   WorkerId worker;
-  std::int64_t lease_epoch;
+  std::int64_t grant_epoch;
   std::int64_t first_token;
   std::int64_t max_new_tokens;
 };
@@ -26,7 +26,7 @@ struct Start {
 struct Stop {
   TrajectoryId trajectory;
   WorkerId worker;
-  std::int64_t lease_epoch;
+  std::int64_t grant_epoch;
 };
 
 // Take `tokens` tokens of the TurnProgress at index `event` of this step, after skipping `skip`.

@@ -151,7 +151,7 @@ class Checker {
   }
 
   // Reports of workers.
-  Status operator()(const LeaseChanged&) { return {}; }
+  Status operator()(const GrantChanged&) { return {}; }
   Status operator()(const VersionCommitted&) { return {}; }
   Status operator()(const TurnProgress&) { return {}; }
   Status operator()(const TurnEnded&) { return {}; }

@@ -16,7 +16,7 @@ constexpr double kPaceMin = 0.25;
 constexpr double kPaceMax = 16;
 // Longest time for a prompt before its worker counts as stalled.
 constexpr double kPrefillMaxS = 3600;
-// The epoch of no lease.
+// The epoch of no grant.
 constexpr std::int64_t kNoEpoch = -1;
 
 }  // namespace
@@ -94,7 +94,7 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
     trajectory.home.cache = kNoCache;
   } else {
     leave_cache(trajectory);
-    trajectory.home.lease_epoch = kNoEpoch;  // it has no home until its first report
+    trajectory.home.grant_epoch = kNoEpoch;  // it has no home until its first report
   }
   const double spare_before = workers.columns().spare_tokens[slot];
   workers.hold(slot, trajectory.id, reserved, prompt - cached, restarted, used);
@@ -108,7 +108,7 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
       .slot = slot,
       .worker = worker.number,
       .kind = worker.kind,
-      .lease_epoch = worker.lease.epoch,
+      .grant_epoch = worker.grant.epoch,
       .version = worker.version,
       .prefill_tokens = prompt - cached,
       .stall_at_ns = now_ns + settings.stall_ns + static_cast<Nanoseconds>(prefill_s * kNsPerS),
@@ -124,7 +124,7 @@ void Book::start(Trajectory& trajectory, std::size_t slot, bool is_urgent) {
   if (worker.kind == WorkerKind::kBorrowed) {
     stall_check_ns = std::min(stall_check_ns, trajectory.run.stall_at_ns);
   }
-  act(Start{trajectory.id, trajectory.turn, worker.number, worker.lease.epoch,
+  act(Start{trajectory.id, trajectory.turn, worker.number, worker.grant.epoch,
             trajectory.known_tokens, trajectory.max_new_tokens - trajectory.known_tokens});
 }
 
@@ -136,7 +136,7 @@ void Book::deliver(Trajectory& trajectory, std::int64_t event, std::int64_t skip
   counters.tokens_delivered += tokens;
   if (trajectory.run.is_held) risk.grow(trajectory, tokens);
   const Run& run = trajectory.run;
-  trajectory.home = {run.worker, run.lease_epoch, run.version, trajectory.prompt_tokens(),
+  trajectory.home = {run.worker, run.grant_epoch, run.version, trajectory.prompt_tokens(),
                      kNoCache};
   trajectory.computed_tokens = std::max(trajectory.computed_tokens, trajectory.prompt_tokens());
 }
@@ -212,7 +212,7 @@ void Book::requeue(Trajectory& trajectory) {
   release(trajectory);
   keep_cache(trajectory);
   const Run& run = trajectory.run;
-  trajectory.avoided = {run.worker, run.lease_epoch, now_ns + settings.retry_ns};
+  trajectory.avoided = {run.worker, run.grant_epoch, now_ns + settings.retry_ns};
   wait_for_worker(trajectory, QueueRank::kResumed);
 }
 
@@ -263,33 +263,33 @@ void Book::drop(Trajectory& trajectory, DropReason reason) {
 }
 
 void Book::stop(const Trajectory& trajectory) {
-  act(Stop{trajectory.id, trajectory.run.worker, trajectory.run.lease_epoch});
+  act(Stop{trajectory.id, trajectory.run.worker, trajectory.run.grant_epoch});
 }
 
-void Book::set_lease(std::size_t slot, const LeaseChanged& event) {
-  const Lease& lease = workers[slot].lease;
-  const bool is_same = lease.is_live && lease.epoch == event.lease_epoch;
+void Book::set_grant(std::size_t slot, const GrantChanged& event) {
+  const Grant& grant = workers[slot].grant;
+  const bool is_same = grant.is_live && grant.epoch == event.grant_epoch;
   has_changed = true;
   if (is_same && event.kv_tokens > 0) {
     const Share was = workers.share(slot);
-    workers.set_lease(slot, event, now_ns);
+    workers.set_grant(slot, event, now_ns);
     risk.go_on(workers, slot, was, now_ns);
     return;
   }
-  end_lease(slot);
+  end_grant(slot);
   if (is_same) return;
-  workers.set_lease(slot, event, now_ns);
+  workers.set_grant(slot, event, now_ns);
   if (event.kv_tokens > 0) {
     risk.begin(workers, slot, now_ns);
   } else {
-    workers.end_lease(slot);  // the lease ends before it began
+    workers.end_grant(slot);  // the grant ends before it began
   }
 }
 
-void Book::end_lease(std::size_t slot) {
-  if (workers[slot].lease.is_live) risk.end(workers, slot, now_ns);
+void Book::end_grant(std::size_t slot) {
+  if (workers[slot].grant.is_live) risk.end(workers, slot, now_ns);
   has_changed = true;  // others on its device may have room now
-  for (const TrajectoryId id : workers.end_lease(slot)) {
+  for (const TrajectoryId id : workers.end_grant(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
     if (trajectory == nullptr) continue;
     risk.leave(*trajectory);
@@ -299,9 +299,9 @@ void Book::end_lease(std::size_t slot) {
 }
 
 void Book::lose(std::size_t slot) {
-  if (workers[slot].lease.is_live) risk.end(workers, slot, now_ns);
+  if (workers[slot].grant.is_live) risk.end(workers, slot, now_ns);
   has_changed = true;
-  for (const TrajectoryId id : workers.end_lease(slot)) {
+  for (const TrajectoryId id : workers.end_grant(slot)) {
     Trajectory* const trajectory = trajectories.find(id);
     if (trajectory == nullptr) continue;
     risk.leave(*trajectory);

@@ -66,8 +66,8 @@ class Book {
 
   void stop(const Trajectory& trajectory);
   // Applies a grant of a new epoch, or resizes the live one; 0 tokens end it.
-  void set_lease(std::size_t slot, const LeaseChanged& event);
-  void end_lease(std::size_t slot);
+  void set_grant(std::size_t slot, const GrantChanged& event);
+  void end_grant(std::size_t slot);
   void lose(std::size_t slot);
   // Trajectories whose grace period is over.
   std::vector<TrajectoryId> take_overdue();

@@ -108,8 +108,8 @@ class BookCheck {
     seen.backlog_tokens += run.prefill_tokens;
     seen.restart_tokens += run.restart_tokens;
     exposures_.add(each.job, run.domain, run.exposed);
-    return is_on_worker(each.state) && worker.lease.is_live && run.worker == worker.number &&
-           run.kind == worker.kind && run.lease_epoch == worker.lease.epoch &&
+    return is_on_worker(each.state) && worker.grant.is_live && run.worker == worker.number &&
+           run.kind == worker.kind && run.grant_epoch == worker.grant.epoch &&
            run.domain == worker.domain && each.job == worker.job &&
            std::find(worker.held.begin(), worker.held.end(), each.id) != worker.held.end();
   }
@@ -127,7 +127,7 @@ class BookCheck {
   bool agrees_of_worker(std::size_t slot) {
     const Worker& worker = book_.workers[slot];
     const WorkerSeen& seen = workers_[slot];
-    if (worker.lease.is_live) {
+    if (worker.grant.is_live) {
       exposures_.add(worker.job, worker.domain,
                      {.prefill_tokens_per_s = worker.prefill_tokens_per_s});
     }

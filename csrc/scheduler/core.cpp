@@ -33,7 +33,7 @@ Status Core::step(std::span<const Event> events, Nanoseconds now_ns, std::vector
 }
 
 void Core::expire() {
-  for (const std::size_t slot : book_.workers.expired(book_.now_ns)) book_.end_lease(slot);
+  for (const std::size_t slot : book_.workers.expired(book_.now_ns)) book_.end_grant(slot);
   for (const TrajectoryId id : book_.take_overdue()) {
     // A trajectory that was recalled, started and recalled again at the same time is listed twice.
     Trajectory& trajectory = *book_.trajectories.find(id);

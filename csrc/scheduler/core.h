@@ -44,7 +44,7 @@ class Core {
   Status step(std::span<const Event> events, Nanoseconds now_ns, std::vector<Action>& actions);
   Stats stats() const;
   // Lets no grant expire before `until_ns`, after a time in which no renewals could be received.
-  void keep_leases(Nanoseconds until_ns) noexcept { book_.workers.keep_leases(until_ns); }
+  void keep_grants(Nanoseconds until_ns) noexcept { book_.workers.keep_grants(until_ns); }
 
   // The complete state. Equal cores give equal bytes.
   std::vector<std::byte> snapshot();

@@ -201,7 +201,7 @@ void Dispatch::rescue() {
   look_over_workers();
   for (std::size_t slot = 0; slot < book_.workers.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
-    if (worker.lease.is_live && worker.kind == WorkerKind::kBorrowed) rescue_from(slot);
+    if (worker.grant.is_live && worker.kind == WorkerKind::kBorrowed) rescue_from(slot);
   }
   for (const Promise& promise : promises_) {
     book_.workers.release(promise.slot, kPromise, promise.tokens);
@@ -281,15 +281,15 @@ Query Dispatch::query_of(const Trajectory& trajectory, bool has_starved) const {
 bool Dispatch::can_go_home(const Query& query) const noexcept {
   const WorkerColumns& columns = book_.workers.columns();
   return query.avoid != query.home && columns.version[*query.home] >= query.version_floor &&
-         columns.lease_tokens[*query.home] >= query.most_tokens;
+         columns.grant_tokens[*query.home] >= query.most_tokens;
 }
 
 std::optional<std::size_t> Dispatch::avoided_slot(const Trajectory& trajectory) const noexcept {
   const Avoided& avoided = trajectory.avoided;
   if (book_.now_ns >= avoided.until_ns) return std::nullopt;
   const auto slot = book_.workers.find(avoided.worker);
-  const bool is_same = slot && book_.workers[*slot].lease.is_live &&
-                       book_.workers[*slot].lease.epoch == avoided.lease_epoch;
+  const bool is_same = slot && book_.workers[*slot].grant.is_live &&
+                       book_.workers[*slot].grant.epoch == avoided.grant_epoch;
   return is_same ? slot : std::nullopt;
 }
 
@@ -298,8 +298,8 @@ void Dispatch::keep_for(const Query& query) {
   std::optional<std::size_t> best;
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
     const Worker& worker = book_.workers[slot];
-    const bool could = worker.lease.is_live && worker.job == query.job &&
-                       static_cast<double>(worker.lease.kv_tokens) >= query.most_tokens &&
+    const bool could = worker.grant.is_live && worker.job == query.job &&
+                       static_cast<double>(worker.grant.kv_tokens) >= query.most_tokens &&
                        columns.version[slot] >= query.version_floor && query.avoid != slot &&
                        std::find(kept_.begin(), kept_.end(), slot) == kept_.end();
     if (!could) continue;
@@ -318,11 +318,11 @@ void Dispatch::look_over_workers() {
   has_dedicated_.assign(book_.jobs.size(), false);
   oldest_versions_.assign(book_.jobs.size(), kCountMax);
   for (std::size_t slot = 0; slot < columns.size(); ++slot) {
-    if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].lease.is_live) {
+    if (columns.kind[slot] == WorkerKind::kDedicated && book_.workers[slot].grant.is_live) {
       has_dedicated_[columns.job[slot]] = true;
     }
     const Worker& worker = book_.workers[slot];
-    if (!worker.lease.is_live) continue;
+    if (!worker.grant.is_live) continue;
     std::int64_t& oldest = oldest_versions_[columns.job[slot]];
     oldest = std::min(oldest, worker.version);
   }

@@ -15,7 +15,7 @@ void EventRules::apply(std::span<const Event> events) {
     std::visit(*this, event);
     ++place_;
   }
-  // Last, because turns that the worker gave up may be reported after its lease.
+  // Last, because turns that the worker gave up may be reported after its grant.
   for (const std::size_t slot : shrunk_) fit(slot);
   for (const std::size_t slot : outgrown_) book_.counters.outgrown += fit(slot);
 }
@@ -36,19 +36,19 @@ void EventRules::operator()(const WorkerJoined& event) {
   book_.workers.join(event, book_.jobs.place_of(event.job), domain);
 }
 
-void EventRules::operator()(const LeaseChanged& event) {
+void EventRules::operator()(const GrantChanged& event) {
   WorkerTable& workers = book_.workers;
   const auto slot = workers.find(event.worker);
   const bool has_meaning =
-      slot && is_count(event.lease_epoch) && is_count(event.kv_tokens) && event.ttl_ms >= 0;
-  const bool is_new = has_meaning && workers.is_new_epoch(*slot, event.lease_epoch);
-  const Lease lease = slot ? workers[*slot].lease : Lease{};
-  const bool is_same = has_meaning && lease.is_live && lease.epoch == event.lease_epoch;
+      slot && is_count(event.grant_epoch) && is_count(event.kv_tokens) && event.ttl_ms >= 0;
+  const bool is_new = has_meaning && workers.is_new_epoch(*slot, event.grant_epoch);
+  const Grant grant = slot ? workers[*slot].grant : Grant{};
+  const bool is_same = has_meaning && grant.is_live && grant.epoch == event.grant_epoch;
   if (!is_new && !is_same) {
     ++book_.counters.stale_events;
     return;
   }
-  book_.set_lease(*slot, event);
+  book_.set_grant(*slot, event);
   shrunk_.push_back(*slot);
 }
 
@@ -159,7 +159,7 @@ Trajectory* EventRules::find_turn(const E& event) noexcept {
   Trajectory* const trajectory = book_.trajectories.find(event.trajectory);
   const bool may_speak = trajectory != nullptr && is_on_worker(trajectory->state) &&
                          trajectory->turn == event.turn && trajectory->run.worker == event.worker &&
-                         trajectory->run.lease_epoch == event.lease_epoch;
+                         trajectory->run.grant_epoch == event.grant_epoch;
   return may_speak ? trajectory : nullptr;
 }
 

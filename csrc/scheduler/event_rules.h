@@ -20,7 +20,7 @@ class EventRules {
   void apply(std::span<const Event> events);
 
   void operator()(const WorkerJoined& event);
-  void operator()(const LeaseChanged& event);
+  void operator()(const GrantChanged& event);
   void operator()(const WorkerLost& event);
   void operator()(const VersionPublished& event);
   void operator()(const VersionCommitted& event);

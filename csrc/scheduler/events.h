@@ -52,9 +52,9 @@ struct WorkerJoined {
   double decode_ms_per_context_token{0};
 };
 
-struct LeaseChanged {
+struct GrantChanged {
   WorkerId worker;
-  std::int64_t lease_epoch;
+  std::int64_t grant_epoch;
   std::int64_t kv_tokens;
   double ttl_ms;
 };
@@ -90,7 +90,7 @@ struct TurnProgress {
   TrajectoryId trajectory;
   std::int64_t turn;
   WorkerId worker;
-  std::int64_t lease_epoch;
+  std::int64_t grant_epoch;
   std::int64_t first_token;
   std::int64_t tokens;
   std::int64_t version_min;
@@ -100,7 +100,7 @@ struct TurnEnded {
   TrajectoryId trajectory;
   std::int64_t turn;
   WorkerId worker;
-  std::int64_t lease_epoch;
+  std::int64_t grant_epoch;
   TurnEnd end;
   std::int64_t tokens;  // of the turn so far, on all workers; or kTokensUnknown
 };
@@ -122,7 +122,7 @@ struct JobJoined {
 };
 
 // The order is that of the codes in rose/scheduler/core.py.
-using Event = std::variant<WorkerJoined, LeaseChanged, WorkerLost, VersionPublished,
+using Event = std::variant<WorkerJoined, GrantChanged, WorkerLost, VersionPublished,
                            VersionCommitted, TrajectoryCreated, TurnReady, TurnProgress, TurnEnded,
                            TrajectoryEnded, Consumed, JobJoined>;
 

@@ -45,7 +45,7 @@ bool Fairness::is_sound(std::size_t jobs) const noexcept {
 bool Fairness::is_backlogged(const Job& job, const WorkerTable& workers,
                              std::size_t slot) const noexcept {
   const Worker& worker = workers[slot];
-  return worker.lease.is_live && !worker.is_held_off && !job.wants.empty() &&
+  return worker.grant.is_live && !worker.is_held_off && !job.wants.empty() &&
          job.wants.begin()->first <= workers.share(slot).kv_tokens &&
          worker.version >= job.published - lag_max_ &&
          worker.version >= job.oldest_version(job.places.begin()->first);

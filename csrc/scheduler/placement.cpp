@@ -34,7 +34,7 @@ bool is_warm_home(std::size_t slot, const Query& query) noexcept {
 
 // Contexts grow: if they do not fit at their final size, they evict one another's caches.
 bool can_stay(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
-  return (workers.residents[slot] + 1) * query.resident_tokens <= workers.lease_tokens[slot];
+  return (workers.residents[slot] + 1) * query.resident_tokens <= workers.grant_tokens[slot];
 }
 
 bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query) noexcept {
@@ -48,7 +48,7 @@ bool has_room(const WorkerColumns& workers, std::size_t slot, const Query& query
 bool can_take_but_for_version(const WorkerColumns& workers, std::size_t slot,
                               const Query& query) noexcept {
   return has_room(workers, slot, query) && workers.job[slot] == query.job &&
-         workers.lease_tokens[slot] >= query.most_tokens && query.avoid != slot &&
+         workers.grant_tokens[slot] >= query.most_tokens && query.avoid != slot &&
          !(query.prefers_dedicated && workers.kind[slot] == WorkerKind::kBorrowed) &&
          can_restart(workers, slot, query) && can_expose(workers, slot, query);
 }

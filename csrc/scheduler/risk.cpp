@@ -39,12 +39,12 @@ struct Recovery {
     prefill_tokens_per_s += 1 / prefill_s;
     slowest_s_per_token = std::max(slowest_s_per_token, prefill_s);
     room_tokens += std::max(0.0, columns.room_tokens[slot]);
-    capacity_tokens += static_cast<double>(worker.lease.kv_tokens);
+    capacity_tokens += static_cast<double>(worker.grant.kv_tokens);
     const double full = static_cast<double>(worker.seats);
     seats += full;
     free_seats += std::max(0.0, full - static_cast<double>(worker.held.size()));
     const double context_s =
-        static_cast<double>(worker.lease.kv_tokens) * columns.step_s_per_context_token[slot];
+        static_cast<double>(worker.grant.kv_tokens) * columns.step_s_per_context_token[slot];
     slowest_step_s =
         std::max(slowest_step_s,
                  columns.step_s[slot] + full * columns.step_s_per_sequence[slot] + context_s);
@@ -89,9 +89,9 @@ void Risk::begin(WorkerTable& workers, std::size_t slot, Nanoseconds now_ns) {
 
 void Risk::go_on(WorkerTable& workers, std::size_t slot, const Share& was, Nanoseconds now_ns) {
   const Worker& worker = workers[slot];
-  const std::int64_t lease_tokens = worker.lease.kv_tokens;
+  const std::int64_t grant_tokens = worker.grant.kv_tokens;
   if (worker.kind != WorkerKind::kBorrowed) return;
-  const bool is_revoked = lease_tokens < was.used_tokens || 2 * lease_tokens < was.kv_tokens;
+  const bool is_revoked = grant_tokens < was.used_tokens || 2 * grant_tokens < was.kv_tokens;
   if (is_revoked) {
     revoke(workers, slot, now_ns);
     workers.hold_off(slot, hazards_.hold_until_ns(worker.number, now_ns), now_ns);
@@ -186,7 +186,7 @@ double recovery_bound_s(const WorkerTable& workers, const TrajectoryTable& traje
   std::vector<Recovery> recoveries(jobs);
   for (std::size_t slot = 0; slot < workers.size(); ++slot) {
     const Worker& worker = workers[slot];
-    if (worker.number == kNobody || !worker.lease.is_live) continue;
+    if (worker.number == kNobody || !worker.grant.is_live) continue;
     Recovery& recovery = recoveries[worker.job];
     const bool is_borrowed = worker.kind == WorkerKind::kBorrowed;
     if (!is_borrowed) recovery.add_dedicated(worker, workers.columns(), slot);

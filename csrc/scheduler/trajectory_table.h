@@ -22,7 +22,7 @@ struct Run {
   std::size_t slot{0};  // of the worker; valid while is_held
   WorkerId worker{kNobody};
   WorkerKind kind{WorkerKind::kDedicated};
-  std::int64_t lease_epoch{0};
+  std::int64_t grant_epoch{0};
   std::int64_t version{0};          // weight version at the start
   std::int64_t prefill_tokens{0};   // part of the worker's backlog, until the first progress
   Nanoseconds stall_at_ns{0};       // stalled if there is no progress before this time
@@ -38,7 +38,7 @@ struct Run {
 
   template <typename Image>
   void image(Image& image) {
-    image(slot, worker, kind, lease_epoch, version, prefill_tokens, stall_at_ns, reserved_tokens,
+    image(slot, worker, kind, grant_epoch, version, prefill_tokens, stall_at_ns, reserved_tokens,
           restart_tokens, domain, exposed, started_ns, first_token, foreseen_wait_s,
           foreseen_token_s, is_held);
   }
@@ -48,14 +48,14 @@ struct Run {
 // computed it, and may be evicted between two turns.
 struct Home {
   WorkerId worker{kNobody};
-  std::int64_t lease_epoch{0};
+  std::int64_t grant_epoch{0};
   std::int64_t version{0};
   std::int64_t cached_tokens{0};
   CacheId cache{kNoCache};  // between turns; none while a turn uses it
 
   // Whether grant and weights are still the same.
   bool is_at(const Worker& at) const noexcept {
-    return at.number == worker && at.lease.is_live && at.lease.epoch == lease_epoch &&
+    return at.number == worker && at.grant.is_live && at.grant.epoch == grant_epoch &&
            at.version == version;
   }
   bool is_warm(const Worker& at) const noexcept {
@@ -64,7 +64,7 @@ struct Home {
 
   template <typename Image>
   void image(Image& image) {
-    image(worker, lease_epoch, version, cached_tokens, cache);
+    image(worker, grant_epoch, version, cached_tokens, cache);
   }
 };
 
@@ -72,12 +72,12 @@ struct Home {
 // unable to run it, and a duplicate report of the first end would also end the second try.
 struct Avoided {
   WorkerId worker{kNobody};
-  std::int64_t lease_epoch{0};
+  std::int64_t grant_epoch{0};
   Nanoseconds until_ns{0};
 
   template <typename Image>
   void image(Image& image) {
-    image(worker, lease_epoch, until_ns);
+    image(worker, grant_epoch, until_ns);
   }
 };
 

@@ -11,14 +11,14 @@ namespace {
 
 bool is_positive(double value) noexcept { return value > 0 && std::isfinite(value); }
 
-bool is_lease(const Lease& lease) noexcept {
-  return is_count(lease.epoch) && is_count(lease.kv_tokens) &&
-         (lease.kv_tokens > 0 || !lease.is_live) &&
-         (is_time(lease.deadline_ns) || lease.deadline_ns == kNever);
+bool is_grant(const Grant& grant) noexcept {
+  return is_count(grant.epoch) && is_count(grant.kv_tokens) &&
+         (grant.kv_tokens > 0 || !grant.is_live) &&
+         (is_time(grant.deadline_ns) || grant.deadline_ns == kNever);
 }
 
 bool is_free(const Worker& worker) noexcept {
-  return worker.job == 0 && worker.device == kOwnDevice && !worker.lease.is_live &&
+  return worker.job == 0 && worker.device == kOwnDevice && !worker.grant.is_live &&
          worker.held.empty() && worker.caches.count() == 0 && !worker.is_held_off;
 }
 
@@ -35,15 +35,15 @@ bool WorkerTable::are_records_sound(std::size_t jobs, std::size_t domains) const
   return std::all_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
     if (worker.number == kNobody) return is_free(worker);
     const auto epoch = last_epochs_.find(worker.number);
-    const bool is_last = epoch != last_epochs_.end() && epoch->second == worker.lease.epoch;
+    const bool is_last = epoch != last_epochs_.end() && epoch->second == worker.grant.epoch;
     const auto totals = {worker.used_tokens, worker.backlog_tokens, worker.restart_tokens,
                          worker.prefill_tokens_per_s};
     return is_count(worker.number) && worker.job < jobs && worker.domain < domains &&
            worker.device >= kOwnDevice && is_count(worker.seats) && is_count(worker.version) &&
-           is_lease(worker.lease) && (is_last || !worker.lease.is_live) &&
+           is_grant(worker.grant) && (is_last || !worker.grant.is_live) &&
            std::all_of(totals.begin(), totals.end(), is_total) && worker.prefill_tokens_per_s > 0 &&
            is_time(worker.held_off_until_ns) && worker.pace.is_sound() &&
-           worker.caches.is_sound() && (worker.lease.is_live || worker.caches.count() == 0);
+           worker.caches.is_sound() && (worker.grant.is_live || worker.caches.count() == 0);
   });
 }
 

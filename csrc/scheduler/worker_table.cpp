@@ -12,7 +12,7 @@ namespace {
 constexpr double kMeanPaceRate = 0.25;
 constexpr double kSlownessMin = 0.25;
 constexpr double kSlownessMax = 16;
-// Longer leases do not expire: the deadline stays far from the end of 64 bits.
+// Longer grants do not expire: the deadline stays far from the end of 64 bits.
 constexpr double kTtlMaxMs = 1e12;
 // A sum of such speeds fits 64 bits.
 constexpr double kPrefillMaxPerS = 1e12;
@@ -89,9 +89,9 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
   bool is_lent = false;
   for (const std::size_t peer : workers_[slot].peers) {
     const Worker& worker = workers_[peer];
-    if (!worker.lease.is_live) continue;  // it has no turns either
+    if (!worker.grant.is_live) continue;  // it has no turns either
     share.kv_tokens =
-        is_lent ? std::min(share.kv_tokens, worker.lease.kv_tokens) : worker.lease.kv_tokens;
+        is_lent ? std::min(share.kv_tokens, worker.grant.kv_tokens) : worker.grant.kv_tokens;
     share.seats = is_lent ? std::min(share.seats, worker.seats) : worker.seats;
     is_lent = true;
     share.used_tokens += worker.used_tokens;
@@ -105,10 +105,10 @@ Share WorkerTable::share(std::size_t slot) const noexcept {
 double WorkerTable::lent_tokens(std::size_t job) const noexcept {
   double tokens = 0;
   for (const Worker& worker : workers_) {
-    if (worker.job != job || !worker.lease.is_live) continue;
+    if (worker.job != job || !worker.grant.is_live) continue;
     const auto sharers = std::count_if(worker.peers.begin(), worker.peers.end(),
-                                       [&](auto peer) { return workers_[peer].lease.is_live; });
-    tokens += static_cast<double>(worker.lease.kv_tokens) / static_cast<double>(sharers);
+                                       [&](auto peer) { return workers_[peer].grant.is_live; });
+    tokens += static_cast<double>(worker.grant.kv_tokens) / static_cast<double>(sharers);
   }
   return tokens;
 }
@@ -153,22 +153,22 @@ void WorkerTable::hide(std::size_t slot) noexcept {
   }
 }
 
-void WorkerTable::set_lease(std::size_t slot, const LeaseChanged& event,
+void WorkerTable::set_grant(std::size_t slot, const GrantChanged& event,
                             Nanoseconds now_ns) noexcept {
-  Lease& lease = workers_[slot].lease;
+  Grant& grant = workers_[slot].grant;
   const bool has_ttl = event.ttl_ms > 0 && event.ttl_ms < kTtlMaxMs;
-  lease.epoch = event.lease_epoch;
-  lease.kv_tokens = event.kv_tokens;
-  lease.deadline_ns = has_ttl ? now_ns + static_cast<Nanoseconds>(event.ttl_ms * kNsPerMs) : kNever;
-  lease.is_live = true;
-  last_epochs_[workers_[slot].number] = event.lease_epoch;
-  next_deadline_ns_ = std::min(next_deadline_ns_, lease.deadline_ns);
+  grant.epoch = event.grant_epoch;
+  grant.kv_tokens = event.kv_tokens;
+  grant.deadline_ns = has_ttl ? now_ns + static_cast<Nanoseconds>(event.ttl_ms * kNsPerMs) : kNever;
+  grant.is_live = true;
+  last_epochs_[workers_[slot].number] = event.grant_epoch;
+  next_deadline_ns_ = std::min(next_deadline_ns_, grant.deadline_ns);
   refresh(slot);
 }
 
-std::vector<TrajectoryId> WorkerTable::end_lease(std::size_t slot) noexcept {
+std::vector<TrajectoryId> WorkerTable::end_grant(std::size_t slot) noexcept {
   Worker& worker = workers_[slot];
-  worker.lease.is_live = false;
+  worker.grant.is_live = false;
   worker.used_tokens = 0;
   worker.backlog_tokens = 0;
   worker.restart_tokens = 0;
@@ -186,9 +186,9 @@ void WorkerTable::set_version(std::size_t slot, std::int64_t version) noexcept {
   refresh(slot);
 }
 
-void WorkerTable::keep_leases(Nanoseconds until_ns) noexcept {
+void WorkerTable::keep_grants(Nanoseconds until_ns) noexcept {
   for (Worker& worker : workers_) {
-    worker.lease.deadline_ns = std::max(worker.lease.deadline_ns, until_ns);
+    worker.grant.deadline_ns = std::max(worker.grant.deadline_ns, until_ns);
   }
 }
 
@@ -197,12 +197,12 @@ std::vector<std::size_t> WorkerTable::expired(Nanoseconds now_ns) {
   if (now_ns < next_deadline_ns_) return found;
   next_deadline_ns_ = kNever;
   for (std::size_t slot = 0; slot < workers_.size(); ++slot) {
-    const Lease& lease = workers_[slot].lease;
-    if (!lease.is_live) continue;
-    if (lease.deadline_ns <= now_ns) {
+    const Grant& grant = workers_[slot].grant;
+    if (!grant.is_live) continue;
+    if (grant.deadline_ns <= now_ns) {
       found.push_back(slot);
     } else {
-      next_deadline_ns_ = std::min(next_deadline_ns_, lease.deadline_ns);
+      next_deadline_ns_ = std::min(next_deadline_ns_, grant.deadline_ns);
     }
   }
   return found;
@@ -308,11 +308,11 @@ void WorkerTable::refresh(std::size_t slot) noexcept {
   const auto spare = static_cast<double>(is_shared ? left : left - cached);
   for (const std::size_t peer : workers_[slot].peers) {
     const Worker& worker = workers_[peer];
-    const bool can_start = has_seat && worker.lease.is_live && !worker.is_held_off;
+    const bool can_start = has_seat && worker.grant.is_live && !worker.is_held_off;
     columns_.room_tokens[peer] = can_start ? room : -1;
     columns_.spare_tokens[peer] = can_start ? spare : -1;
     columns_.residents[peer] = static_cast<double>(residents);
-    columns_.lease_tokens[peer] = static_cast<double>(share.kv_tokens);
+    columns_.grant_tokens[peer] = static_cast<double>(share.kv_tokens);
     columns_.turns[peer] = static_cast<double>(share.turns);
     columns_.backlog_tokens[peer] = static_cast<double>(share.backlog_tokens);
     columns_.context_tokens[peer] = static_cast<double>(share.used_tokens);

@@ -19,7 +19,7 @@ namespace rose::scheduler {
 inline constexpr double kPacePriorS = 10;
 inline constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
-struct Lease {
+struct Grant {
   std::int64_t epoch{0};
   std::int64_t kv_tokens{0};
   Nanoseconds deadline_ns{kNever};
@@ -57,7 +57,7 @@ struct Worker {
   DeviceId device{kOwnDevice};
   std::int64_t seats{0};
   std::int64_t version{0};
-  Lease lease;
+  Grant grant;
   std::int64_t used_tokens{0};
   std::int64_t backlog_tokens{0};  // started prompts that are not computed yet
   std::int64_t restart_tokens{0};  // part of the backlog of turns that ran before
@@ -71,7 +71,7 @@ struct Worker {
 
   template <typename Image>
   void image(Image& image) {
-    image(number, kind, domain, job, device, seats, version, lease, used_tokens, backlog_tokens,
+    image(number, kind, domain, job, device, seats, version, grant, used_tokens, backlog_tokens,
           restart_tokens, prefill_tokens_per_s, held_off_until_ns, is_held_off, pace, caches, held,
           peers);
   }
@@ -86,7 +86,7 @@ struct WorkerColumns {
   std::vector<std::size_t> domain;
   std::vector<double> room_tokens;   // room for starts; -1 without a grant or a seat
   std::vector<double> spare_tokens;  // room that no cache uses
-  std::vector<double> lease_tokens;  // of its device
+  std::vector<double> grant_tokens;  // of its device
   std::vector<double> turns;         // on its device
   std::vector<double> residents;     // turns and caches on its device
   std::vector<double> backlog_tokens;
@@ -108,7 +108,7 @@ struct WorkerColumns {
 
   template <typename Column>
   void each(Column&& column) {
-    column(number, kind, job, domain, room_tokens, spare_tokens, lease_tokens, turns, residents,
+    column(number, kind, job, domain, room_tokens, spare_tokens, grant_tokens, turns, residents,
            backlog_tokens, context_tokens, restart_tokens, is_barred, version, prefill_s_per_token,
            step_s, step_s_per_sequence, step_s_per_context_token, slowness, hazard_per_s, commit_s);
   }
@@ -174,12 +174,12 @@ class WorkerTable {
   // The worker must hold no turns.
   void leave(std::size_t slot) noexcept;
   // A new epoch requires that no turn is held; the same epoch renews and resizes.
-  void set_lease(std::size_t slot, const LeaseChanged& event, Nanoseconds now_ns) noexcept;
+  void set_grant(std::size_t slot, const GrantChanged& event, Nanoseconds now_ns) noexcept;
   // Ends the grant for ever; releases and returns the held turns.
-  std::vector<TrajectoryId> end_lease(std::size_t slot) noexcept;
+  std::vector<TrajectoryId> end_grant(std::size_t slot) noexcept;
   void set_version(std::size_t slot, std::int64_t version) noexcept;
   // Lets no grant expire before `until_ns`.
-  void keep_leases(Nanoseconds until_ns) noexcept;
+  void keep_grants(Nanoseconds until_ns) noexcept;
   std::vector<std::size_t> expired(Nanoseconds now_ns);
 
   void hold(std::size_t slot, TrajectoryId trajectory, std::int64_t tokens,

@@ -227,7 +227,7 @@ Status Cluster::act(const Start& action) {
   const std::int64_t to_say = job_of(flight).said_tokens[turn_of(flight)] - flight.said_tokens;
   if (to_say == 0) {
     // The last token was delivered, but the report of the turn's end was lost.
-    answers_.push_back(TurnEnded{action.trajectory, action.turn, action.worker, action.lease_epoch,
+    answers_.push_back(TurnEnded{action.trajectory, action.turn, action.worker, action.grant_epoch,
                                  TurnEnd::kFinished, flight.said_tokens});
     return {};
   }

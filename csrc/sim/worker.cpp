@@ -28,7 +28,7 @@ double expected_share(const Lending& lending) noexcept {
 
 }  // namespace
 
-using scheduler::LeaseChanged;
+using scheduler::GrantChanged;
 using scheduler::TurnEnd;
 using scheduler::TurnEnded;
 using scheduler::TurnProgress;
@@ -70,8 +70,8 @@ void RolloutWorker::start(const scheduler::Start& start, Flight& flight, std::in
                           Nanoseconds now_ns) {
   const std::int64_t prompt = flight.context_tokens + start.first_token;
   const Held held{start.trajectory, start.turn, start.first_token, prompt, to_say, 0, version_};
-  if (!is_leased_ || start.lease_epoch != lease_epoch_) {
-    inbox_.push(TurnEnded{held.id, held.turn, spec_.number, start.lease_epoch,
+  if (!has_grant_ || start.grant_epoch != grant_epoch_) {
+    inbox_.push(TurnEnded{held.id, held.turn, spec_.number, start.grant_epoch,
                           TurnEnd::kInterrupted, held.first_token},
                 now_ns);
     return;
@@ -141,11 +141,11 @@ std::vector<TrajectoryId> RolloutWorker::on_lending_changed(std::vector<Flight>&
   counts_.revocations += victims.empty() ? 0 : 1;
   if (kv_tokens_ > 0 && before == 0) {
     timeline_.foresee(now_ns + spec_.start_up_ns, Happening::kStartedUp, place_, ++start_up_mark_);
-  } else if (kv_tokens_ != before && is_leased_) {
-    tell_lease(now_ns);
+  } else if (kv_tokens_ != before && has_grant_) {
+    report_grant(now_ns);
   }
   if (kv_tokens_ == 0) {
-    is_leased_ = false;
+    has_grant_ = false;
     ++start_up_mark_;  // invalidates a pending start-up
   }
   apply_speed(now_ns);
@@ -203,7 +203,7 @@ void RolloutWorker::foresee_report(Nanoseconds now_ns) {
 
 void RolloutWorker::report(Held& held, std::int64_t said, Nanoseconds now_ns) {
   if (said == held.said) return;
-  inbox_.push(TurnProgress{held.id, held.turn, spec_.number, lease_epoch_,
+  inbox_.push(TurnProgress{held.id, held.turn, spec_.number, grant_epoch_,
                            held.first_token + held.said, said - held.said, version_},
               now_ns);
   held.said = said;
@@ -212,7 +212,7 @@ void RolloutWorker::report(Held& held, std::int64_t said, Nanoseconds now_ns) {
 void RolloutWorker::end(Held& held, const Engine::Progress& progress, TurnEnd end, Flight& flight,
                         Nanoseconds now_ns) {
   report(held, progress.said, now_ns);
-  inbox_.push(TurnEnded{held.id, held.turn, spec_.number, lease_epoch_, end,
+  inbox_.push(TurnEnded{held.id, held.turn, spec_.number, grant_epoch_, end,
                         held.first_token + progress.said},
               now_ns);
   flight.computed_tokens = std::max(flight.computed_tokens, progress.computed);
@@ -242,13 +242,13 @@ std::vector<TrajectoryId> RolloutWorker::fit(std::vector<Flight>& flights, Nanos
 }
 
 void RolloutWorker::open(Nanoseconds now_ns) {
-  ++lease_epoch_;
-  is_leased_ = true;
-  tell_lease(now_ns);
+  ++grant_epoch_;
+  has_grant_ = true;
+  report_grant(now_ns);
 }
 
-void RolloutWorker::tell_lease(Nanoseconds now_ns) {
-  inbox_.push(LeaseChanged{spec_.number, lease_epoch_, kv_tokens_, 0}, now_ns);
+void RolloutWorker::report_grant(Nanoseconds now_ns) {
+  inbox_.push(GrantChanged{spec_.number, grant_epoch_, kv_tokens_, 0}, now_ns);
 }
 
 void RolloutWorker::pause(Nanoseconds now_ns) {

@@ -86,7 +86,7 @@ class RolloutWorker {
   // Returns turns to the scheduler, latest first, until the others fit; returns their trajectories.
   std::vector<TrajectoryId> fit(std::vector<Flight>& flights, Nanoseconds now_ns);
   void open(Nanoseconds now_ns);
-  void tell_lease(Nanoseconds now_ns);
+  void report_grant(Nanoseconds now_ns);
   void pause(Nanoseconds now_ns);
   std::int64_t held_tokens(Nanoseconds now_ns) noexcept;
 
@@ -103,8 +103,8 @@ class RolloutWorker {
   std::size_t row_{0};  // current row of WorkerSpec::lending
   double share_{1};
   std::int64_t kv_tokens_;
-  std::int64_t lease_epoch_{0};
-  bool is_leased_{false};
+  std::int64_t grant_epoch_{0};
+  bool has_grant_{false};
 
   std::int64_t version_{0};
   std::int64_t pausing_for_{kNone};  // version of the current pause

@@ -100,7 +100,7 @@ class SchedulerCore:
 
     def keep_grants(self, until_ns: int) -> None:
         """Let no capacity grant expire before `until_ns`, after a time without hearing renewals."""
-        self._core.keep_leases(_time("until_ns", until_ns))
+        self._core.keep_grants(_time("until_ns", until_ns))
 
     @property
     def native(self) -> _core.SchedulerCore:

@@ -95,9 +95,9 @@ TEST(slot_of_a_lost_worker_is_used_again_and_its_epochs_are_remembered) {
   WorkerTable workers{0.0};
   workers.join(joined(7, WorkerKind::kDedicated));
   const std::size_t slot = *workers.find(7);
-  workers.set_lease(slot, {7, 3, 100, 0}, 1);
+  workers.set_grant(slot, {7, 3, 100, 0}, 1);
   CHECK_EQ(workers.columns().room_tokens[slot], 100.0);
-  CHECK(workers.end_lease(slot).empty());
+  CHECK(workers.end_grant(slot).empty());
   workers.leave(slot);
   CHECK(!workers.find(7));
   workers.join(joined(8, WorkerKind::kDedicated));
@@ -114,7 +114,7 @@ TEST(among_equals_the_smaller_number_wins) {
     WorkerTable workers{0.0};
     for (const WorkerId number : {5, 2, 9}) {
       workers.join(joined(number, WorkerKind::kBorrowed));
-      workers.set_lease(*workers.find(number), {number, 1, 100, 0}, 1);
+      workers.set_grant(*workers.find(number), {number, 1, 100, 0}, 1);
     }
     Placement placement{kSettings, policy};
     Query query;
@@ -164,7 +164,7 @@ TEST(scan_says_what_one_row_says_bit_by_bit) {
                     .version = 0,
                     .decode_ms_per_context_token = below(9) / 700});
       const std::size_t slot = *workers.find(number);
-      workers.set_lease(slot, {number, 1, 1000, 0}, 1);
+      workers.set_grant(slot, {number, 1, 1000, 0}, 1);
       workers.hold(slot, 1, 10, 10 + static_cast<std::int64_t>(below(70)));
       workers.observe_pace(slot, 1 + below(9), 1 + below(9), 0.3);
     }
@@ -221,7 +221,7 @@ class Noise {
   Event event() {
     switch (below(4)) {
       case 0:
-        return LeaseChanged{number(), number(), number(), ms()};
+        return GrantChanged{number(), number(), number(), ms()};
       case 1:
         return VersionCommitted{number(), number()};
       case 2:

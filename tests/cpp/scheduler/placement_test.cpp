@@ -38,7 +38,7 @@ class Shift {
   }
 
   void change() {
-    const auto slot = any_leased();
+    const auto slot = any_granted();
     if (below(200) == 0) return end_all();
     switch (below(11)) {
       case 0:
@@ -87,14 +87,14 @@ class Shift {
                   .decode_ms_per_sequence = 1,
                   .version = below(3),
                   .device = device});
-    workers.set_lease(*workers.find(number), {number, 1, 60 + below(60), 0}, 1);
+    workers.set_grant(*workers.find(number), {number, 1, 60 + below(60), 0}, 1);
   }
   void end(std::size_t slot) {
-    workers.end_lease(slot);
+    workers.end_grant(slot);
     std::erase_if(held_, [&](const Held& one) { return one.slot == slot; });
   }
   void end_all() {
-    for (std::optional<std::size_t> slot = any_leased(); slot; slot = any_leased()) end(*slot);
+    for (std::optional<std::size_t> slot = any_granted(); slot; slot = any_granted()) end(*slot);
   }
   void leave(std::size_t slot) {
     end(slot);
@@ -105,10 +105,10 @@ class Shift {
     workers.release(place->slot, place->trajectory, place->tokens);
     held_.erase(place);
   }
-  std::optional<std::size_t> any_leased() {
+  std::optional<std::size_t> any_granted() {
     std::vector<std::size_t> slots;
     for (std::size_t slot = 0; slot < workers.size(); ++slot) {
-      if (workers[slot].lease.is_live) slots.push_back(slot);
+      if (workers[slot].grant.is_live) slots.push_back(slot);
     }
     if (slots.empty()) return std::nullopt;
     return slots[static_cast<std::size_t>(below(std::ssize(slots)))];
@@ -129,7 +129,7 @@ std::optional<std::size_t> cheapest(const WorkerColumns& workers, const Query& q
     const bool is_warm = query.home == slot && query.hit_tokens > 0;
     const auto& tokens =
         query.spares_caches && !is_warm ? workers.spare_tokens : workers.room_tokens;
-    return tokens[slot] >= query.need_tokens && workers.lease_tokens[slot] >= query.most_tokens &&
+    return tokens[slot] >= query.need_tokens && workers.grant_tokens[slot] >= query.most_tokens &&
            workers.version[slot] >= query.version_floor;
   };
   for (std::size_t slot = 0; slot < workers.size(); ++slot) {
@@ -190,7 +190,7 @@ void join(WorkerTable& workers, WorkerId number, double speed) {
                 .decode_step_ms = 20 / speed,
                 .decode_ms_per_sequence = 0,
                 .version = 0});
-  workers.set_lease(*workers.find(number), {number, 1, 60, 0}, 1);
+  workers.set_grant(*workers.find(number), {number, 1, 60, 0}, 1);
 }
 
 TEST(same_turn_that_spares_caches_chooses_anew) {
@@ -222,7 +222,7 @@ TEST(among_equals_the_smallest_number_wins_wherever_its_row_is) {
   CHECK(placement.choose(workers, query) == workers.find(kWorkers));
   query.avoid = workers.find(kWorkers);  // now the cheapest cannot take it
   CHECK(placement.choose(workers, query) == workers.find(0));
-  workers.end_lease(*query.avoid);
+  workers.end_grant(*query.avoid);
   CHECK(placement.choose(workers, query) == workers.find(0));
 }
 

@@ -45,7 +45,7 @@ TEST(clock_that_stands_still_exposes_nobody) {
   CHECK_EQ(hazards.per_s(7, 0), 0.1);
 }
 
-TEST(time_without_a_lease_is_not_counted) {
+TEST(time_without_a_grant_is_not_counted) {
   HazardTable hazards{kSettings};
   hazards.begin(7, 0, 0);
   hazards.revoke(7, 0, 10 * kS);

@@ -126,21 +126,21 @@ TEST(the_log_says_all_that_was_told_and_digested) {
   CHECK_EQ(digest.value(), outcome.digest);
 }
 
-TEST(nobody_starts_a_turn_on_a_lease_that_is_dead) {
+TEST(nobody_starts_a_turn_on_a_grant_that_is_dead) {
   World world = random_world(4);
   world.knobs.is_logged = true;
   std::vector<std::int64_t> epochs(world.workers.size(), 0);
   std::vector<std::int64_t> tokens(world.workers.size(), 0);
   for (const LoggedStep& step : run(world).log) {
     for (const scheduler::Event& event : step.events) {
-      if (const auto* const lease = std::get_if<scheduler::LeaseChanged>(&event)) {
-        epochs[static_cast<std::size_t>(lease->worker)] = lease->lease_epoch;
-        tokens[static_cast<std::size_t>(lease->worker)] = lease->kv_tokens;
+      if (const auto* const grant = std::get_if<scheduler::GrantChanged>(&event)) {
+        epochs[static_cast<std::size_t>(grant->worker)] = grant->grant_epoch;
+        tokens[static_cast<std::size_t>(grant->worker)] = grant->kv_tokens;
       }
     }
     for (const scheduler::Action& action : step.actions) {
       if (const auto* const start = std::get_if<scheduler::Start>(&action)) {
-        CHECK_EQ(start->lease_epoch, epochs[static_cast<std::size_t>(start->worker)]);
+        CHECK_EQ(start->grant_epoch, epochs[static_cast<std::size_t>(start->worker)]);
         CHECK(tokens[static_cast<std::size_t>(start->worker)] > 0);
       }
     }
