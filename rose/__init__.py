@@ -5,7 +5,7 @@ from importlib import import_module
 TYPE_CHECKING = False  # Type checkers treat it as True; importing `typing` would cost time.
 if TYPE_CHECKING:
     from rose.api.attach import Attached, attach
-    from rose.api.borrower import Borrower, BorrowerStep, Sequence
+    from rose.api.borrower import Borrower, BorrowerStep, Sequence, borrow
     from rose.api.device import Device, open  # noqa: A004 (it is called rose.open)
     from rose.api.serving import Request, Serving, ServingStep
     from rose.api.weights import WeightPublisher, WeightReceiver, publish, receive
@@ -44,6 +44,7 @@ __all__ = [
     "WeightPublisher",
     "WeightReceiver",
     "attach",
+    "borrow",
     "open",
     "publish",
     "receive",
@@ -52,7 +53,7 @@ __all__ = [
 # Modules load on first use of their names, because `import rose` runs in every serving process.
 _MODULES = {
     "rose.api.attach": ("Attached", "attach"),
-    "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence"),
+    "rose.api.borrower": ("Borrower", "BorrowerStep", "Sequence", "borrow"),
     "rose.api.device": ("Device", "open"),
     "rose.api.serving": ("Request", "Serving", "ServingStep"),
     "rose.api.weights": ("WeightPublisher", "WeightReceiver", "publish", "receive"),

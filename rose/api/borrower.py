@@ -4,17 +4,20 @@ import itertools
 import math
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from typing_extensions import Self
 
+from rose.api.models import Model, needs_of
 from rose.api.tokens import Tokens
 from rose.clock import BootClock
 from rose.engines.victims import Progress, order_of_loss
 from rose.errors import InvalidArgument, RoseError, StepAborted, Unavailable
 from rose.events import Reason, Refusal
+from rose.executor.device import CoServing
 from rose.executor.revocation import Notice
 from rose.executor.rollout import Quantum, RolloutLane
 from rose.memory import KVSpace
@@ -25,10 +28,37 @@ _LOOK_UP_MS: Final = 50.0
 # If no sequence can proceed for this long, because each waits for blocks of the others, the last
 # one gives up its blocks. Must exceed the time that a revocation delays growth (`Policy`).
 _STUCK_MS: Final = 500.0
+_ANY_POOL_BYTES: Final = 1 << 50  # The device takes a larger limit for all that it may lend.
+
+
+@contextmanager
+def borrow(
+    path: str | Path, model: Model, *, limit_bytes: int | None = None
+) -> Iterator["Borrower"]:
+    """Add the borrower of a device that serves in another process.
+
+    Leaving the `with` block returns its memory; stop its steps first. When serving ends or takes
+    all loans back, `Borrower.steps` raises `Unavailable`.
+
+    Args:
+        path: socket at which `Device.listen` of the other process listens.
+        model: model of the rollouts, in any form that `Device.serving` accepts.
+        limit_bytes: maximum KV memory on loan. None: all memory that serving does not need.
+
+    Raises:
+        InvalidArgument: the model is unknown, or its blocks do not fit the device's slabs.
+        Unavailable: nobody listens, another borrower is attached, or rose has failed there.
+    """
+    geometry = needs_of(model).geometry
+    with CoServing.attach(path) as device:
+        limit = _ANY_POOL_BYTES if limit_bytes is None else limit_bytes
+        yield Borrower(device.rollout(geometry, limit_bytes=limit))
 
 
 class Borrower:
-    """The engine that runs rollouts on idle memory and compute; made by `Device.borrower`.
+    """The engine that runs rollouts on idle memory and compute.
+
+    Made by `Device.borrower`, or by `borrow` in a process of its own.
 
     One thread runs the steps; any thread may call the other methods. When serving needs memory,
     rose takes the blocks of sequences outside the running step, fewest tokens first. It aborts the

@@ -139,6 +139,19 @@ class Device(Closing):
             limit_bytes = executor.arbiter.pool_bytes
         return Borrower(executor.rollout(needs.geometry, limit_bytes=limit_bytes))
 
+    def listen(self, path: str | Path) -> None:
+        """Let a borrower of another process attach with `rose.borrow(path, model)`; lending starts.
+
+        Args:
+            path: socket to create; only this user can connect.
+
+        Raises:
+            InvalidArgument: the device has no serving engine yet, listens already, or has a
+                borrower.
+            Unavailable: the socket cannot be created, or rose has failed on this device.
+        """
+        self.executor.listen(path)
+
     @property
     def executor(self) -> CoServing:
         """The underlying device, for readings and for engines that manage their own blocks."""

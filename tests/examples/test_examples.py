@@ -47,6 +47,19 @@ def test_example_runs(repo) -> None:
     assert done.stdout.endswith("gave back: None\n")
 
 
+def test_example_of_a_borrower_in_a_process_of_its_own_runs(repo) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/borrow.py"],
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("505 rollout tokens\n")
+    assert done.stdout.endswith("gave back: None\n")
+
+
 def said_by(example: Path, capsys) -> str:
     """Run an example in this process, which may have imported torch already."""
     runpy.run_path(str(example), run_name="__main__")
