@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -12,17 +10,15 @@ def test_readme_fits_its_limit() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
-@pytest.mark.parametrize(
-    ("page", "blocks"), [("README.md", 3), ("docs/tutorial.md", 6), ("docs/index.md", 1)]
-)
-def test_code_is_that_of_examples_which_run_in_tests_of_their_own(
-    repo: Path, page: str, blocks: int
-) -> None:
+def test_code_is_that_of_examples_which_run_in_tests_of_their_own(repo: Path) -> None:
     examples = [stripped(one.read_text("utf-8")) for one in (repo / "examples").glob("*.py")]
-    found = re.findall(r"```python\n(.*?)```", (repo / page).read_text("utf-8"), re.DOTALL)
-    assert len(found) == blocks
-    for piece in "\n\n".join(found).strip().split("\n\n"):
-        assert any(is_in(stripped(piece), example) for example in examples), piece
+    blocks = {}
+    for page in (repo / "README.md", *(repo / "docs").glob("*.md")):
+        found = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+        blocks[page.name] = len(found)
+        for piece in "\n\n".join(found).strip().split("\n\n"):
+            assert any(is_in(stripped(piece), example) for example in examples), piece
+    assert (blocks["README.md"], blocks["tutorial.md"]) == (3, 6)
 
 
 def is_in(lines: list[str], example: list[str]) -> bool:
