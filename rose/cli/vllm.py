@@ -13,7 +13,7 @@ import click
 
 from rose.cli.sockets import default_socket
 from rose.config import environment_of_vllm
-from rose.engines.vllm.settings import KEY, SUPPORTED, RolloutSettings, ServingSettings
+from rose.engines.vllm.settings import KEY, RolloutSettings, ServingSettings, check_supported
 from rose.errors import InvalidArgument, Unavailable
 from rose.executor.messages import AskLedger
 from rose.executor.observing import ask_device
@@ -122,9 +122,7 @@ def _check(options: Sequence[str]) -> None:
         InvalidArgument: an option chooses what rose brings itself.
         Unavailable: this vLLM, or this many workers, are not supported.
     """
-    found = _version()
-    if not found.startswith(tuple(f"{one}." for one in SUPPORTED)):
-        raise Unavailable(f"vLLM {found} is not supported: install {' or '.join(SUPPORTED)}")
+    check_supported(_version())
     for name, value in _pairs(options):
         if name in _TAKEN:
             raise InvalidArgument(f"{name} is rose's own here: remove it")

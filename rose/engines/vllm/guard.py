@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.version import __version__
 
-from rose.engines.vllm.settings import SUPPORTED
+from rose.engines.vllm.settings import check_supported
 from rose.errors import Unavailable
 
 # Parameters that not every supported version has; rose passes them where they exist.
@@ -112,11 +112,7 @@ def check_version() -> None:
         Unavailable: the version, or a signature that rose relies on, differs.
     """
     found = str(__version__)
-    if not found.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
-        raise Unavailable(
-            f"vLLM {found} is not supported: rose drives {' and '.join(SUPPORTED)} "
-            f"(pip install 'vllm=={SUPPORTED[-1]}.*')"
-        )
+    check_supported(found)
     for name, (function, expected) in _SIGNATURES.items():
         actual = tuple(inspect.signature(function).parameters)
         absent = _NOT_IN_ALL.difference(actual)

@@ -22,10 +22,8 @@ class Observation:
     def _spare_slabs(self) -> int:
         """Return the slabs beyond what serving could need within a revocation's deadline."""
         lender = self._device.lender
-        snapshot = self._device.arbiter.snapshot()
-        per_slab = lender.kv.blocks_per_slab
-        free = snapshot.partitions[lender.kv.partition].free_blocks + snapshot.unowned * per_slab
-        return max(0, min(lender.lendable_slabs, (free - lender.supply.demand_blocks) // per_slab))
+        slack = lender.supply.slack_blocks(self._device.arbiter.snapshot())
+        return max(0, min(lender.lendable_slabs, slack // lender.kv.blocks_per_slab))
 
     def note(self, *, is_idle: bool) -> None:
         """Note what holds from now on, after a request came or a step ended."""

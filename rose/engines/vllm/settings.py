@@ -49,6 +49,16 @@ class RolloutSettings:
     attach: str
 
 
+def check_supported(version: str) -> None:
+    """Refuse a vLLM whose scheduler rose was not tested with.
+
+    Raises:
+        Unavailable: rose does not drive this version.
+    """
+    if not version.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
+        raise Unavailable(f"vLLM {version} is not supported: install {' or '.join(SUPPORTED)}")
+
+
 def read_settings(additional_config: object) -> Mapping[str, Any]:
     """Return rose's part of vLLM's `additional_config`.
 
