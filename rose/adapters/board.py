@@ -1,7 +1,6 @@
 """What the service knows of its workers and sequences, from the scheduler's events."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -10,26 +9,11 @@ from rose.adapters.sequences import SequenceInFlight
 from rose.scheduler.driver_events import Entry, Registered
 from rose.scheduler.state import RolloutsState
 from rose.scheduler.watching import DriverWatch
-from rose.scheduler.worker import GrantChanged, VersionCommitted, WorkerLost
-
-
-@dataclass(slots=True)
-class WorkerRow:
-    """One registered worker.
-
-    Args:
-        version: version of its weights.
-        grant_epoch: epoch of its capacity grant.
-        kv_tokens: tokens of context that it can hold now.
-    """
-
-    version: int
-    grant_epoch: int = 0
-    kv_tokens: int = 0
+from rose.scheduler.worker import VersionCommitted, WorkerLost
 
 
 class Board(DriverWatch):
-    """Passes accepted tokens to their sequences, and keeps a row per worker.
+    """Passes accepted tokens to their sequences, and keeps each worker's version.
 
     The scheduler calls it in the event loop's thread.
 
@@ -38,7 +22,7 @@ class Board(DriverWatch):
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
-        self.workers: dict[int, WorkerRow] = {}
+        self.workers: dict[int, int] = {}  # to the version of its weights
         self.gates: dict[int, GatedWorker] = {}
         self.sequences: dict[int, SequenceInFlight] = {}
         self._ended = ended
@@ -46,12 +30,12 @@ class Board(DriverWatch):
 
     def fits(self, trajectory: int, worker: int) -> bool:
         """Whether a sequence accepts the present weights of a worker."""
-        sequence, row = self.sequences.get(trajectory), self.workers.get(worker)
-        return sequence is None or row is None or sequence.ask.versions.fits(row.version)
+        sequence, version = self.sequences.get(trajectory), self.workers.get(worker)
+        return sequence is None or version is None or sequence.ask.versions.fits(version)
 
     def versions(self) -> dict[int, int]:
         """Return how many workers have each version, in order of versions."""
-        held = sorted(row.version for row in self.workers.values())
+        held = sorted(self.workers.values())
         return {version: held.count(version) for version in dict.fromkeys(held)}
 
     @override
@@ -83,25 +67,20 @@ class Board(DriverWatch):
 
     @override
     def received(self, entry: Entry) -> None:
-        """Keep workers, capacity grants and versions; fail sequences that nobody can run now."""
+        """Keep workers and versions; fail sequences that nobody can run now."""
         match entry:
             case Registered():
-                self.workers[entry.worker] = WorkerRow(entry.capabilities.version)
-            case VersionCommitted() if (row := self.workers.get(entry.worker)) is not None:
-                row.version = entry.version
+                self.workers[entry.worker] = entry.capabilities.version
+            case VersionCommitted() if entry.worker in self.workers:
+                self.workers[entry.worker] = entry.version
             case WorkerLost():
                 self.workers.pop(entry.worker, None)
-            case GrantChanged():
-                row = self.workers.get(entry.worker)
-                if row is not None and entry.grant_epoch >= row.grant_epoch:
-                    row.grant_epoch, row.kv_tokens = entry.grant_epoch, entry.kv_tokens
-                return
             case _:
                 return
         self._fail_conflicts()
 
     def _fail_conflicts(self) -> None:
-        there = {row.version for row in self.workers.values()}
+        there = set(self.workers.values())
         for sequence in tuple(self.sequences.values()):
             wanted = sequence.ask.versions
             if not wanted.is_any and not any(map(wanted.fits, there)):

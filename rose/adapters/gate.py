@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from rose.errors import sentence
-from rose.scheduler.watching import ErrorGuard
+from rose.scheduler.watching import ErrorGuard, broken_worker
 from rose.scheduler.worker import (
     TurnEnd,
     TurnOutput,
@@ -13,7 +12,6 @@ from rose.scheduler.worker import (
     Worker,
     WorkerEvent,
     WorkerKind,
-    WorkerLost,
 )
 
 # May this trajectory run on this worker's weights?
@@ -106,7 +104,7 @@ class GatedWorker:
         with guard:
             call()
         if guard.error is not None:
-            self._report(WorkerLost(self.number, f"it is broken: {sentence(guard.error)}"))
+            self._report(broken_worker(self.number, guard.error))
 
     def _return(self, request: TurnRequest) -> None:
         where = request.trajectory, request.turn, request.grant_epoch, request.first_token

@@ -17,7 +17,7 @@ from rose.adapters.weight_updates import WeightSource
 from rose.cli.runs import read_named
 from rose.config import quiet_grpc, read_environment
 from rose.errors import InvalidArgument
-from rose.scheduler.turns import Capabilities
+from rose.scheduler.turns import capabilities_of
 from rose.scheduler.worker import WorkerKind
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _TRIAL_WORKERS_MAX: Final = 64
 _LINE_BYTES_MAX: Final = 1 << 16
 _PATH: Final = click.Path(path_type=Path)
 _LIMITS: Final = ServiceLimits()
-_RATES: Final = ("prefill_tokens_per_s", "decode_step_ms", "decode_ms_per_sequence")
 
 
 async def join(
@@ -71,13 +70,7 @@ async def _join_node(service: RolloutService, path: Path, parts: ExitStack) -> N
 
     try:
         said: Any = json.loads(read_named(path, _LINE_BYTES_MAX))
-        number = said["worker"]
-        can = Capabilities(
-            seats=said["seats"],
-            version=said["version"],
-            domain=number,
-            **{rate: said[rate] for rate in _RATES},
-        )
+        number, can = said["worker"], capabilities_of(said)
         address, token = str(said["address"]), str(said["token"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from rose.errors import InternalError, InvalidArgument, RoseError, check, sentence
+from rose.errors import InternalError, InvalidArgument, RoseError, check
 from rose.scheduler.core import SchedulerCore
 from rose.scheduler.driver_events import Asked, Begun, Ended, Entry, Registered
 from rose.scheduler.driver_trajectory import DriverTrajectory, Phase, SlowCopy
@@ -34,7 +34,7 @@ from rose.scheduler.events import (
     VersionPublished,
 )
 from rose.scheduler.state import Gone, Outcome, RolloutsState
-from rose.scheduler.watching import ErrorGuard, Watches
+from rose.scheduler.watching import ErrorGuard, Watches, broken_worker
 from rose.scheduler.worker import (
     GrantChanged,
     TurnEnd,
@@ -347,7 +347,7 @@ class Rollouts:
             case RoseError() as error:
                 self.refusals.append(failed_output(request, start.worker, str(error)))
             case Exception() as error:
-                self.refusals.append(_broken(start.worker, error))
+                self.refusals.append(broken_worker(start.worker, error))
         return ()
 
     def _stop(self, trajectory: int, number: int) -> None:
@@ -357,7 +357,7 @@ class Rollouts:
             with guard:
                 worker.stop_turn(trajectory)
             if guard.error is not None:
-                self.refusals.append(_broken(number, guard.error))
+                self.refusals.append(broken_worker(number, guard.error))
 
     def _turn_done(self, trajectory: int) -> Iterable[Event]:
         state = self._known(trajectory)
@@ -388,7 +388,3 @@ class Rollouts:
             raise InternalError(f"the core acts on trajectory {trajectory}, which is over")
         self._copy.keep(state)
         return state
-
-
-def _broken(worker: int, error: Exception) -> WorkerLost:
-    return WorkerLost(worker, f"it is broken: {sentence(error)}")

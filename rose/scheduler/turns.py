@@ -1,7 +1,8 @@
 """The interface for frameworks: turns, and their trajectories."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from rose.errors import Unavailable
 from rose.scheduler.coerce import COUNT_MAX, Checked, Cost, Count, Counts, Some, real
@@ -60,6 +61,26 @@ class Capabilities(Checked):
         rates = self.prefill_tokens_per_s, self.decode_step_ms, self.decode_ms_per_sequence
         of = self.domain, self.seats, *rates, self.version, self.job, self.device
         return WorkerJoined(number, kind, *of)
+
+
+def capabilities_of(line: Mapping[str, Any]) -> Capabilities:
+    """Return the capabilities of a worker that runs as a program, in a failure domain of its own.
+
+    Args:
+        line: what `python -m rose.node.worker` writes when it is ready.
+
+    Raises:
+        KeyError: a field is missing.
+        InvalidArgument: a field is out of range.
+    """
+    return Capabilities(
+        seats=line["seats"],
+        prefill_tokens_per_s=line["prefill_tokens_per_s"],
+        decode_step_ms=line["decode_step_ms"],
+        decode_ms_per_sequence=line["decode_ms_per_sequence"],
+        version=line["version"],
+        domain=line["worker"],
+    )
 
 
 @dataclass(frozen=True, slots=True)

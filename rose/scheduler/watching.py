@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
+from rose.errors import sentence
 from rose.scheduler.driver_events import Entry
 from rose.scheduler.state import Outcome, RolloutsState
-from rose.scheduler.worker import TurnRequest, WorkerKind
+from rose.scheduler.worker import TurnRequest, WorkerKind, WorkerLost
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -35,6 +36,11 @@ class ErrorGuard:
         if isinstance(error, Exception):
             self.error = error
         return self.error is not None
+
+
+def broken_worker(number: int, error: Exception) -> WorkerLost:
+    """Return the loss of a worker that raised."""
+    return WorkerLost(number, f"it is broken: {sentence(error)}")
 
 
 class DriverWatch:

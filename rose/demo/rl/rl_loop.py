@@ -29,6 +29,7 @@ from rose.node.feed import receive
 from rose.scheduler import Capabilities
 from rose.scheduler.events import Consumed, VersionPublished
 from rose.scheduler.remote import RemoteWorker
+from rose.scheduler.turns import capabilities_of
 from rose.scheduler.worker import GrantChanged, WorkerEvent, WorkerKind, WorkerLost
 from rose.transfer.manifest import Manifest
 from rose.transfer.receiving.receiver import Receiver
@@ -293,14 +294,7 @@ class RlLoop:
     def _worker_began(self, incarnation: int, ready: dict[str, Any], _connection: Any) -> None:
         self._speed = ready
         number = _FIRST_DEDICATED + incarnation
-        can = Capabilities(
-            seats=ready["seats"],
-            prefill_tokens_per_s=ready["prefill_tokens_per_s"],
-            decode_step_ms=ready["decode_step_ms"],
-            decode_ms_per_sequence=ready["decode_ms_per_sequence"],
-            version=ready["version"],
-            domain=number,
-        )
+        can = capabilities_of(ready)
         before = self._dedicated
 
         def receive(event: WorkerEvent) -> None:
