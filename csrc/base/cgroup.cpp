@@ -74,9 +74,9 @@ bool is_offspring(pid_t pid, pid_t of, const CgroupTree& tree) {
   return false;
 }
 
-// Whether all processes in this directory are `pid` or its descendants, and none is ours: a
-// borrower may have started serving, which must not die with it. A process that ends during the
-// check may count as foreign; then the cgroup is left alone.
+// Returns true if every process in this directory is `pid` or one of its descendants, and no
+// process is ours. A borrower may have started serving, which must not die with it. A process that
+// ends during the check may count as foreign; then the cgroup is left alone.
 bool has_only(const fs::path& directory, pid_t pid, const CgroupTree& tree) {
   std::ifstream members{directory / "cgroup.procs"};
   if (!members.is_open()) return false;

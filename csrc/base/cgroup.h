@@ -17,9 +17,9 @@ struct CgroupTree {
 };
 
 // Returns the directory of the cgroup (v2) that holds `process`, its descendants and nobody else.
-// Nothing if there is none: no cgroup v2, the root, a kernel before 5.14 (no cgroup.kill), a cgroup
-// outside our namespace, or another process in it or below it. Our own process counts as another;
-// so does an orphan, because its origin is not known any more.
+// Returns nothing without cgroup v2, for the root, on a kernel before 5.14 (no cgroup.kill), for a
+// cgroup outside our namespace, and if another process is in the cgroup or below it. Our own
+// process counts as another process; so does an orphan, because its origin is not known any more.
 std::optional<std::string> own_cgroup(const Process& process, const CgroupTree& tree = {}) noexcept;
 
 // Sends SIGKILL to `process` by its descriptor and, if it has its own cgroup, to the whole cgroup.

@@ -96,7 +96,7 @@ class BlockMap {
   // 0 unless the block is in use.
   std::int32_t references(Place at) const noexcept { return std::max(state(at), 0); }
   bool is_cached(Place at) const noexcept { return state(at) == kCached; }
-  // Whether the block has no reference left but still awaits release().
+  // True if the block has no reference left and still awaits release().
   bool is_dropped(Place at) const noexcept { return state(at) == 0 && !is_free(at); }
   // InvalidArgument for an id that is out of range, stale (the slab is absent) or not in use.
   Status check_in_use(BlockId block) const noexcept;

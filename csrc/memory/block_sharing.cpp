@@ -126,7 +126,7 @@ void BlockAllocator::forget_all() noexcept {
 
 // ---- what a key does to its block
 
-// Whether a block without references keeps its data; removes a useless key.
+// Returns true if a block without references keeps its data; otherwise removes a useless key.
 bool BlockAllocator::stays_cached(Place at) noexcept {
   if (!has_key(at)) return false;
   if (cache_.namespace_of(at.slot) != cache_.current() || map_.is_draining(at.slab)) {

@@ -200,8 +200,8 @@ Status Arbiter::bring_home(SlabId slab, Revocation& revocation, Homecoming& home
   return {};
 }
 
-// Whether the taker may get a RETURNED slab. It does not count as unowned yet, and another
-// partition's reserve may need it.
+// Returns true if the taker may get a RETURNED slab. The slab does not count as unowned yet, and
+// another partition's reserve may need it.
 bool Arbiter::goes_to(PartitionId taker) const noexcept {
   return taker != kNobody && partitions_[static_cast<std::size_t>(taker)].headroom() > 0 &&
          memory::spare_for(partitions_, taker, slabs_.unowned() + 1) > 0;

@@ -59,7 +59,8 @@ std::int64_t SlabGroups::spare_beside(const BlockAllocator& group) const noexcep
   return spare;
 }
 
-// Prefers a slab without cached blocks. False if there is none.
+// Moves a spare slab of another group, if possible one without cached blocks. Returns false if no
+// group has a spare slab.
 bool SlabGroups::move_spare_to(BlockAllocator& group) noexcept {
   BlockAllocator* from = nullptr;
   SlabId found = kNoSlab;

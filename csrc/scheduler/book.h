@@ -77,7 +77,7 @@ class Book {
   std::int64_t live_max(std::size_t job) const noexcept;
   // Urgency from 0 to 1: lag behind other trajectories, or risk of going stale.
   double lag(const Trajectory& trajectory) const;
-  // Whether enough seats are free that all turns of the job are urgent, regardless of their lag.
+  // True if so many seats are free that all turns of the job are urgent, whatever their lag.
   bool is_tail(std::size_t job) const noexcept;
   Freshness freshness(const Trajectory& trajectory) const noexcept;
   // Oldest worker version that may run a turn of the trajectory: output of older weights would be
@@ -98,7 +98,7 @@ class Book {
   Fairness fairness;
   Counters counters;
   Nanoseconds now_ns{0};
-  // Whether a waiting turn may find a worker after the latest changes.
+  // True if a waiting turn may find a worker after the latest changes.
   bool has_changed{false};
   // No turn stalls before this time.
   Nanoseconds stall_check_ns{kNever};
@@ -110,7 +110,7 @@ class Book {
     image(jobs, trajectories, workers, turns, risk, fairness, counters, now_ns, has_changed,
           stall_check_ns, graces_);
   }
-  // Whether all parts are valid and consistent, since an image may contain any bytes.
+  // Returns true if all parts are valid and consistent; an image may contain any bytes.
   bool is_sound();
 
  private:

@@ -41,7 +41,7 @@ def limit(share: float, socket_path: str) -> None:
 
 
 def _limit(socket_path: str, share: float) -> None:
-    ledger, said = ask_device(socket_path, SetLimit(share), timeout_s=_PATIENCE_S)
+    ledger, answer = ask_device(socket_path, SetLimit(share), timeout_s=_PATIENCE_S)
     pool_bytes = len(ledger.records()) * ledger.slab_bytes
-    most = pool_bytes if said.cap is None else said.cap[0]
-    click.echo(f"process {said.pid} lends at most {most / MIB:g} of {pool_bytes / MIB:g} MiB")
+    most = pool_bytes if answer.cap is None else answer.cap[0]
+    click.echo(f"process {answer.pid} lends at most {most / MIB:g} of {pool_bytes / MIB:g} MiB")
