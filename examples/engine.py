@@ -41,6 +41,12 @@ class Engine:
         self.serving.probe(self.model.run)
 
 
+def roll_out_all(borrower: rose.Borrower, model: Model) -> None:
+    """Run five rollouts, one after the other."""
+    for seed in range(5):
+        roll_out(borrower, model, [seed], 50)
+
+
 def main(log_path: str = "") -> list[list[int]]:
     """Answer the same requests as `toy_engine.py`, with rollouts in between."""
     served, rolled_out = Model(layers=2), Model(layers=6)
@@ -49,9 +55,7 @@ def main(log_path: str = "") -> list[list[int]]:
         serving = device.serving(served.config, step_tokens=1024, request_tokens=256)
         borrower = device.borrower(rolled_out.config)
         serving.warm_up(served.run)
-        rollouts = Thread(
-            target=lambda: [roll_out(borrower, rolled_out, [seed], 50) for seed in range(5)]
-        )
+        rollouts = Thread(target=roll_out_all, args=(borrower, rolled_out))
         rollouts.start()
 
         engine, draw, answers = Engine(served, serving), random.Random(0), []
