@@ -23,6 +23,9 @@ _MASK64: Final = (1 << 64) - 1
 class EmbeddedCodec:
     """The loaded kernels of one GPU; any thread may call."""
 
+    # `delta_apply` refuses the unsound blocks of a delta itself.
+    checks_deltas: Final = True
+
     def __init__(self, ordinal: int) -> None:
         """Load the kernels on GPU `ordinal`.
 
@@ -80,6 +83,33 @@ class EmbeddedCodec:
             stream=_stream_of(new),
         )
         return packed
+
+    def gathered(self, packed: PackedBlocks, words: int) -> Any:
+        """Return table and payload of a pack without deferred blocks, in the table's order.
+
+        Args:
+            packed: result of `delta_pack`.
+            words: value of `packed.words`.
+
+        Returns:
+            (2 * blocks + words,) int32: the u64 of the table, then the u32 of the payload.
+        """
+        blocks = packed.entries.numel()
+        row = torch.empty(2 * blocks + words, dtype=torch.int32, device=packed.entries.device)
+        row[: 2 * blocks].view(torch.int64).copy_(packed.entries)
+        if words:
+            sizes = (packed.entries >> 44) & 0xFFFFF
+            starts = sizes.cumsum(0) - sizes
+            self._codec.payload_gather(
+                entries=packed.entries.data_ptr(),
+                offsets=packed.offsets.data_ptr(),
+                starts=starts.data_ptr(),
+                blocks=blocks,
+                arena=packed.arena.data_ptr(),
+                payload=row[2 * blocks :].data_ptr(),
+                stream=_stream_of(row),
+            )
+        return row
 
     def delta_apply(
         self,

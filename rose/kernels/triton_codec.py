@@ -4,7 +4,7 @@ Plain rather than fast. Work is queued on torch's current stream.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,8 @@ class TritonCodec:
     Elements are int8, int16 or int32; strided ones are copied. Deltas must have passed
     `delta_check`.
     """
+
+    checks_deltas: Final = False
 
     def delta_pack(
         self,
@@ -64,6 +66,10 @@ class TritonCodec:
         if older is not None:
             ages.view(torch.uint8).copy_(older.view(ages.shape))
         return packed
+
+    def gathered(self, packed: PackedBlocks, words: int) -> Any:
+        """Return table and payload as one row, (2 * blocks + words,) int32."""
+        return torch.cat([packed.entries.view(torch.int32), packed.arena[:words]])
 
     def delta_apply(
         self,

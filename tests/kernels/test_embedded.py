@@ -1,13 +1,16 @@
 """The embedded codec on tensors, its kernels on this CPU: it hands them what they need."""
 
 import ctypes
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rose.errors import InternalError, InvalidArgument
+from rose.errors import CorruptData, InternalError, InvalidArgument
+from rose.transfer.codec.backend import HostBackend
 from tests.kernels import on_cpu
 from tests.kernels.cases import Case, answer
 from tests.kernels.on_cpu import Box, KernelsOnCpu, Order, divisor
@@ -16,8 +19,10 @@ from tests.reference.delta import Delta
 
 torch = pytest.importorskip("torch")
 embedded = pytest.importorskip("rose.kernels.embedded")
+GpuBackend = pytest.importorskip("rose.transfer.codec.gpu").GpuBackend
 
 BLOCK = 16_384
+HOST = HostBackend(isa=None)
 CASES = [Case(BLOCK, 40_961, 0.05, 0.2, width=width) for width in (8, 16, 32)]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.width}_bits")
 
@@ -45,6 +50,13 @@ class LauncherOnCpu:
     def delta_apply(self, **values: Any) -> None:
         values["is_undo"] = values.pop("undo")
         self._run("delta_apply", on_cpu.ApplyParams, values, "weights")
+
+    def payload_gather(self, *, stream: int, **values: Any) -> None:
+        assert stream == 7
+        ctas = -(-values["blocks"] // 8)
+        self._kernels.launch(
+            "payload_gather", on_cpu.GatherParams(**values), blocks=ctas, threads=256
+        )
 
     def topk_unpack(self, **values: Any) -> None:
         self._run("topk_unpack", on_cpu.UnpackParams, values, "base")
@@ -141,6 +153,67 @@ def test_bad_block_has_its_number_in_the_table(codec: Any) -> None:
     assert int(codec.delta_apply(weights, *table(delta), block_elements=BLOCK)) == 2
     with pytest.raises(InternalError, match="the device refuses block 2 of a sound delta"):
         codec.topk_unpack(weights, *table(delta), block_elements=BLOCK)
+
+
+# ---- the back end of a GPU over these kernels
+
+
+@each_case
+def test_packs_are_fetched_as_the_host_packs_them(codec: Any, case: Case) -> None:
+    want = answer(case)
+    shadow = want.old.copy()
+    options: dict[str, Any] = {"block_elements": BLOCK, "threshold": 0}
+    expected = HOST.delta_pack(want.new, shadow.copy(), **options)
+    found = GpuBackend(codec).delta_pack(tensor(want.new), tensor(shadow), **options)
+    assert found.to_bytes() == expected.to_bytes()
+    nothing = GpuBackend(codec).delta_pack(tensor(want.new), tensor(shadow), **options)
+    assert (nothing.changed, len(nothing.payload)) == (0, 0)
+
+
+@each_case
+def test_device_refuses_what_the_host_refuses(codec: Any, case: Case) -> None:
+    rng = np.random.default_rng(case.width)
+    want = answer(case)
+    sound = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    refusals = 0
+    for undo in (False, True) * 20:
+        entries, payload = sound.entries.copy(), sound.payload.copy()
+        if rng.random() < 0.2:
+            entries[rng.integers(len(entries))] ^= np.uint64(1 << int(rng.integers(64)))
+        else:
+            payload[rng.integers(len(payload))] ^= np.uint32(1 << int(rng.integers(32)))
+        delta = replace(sound, entries=entries, payload=payload)
+        held = want.new.copy() if undo else want.old.copy()
+        expected = held.copy()
+        try:
+            HOST.delta_apply(expected, delta, undo=undo)
+        except CorruptData as refusal:
+            refusals += 1
+            with pytest.raises(CorruptData, match=re.escape(str(refusal))):
+                GpuBackend(codec).delta_apply(tensor(held), delta, undo=undo)
+        else:
+            GpuBackend(codec).delta_apply(tensor(held), delta, undo=undo)
+        assert np.array_equal(held, expected)
+    assert 0 < refusals < 40
+
+
+def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
+    codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = answer(CASES[1])
+    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    held, apply = want.old.copy(), codec.delta_apply
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        return apply(*args, **options).fill_(1)
+
+    monkeypatch.setattr(codec, "delta_apply", refuse)
+    with pytest.raises(InternalError, match="the device refuses block 1 of a sound delta"):
+        GpuBackend(codec).delta_apply(tensor(held), delta, undo=False)
+    assert np.array_equal(held, want.old)
+    # The host has checked it: nobody waits to see what the device says.
+    GpuBackend(codec).delta_apply(tensor(held), replace(delta, is_checked=True), undo=False)
+    assert np.array_equal(held, want.new)
 
 
 def test_topk_with_ages(codec: Any) -> None:

@@ -26,6 +26,8 @@ def put(bits: Any, row: Any) -> None:
 class ReferenceCodec:
     """Payloads lie in the arena in the reverse order of their blocks."""
 
+    checks_deltas = False
+
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -71,6 +73,17 @@ class ReferenceCodec:
             words=torch.tensor(words),
             digest=torch.from_numpy(sums.view(np.int64)),
         )
+
+    def gathered(self, packed: PackedBlocks, words: int) -> Any:
+        import torch
+
+        sizes = (packed.entries >> 44).tolist()
+        parts = [
+            packed.arena[offset : offset + size]
+            for offset, size in zip(packed.offsets.tolist(), sizes, strict=True)
+        ]
+        assert sum(sizes) == words
+        return torch.cat([packed.entries.view(torch.int32), *parts])
 
     def delta_apply(
         self,

@@ -1,6 +1,7 @@
 """The codec on tensors of a GPU.
 
-A `Delta` is in host memory, so returning one waits for the stream. Deltas are merged on the host.
+A `Delta` is in host memory, so returning one waits for the stream; it lies in pinned memory.
+Deltas are merged on the host.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rose import _core
-from rose.errors import CorruptData, InvalidArgument, check
+from rose.errors import CorruptData, InternalError, InvalidArgument, check
 from rose.kernels.blocks import PackedBlocks
-from rose.kernels.gpu import on_gpu_of
+from rose.kernels.gpu import on_gpu_of, on_host
 from rose.kernels.streams import on_stream
 from rose.transfer.codec.backend import AGE_LIMIT
 from rose.transfer.codec.box import Box
@@ -27,8 +28,9 @@ _MASK64 = (1 << 64) - 1
 class GpuBackend:
     """The embedded CUDA kernels, or the Triton twins where there are none.
 
-    All work is queued on one stream. A call that returns a host value waits for that stream; the
-    others wait for nothing. Packing temporarily takes as much memory as the weights.
+    All work is queued on one stream. A call waits for that stream if it returns a host value or
+    applies a delta that nobody has checked; the others wait for nothing. Packing temporarily takes
+    as much memory as the weights.
     """
 
     def __init__(self, codec: "EmbeddedCodec | TritonCodec", stream: Any = None) -> None:
@@ -60,7 +62,7 @@ class GpuBackend:
                 ages=ages,
                 age_limit=age_limit,
             )
-            entries, payload = _fetched(packed)
+            entries, payload = self._fetched(packed)
             width = 8 * new.element_size()
             return Delta(
                 new.numel(),
@@ -73,17 +75,26 @@ class GpuBackend:
             )
 
     def delta_apply(self, weights: Any, delta: Delta, *, undo: bool, verify: bool = False) -> None:
-        """Check the whole delta on the host, then queue the change without waiting for it.
+        """Apply on the device, which checks each block, and wait for the result.
 
-        With `verify`, the digest of the weights is waited for first.
+        A delta that is checked already is queued without a wait. With `verify`, the digest of the
+        weights is waited for first.
         """
-        _check(delta, weights)
+        _check_size(delta, weights)
+        if not (delta.is_checked or self._codec.checks_deltas):
+            _core.delta_check(delta)
         if verify:
             self._verify(weights, delta, undo=undo)
         with on_stream(self._stream, weights.device):
-            self._codec.delta_apply(
-                weights, *_sent(delta, weights), block_elements=delta.block_elements, undo=undo
-            )
+            table = _sent(delta, weights)
+            size = delta.block_elements
+            bad = self._codec.delta_apply(weights, *table, block_elements=size, undo=undo)
+            if delta.is_checked or bad is None or int(bad) == -1:
+                return
+            # Sound blocks are changed; this restores them, whatever the others hold.
+            self._codec.delta_apply(weights, *table, block_elements=size, undo=not undo)
+        _core.delta_check(delta)  # raises, with the reason
+        raise InternalError(f"the device refuses block {int(bad)} of a sound delta")
 
     def topk_threshold(
         self,
@@ -106,7 +117,8 @@ class GpuBackend:
         self, base: Any, delta: Delta
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Check the whole delta on the host, then list its changes."""
-        _check(delta, base)
+        _check_size(delta, base)
+        _core.delta_check(delta)
         with on_stream(self._stream, base.device):
             positions, values = self._codec.topk_unpack(
                 base, *_sent(delta, base), block_elements=delta.block_elements
@@ -125,6 +137,17 @@ class GpuBackend:
         with on_stream(self._stream, bits.device):
             return _pair(self._digest(bits, first_index=first_index, seed=seed))
 
+    def _fetched(
+        self, packed: PackedBlocks
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+        """Return the table, and the payload in the table's order, in pinned host memory."""
+        words = int(packed.words)
+        fits = words <= packed.arena.numel()
+        check(fits, "a block was deferred although the arena fits any delta")
+        row = on_host(self._codec.gathered(packed, words))
+        table = 2 * packed.entries.numel()
+        return row[:table].view(np.uint64), row[table:].view(np.uint32)
+
     def _digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
         return self._codec.digest(bits, first_index=first_index, seed=seed)
 
@@ -141,21 +164,19 @@ def _check_apart(new: Any, shadow: Any) -> None:
         raise InvalidArgument("new and shadow overlap in memory: pass two separate tensors")
 
 
-def _check(delta: Delta, tensor: Any) -> None:
-    """Refuse an unsound delta, and one for other elements."""
+def _check_size(delta: Delta, tensor: Any) -> None:
     if (delta.count, delta.width) != (tensor.numel(), 8 * tensor.element_size()):
         raise InvalidArgument(
             f"the delta is for {delta.count} elements of {delta.width} bits, and the tensor has "
             f"{tensor.numel()} of {8 * tensor.element_size()}"
         )
-    _core.delta_check(delta)
 
 
 def _least(threshold: int, like: Any) -> Any:
     """Return a threshold for the device; None for 0, which sends everything."""
     if threshold == 0:
         return None
-    return on_gpu_of(np.array([threshold], np.int32), like, np.int32)[0]
+    return on_gpu_of(like, np.array([threshold], np.int32))[0][0]
 
 
 def _pair(sums: Any) -> tuple[int, int]:
@@ -170,27 +191,14 @@ def _sizes(delta: Delta) -> npt.NDArray[np.int64]:
     return sizes
 
 
-def _fetched(packed: PackedBlocks) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
-    """Return the table, and the payload in table order, on the host."""
-    words = int(packed.words)
-    check(words <= packed.arena.numel(), "a block was deferred although the arena fits any delta")
-    entries = packed.entries.cpu().numpy().view(np.uint64)
-    offsets = packed.offsets.cpu().numpy()
-    arena = packed.arena[:words].cpu().numpy().view(np.uint32)
-    sizes = (entries >> np.uint64(44)).astype(np.int64)
-    payload = np.empty(words, np.uint32)
-    at = 0
-    for size, offset in zip(sizes.tolist(), offsets.tolist(), strict=True):
-        payload[at : at + size] = arena[offset : offset + size]
-        at += size
-    return entries, payload
+def _sent(delta: Delta, like: Any) -> list[Any]:
+    """Return table, offsets and payload on the device of `like`.
 
-
-def _sent(delta: Delta, like: Any) -> tuple[Any, Any, Any]:
-    """Return table, offsets and payload on the device of `like`."""
+    Raises:
+        CorruptData: the table has another number of words than the payload.
+    """
     sizes = _sizes(delta)
-    return (
-        on_gpu_of(delta.entries, like, np.int64),
-        on_gpu_of(np.cumsum(sizes) - sizes, like, np.int64),
-        on_gpu_of(delta.payload, like, np.int32),
-    )
+    ends = np.cumsum(sizes)
+    if len(delta.payload) != (ends[-1] if len(ends) else 0):
+        _core.delta_check(delta)
+    return on_gpu_of(like, delta.entries, ends - sizes, delta.payload)

@@ -71,7 +71,9 @@ def delta_apply(
 ) -> None:
     """Change `weights` in place from the base of the delta to its result, or back.
 
-    Nothing is changed unless the whole delta is well formed.
+    Nothing is changed unless the whole delta is well formed. A GPU checks each block as it applies
+    it and restores the weights if one is not; this waits for the stream, unless `delta_check` has
+    found the delta sound before (`Delta.is_checked`).
 
     Args:
         weights: changed in place.
