@@ -169,6 +169,29 @@ def test_unsound_delta_is_refused_by_the_device_and_changes_nothing(
     assert (on_host(held) == before).all()
 
 
+def test_model_is_packed_and_applied_as_its_tensors_are(
+    torch: Any, rng: np.random.Generator
+) -> None:
+    pairs = {
+        str(at): two_versions(rng, 8 << at % 3, 1 + int(rng.integers(COUNT))) for at in range(30)
+    }
+    fresh, shadow, held = (
+        {name: on_gpu(pair[which]) for name, pair in pairs.items()} for which in (0, 1, 1)
+    )
+    deltas = delta_pack(fresh, shadow, block_elements=DENSE)
+    for name, (new, old) in pairs.items():
+        assert same(deltas[name], delta_pack(new, old, block_elements=DENSE))
+        assert torch.equal(shadow[name], fresh[name])
+    before = {name: one.clone() for name, one in held.items()}
+    payload = deltas["29"].payload.copy()
+    payload[-1] = 0xFFFFFFFF
+    with pytest.raises(CorruptData, match=r"weights\['29'\]: block"):
+        delta_apply(held, {**deltas, "29": replace(deltas["29"], payload=payload)})
+    assert all(torch.equal(held[name], before[name]) for name in held)
+    delta_apply(held, deltas, verify=True)
+    assert all(torch.equal(held[name], fresh[name]) for name in held)
+
+
 # ---- streams
 
 

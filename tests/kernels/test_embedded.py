@@ -16,10 +16,12 @@ from tests.kernels.cases import Case, answer
 from tests.kernels.on_cpu import Box, KernelsOnCpu, Order, divisor
 from tests.reference import delta as reference
 from tests.reference.delta import Delta
+from tests.vectors.delta_v2 import changed
 
 torch = pytest.importorskip("torch")
 embedded = pytest.importorskip("rose.kernels.embedded")
-GpuBackend = pytest.importorskip("rose.transfer.codec.gpu").GpuBackend
+gpu = pytest.importorskip("rose.transfer.codec.gpu")
+GpuBackend = gpu.GpuBackend
 
 BLOCK = 16_384
 HOST = HostBackend(isa=None)
@@ -214,6 +216,91 @@ def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
     # The host has checked it: nobody waits to see what the device says.
     GpuBackend(codec).delta_apply(tensor(held), replace(delta, is_checked=True), undo=False)
     assert np.array_equal(held, want.new)
+
+
+def models() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return new and old arrays of a model: of all widths, one without elements, one unchanged."""
+    rng = np.random.default_rng(7)
+    news, olds = {}, {}
+    for name, count, width in (("a", 50_000, 16), ("b", 0, 16), ("c", 33, 8), ("d", 20_001, 32)):
+        news[name], olds[name] = changed(rng, count, density=0.05, steps=0.7, width=width)
+    news["same"] = olds["same"] = rng.integers(0, 1 << 16, 129, dtype=np.uint16)
+    return news, olds
+
+
+def boxed(model: dict[str, Any]) -> list[Any]:
+    """Copy the arrays into tensors, the first one with strides."""
+    tensors = [tensor(one.copy()) for one in model.values()]
+    wide = torch.zeros(len(tensors[0]) // 10, 16, dtype=tensors[0].dtype)[:, 3:13]
+    wide.copy_(tensors[0].view(wide.shape))
+    return [wide, *tensors[1:]]
+
+
+def bits_of(tensors: list[Any]) -> list[list[int]]:
+    return [one.contiguous().view(-1).tolist() for one in tensors]
+
+
+class Copies:
+    """Counts what goes to the device and comes back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent = self.fetched = 0
+        to_device, to_host = gpu.on_gpu_of, gpu.on_host
+
+        def on_gpu_of(*args: Any) -> Any:
+            self.sent += 1
+            return to_device(*args)
+
+        def on_host(*args: Any) -> Any:
+            self.fetched += 1
+            return to_host(*args)
+
+        monkeypatch.setattr(gpu, "on_gpu_of", on_gpu_of)
+        monkeypatch.setattr(gpu, "on_host", on_host)
+
+
+def test_model_is_packed_and_applied_as_its_tensors_are_with_one_copy_each(
+    codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news, olds = models()
+    expected = [
+        HOST.delta_pack(new, old.copy(), block_elements=BLOCK, threshold=0)
+        for new, old in zip(news.values(), olds.values(), strict=True)
+    ]
+    known = [None, None, expected[2].base_digest, None, None]
+    copies, backend = Copies(monkeypatch), GpuBackend(codec)
+    fresh, shadow = boxed(news), boxed(olds)
+    deltas = backend.delta_pack_all(fresh, shadow, block_elements=BLOCK, base_digests=known)
+    assert [one.to_bytes() for one in deltas] == [one.to_bytes() for one in expected]
+    assert bits_of(shadow) == bits_of(fresh)
+    assert (copies.sent, copies.fetched) == (0, 1)
+    for undo in (True, False, True):
+        backend.delta_apply_all(shadow, deltas, list(news), undo=undo, verify=True)
+        assert bits_of(shadow) == bits_of(boxed(olds if undo else news))
+    assert (copies.sent, copies.fetched) == (3, 1)
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_tensors_of_a_model_are_changed_together_or_not_at_all(codec: Any, *, undo: bool) -> None:
+    news, olds = models()
+    backend = GpuBackend(codec)
+    none = [None] * len(news)
+    deltas = backend.delta_pack_all(
+        boxed(news), boxed(olds), block_elements=BLOCK, base_digests=none
+    )
+    payload = deltas[3].payload.copy()
+    payload[-1] = 0xFFFFFFFF
+    wrong = [*deltas[:3], replace(deltas[3], payload=payload), deltas[4]]
+    held = boxed(news if undo else olds)
+    before = bits_of(held)
+    with pytest.raises(CorruptData, match=r"^d: block 1 "):
+        backend.delta_apply_all(held, wrong, list(news), undo=undo)
+    assert bits_of(held) == before
+    held[4][0] += 1
+    with pytest.raises(CorruptData, match=r"^same: the weights are not the (base|result) of the"):
+        backend.delta_apply_all(held, deltas, list(news), undo=undo, verify=True)
+    with pytest.raises(InvalidArgument, match=r"^c: the delta is for 33 elements of 8 bits"):
+        backend.delta_apply_all([*held[:2], *held[1:4]], deltas, list(news), undo=undo)
 
 
 def test_topk_with_ages(codec: Any) -> None:

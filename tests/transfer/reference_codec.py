@@ -4,6 +4,7 @@ What is tested with it is the way from a tensor and a `Delta` to a kernel and ba
 `rose/transfer/codec/gpu.py`; the kernels have tests of their own.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ class ReferenceCodec:
         *,
         block_elements: int,
         undo: bool,
+        bad_block: None,
     ) -> None:
         self.calls.append("delta_apply")
         delta = model_of(weights, entries, offsets, payload, block_elements=block_elements)
@@ -132,6 +134,11 @@ class ReferenceCodec:
         self.calls.append("digest")
         sums = reference.digest(row_of(bits), first_index=first_index, seed=seed)
         return torch.from_numpy(np.array(sums, np.uint64).view(np.int64))
+
+    def digest_all(self, tensors: Sequence[Any]) -> Any:
+        import torch
+
+        return torch.stack([self.digest(one, first_index=0, seed=0) for one in tensors])
 
 
 def model_of(
