@@ -218,6 +218,17 @@ def test_device_that_refuses_a_sound_delta_is_a_bug_and_changes_nothing(
     assert np.array_equal(held, want.new)
 
 
+def test_upper_halves_of_floats_are_changed_and_digested_in_place(codec: Any) -> None:
+    want = answer(CASES[1])
+    delta = HOST.delta_pack(want.new, want.old.copy(), block_elements=BLOCK, threshold=0)
+    floats = torch.from_numpy((want.old.astype(np.uint32) << 16).view(np.float32))
+    halves = floats.view(torch.int16)[1::2]
+    backend = GpuBackend(codec)
+    backend.delta_apply(halves, delta, undo=False, verify=True)
+    assert np.array_equal(floats.numpy().view(np.uint32), want.new.astype(np.uint32) << 16)
+    assert backend.digest(halves, first_index=0, seed=0) == delta.digest
+
+
 def models() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return new and old arrays of a model: of all widths, one without elements, one unchanged."""
     rng = np.random.default_rng(7)
