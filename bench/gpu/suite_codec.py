@@ -4,7 +4,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from bench.gpu.report import Report
-from bench.gpu.timing import GB, copy_gb_s, event_timed, fresh_seed, median_of, need_free
+from bench.gpu.timing import (
+    GB,
+    copy_gb_s,
+    event_timed,
+    fresh_seed,
+    host_timed,
+    median_of,
+    need_free,
+)
 from bench.gpu.weights import CHANGED_SHARE, Versions, arena_words_of, two_versions
 from bench.paired import Pairs
 from bench.rows import Peer
@@ -27,7 +35,13 @@ ROWS: Final = (
     "digest_gb_s",
     "digest_share_of_copy",
     "topk_over_torch",
+    "pack_model_ms",
+    "pack_model_over_kernel",
+    "apply_model_ms",
 )
+# Tensors of a model of some billion parameters.
+TENSORS: Final = 300
+CALLS: Final = 5
 
 
 class Packing:
@@ -172,6 +186,48 @@ def digests(report: Report, cuda: Any, versions: Versions, gb_s: float) -> None:
         report.add("digest_share_of_copy", share_of_copy(moved_bytes, ms, gb_s), "ratio")
 
 
+def models(report: Report, cuda: Any, versions: Versions) -> None:
+    """The public functions on a model: from tensors to deltas in host memory, and back."""
+    import torch
+
+    from rose.transfer import delta_apply, delta_pack
+    from rose.units import ceil_div
+
+    size = ceil_div(versions.count, TENSORS)
+
+    def tensors(flat: Any) -> dict[int, Any]:
+        return dict(enumerate(flat.split(size)))
+
+    with report.rows("pack_model_ms", "pack_model_over_kernel", "apply_model_ms"):
+        new, shadow, weights = versions.new, versions.old.clone(), versions.old.clone()
+        deltas = delta_pack(tensors(new), tensors(shadow))
+        check(torch.equal(shadow, new), "the shadow became the new weights")
+        known = {name: one.base_digest for name, one in deltas.items()}
+
+        def restore() -> None:
+            shadow.copy_(versions.old)
+            torch.cuda.synchronize()
+
+        def pack() -> None:
+            delta_pack(tensors(new), tensors(shadow), base_digest=known)
+
+        pack_ms = median_of(host_timed(pack, before=restore), rounds=CALLS)
+        report.add("pack_model_ms", pack_ms, "ms")
+        kernel_ms = median_of(Packing(cuda, versions).timed(), rounds=CALLS)
+        report.add("pack_model_over_kernel", pack_ms / kernel_ms, "ratio")
+
+        def undo() -> None:
+            delta_apply(tensors(weights), deltas, undo=True)
+            torch.cuda.synchronize()
+
+        delta_apply(tensors(weights), deltas)
+        check(torch.equal(weights, new), "applied, the old weights are the new ones")
+        apply_ms = median_of(
+            host_timed(lambda: delta_apply(tensors(weights), deltas), before=undo), rounds=CALLS
+        )
+        report.add("apply_model_ms", apply_ms, "ms")
+
+
 def topk(report: Report, cuda: Any) -> None:
     """Threshold and pack of the largest tenth of the changes, against torch.topk over all."""
     import torch
@@ -223,6 +279,8 @@ def measure(report: Report) -> None:
         packed = packs(report, cuda, versions, gb_s)
         applies(report, cuda, versions, packed)
         digests(report, cuda, versions, gb_s)
-        del versions, packed
+        del packed
+        models(report, cuda, versions)
+        del versions
         torch.cuda.empty_cache()
         topk(report, cuda)

@@ -5,6 +5,7 @@ Functions import torch, so that the parent of the suites never loads it.
 
 import os
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -48,6 +49,21 @@ def event_timed(
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end))
+
+    return measure
+
+
+def host_timed(run: Callable[[], object], *, before: Callable[[], object]) -> Measure:
+    """Return a measure of a call that waits for its own results, in milliseconds of the host.
+
+    `before` comes first, waits for the device too, and is not measured.
+    """
+
+    def measure() -> float:
+        before()
+        began_ns = time.perf_counter_ns()
+        run()
+        return (time.perf_counter_ns() - began_ns) * 1e-6
 
     return measure
 

@@ -192,6 +192,21 @@ def test_abort_reaches_a_launch_behind_a_closed_gate(fake: Fake) -> None:
 
 
 @in_child()
+def test_step_of_one_segment_captures_no_gates_and_launches(fake: Fake) -> None:
+    rig = Rig()
+    rig.rollout._has_gates = False  # as without gates, for comparison
+    with rig.step(), running(fake):
+        before = rig.device.gate.passed
+        graph = captured(rig, 3)
+        rig.rollout.launch(graph)
+        assert fake.calls("cuGraphLaunch") == 1
+        rig.rollout.finish()
+        assert rig.device.gate.passed == before
+    rig.close()
+    assert fake.faults() == []
+
+
+@in_child()
 def test_graph_without_gates_of_the_lane_is_refused(fake: Fake) -> None:
     rig = Rig()
     with pytest.raises(InvalidArgument, match="not being captured"):

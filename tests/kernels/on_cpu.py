@@ -315,6 +315,23 @@ class KernelsOnCpu:
         self._launch_blocks("topk_unpack", values, len(delta.entries), delta.block_elements)
         return positions.view(np.int64).tolist(), new.view(base.dtype).tolist(), bad_block(bad)
 
+    def gather(
+        self, entries: npt.NDArray[np.uint64], offsets: npt.NDArray[np.uint64], arena: Words
+    ) -> list[int]:
+        """Gather the payloads of a pack without deferred blocks."""
+        sizes = entries >> np.uint64(44)
+        payload = self._empty(int(sizes.sum()), np.uint32)
+        values = GatherParams(
+            entries=self._put(entries).address,
+            offsets=self._put(offsets).address,
+            starts=self._put(np.cumsum(sizes) - sizes).address,
+            blocks=len(entries),
+            arena=self._put(arena).address,
+            payload=payload.address,
+        )
+        self.launch("payload_gather", values, blocks=-(-len(entries) // 8), threads=256)
+        return payload.view(np.uint32).tolist()
+
     def _put_delta(self, delta: Delta) -> tuple[Buffer, Buffer, Buffer]:
         sizes = [entry >> 44 for entry in delta.entries]
         return (
