@@ -138,6 +138,47 @@ def step(rig: Rig, blocks: list[int], value: int, *, cycles: int = 200_000) -> N
             rig.rollout.unpin(pin)
 
 
+def test_graph_with_gates_runs_as_a_step(rig: Rig) -> None:
+    import torch
+    from torch import nn
+
+    from rose.engines.torch import captured_gates, gated_graph
+
+    if not rig.rollout.has_stream_gates:
+        pytest.skip("this GPU has no gate in streams")
+
+    class Layer(nn.Module):
+        def forward(self, total: torch.Tensor) -> torch.Tensor:
+            return total.add_(1)
+
+    model = nn.Module()
+    model.layers = nn.ModuleList([Layer() for _ in range(SEGMENTS)])
+
+    def run() -> None:
+        for layer in model.layers:
+            layer(total)
+
+    total = torch.zeros(1, device=rig.index.device)
+    with torch.cuda.stream(rig.rollout_stream):
+        run()  # loads the kernel: a capture must not
+    torch.cuda.synchronize()
+    total.zero_()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with (
+        captured_gates(rig.rollout, model, every=2),
+        torch.cuda.graph(graph, stream=rig.rollout_stream, capture_error_mode="thread_local"),
+    ):
+        run()
+    step_graph = gated_graph(rig.rollout, graph)
+    before = rig.device.gate.passed
+    for steps in (1, 2, 3):
+        with rig.quantum():
+            rig.rollout.launch(step_graph)
+            rig.rollout.finish()
+        assert float(total.item()) == steps * SEGMENTS
+    assert rig.device.gate.passed - before >= 3 * (SEGMENTS // 2 + 2)
+
+
 def test_a_gate_was_chosen_by_trying(rig: Rig) -> None:
     choice = rig.device.gate_choice
     print(choice.kind, choice.why)
