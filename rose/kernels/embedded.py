@@ -6,7 +6,6 @@ a box of `rose.kernels.box`; tables are flat, with the types below.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -20,6 +19,7 @@ from rose.units import ceil_div
 # Bins of the top-k histogram: one per key, and one for due changes.
 _BINS: Final = (1 << 15) + 1
 _MASK64: Final = (1 << 64) - 1
+_NUMBER_BYTES: Final = 8  # of a table or a digest
 
 
 class EmbeddedCodec:
@@ -89,15 +89,8 @@ class EmbeddedCodec:
         packed = _room_for(new, block_elements, None)
         first = 0
         for at, (one, other) in enumerate(zip(new, shadow, strict=True)):
-            last = first + ceil_div(one.numel(), block_elements)
-            part = replace(
-                packed,
-                entries=packed.entries[first:last],
-                offsets=packed.offsets[first:last],
-                digest=packed.digest.view(-1, 2)[at],
-            )
-            self._pack(one, other, part, block_elements=block_elements)
-            first = last
+            self._pack(one, other, packed, first=first, at=at, block_elements=block_elements)
+            first += ceil_div(one.numel(), block_elements)
         return packed
 
     def _pack(
@@ -106,9 +99,12 @@ class EmbeddedCodec:
         shadow: Any | None,
         packed: PackedBlocks,
         *,
+        first: int = 0,
+        at: int = 0,
         block_elements: int,
         **more: int,
     ) -> None:
+        """Pack tensor `at` of `packed`, whose first block is `first`."""
         self._codec.delta_pack(
             bits=new.data_ptr(),
             shadow=_address(shadow),
@@ -120,9 +116,9 @@ class EmbeddedCodec:
             arena=packed.arena.data_ptr(),
             arena_words=packed.arena.numel(),
             cursor=packed.words.data_ptr(),
-            entries=packed.entries.data_ptr(),
-            offsets=packed.offsets.data_ptr(),
-            digest=packed.digest.data_ptr(),
+            entries=packed.entries.data_ptr() + _NUMBER_BYTES * first,
+            offsets=packed.offsets.data_ptr() + _NUMBER_BYTES * first,
+            digest=packed.digest.data_ptr() + 2 * _NUMBER_BYTES * at,
             stream=_stream_of(new),
             **more,
         )
@@ -271,31 +267,27 @@ class EmbeddedCodec:
 
     def digest(self, bits: Any, *, first_index: int = 0, seed: int = 0) -> Any:
         """Return the two sums of a digest, (2,) int64 with the bits of two u64."""
-        return self._digest(
-            bits,
-            torch.zeros(2, dtype=torch.int64, device=bits.device),
-            first_index=first_index,
-            seed=seed & _MASK64,
-        )
+        sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
+        self._digest(bits, sums.data_ptr(), first_index=first_index, seed=seed & _MASK64)
+        return sums
 
     def digest_all(self, tensors: Sequence[Any]) -> Any:
         """Return the digests of tensors of one GPU, (tensors, 2) int64."""
         sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=tensors[0].device)
-        for one, pair in zip(tensors, sums, strict=True):
-            self._digest(one, pair)
+        for at, one in enumerate(tensors):
+            self._digest(one, sums.data_ptr() + 2 * _NUMBER_BYTES * at)
         return sums
 
-    def _digest(self, bits: Any, sums: Any, **more: int) -> Any:
+    def _digest(self, bits: Any, sums: int, **more: int) -> None:
         self._codec.digest(
             bits=bits.data_ptr(),
             width=_width_of(bits),
             count=bits.numel(),
             bits_box=box_of("bits", bits),
-            sums=sums.data_ptr(),
+            sums=sums,
             stream=_stream_of(bits),
             **more,
         )
-        return sums
 
 
 def _width_of(bits: Any) -> int:
