@@ -185,9 +185,10 @@ class Run:
 
     def _build_deadline(self) -> Deadline:
         """Return a deadline after `BUILD_S`; or later, if there are first pieces and they fit."""
-        first_s = sum(piece.limit_s for piece in self._pieces if piece.is_first)
+        kept_s = [one.limit_s if one.is_first else one.reserved_s for one in self._pieces]
+        has_first = any(piece.is_first for piece in self._pieces)
         planned_s = self.deadline.at_most(parts.BUILD_S)
-        spare_s = self.deadline.left_s() - first_s if first_s else 0.0
+        spare_s = self.deadline.left_s() - sum(kept_s) if has_first else 0.0
         return self.deadline.less(self.deadline.left_s() - max(planned_s, spare_s))
 
     def all_pieces(self) -> None:
