@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rose.errors import CorruptData, InvalidArgument
-from rose.transfer import Delta, delta_apply, delta_pack
+from rose.transfer import Contributor, Delta, ShardViews, Tiles, delta_apply, delta_pack
 from rose.transfer.codec.operations import delta_check, digest, topk_pack, topk_unpack
+from rose.transfer.publishing.contributor import PackedPart
 
 pytestmark = pytest.mark.gpu
 
@@ -190,6 +191,26 @@ def test_model_is_packed_and_applied_as_its_tensors_are(
     assert all(torch.equal(held[name], before[name]) for name in held)
     delta_apply(held, deltas, verify=True)
     assert all(torch.equal(held[name], fresh[name]) for name in held)
+
+
+def test_contributor_packs_tiles_of_a_gpu_as_those_of_the_host(
+    rng: np.random.Generator,
+) -> None:
+    new, old = two_versions(rng, 16, 40_000)
+    tiles = Tiles.of(len(new), 1024)
+    parts = []
+    for put in (np.copy, on_gpu):
+        fresh, shadow = put(new), put(old)
+        views, held = (
+            ShardViews({tile.index: (row[tile.where],) for tile in tiles})
+            for row in (fresh, shadow)
+        )
+        contributor, part = Contributor(held, tiles), PackedPart()
+        contributor.pack(views, part)
+        parts.append(part)
+        assert contributor.take_back(part)
+    assert parts[0].frames == parts[1].frames
+    assert parts[0].chunks == parts[1].chunks
 
 
 # ---- streams

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +25,8 @@ Encoding: TypeAlias = Literal["gap", "strat"]
 ENCODINGS: Final = ("gap", "strat")
 NO_DRIFT: Final = Drift()
 _BF16_BITS: Final = 16
+# Tiles of a GPU in one call; it takes as much device memory as they have, half a gibibyte at most.
+_TILES_AT_ONCE: Final = 256
 
 
 @dataclass(slots=True)
@@ -95,15 +98,16 @@ class Contributor:
     def pack(self, new: TileViews, part: PackedPart) -> None:
         """Pack every owned tile that changed, and move the shadow to `new`; fills `part`."""
         rules = self._rules(new)
-        for tile in self.owned:
-            if tile in self._selections:
-                delta = encoded = self._pack_selected(new.bits(tile), tile, part)
-            else:
-                delta, encoded = self._pack_both(new.bits(tile), tile, rules)
-            if delta.changed:
-                part.deltas[tile] = delta
-                part.frames[tile] = frame = encoded.to_bytes()
-                part.chunks.append(chunk_of(tile, delta, frame))
+        for place, tiles in groupby(self.owned, lambda tile: self._gpu_of(tile, rules)):
+            if place is not None:
+                self._pack_together(new, list(tiles), part)
+                continue
+            for tile in tiles:
+                if tile in self._selections:
+                    delta = encoded = self._pack_selected(new.bits(tile), tile, part)
+                else:
+                    delta, encoded = self._pack_both(new.bits(tile), tile, rules)
+                _record(part, tile, delta, encoded)
 
     def keep(self, part: PackedPart) -> None:
         """Adopt the shadow's state after `part`."""
@@ -134,6 +138,26 @@ class Contributor:
             if any(tile in deltas for deltas in undone):
                 bits = bits.copy()
             yield whole_tile(tile, bits, undone)
+
+    def _gpu_of(self, tile: int, rules: dict[int, ClassRule | None]) -> str | None:
+        """Return the GPU that packs this tile together with others; None: it is packed alone."""
+        if tile in self._selections or rules.get(self._tiles[tile].width) is not None:
+            return None
+        return gpu_of(self._shadow.bits(tile))
+
+    def _pack_together(self, new: TileViews, tiles: Sequence[int], part: PackedPart) -> None:
+        """Pack tiles of one GPU in a few calls, as a copy and a wait for each would dominate."""
+        for at in range(0, len(tiles), _TILES_AT_ONCE):
+            some = tiles[at : at + _TILES_AT_ONCE]
+            deltas = delta_pack(
+                {tile: new.bits(tile) for tile in some},
+                {tile: self._shadow.bits(tile) for tile in some},
+                base_digest={tile: self.digests[tile] for tile in some},
+            )
+            # First, so that all of them can be undone if a frame fails.
+            part.deltas.update({tile: one for tile, one in deltas.items() if one.changed})
+            for tile, delta in deltas.items():
+                _record(part, tile, delta, delta)
 
     def _pack_selected(self, new: Any, tile: int, part: PackedPart) -> Delta:
         shadow, ages = self._shadow.bits(tile), self._ages[tile]
@@ -175,6 +199,20 @@ class Contributor:
             for views in (new, self._shadow)
         ]
         return class_rule(*(np.concatenate(rows) for rows in pairs))
+
+
+def gpu_of(bits: Any) -> str | None:
+    """Return torch's name of the GPU of a tile; None for host memory."""
+    place = str(getattr(bits, "device", "cpu"))
+    return place if place.startswith("cuda") else None
+
+
+def _record(part: PackedPart, tile: int, delta: Delta, encoded: Delta) -> None:
+    """Add a tile that was packed to its part, if it changed."""
+    if delta.changed:
+        part.deltas[tile] = delta
+        part.frames[tile] = frame = encoded.to_bytes()
+        part.chunks.append(chunk_of(tile, delta, frame))
 
 
 def whole_tile(tile: int, bits: Any, undone: Sequence[Mapping[int, Delta]]) -> tuple[Chunk, bytes]:
