@@ -109,7 +109,6 @@ void bind_tenant(py::module_& m) {
       .def_property_readonly("partition", [](const Self& t) { return t.watch().partition(); })
       .def_property_readonly("pid", [](const Self& t) { return t.watch().process().pid(); })
       .def_property_readonly("is_alive", &Self::is_alive)
-      .def_property_readonly("was_killed", [](const Self& t) { return t.watch().was_killed(); })
       .def_property_readonly("mailbox_fd",
                              [](const Self& t) { return t.watch().line().mailbox.fd(); })
       .def_property_readonly("to_arbiter_fd",

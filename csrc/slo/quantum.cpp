@@ -31,7 +31,6 @@ QuantumGrant QuantumCertifier::decide(const QuantumQuery& query) noexcept {
     refused_[static_cast<std::size_t>(refusal)].fetch_add(1);
     return grant;
   }
-  last_mode_.store(query.mode);
   granted_[static_cast<std::size_t>(query.mode)].fetch_add(1);
   grant.segments = record.segments;
   return grant;

@@ -120,8 +120,6 @@ class QuantumCertifier {
     return binding_;
   }
   const NextRequest& next() const noexcept { return next_; }
-  // Mode of the newest grant.
-  HarvestMode last_mode() const noexcept { return last_mode_.load(); }
   const LogHeader& header() const noexcept { return log_->header(); }
   const ServingState& serving() const noexcept { return *serving_; }
 
@@ -154,7 +152,6 @@ class QuantumCertifier {
   std::atomic<QuantumRefusal> last_refusal_{QuantumRefusal::kNone};
   std::array<std::atomic<std::uint64_t>, kQuantumRefusals> refused_{};
   std::array<std::atomic<std::uint64_t>, kHarvestModes> granted_{};
-  std::atomic<HarvestMode> last_mode_{HarvestMode::kIdle};
   std::array<std::atomic<Nanoseconds>, kQuantumRefusals> spent_ns_{};
   std::atomic<Nanoseconds> decided_ns_{0};  // time of the newest decision; 0 before the first
   std::atomic<QuantumRefusal> outcome_{QuantumRefusal::kNone};  // outcome of that decision

@@ -99,7 +99,6 @@ class Lender:
         self.supply.borrower = None
         with self._lock:
             self._leases.clear()
-        self.collector.settle()
 
     @property
     def lendable_slabs(self) -> int:
