@@ -1125,7 +1125,7 @@ def strat_pack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint8],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
@@ -1134,7 +1134,7 @@ def strat_unpack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint16],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
@@ -1143,13 +1143,13 @@ def strat_unpack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint32],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
     isa: str | None = None,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
-def link_pack(
+def wire_pack(
     new: npt.NDArray[Any],
     shadow: npt.NDArray[Any],
     rule: tuple[int, int, int, int, Sequence[int]],
