@@ -29,7 +29,7 @@ from rose.errors import InternalError, check
 from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.codec.class_rule import class_rule
 from rose.transfer.codec.operations import digest, topk_unpack
-from rose.transfer.codec.strat import wire_pack, strat_pack, strat_unpack
+from rose.transfer.codec.strat import strat_pack, strat_unpack, wire_pack
 
 Bits = npt.NDArray[np.uint16]
 

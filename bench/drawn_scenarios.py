@@ -107,7 +107,9 @@ def read_seeds(path: Path) -> tuple[int, ...]:
         if not line or line.startswith("#"):
             continue
         if not (line.isascii() and line.isdigit()) or int(line) in seeds:
-            raise InvalidArgument(f"{path} line {number}: {line!r} is no seed, or there twice")
+            raise InvalidArgument(
+                f"{path} line {number}: {line!r} is not a seed, or is listed twice"
+            )
         seeds[int(line)] = None
     return tuple(seeds)
 

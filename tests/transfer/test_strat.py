@@ -15,7 +15,7 @@ from rose.errors import CorruptData, InvalidArgument
 from rose.transfer import Delta, delta_apply, delta_pack
 from rose.transfer.codec.delta import ClassRule
 from rose.transfer.codec.operations import digest
-from rose.transfer.codec.strat import has_strat, wire_pack, strat_pack, strat_unpack
+from rose.transfer.codec.strat import has_strat, strat_pack, strat_unpack, wire_pack
 from tests.reference import delta as reference
 from tests.reference import strat as strat_reference
 from tests.transfer.lr_law import versions

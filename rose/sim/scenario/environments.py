@@ -68,7 +68,7 @@ class Named(Spec, frozen=True, tag_field="kind", tag="named"):
     def __post_init__(self) -> None:
         if self.name not in ENVIRONMENTS:
             raise InvalidArgument(
-                f"name: no environment '{self.name}'; there are {', '.join(ENVIRONMENTS)}"
+                f"name: must be one of {', '.join(ENVIRONMENTS)}, got '{self.name}'"
             )
 
 

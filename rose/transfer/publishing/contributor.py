@@ -83,7 +83,10 @@ class Contributor:
         self._selections = {} if selections is None else dict(selections)
         for tile in self._selections:
             if tiles[tile].width != _BF16_BITS:
-                raise InvalidArgument(f"tile {tile} is not of bf16: all of its changes are sent")
+                raise InvalidArgument(
+                    f"only tiles of bf16 can have a selection: tile {tile} has elements of "
+                    f"{tiles[tile].width} bits"
+                )
         self._ages = {
             tile: np.zeros(shadow.bits(tile).shape, np.uint8) for tile in self._selections
         }
