@@ -508,7 +508,7 @@ class Arbiter:
         self, partition: int, *, demand_blocks: int, blocks_per_slab: int, taking: int = 0
     ) -> bool: ...
     def is_short(self, partition: int, *, taking: int = 0) -> bool: ...
-    def listen(self, heard: int, *, timeout_ns: int) -> int: ...
+    def listen(self, seen: int, *, timeout_ns: int) -> int: ...
     def ring(self) -> None: ...
     def add_tenant(
         self, partition: int, process: Process, *, kill_late: bool = True, is_mapped: bool = False
@@ -1546,8 +1546,8 @@ class ClusterWorld:
         *,
         job: int,
         first_turn: npt.NDArray[np.int64],
-        heard_tokens: npt.NDArray[np.int64],
-        said_tokens: npt.NDArray[np.int64],
+        input_tokens: npt.NDArray[np.int64],
+        output_tokens: npt.NDArray[np.int64],
         tool_ms: npt.NDArray[np.float64],
         group: npt.NDArray[np.int64],
         mode: int,
