@@ -1,0 +1,57 @@
+// Queue of future events by time; simultaneous events keep the order of their scheduling.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <tuple>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace rose::sim {
+
+enum class EventKind : std::uint8_t {
+  kBatchChanged = 0,  // the batch of worker `subject`
+  kReportDue,         // a report of worker `subject`
+  kLendingChanged,    // the loan of worker `subject`
+  kStartedUp,         // worker `subject` after a new loan
+  kUpdateArrived,     // new weights at worker `subject`
+  kUpdated,           // worker `subject` runs them
+  kToolDone,          // the tool of trajectory `subject`
+  kLearned,           // the trainer of job `subject` finished a step
+};
+
+struct ScheduledEvent {
+  Nanoseconds at_ns;
+  std::uint64_t order;
+  EventKind kind;
+  std::int64_t subject;
+  std::int64_t mark;  // an event with an outdated mark is ignored
+};
+
+class EventQueue {
+ public:
+  void schedule(Nanoseconds at_ns, EventKind kind, std::int64_t subject, std::int64_t mark = 0) {
+    events_.push({at_ns, order_++, kind, subject, mark});
+  }
+  bool is_empty() const noexcept { return events_.empty(); }
+  Nanoseconds next_ns() const noexcept { return events_.top().at_ns; }
+  ScheduledEvent take() {
+    const ScheduledEvent event = events_.top();
+    events_.pop();
+    return event;
+  }
+
+ private:
+  struct Later {
+    bool operator()(const ScheduledEvent& a, const ScheduledEvent& b) const noexcept {
+      return std::tie(a.at_ns, a.order) > std::tie(b.at_ns, b.order);
+    }
+  };
+
+  std::uint64_t order_{0};
+  std::priority_queue<ScheduledEvent, std::vector<ScheduledEvent>, Later> events_;
+};
+
+}  // namespace rose::sim
