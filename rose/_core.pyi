@@ -506,7 +506,7 @@ class Arbiter:
         self, partition: int, *, demand_blocks: int, blocks_per_slab: int, taking: int = 0
     ) -> bool: ...
     def is_short(self, partition: int, *, taking: int = 0) -> bool: ...
-    def listen(self, heard: int, *, timeout_ns: int) -> int: ...
+    def listen(self, seen: int, *, timeout_ns: int) -> int: ...
     def ring(self) -> None: ...
     def add_tenant(
         self, partition: int, process: Process, *, kill_late: bool = True, is_mapped: bool = False
@@ -1105,7 +1105,7 @@ def strat_pack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint8],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
@@ -1114,7 +1114,7 @@ def strat_unpack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint16],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
@@ -1123,13 +1123,13 @@ def strat_unpack(
 @overload
 def strat_unpack(
     base: npt.NDArray[np.uint32],
-    link: Any,
+    encoded: Any,
     rule: tuple[int, int, int, int, Sequence[int]],
     *,
     threads: int = 1,
     isa: str | None = None,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...
-def link_pack(
+def wire_pack(
     new: npt.NDArray[Any],
     shadow: npt.NDArray[Any],
     rule: tuple[int, int, int, int, Sequence[int]],
@@ -1526,8 +1526,8 @@ class ClusterWorld:
         *,
         job: int,
         first_turn: npt.NDArray[np.int64],
-        heard_tokens: npt.NDArray[np.int64],
-        said_tokens: npt.NDArray[np.int64],
+        input_tokens: npt.NDArray[np.int64],
+        output_tokens: npt.NDArray[np.int64],
         tool_ms: npt.NDArray[np.float64],
         group: npt.NDArray[np.int64],
         mode: int,

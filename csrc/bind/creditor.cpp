@@ -82,7 +82,7 @@ class CertifiedPolicy final : public compute::CreditPolicy {
         config_{config},
         is_servings_{is_servings} {}
 
-  compute::Decision decide(const compute::CreditRequest& request) noexcept override {
+  compute::CreditDecision decide(const compute::CreditRequest& request) noexcept override {
     auto grant = ask(request, segment_upper_ms());
     if (grant.segments == 0 && is_starved(request)) {
       grant = ask(request, config_.segment_prior_ms, 1);

@@ -125,7 +125,7 @@ class QuantumCertifier {
 
  private:
   QuantumRefusal fill(const QuantumQuery& query, const CertificateLog::Section& section,
-                      Quantum& record) const noexcept;
+                      QuantumRecord& record) const noexcept;
   // The predictions behind the bounds of a record, whose bounds are infinite without evidence.
   struct Means {
     double step_ms{0};
@@ -133,16 +133,16 @@ class QuantumCertifier {
   };
   std::optional<Means> forecast(const QuantumQuery& query, const ServingLoad& load,
                                 const CertificateLog::Section& section,
-                                Quantum& record) const noexcept;
+                                QuantumRecord& record) const noexcept;
   // The term that does not fit.
   struct Misfit {
     BindingTarget target;
     double target_ms;
   };
   std::optional<Misfit> misfit(double quantum_ms, Nanoseconds now_ns,
-                               const Quantum& record) const noexcept;
+                               const QuantumRecord& record) const noexcept;
   void note_binding(const Misfit& misfit, const Means& means, double delay_ms,
-                    const Quantum& record) const noexcept;
+                    const QuantumRecord& record) const noexcept;
   void note_time(Nanoseconds now_ns, QuantumRefusal outcome, double quantum_ms) noexcept;
 
   std::shared_ptr<const ServingState> serving_;

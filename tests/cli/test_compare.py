@@ -141,7 +141,7 @@ _BAD_VIRTUAL: Final = (
     (("--noise", "nan"), "noise=nan"),
 )
 _BAD_REAL: Final = (
-    (("--noise", "-1"), "--noise is of virtual time"),
+    (("--noise", "-1"), "--noise needs --virtual"),
     (("--trace", "nowhere.csv"), "nowhere.csv does not exist"),
 )
 
