@@ -1377,6 +1377,17 @@ class DeviceCodec:
         first_index: int = 0,
         seed: int = 0,
     ) -> None: ...
+    def payload_gather(
+        self,
+        *,
+        entries: int,
+        offsets: int,
+        starts: int,
+        blocks: int,
+        arena: int,
+        payload: int,
+        stream: int,
+    ) -> None: ...
 
 class DeviceQuantiser:
     @staticmethod

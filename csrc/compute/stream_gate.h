@@ -98,7 +98,8 @@ class StreamGate {
   // segment has started; a later call on this object ends it.
   void end_step() noexcept;
 
-  // Adds a gate to the graph that `stream` is being captured into.
+  // Adds a gate to the graph that `stream` is being captured into. The segments of a graph are
+  // timed together: each counts as its equal share.
   Status insert(CUstream stream) noexcept;
   // Makes a graph of `segments`, each behind its own gate, for launch(). An abort or a shut-down
   // ends it after the running segment: the later ones are bodies of IF nodes, which are skipped
@@ -141,6 +142,7 @@ class StreamGate {
   Status enqueue(CUstream stream, std::uint32_t segment) noexcept;
   Status refuse_capture(CUstream stream) const noexcept;
   Status start_segment() noexcept;
+  void time_graph(const GraphGates& gates) noexcept;
   Status start_graph(driver::Graph& graph, GraphGates& gates) noexcept;
   Result<GraphGates*> gates_of(const driver::Graph& graph) noexcept;
 

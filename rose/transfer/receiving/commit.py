@@ -345,4 +345,5 @@ def _from_base(whole: Delta, base: Any) -> Delta:
     held = host_row(bits_of("weights", base)).copy()
     bits = np.zeros_like(held)
     delta_apply(bits, whole)
-    return delta_pack(bits, held, block_elements=whole.block_elements)
+    delta: Delta = delta_pack(bits, held, block_elements=whole.block_elements)
+    return delta
