@@ -105,7 +105,8 @@ def delta_pack(kernel: Kernel, step: Step) -> Figures:
     words = count // 2
     arena = memory.put(np.zeros(words, np.uint32))
     cursor, entries, offsets = (memory.put(np.zeros(1, np.uint64)) for _ in range(3))
-    digest = memory.put(np.zeros(2, np.uint64))
+    base = np.array(reference.digest(step.old, seed=SEED), np.uint64)
+    base_digest, digest = memory.put(base), memory.put(np.zeros(2, np.uint64))
     params = on_cpu.PackParams(
         bits=box_of(new, step.new),
         shadow=box_of(shadow, step.old),
@@ -118,6 +119,7 @@ def delta_pack(kernel: Kernel, step: Step) -> Figures:
         entries=entries,
         offsets=offsets,
         digest=digest,
+        base_digest=base_digest,
         seed=SEED,
     )
     run = Run(kernel, memory, bytes(params), blocks=1, threads=BLOCK // ELEMENTS_OF_THREAD)
@@ -183,6 +185,7 @@ def topk_histogram(kernel: Kernel, step: Step) -> Figures:
 # The source, the kernel, and how it is run.
 KERNELS: Final[tuple[tuple[str, str, Callable[[Kernel, Step], Figures]], ...]] = (
     ("delta_pack", "delta_pack_kernel", delta_pack),
+    ("delta_pack", "delta_pack_flat_64k_kernel", delta_pack),
     ("delta_apply", "delta_apply_kernel", delta_apply),
     ("digest", "digest_kernel", digest),
     ("topk_pack", "topk_histogram_kernel", topk_histogram),
