@@ -55,6 +55,7 @@ struct Fiber {
 #if defined(__SANITIZE_THREAD__)
   void* seen{nullptr};   // the sanitizer's name of it
   unsigned barriers{0};  // of its CTA that it came to
+  unsigned meetings{0};  // of its warp
 #endif
   unsigned thread{0};
   Wait wait{Wait::kNone};
@@ -106,6 +107,9 @@ class Cta {
   // Of the fiber that runs.
   CUDA_ON_CPU_UNSEEN void sync_block(int line, const char* file) {
     suspend(Wait::kBlock, line, 0, file);
+  }
+  CUDA_ON_CPU_UNSEEN void sync_warp(int line, const char* file) {
+    suspend(Wait::kWarp, line, ~0U, file);
   }
   CUDA_ON_CPU_UNSEEN unsigned vote_block(int line, const char* file, bool vote) {
     fibers_[thread.x].given = vote;
@@ -167,6 +171,12 @@ class Cta {
     } else if (wait == Wait::kBlock && has_edge(file, line)) {
       edge = &edges_.barriers[fiber.barriers % 2];
       __tsan_release(edge);
+    } else if (wait == Wait::kWarp && *file != '\0') {  // __syncwarp; shuffles order nothing
+      if (has_edge(file, line)) {
+        edge = &edges_.meetings[thread.x / kWarp][fiber.meetings % 2];
+        __tsan_release(edge);
+      }
+      ++fiber.meetings;
     }
     fiber.barriers += wait == Wait::kBlock ? 1 : 0;
     __tsan_switch_to_fiber(seen_, __tsan_switch_to_fiber_no_sync);
@@ -251,7 +261,7 @@ class Cta {
       makecontext(&fiber.context, &Cta::entry, 0);
 #if defined(__SANITIZE_THREAD__)
       if (fiber.seen == nullptr) fiber.seen = __tsan_create_fiber(0);
-      fiber.barriers = 0;
+      fiber.barriers = fiber.meetings = 0;
 #endif
       ready[i] = i;
     }
@@ -396,6 +406,7 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 // ---- barriers and lanes -------------------------------------------------------------------------
 
 #define __syncthreads() cuda_on_cpu::Cta::current().sync_block(__LINE__, __FILE__)
+#define __syncwarp() cuda_on_cpu::Cta::current().sync_warp(__LINE__, __FILE__)
 #define __syncthreads_or(vote) \
   static_cast<int>(cuda_on_cpu::Cta::current().vote_block(__LINE__, __FILE__, (vote) != 0) != 0)
 #define __ballot_sync(mask, vote) cuda_on_cpu::Cta::current().ballot(__LINE__, (mask), (vote) != 0)
