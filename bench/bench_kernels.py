@@ -1,4 +1,4 @@
-"""What can be said of the kernels without a GPU: barriers whose lack a checker of races finds.
+"""What can be said of the kernels without a GPU: barriers, and the cost of their machine code.
 
 No row is a time. ThreadSanitizer runs every kernel on the CPU again for each barrier, with that
 barrier left out; one that is missed separates nothing, or the checker does not see it.
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from bench.conftest import Report
 from bench.rows import Bar
-from tests.kernels import races
+from tests.kernels import races, sass_figures
+from tests.kernels.sass import needs_sass
+from tests.kernels.sass_figures import Figures
 
 
 def test_barriers_that_prevent_a_race(report: Report, tmp_path: Path) -> None:
@@ -24,3 +26,26 @@ def test_barriers_that_prevent_a_race(report: Report, tmp_path: Path) -> None:
     report.add("races", found[0].races, "races", bar=Bar(at_most=0))
     report.add("race_barriers_found", len(found[0].found), "barriers", bar=Bar(at_least=len(tried)))
     report.add("race_barriers_total", len(tried), "barriers")
+
+
+@needs_sass
+def test_machine_code(report: Report, tmp_path: Path) -> None:
+    """Every kernel of the table on one delta block of bf16 weights of which 1 % changed."""
+    found: dict[str, Figures] = {}
+
+    def run() -> None:
+        step = sass_figures.Step.draw(sass_figures.BLOCK)
+        for _, name, _ in sass_figures.KERNELS:
+            found[name] = sass_figures.measure(name, tmp_path, step)
+
+    report.once(run)
+    pack = found["delta_pack_kernel"]
+    of = "instructions"
+    report.add("sass_pack_load_loop_per_256", pack.load_loop_per_256, of, bar=Bar(at_most=100))
+    report.add("sass_pack_total_per_256", pack.total_per_256, of, bar=Bar(at_most=200))
+    report.add("sass_pack_loads_in_flight", pack.loads_in_flight, "loads", bar=Bar(at_least=8))
+    report.add("apply_barriers_per_block", found["delta_apply_kernel"].barriers, "barriers")
+    occupancy = min(min(one.occupancy, one.occupancy_16ki) for one in found.values())
+    report.add("occupancy_min", occupancy, "ratio", bar=Bar(at_least=0.5))
+    spills = sum(one.spill_bytes for one in found.values())
+    report.add("spills", spills, "bytes", bar=Bar(at_most=0))

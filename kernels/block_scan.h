@@ -25,7 +25,8 @@ struct ScanShared {
 };
 
 struct Scanned {
-  u64 before;  // sum over the lower threads
+  u64 before;       // sum over the lower threads
+  u64 before_warp;  // sum over the lower warps
   u64 total;
 };
 
@@ -49,7 +50,7 @@ ROSE_DEVICE Scanned scan(u64 number, ScanShared& shared) {
     for (u32 i = 1; i <= warps; ++i) shared.before[i] += shared.before[i - 1];
   }
   __syncthreads();  // separates the first thread's additions from their readers
-  return {shared.before[warp] + sum - number, shared.before[warps]};
+  return {shared.before[warp] + sum - number, shared.before[warp], shared.before[warps]};
 }
 
 // Adds the threads' digests to `sums`. All threads of the CTA call it.

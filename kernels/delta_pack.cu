@@ -3,29 +3,38 @@
 #include "change_key.h"
 #include "change_write.h"
 #include "eight.h"
+#include "flat_list.h"
 #include "size_choice.h"
 
 namespace rose::kernels {
 namespace {
 
-struct PackShared {
-  // A typical payload needs a part of this; a larger one is written window by window.
-  static constexpr u32 kWindowWords = kBlockMax / 16;
-
-  // Bit i belongs to element i of the block. `is_far`: a change with a size other than 1.
-  alignas(16) u32 is_sent[kMaskWordsMax];
-  u32 is_down[kMaskWordsMax];
-  u32 is_far[kMaskWordsMax];
-  // Before the first window: bit i is set if element i differs and is not sent.
-  u32 window[kWindowWords];
+// The plan of a block, and what it is made of.
+struct PlanShared {
   LengthCounts lengths;
-  ScanShared scan;
   Cheapest few;
   Cheapest every;
   BlockPlan plan;
   u64 offset;
 };
-static_assert(PackShared::kWindowWords >= kMaskWordsMax);
+
+template <u32 kBlock>
+struct PackShared {
+  static constexpr u32 kMaskWords = kBlock / 32;
+  // A typical payload needs a part of this; a larger one is written window by window.
+  static constexpr u32 kWindowWords = kBlock / 16;
+
+  // Bit i belongs to element i of the block. `is_far`: a change with a size other than 1.
+  alignas(16) u32 is_sent[kMaskWords];
+  u32 is_down[kMaskWords];
+  u32 is_far[kMaskWords];
+  // Before the first window: bit i is set if element i differs and is not sent.
+  u32 window[kWindowWords];
+  ScanShared scan;
+  PlanShared planned;
+
+  ROSE_DEVICE const ChangeLayout& layout() const { return planned.plan.layout; }
+};
 
 // The elements of one delta block.
 struct PackBlock {
@@ -100,9 +109,9 @@ ROSE_DEVICE Masks compare(const Eight<T>& now, Eight<T>& old, const Bar& bar,
 }
 
 // Fills the masks. Returns this thread's part of the updated shadow's digest.
-template <typename T>
+template <typename T, typename Shared>
 ROSE_DEVICE DigestSum fill_masks(const DeltaPackParams& params, const PackBlock& block,
-                                 PackShared& shared) {
+                                 Shared& shared) {
   [[maybe_unused]] constexpr u32 kUnroll = sizeof(T) == 2 ? 2 : 1;
   const bool has_ages = sizeof(T) == sizeof(u16) && params.ages != nullptr;
   const Bar bar{params.threshold == nullptr ? 0 : *params.threshold,
@@ -144,15 +153,16 @@ ROSE_DEVICE DigestSum digest_of_shadow(const DeltaPackParams& params, const Pack
 }
 
 // The changes of a packed block, for change_write.h.
+template <typename Shared>
 struct PackSource {
   const DeltaPackParams& params;
   const PackBlock& block;
-  const PackShared& shared;
+  const Shared& shared;
 
   ROSE_DEVICE u32 sent(u32 word) const { return shared.is_sent[word]; }
   ROSE_DEVICE u32 down(u32 word) const { return shared.is_down[word]; }
   ROSE_DEVICE u32 listed(u32 word) const {
-    return shared.plan.layout.counts.are_all_listed ? shared.is_sent[word] : shared.is_far[word];
+    return shared.layout().counts.are_all_listed ? shared.is_sent[word] : shared.is_far[word];
   }
   ROSE_DEVICE u32 number(u32 word, u32 bit) const { return word * 32 + bit; }
   ROSE_DEVICE u32 size(u32 word, u32 bit) const {
@@ -170,48 +180,64 @@ struct PackSource {
 };
 
 // Counts the lengths of the magnitudes. A barrier must follow.
-ROSE_DEVICE void count_sizes(const PackSource& source, PackShared& shared) {
+template <typename Shared>
+ROSE_DEVICE void count_sizes(const PackSource<Shared>& source, LengthCounts& lengths) {
 #pragma unroll 1
   for (u32 i = 0; i < kWordsOfThread; ++i) {
     const u32 word = threadIdx.x * kWordsOfThread + i;
 #pragma unroll 1
-    for (u32 rest = shared.is_far[word]; rest != 0; rest &= rest - 1) {
-      count_size(shared.lengths, source.size(word, first_bit(rest)));
+    for (u32 rest = source.shared.is_far[word]; rest != 0; rest &= rest - 1) {
+      count_size(lengths, source.size(word, first_bit(rest)));
     }
   }
 }
 
-// Decides the encoding of the block and reserves its payload. All threads of the CTA call it.
-ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackSource& source, u32 changed,
-                           u32 far, PackShared& shared) {
+// Decides the encoding of the block and reserves its payload. count(lengths) counts the lengths of
+// the magnitudes. All threads of the CTA call it.
+template <typename Count>
+ROSE_DEVICE void make_plan(const DeltaPackParams& params, const PackBlock& block, u32 changed,
+                           u32 far, PlanShared& shared, const Count& count) {
   if (far == 0) {  // the same for all threads
     if (threadIdx.x == 0) shared.few = shared.every = Cheapest{0, 0, 0};
   } else {
     clear(shared.lengths);
     __syncthreads();  // separates clearing the counts from counting sizes
-    count_sizes(source, shared);
+    count(shared.lengths);
     __syncthreads();  // separates counting sizes from reading the counts
     const u32 warp = threadIdx.x / kWarp;
-    const u32 width = source.block.width;
     if (warp == 0) {
-      const Cheapest answer = cheapest(shared.lengths.few, far, 0, width);
+      const Cheapest answer = cheapest(shared.lengths.few, far, 0, block.width);
       if (threadIdx.x % kWarp == 0) shared.few = answer;
     } else if (warp == 1) {
-      const Cheapest answer = cheapest(shared.lengths.every, changed, changed - far, width);
+      const Cheapest answer = cheapest(shared.lengths.every, changed, changed - far, block.width);
       if (threadIdx.x % kWarp == 0) shared.every = answer;
     }
     __syncthreads();  // separates the two results from the plan made of them
   }
   if (threadIdx.x == 0) {
-    shared.plan =
-        plan_of(source.block.elements, source.block.width, changed, far, shared.few, shared.every);
+    shared.plan = plan_of(block.elements, block.width, changed, far, shared.few, shared.every);
     shared.offset = atomic_add(params.cursor, shared.plan.entry.words);
   }
   __syncthreads();  // separates making the plan from reading it
 }
 
+// The entry as planned, or kDeferred if the arena has no room for it at its offset.
+ROSE_DEVICE Entry entry_of(const DeltaPackParams& params, const PlanShared& shared) {
+  const Entry entry = shared.plan.entry;
+  const u64 offset = shared.offset;
+  const bool has_room = offset <= params.arena_words && entry.words <= params.arena_words - offset;
+  return has_room ? entry : Entry{kDeferred, 0, 0, 0};
+}
+
+ROSE_DEVICE void put_entry(const DeltaPackParams& params, const Entry& entry, u64 offset) {
+  if (threadIdx.x != 0) return;
+  params.entries[blockIdx.x] = to_bits(entry);
+  params.offsets[blockIdx.x] = entry.words == 0 ? 0 : offset;
+}
+
 // Writes the words of a GAP or BITMAP block that belong to no element.
-ROSE_DEVICE void put_block_words(const PackShared& shared, const ChangeLayout& layout,
+template <typename Shared>
+ROSE_DEVICE void put_block_words(const Shared& shared, const ChangeLayout& layout,
                                  const BitWindow& window) {
   if (layout.is_bitmap) {
 #pragma unroll 1
@@ -225,10 +251,11 @@ ROSE_DEVICE void put_block_words(const PackShared& shared, const ChangeLayout& l
   }
 }
 
-ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32* payload,
+template <typename Shared>
+ROSE_DEVICE void write_changes(const PackSource<Shared>& source, Shared& shared, u32* payload,
                                Before before) {
-  constexpr u32 kWindow = PackShared::kWindowWords;
-  const ChangeLayout& layout = shared.plan.layout;
+  constexpr u32 kWindow = Shared::kWindowWords;
+  const ChangeLayout& layout = shared.layout();
   if (layout.counts.are_all_listed) before.listed = before.changes;
   if (layout.counts.large != 0) {  // the same for all threads
     const u64 large = count_large(source, layout);
@@ -254,11 +281,12 @@ ROSE_DEVICE void write_changes(const PackSource& source, PackShared& shared, u32
   }
 }
 
-ROSE_DEVICE void write_raw(const PackSource& source, const PackShared& shared, u32* payload) {
+template <typename Shared>
+ROSE_DEVICE void write_raw(const PackSource<Shared>& source, const Shared& shared, u32* payload) {
   const u32 width = source.block.width;
   const u32 in_word = 32 / width;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < shared.plan.entry.words; i += blockDim.x) {
+  for (u32 i = threadIdx.x; i < shared.planned.plan.entry.words; i += blockDim.x) {
     const u32 first = i * in_word;
     u32 word = 0;
 #pragma unroll 1
@@ -284,8 +312,9 @@ ROSE_DEVICE bool copy_eight(const DeltaPackParams& params, const Place& source,
   return true;
 }
 
+template <typename Shared>
 ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& block,
-                             const PackShared& shared) {
+                             const Shared& shared) {
   const u8* is_sent = reinterpret_cast<const u8*>(shared.is_sent);
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
@@ -314,8 +343,9 @@ ROSE_DEVICE void move_shadow(const DeltaPackParams& params, const PackBlock& blo
 }
 
 // Increments the age of elements that differ and are unsent, and resets the others.
+template <typename Shared>
 ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block,
-                           const PackShared& shared) {
+                           const Shared& shared) {
   const u8* is_left = reinterpret_cast<const u8*>(shared.window);
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < params.block_elements / kEight; i += blockDim.x) {
@@ -343,12 +373,23 @@ ROSE_DEVICE void move_ages(const DeltaPackParams& params, const PackBlock& block
 // One CTA packs one delta block. It reads the block once to find the changes (each thread takes
 // every blockDim-th group of eight elements), counts, and reserves its payload. Then each thread
 // writes the changes of its own kElementsOfThread elements, and finally all update the shadow.
-ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
+//
+// `is_replacing`: the digest of the old shadow is among the sums already, and only the difference
+// is added.
+template <typename Shared>
+ROSE_DEVICE void pack(const DeltaPackParams& params, Shared& shared, bool is_replacing) {
   const PackBlock block = block_of_cta(params);
-  const PackSource source{params, block, shared};
+  const PackSource<Shared> source{params, block, shared};
+  const auto old_digest = [&] {
+    DigestSum sum;
+    with_width(params.width,
+               [&](auto zero) { sum = digest_of_shadow<decltype(zero)>(params, block); });
+    return sum;
+  };
   DigestSum sum;
   with_width(params.width,
              [&](auto zero) { sum = fill_masks<decltype(zero)>(params, block, shared); });
+  if (is_replacing && params.digest != nullptr) sum -= old_digest();
   __syncthreads();  // separates writing the masks from reading those of other threads
 
   u64 counts = 0;  // changes, and from bit 32 on those with a size other than 1
@@ -364,13 +405,10 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
   Entry entry{kEmpty, 0, 0, 0};
   u64 offset = 0;
   if (changed != 0) {  // the same for all threads
-    make_plan(params, source, changed, static_cast<u32>(scanned.total >> 32), shared);
-    entry = shared.plan.entry;
-    offset = shared.offset;
-    if (offset > params.arena_words || entry.words > params.arena_words - offset) {
-      entry = Entry{kDeferred, 0, 0, 0};
-      offset = 0;
-    }
+    make_plan(params, block, changed, static_cast<u32>(scanned.total >> 32), shared.planned,
+              [&](LengthCounts& lengths) { count_sizes(source, lengths); });
+    entry = entry_of(params, shared.planned);
+    offset = shared.planned.offset;
   }
   if (params.ages != nullptr && entry.kind != kDeferred) move_ages(params, block, shared);
   if (entry.kind == kRaw) {
@@ -381,26 +419,160 @@ ROSE_DEVICE void pack(const DeltaPackParams& params, PackShared& shared) {
     write_changes(source, shared, params.arena + offset, before);
   }
   const bool is_moving = changed != 0 && entry.kind != kDeferred && params.shadow.base != nullptr;
-  const bool is_stale = entry.kind == kDeferred && params.digest != nullptr;
   if (is_moving) move_shadow(params, block, shared);
-  if (is_stale) {
-    with_width(params.width,
-               [&](auto zero) { sum = digest_of_shadow<decltype(zero)>(params, block); });
+  if (entry.kind == kDeferred && params.digest != nullptr) {
+    sum = is_replacing ? DigestSum{} : old_digest();
   }
-  if (threadIdx.x == 0) {
-    params.entries[blockIdx.x] = to_bits(entry);
-    params.offsets[blockIdx.x] = offset;
-  }
+  put_entry(params, entry, offset);
   if (params.digest != nullptr) add_atomically(sum, params.digest);
+}
+
+// ---- flat ---------------------------------------------------------------------------------------
+
+template <u32 kBlock>
+struct ListShared {
+  static constexpr u32 kWarps = kBlock / kElementsOfThread / kWarp;
+  // Changes of a warp's 4,096 elements: 4 and 12 % in blocks of 64 and 16 Ki. More would cost
+  // occupancy. Blocks of 16 Ki are for denser deltas.
+  static constexpr u32 kListed = kBlock == kBlockMax ? 184 : 512;
+  static constexpr u32 kWindowWords = kWarps * sizeof(WordQueue) / sizeof(u32);
+
+  union {
+    alignas(16) WordQueue queues[kWarps];
+    u32 window[kWindowWords];  // once all words are taken
+  };
+  ChangeList<kListed> lists[kWarps];
+  PlanShared planned;
+
+  // All sections of a block fit into the window: a change has at most 7 bits of its position, a
+  // sign, 2 bits of its rank and 15 of its magnitude, and each section ends with its word.
+  static_assert(kWindowWords >= kWarps * kListed * 25 / 32 + 8);
+};
+
+template <u32 kBlock>
+struct FlatShared {
+  union {
+    ListShared<kBlock> list;
+    PackShared<kBlock> masks;
+  };
+  ScanShared scan;
+};
+
+// Packs a block of a flat array (is_flat()) from lists of its changes, one per warp. False: a list
+// has no room; then nothing was written.
+template <u32 kBlock>
+ROSE_DEVICE bool pack_listed(const DeltaPackParams& params, FlatShared<kBlock>& shared) {
+  using List = ListShared<kBlock>;
+  const PackBlock block{static_cast<u64>(blockIdx.x) * kBlock, kBlock, 16};
+  const u32 lane = threadIdx.x % kWarp;
+  const u32 warp = threadIdx.x / kWarp;
+  auto& list = shared.list.lists[warp];
+  u16* shadow = reinterpret_cast<u16*>(params.shadow.base) + block.first;
+  const DigestPlace place{params.digest != nullptr, (params.first_index + block.first) / kInWord,
+                          params.seed};
+  const u32 first = warp * kWarp * kElementsOfThread;
+  ListState state;
+  list_changes(reinterpret_cast<const Eight<u16>*>(reinterpret_cast<const u16*>(params.bits.base) +
+                                                   block.first + first),
+               reinterpret_cast<const Eight<u16>*>(shadow + first), first / kInWord, place,
+               shared.list.queues[warp], list, state);
+
+  // Changes, those with a size other than 1, and warps whose list is too short.
+  constexpr u32 kFarAt = 20;
+  constexpr u32 kLongAt = 40;
+  u64 counts = static_cast<u64>(state.far) << kFarAt;
+  if (lane == 0) counts += state.listed | static_cast<u64>(state.listed > List::kListed) << kLongAt;
+  const Scanned scanned = scan(counts, shared.scan);
+  const u32 changed = static_cast<u32>(scanned.total) & low_mask(kFarAt);
+  const u32 far = static_cast<u32>(scanned.total >> kFarAt) & low_mask(kFarAt);
+  if (scanned.total >> kLongAt != 0) return false;
+  if (changed == 0) {
+    put_entry(params, Entry{kEmpty, 0, 0, 0}, 0);
+    return true;
+  }
+
+  PlanShared& planned = shared.list.planned;
+  const auto count = [&](LengthCounts& lengths) {
+#pragma unroll 1
+    for (u32 i = lane; i < state.listed; i += kWarp) {
+      const u32 size = size_of(list.changes[i] & 0xFFFF, 16);
+      if (size != 1) count_size(lengths, size);
+    }
+  };
+  make_plan(params, block, changed, far, planned, count);  // GAP has the fewest words
+  const Entry entry = entry_of(params, planned);
+  put_entry(params, entry, planned.offset);
+  if (entry.kind == kDeferred) return true;
+
+  const ChangeLayout& layout = planned.plan.layout;
+  u32* window = shared.list.window;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < entry.words; i += blockDim.x) window[i] = 0;
+  Before before{static_cast<u32>(scanned.before_warp) & low_mask(kFarAt), 0, 0};
+  before.listed = layout.counts.are_all_listed
+                      ? before.changes
+                      : static_cast<u32>(scanned.before_warp >> kFarAt) & low_mask(kFarAt);
+  if (layout.counts.large != 0) {  // the same for all threads
+    const u32 large = count_large(list.changes, state.listed, layout);
+    before.large = static_cast<u32>(scan(large, shared.scan).before_warp);
+  }
+  __syncthreads();  // separates clearing the window from setting bits
+  or_changes(list.changes, state.listed, layout, window, before);
+  if (threadIdx.x == 0 && layout.counts.listed != 0) {
+    window[layout.shape_at / 32] = layout.counts.magnitude_bits | layout.counts.large << 8;
+  }
+#pragma unroll 1
+  for (u32 i = lane; i < state.listed; i += kWarp) {
+    shadow[list.changes[i] >> 16] = list.values[i];
+  }
+  __syncthreads();  // separates setting bits from copying the window
+  u32* payload = params.arena + planned.offset;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < entry.words; i += blockDim.x) payload[i] = window[i];
+  if (params.digest != nullptr) add_atomically(state.sum, params.digest);
+  return true;
+}
+
+// One CTA packs one delta block. Dense ones are packed as by delta_pack_kernel.
+template <u32 kBlock>
+ROSE_DEVICE void pack_flat(const DeltaPackParams& params, FlatShared<kBlock>& shared) {
+  if (blockIdx.x == 0 && threadIdx.x < 2 && params.digest != nullptr) {
+    atomic_add(&params.digest[threadIdx.x], params.base_digest[threadIdx.x]);
+  }
+  if (pack_listed(params, shared)) return;
+  DeltaPackParams dense = params;  // with what the compiler may rely on
+  dense.width = 16;
+  dense.block_elements = kBlock;
+  dense.threshold = nullptr;
+  dense.ages = nullptr;
+  pack(dense, shared.masks, true);
 }
 
 }  // namespace
 }  // namespace rose::kernels
 
+using rose::kernels::DeltaPackParams;
+using rose::kernels::FlatShared;
+using rose::kernels::kBlockMax;
+using rose::kernels::kCtas;
+using rose::kernels::kThreadsMax;
+
 // See pack() above.
-extern "C" __global__ __launch_bounds__(
-    rose::kernels::kThreadsMax,
-    rose::kernels::kCtas) void delta_pack_kernel(const rose::kernels::DeltaPackParams params) {
-  __shared__ rose::kernels::PackShared shared;
-  rose::kernels::pack(params, shared);
+extern "C" __global__ __launch_bounds__(kThreadsMax, kCtas) void delta_pack_kernel(
+    const DeltaPackParams params) {
+  __shared__ rose::kernels::PackShared<kBlockMax> shared;
+  rose::kernels::pack(params, shared, false);
+}
+
+// See pack_flat() above.
+extern "C" __global__ __launch_bounds__(kThreadsMax, kCtas) void delta_pack_flat_64k_kernel(
+    const DeltaPackParams params) {
+  __shared__ FlatShared<kBlockMax> shared;
+  rose::kernels::pack_flat(params, shared);
+}
+
+extern "C" __global__ __launch_bounds__(kThreadsMax / 4, 4 * kCtas) void delta_pack_flat_16k_kernel(
+    const DeltaPackParams params) {
+  __shared__ FlatShared<kBlockMax / 4> shared;
+  rose::kernels::pack_flat(params, shared);
 }

@@ -1,5 +1,5 @@
 // delta_pack_kernel: the delta of an array against its shadow; updates the shadow to the sent
-// values.
+// values. delta_pack_flat_16k_kernel and delta_pack_flat_64k_kernel: the same for most weights.
 #pragma once
 
 #include "box.h"
@@ -30,10 +30,24 @@ struct DeltaPackParams {
   u64 arena_words;
   u64* cursor;  // 0 at first
   u64* entries;
-  u64* offsets;     // in words; 0 where there is no payload
-  u64* digest;      // two sums, to which the digest of the updated shadow is added; or null
-  u64 first_index;  // index of the first element in its tensor, a multiple of 8 bytes
+  u64* offsets;            // in words; 0 where there is no payload
+  u64* digest;             // two sums, to which the digest of the updated shadow is added; or null
+  const u64* base_digest;  // that of the shadow before, for the flat kernels only; or null
+  u64 first_index;         // index of the first element in its tensor, a multiple of 8 bytes
   u64 seed;
 };
+
+// Whether a flat kernel packs this, the one for its block_elements: two flat arrays of 16-bit
+// elements in whole blocks, all changes are sent, and the digest can be that of the shadow with the
+// changed words replaced.
+inline bool is_flat(const DeltaPackParams& params) {
+  const auto is_row = [&](const Box& box) {
+    return box.base != nullptr && reinterpret_cast<std::uintptr_t>(box.base) % 16 == 0 &&
+           box.strides[3] == 1 && box.sizes[2].number >= params.count;
+  };
+  return params.width == 16 && params.count % params.block_elements == 0 && is_row(params.bits) &&
+         is_row(params.shadow) && params.threshold == nullptr && params.ages == nullptr &&
+         (params.digest == nullptr || params.base_digest != nullptr);
+}
 
 }  // namespace rose::kernels

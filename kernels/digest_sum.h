@@ -24,6 +24,17 @@ struct DigestSum {
     first += mix(word + (index + 1) * kFirstStride + seed);
     second += mix(word + (index + 1) * kSecondStride + seed);
   }
+  ROSE_HD void operator-=(const DigestSum& other) {
+    first -= other.first;
+    second -= other.second;
+  }
+  // Turns the digest of a tensor with the word `old` into that with `now`.
+  ROSE_HD void replace(u64 old, u64 now, u64 index, u64 seed) {
+    const u64 of_first = (index + 1) * kFirstStride + seed;
+    const u64 of_second = (index + 1) * kSecondStride + seed;
+    first += mix(now + of_first) - mix(old + of_first);
+    second += mix(now + of_second) - mix(old + of_second);
+  }
 };
 
 }  // namespace rose::kernels

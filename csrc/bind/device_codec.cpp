@@ -64,6 +64,7 @@ void device_delta_pack(const DeviceCodec& codec, Address bits, Address shadow, s
                                         .entries = at<std::uint64_t>(entries),
                                         .offsets = at<std::uint64_t>(offsets),
                                         .digest = at<std::uint64_t>(digest),
+                                        .base_digest = nullptr,
                                         .first_index = first_index,
                                         .seed = seed};
   check_unlocked([&] { return codec.delta_pack(params, stream_of(stream)); });

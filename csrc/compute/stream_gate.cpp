@@ -225,7 +225,7 @@ void StreamGate::end_step() noexcept {
 
 Result<std::optional<Verdict>> StreamGate::try_pass() noexcept {
   leave();
-  if (is_told_to_stop() || !can_add(1)) return std::optional<Verdict>{};
+  if (must_stop() || !can_add(1)) return std::optional<Verdict>{};
   ROSE_TRY(start_segment());
   return std::optional{Verdict::kPassed};
 }
@@ -245,13 +245,13 @@ Verdict StreamGate::settle(Nanoseconds timeout_ns) noexcept {
   return verdict;
 }
 
-bool StreamGate::is_told_to_stop() const noexcept {
+bool StreamGate::must_stop() const noexcept {
   return owed_ || gate().is_shut_down() || gate().is_abort_asked();
 }
 
 // The verdict that the borrower must get before anything else. It is held back until the device has
 // run everything that could not be removed, because the borrower then frees the step's blocks.
-std::optional<Verdict> StreamGate::told() noexcept {
+std::optional<Verdict> StreamGate::pending_verdict() noexcept {
   if (!owed_) {
     if (gate().is_shut_down()) {
       owed_ = Verdict::kShutDown;
@@ -275,7 +275,7 @@ Verdict StreamGate::wait_until(Ready is_ready, Nanoseconds timeout_ns) noexcept 
   for (;;) {
     // Read the bell before the look, so that a change after the look makes the futex return.
     const std::uint32_t seen = gate().bell();
-    if (const auto verdict = told()) return *verdict;
+    if (const auto verdict = pending_verdict()) return *verdict;
     const Nanoseconds now_ns = real_now_ns();
     const bool is_now = !owed_ && is_ready();
     const Nanoseconds left_ns = timeout_ns - (now_ns - from_ns);

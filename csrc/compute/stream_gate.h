@@ -148,9 +148,9 @@ class StreamGate {
 
   bool can_add(std::uint32_t gates) noexcept;
   bool can_launch(const GraphGates& gates) noexcept;
-  bool is_told_to_stop() const noexcept;
+  bool must_stop() const noexcept;
 
-  std::optional<Verdict> told() noexcept;
+  std::optional<Verdict> pending_verdict() noexcept;
   template <typename Ready>
   Verdict wait_until(Ready is_ready, Nanoseconds timeout_ns) noexcept;
   void drain() noexcept;

@@ -129,7 +129,7 @@ class RolloutLane:
             self._gate.begin_step()
             verdict = self._gate.pass_(timeout_ms=timeout_ms)
             if verdict == Verdict.PASSED:
-                # The step's preparation waits for its stream, which must not be parked then.
+                # Preparing the step waits for its stream, which must not be parked at a gate then.
                 verdict = self._gate.settle(timeout_ms=timeout_ms)
         if verdict == Verdict.PASSED:
             self.step_thread = threading.get_ident()

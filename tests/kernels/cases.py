@@ -85,9 +85,20 @@ CASES += [Case(16_384, 401, is_special=True, width=32)]
 # Where BITMAP is the shortest: many changes of few sizes.
 CASES += [Case(65_536, 65_536 + 33, 0.45, 0.02), Case(16_384, 5_001, 0.9, 0)]
 KEYED = [case for case in CASES if case.width == 16]
+# Whole blocks, for the flat kernels: lists from empty to full, words of one to four changes, none,
+# some or all changes listed. 30 % and more do not fit into the lists.
+FLAT = [
+    Case(16_384, 3 * 16_384, density, wild)
+    for density, wild in ((0, 0), (0.0002, 0.2), (0.03, 0), (0.11, 0.6), (0.11, 1), (0.3, 0.7))
+]
+FLAT += [Case(65_536, 65_536, density, 0.3) for density in (0.01, 0.04, 0.5)]
+FLAT += [Case(65_536, 131_072, 0.001, 1), Case(16_384, 16_384, 1, 1)]
+FLAT += [Case(16_384, 16_384, is_special=True)]
 
 
-def pack_agrees(kernels: KernelsOnCpu, case: Case, *, threshold: int | None = None) -> None:
+def pack_agrees(
+    kernels: KernelsOnCpu, case: Case, *, threshold: int | None = None, is_flat: bool = False
+) -> None:
     """The kernel's delta, shadow and digest are the reference's, to the bit."""
     want = answer(case, threshold or 0)
     shadow = want.old.copy()
@@ -99,6 +110,7 @@ def pack_agrees(kernels: KernelsOnCpu, case: Case, *, threshold: int | None = No
         arena_words=len(want.delta.payload) + 3,
         first_index=12,
         seed=SEED,
+        is_flat=is_flat,
     )
     assert packed.entries == want.delta.entries
     assert packed.payload() == want.delta.payload

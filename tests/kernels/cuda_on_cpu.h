@@ -55,6 +55,7 @@ struct Fiber {
 #if defined(__SANITIZE_THREAD__)
   void* seen{nullptr};   // the sanitizer's name of it
   unsigned barriers{0};  // of its CTA that it came to
+  unsigned meetings{0};  // of its warp
 #endif
   unsigned thread{0};
   Wait wait{Wait::kNone};
@@ -65,6 +66,7 @@ struct Fiber {
   std::uint64_t got{0};
   unsigned votes{0};
   std::uint64_t largest{0};  // of what was given
+  std::uint64_t sum{0};      // of what was given
 };
 
 class Cta {
@@ -106,6 +108,9 @@ class Cta {
   CUDA_ON_CPU_UNSEEN void sync_block(int line, const char* file) {
     suspend(Wait::kBlock, line, 0, file);
   }
+  CUDA_ON_CPU_UNSEEN void sync_warp(int line, const char* file) {
+    suspend(Wait::kWarp, line, ~0U, file);
+  }
   CUDA_ON_CPU_UNSEEN unsigned vote_block(int line, const char* file, bool vote) {
     fibers_[thread.x].given = vote;
     suspend(Wait::kBlock, line, 0, file);
@@ -120,6 +125,11 @@ class Cta {
     fibers_[thread.x].given = number;
     suspend(Wait::kWarp, line, mask);
     return fibers_[thread.x].largest;
+  }
+  CUDA_ON_CPU_UNSEEN std::uint64_t sum(int line, unsigned mask, std::uint64_t number) {
+    fibers_[thread.x].given = number;
+    suspend(Wait::kWarp, line, mask);
+    return fibers_[thread.x].sum;
   }
   CUDA_ON_CPU_UNSEEN std::uint64_t shuffle(int line, unsigned mask, std::uint64_t number,
                                            unsigned source) {
@@ -161,6 +171,12 @@ class Cta {
     } else if (wait == Wait::kBlock && has_edge(file, line)) {
       edge = &edges_.barriers[fiber.barriers % 2];
       __tsan_release(edge);
+    } else if (wait == Wait::kWarp && *file != '\0') {  // __syncwarp; shuffles order nothing
+      if (has_edge(file, line)) {
+        edge = &edges_.meetings[thread.x / kWarp][fiber.meetings % 2];
+        __tsan_release(edge);
+      }
+      ++fiber.meetings;
     }
     fiber.barriers += wait == Wait::kBlock ? 1 : 0;
     __tsan_switch_to_fiber(seen_, __tsan_switch_to_fiber_no_sync);
@@ -245,7 +261,7 @@ class Cta {
       makecontext(&fiber.context, &Cta::entry, 0);
 #if defined(__SANITIZE_THREAD__)
       if (fiber.seen == nullptr) fiber.seen = __tsan_create_fiber(0);
-      fiber.barriers = 0;
+      fiber.barriers = fiber.meetings = 0;
 #endif
       ready[i] = i;
     }
@@ -293,6 +309,7 @@ class Cta {
       bool is_whole = (leader.mask >> lane & 1) != 0;
       unsigned votes = 0;
       std::uint64_t largest = 0;
+      std::uint64_t sum = 0;
       for (unsigned other = 0; other < kWarp; ++other) {
         if ((leader.mask >> other & 1) == 0) continue;
         const Fiber& fiber = fibers_[first + other];
@@ -300,6 +317,7 @@ class Cta {
                    fiber.line == leader.line;
         if (fiber.given != 0) votes |= 1U << other;
         largest = std::max(largest, fiber.given);
+        sum += fiber.given;
       }
       if (!is_whole) continue;
       const unsigned mask = leader.mask;
@@ -309,6 +327,7 @@ class Cta {
         fiber.got = fibers_[first + fiber.source % kWarp].given;
         fiber.votes = votes;
         fiber.largest = largest;
+        fiber.sum = sum;
         ready.push_back(first + other);
       }
       for (unsigned other = 0; other < kWarp; ++other) {
@@ -387,11 +406,14 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 // ---- barriers and lanes -------------------------------------------------------------------------
 
 #define __syncthreads() cuda_on_cpu::Cta::current().sync_block(__LINE__, __FILE__)
+#define __syncwarp() cuda_on_cpu::Cta::current().sync_warp(__LINE__, __FILE__)
 #define __syncthreads_or(vote) \
   static_cast<int>(cuda_on_cpu::Cta::current().vote_block(__LINE__, __FILE__, (vote) != 0) != 0)
 #define __ballot_sync(mask, vote) cuda_on_cpu::Cta::current().ballot(__LINE__, (mask), (vote) != 0)
 #define __reduce_max_sync(mask, number) \
   static_cast<unsigned>(cuda_on_cpu::Cta::current().largest(__LINE__, (mask), (number)))
+#define __reduce_add_sync(mask, number) \
+  static_cast<unsigned>(cuda_on_cpu::Cta::current().sum(__LINE__, (mask), (number)))
 #define __shfl_up_sync(mask, number, by) \
   cuda_on_cpu::shuffle_by(__LINE__, (mask), (number), -(int)(by))
 #define __shfl_down_sync(mask, number, by) \

@@ -34,6 +34,8 @@ const char* run(void (*kernel)(Params), const void* params, unsigned blocks, uns
   }
 
 ROSE_KERNEL(delta_apply_kernel)
+ROSE_KERNEL(delta_pack_flat_16k_kernel)
+ROSE_KERNEL(delta_pack_flat_64k_kernel)
 ROSE_KERNEL(delta_pack_kernel)
 ROSE_KERNEL(digest_kernel)
 ROSE_KERNEL(payload_gather_kernel)

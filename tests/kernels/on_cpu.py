@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.reference import delta as reference
 from tests.reference.delta import Ages, Bits, Delta
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ def params(names: str) -> type[ctypes.Structure]:
 
 PackParams = params(
     "bits:box shadow:box width count block_elements threshold ages age_limit arena arena_words "
-    "cursor entries offsets digest first_index seed"
+    "cursor entries offsets digest base_digest first_index seed"
 )
 ApplyParams = params(
     "entries offsets payload payload_words weights:box width count block_elements bad_block is_undo"
@@ -215,10 +216,11 @@ class KernelsOnCpu:
         first_index: int = 0,
         seed: int = 0,
         has_digest: bool = True,
+        is_flat: bool = False,
         lie_words: int = 0,
         lie_shift: int = 0,
     ) -> Packed:
-        """Pack; moves `shadow`. The lies are a larger arena and a wrong address for the entries."""
+        """Pack; moves `shadow`. `is_flat` takes the flat kernel. The lies are a larger arena and a wrong address for the entries."""
         blocks = -(-new.size // block_elements)
         words = blocks * block_elements * new.itemsize // 4 if arena_words is None else arena_words
         bits, old = self._place(new), None if shadow is None else self._place(shadow)
@@ -227,6 +229,10 @@ class KernelsOnCpu:
         arena = self._empty(words, np.uint32)
         cursor, sums = self._put(np.zeros(1, np.uint64)), self._put(np.zeros(2, np.uint64))
         entries, offsets = self._empty(blocks, np.uint64), self._empty(blocks, np.uint64)
+        base_sums = (0, 0)
+        if is_flat and has_digest and shadow is not None:
+            base_sums = reference.digest(shadow, first_index=first_index, seed=seed)
+        base = self._put(np.array(base_sums, np.uint64))
         values = PackParams(
             bits=bits.box,
             shadow=Box() if old is None else old.box,
@@ -242,10 +248,12 @@ class KernelsOnCpu:
             entries=entries.address + lie_shift,
             offsets=offsets.address,
             digest=sums.address if has_digest else 0,
+            base_digest=base.address if is_flat and has_digest else 0,
             first_index=first_index,
             seed=seed,
         )
-        self._launch_blocks("delta_pack", values, blocks, block_elements)
+        kernel = f"delta_pack_flat_{block_elements // 1024}k" if is_flat else "delta_pack"
+        self._launch_blocks(kernel, values, blocks, block_elements)
         if shadow is not None and old is not None:
             shadow[...] = old.view
             assert_only_in(shadow, old)

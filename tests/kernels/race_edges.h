@@ -1,10 +1,10 @@
 // What orders two accesses of a kernel, for ThreadSanitizer.
 //
 // Each thread of a CTA is a fiber that the sanitizer knows. A switch between fibers orders nothing;
-// only a barrier of the CTA does, and shuffles and atomics do not. So two accesses without a
-// barrier between them are a race, whatever order they ran in. One barrier can be left out of the
-// order: its threads still wait, but the sanitizer is told nothing. A barrier without which no race
-// is found separates nothing.
+// only a barrier of the CTA or of a warp does, and shuffles and atomics do not. So two accesses
+// without a barrier between them are a race, whatever order they ran in. One barrier can be left
+// out of the order: its threads still wait, but the sanitizer is told nothing. A barrier without
+// which no race is found separates nothing.
 #pragma once
 
 #include <sanitizer/tsan_interface.h>
@@ -28,11 +28,13 @@ void AnnotateIgnoreSyncEnd(const char* file, int line);
 
 namespace cuda_on_cpu {
 
-// Objects whose addresses stand for orders: the start of a CTA, its end, and every other barrier.
+// Objects whose addresses stand for orders: the start of a CTA, its end, every other barrier, and
+// every other one of each warp.
 struct Edges {
   char start{0};
   char end{0};
   char barriers[2]{};
+  char meetings[32][2]{};
 };
 
 // The barriers that were reached, as "file:line", and the one that is left out.

@@ -10,6 +10,7 @@ import pytest
 from tests.kernels.cases import (
     BOXES,
     CASES,
+    FLAT,
     KEYED,
     SHORT,
     BoxCase,
@@ -43,6 +44,50 @@ each_case = pytest.mark.parametrize("case", CASES, ids=str)
 @each_case
 def test_pack_is_the_reference(kernels: KernelsOnCpu, case: Case) -> None:
     pack_agrees(kernels, case)
+
+
+@pytest.fixture(params=list(Order), ids=lambda order: order.name)
+def flat_kernels(request: pytest.FixtureRequest, library: Path) -> KernelsOnCpu:
+    """Run in each order of threads, with arrays aligned to 16 bytes."""
+    return KernelsOnCpu(library, order=request.param)
+
+
+@pytest.mark.parametrize("case", FLAT, ids=str)
+def test_flat_pack_is_the_reference(flat_kernels: KernelsOnCpu, case: Case) -> None:
+    pack_agrees(flat_kernels, case, is_flat=True)
+
+
+@pytest.mark.parametrize("share", [1, 4, 5])
+def test_flat_pack_of_changes_in_one_place(flat_kernels: KernelsOnCpu, share: int) -> None:
+    """The list of one warp is full, and then too short, while those beside it are empty."""
+    old = answer(Case(65_536, 65_536, 0)).old
+    new = old.copy()
+    new[4_096 : 4_096 + 46 * share] ^= 0xFFFF
+    new[4_096 * 16 - 1] += 1
+    want = reference.pack(new, old.copy(), block_elements=65_536)
+    shadow = old.copy()
+    packed = flat_kernels.pack(new, shadow, block_elements=65_536, seed=7, is_flat=True)
+    assert (packed.entries, packed.payload()) == (want.entries, want.payload)
+    assert np.array_equal(shadow, new)
+    assert packed.digest == reference.digest(new, seed=7)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.5])
+def test_flat_pack_defers_a_block(flat_kernels: KernelsOnCpu, density: float) -> None:
+    case = Case(16_384, 3 * 16_384, density)
+    want = answer(case)
+    need, shadow = len(want.delta.payload), want.old.copy()
+    options = {"block_elements": case.block, "is_flat": True}
+    first = flat_kernels.pack(want.new, shadow, arena_words=need - 1, **options)
+    assert first.cursor == need
+    assert first.entries.count(DEFERRED) == 1
+    late = first.entries.index(DEFERRED) * case.block
+    after = want.new.copy()
+    after[late : late + case.block] = want.old[late : late + case.block]
+    assert np.array_equal(shadow, after)
+    assert first.digest == reference.digest(shadow)
+    flat_kernels.pack(want.new, shadow, has_digest=False, **options)
+    assert np.array_equal(shadow, want.new)
 
 
 @each_case

@@ -72,7 +72,7 @@ class LiveWeights:
             (torch.float32, self._parameters[0].device)
         }:
             raise InvalidArgument(
-                "live weights are of float32 and on one device: load the model with load_model"
+                "live weights must be float32 and on one device: load the model with load_model"
             )
         self.mirror: Mirror | None = None
         row = flat_bits(model)
@@ -118,7 +118,9 @@ class LiveWeights:
 
     def _slice(self, tile: int) -> slice:
         if not 0 <= tile < self.tiles:
-            raise InvalidArgument(f"tile {tile}: these weights have {self.tiles}")
+            raise InvalidArgument(
+                f"tile {tile} does not exist: these weights have {self.tiles} tiles"
+            )
         return self.cut[tile].where
 
     def apply(self, tile: int, delta: Delta, *, undo: bool) -> None:

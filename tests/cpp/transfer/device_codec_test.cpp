@@ -39,7 +39,7 @@ Result<CodecPtr> create_codec(const DevicePtr& device) {
 struct Bench {
   DevicePtr device{open_device()};
   CodecPtr codec{create_codec(device).take()};
-  std::unique_ptr<Stream> stream{Stream::create(device, Priority::kLowest).take()};
+  std::unique_ptr<Stream> stream{Stream::create(device, StreamPriority::kLowest).take()};
 
   Bench() {
     declare("delta_pack", sizeof(DeltaPackParams));

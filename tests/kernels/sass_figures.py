@@ -1,0 +1,218 @@
+"""What the machine code of the codec's kernels costs, per 256 elements at 1 % change.
+
+`python -m tests.kernels.sass_figures` writes the committed figures to `bench/results/sass.json`.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.kernels import on_cpu
+from tests.kernels.on_cpu import ELEMENTS_OF_THREAD, MASK64, ROOT, box_of
+from tests.kernels.sass import Kernel, compiled, nvcc_version
+from tests.kernels.sass_run import Memory, Run
+from tests.reference import delta as reference
+from tests.reference.delta import Delta
+
+FILE: Final = ROOT / "bench" / "results" / "sass.json"
+BLOCK: Final = 65_536
+SMALL: Final = 16_384
+SEED: Final = 5
+Bits = npt.NDArray[np.uint16]
+# More of these is better; of all others less.
+UP: Final = frozenset({"occupancy", "occupancy_16ki", "loads_in_flight"})
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one launch costs.
+
+    Args:
+        occupancy_16ki: occupancy with the CTA of a block of 16,384 elements.
+        loads_in_flight: 128-bit loads per thread in the load loop before its first wait.
+        load_loop_per_256: warp instructions in the loop that loads the elements, per 256 of them.
+        total_per_256: warp instructions of the kernel per 256 elements.
+        barriers: barriers of the CTA that a warp runs in a block.
+    """
+
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    occupancy: float
+    occupancy_16ki: float
+    loads_in_flight: int
+    load_loop_per_256: float
+    total_per_256: float
+    barriers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """bf16 weights before and after an optimizer step that changes 1 % of them.
+
+    89 % of the changes are by one unit in the last place, as in training (bench/trained).
+    """
+
+    old: Bits
+    new: Bits
+    delta: Delta
+
+    @classmethod
+    def draw(cls, count: int) -> "Step":
+        draw = np.random.default_rng(1)
+        signs, exponents, rest = (draw.integers(0, end, count) for end in (2, 4, 128))
+        old = (signs << 15 | (115 + exponents) << 7 | rest).astype(np.uint16)
+        shares = {1: 0.89, 2: 0.045, 3: 0.014, 4: 0.014, 9: 0.0185, 40: 0.0185}
+        by = draw.choice(list(shares), count, p=list(shares.values())) * draw.choice([-1, 1], count)
+        new = np.where(draw.random(count) < 0.01, old + by, old).astype(np.uint16)
+        return cls(old, new, reference.pack(new, old.copy(), block_elements=BLOCK))
+
+
+def figures_of(kernel: Kernel, run: Run, count: int, threads: int, small_threads: int) -> Figures:
+    """Return the figures of a run over `count` elements."""
+    loops = [loop for loop in kernel.loops() if any(map(kernel.is_wide_load, loop))]
+    costs = {loop: sum(run.counts[i] for i in loop) * 256 / count for loop in loops}
+    busiest = max(costs, key=costs.__getitem__, default=frozenset[int]())
+    barriers = sum(n for i, n in run.counts.items() if kernel.code[i].op.startswith("BAR."))
+    return Figures(
+        registers=kernel.registers,
+        shared_bytes=kernel.shared_bytes,
+        spill_bytes=kernel.spill_bytes,
+        occupancy=kernel.occupancy(threads),
+        occupancy_16ki=kernel.occupancy(small_threads),
+        loads_in_flight=kernel.loads_in_flight(busiest),
+        load_loop_per_256=round(costs.get(busiest, 0), 1),
+        total_per_256=round(sum(run.counts.values()) * 256 / count, 1),
+        barriers=barriers // (run.blocks * threads // 32),
+    )
+
+
+def _of_block(kernel: Kernel, run: Run, count: int) -> Figures:
+    threads = (BLOCK // ELEMENTS_OF_THREAD, SMALL // ELEMENTS_OF_THREAD)
+    return figures_of(kernel, run, count, *threads)
+
+
+def delta_pack(kernel: Kernel, step: Step) -> Figures:
+    """Pack a block, and compare what the machine code makes of it with the reference."""
+    memory, count = Memory(1 << 20), step.new.size
+    new, shadow = memory.put(step.new), memory.put(step.old)
+    words = count // 2
+    arena = memory.put(np.zeros(words, np.uint32))
+    cursor, entries, offsets = (memory.put(np.zeros(1, np.uint64)) for _ in range(3))
+    base = np.array(reference.digest(step.old, seed=SEED), np.uint64)
+    base_digest, digest = memory.put(base), memory.put(np.zeros(2, np.uint64))
+    params = on_cpu.PackParams(
+        bits=box_of(new, step.new),
+        shadow=box_of(shadow, step.old),
+        width=16,
+        count=count,
+        block_elements=BLOCK,
+        arena=arena,
+        arena_words=words,
+        cursor=cursor,
+        entries=entries,
+        offsets=offsets,
+        digest=digest,
+        base_digest=base_digest,
+        seed=SEED,
+    )
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=BLOCK // ELEMENTS_OF_THREAD)
+    size = len(step.delta.payload)
+    assert memory.view(cursor, np.uint64, 1)[0] == size
+    assert memory.view(entries, np.uint64, 1).tolist() == step.delta.entries
+    assert memory.view(arena, np.uint32, size).tolist() == step.delta.payload
+    assert np.array_equal(memory.view(shadow, np.uint16, count), step.new)
+    sums = memory.view(digest, np.uint64, 2)
+    assert tuple(sums.tolist()) == reference.digest(step.new, seed=SEED)
+    return _of_block(kernel, run, count)
+
+
+def delta_apply(kernel: Kernel, step: Step) -> Figures:
+    """Apply a block."""
+    memory, count = Memory(1 << 20), step.new.size
+    weights = memory.put(step.old)
+    bad_block = memory.put(np.full(1, MASK64, np.uint64))
+    params = on_cpu.ApplyParams(
+        entries=memory.put(np.array(step.delta.entries, np.uint64)),
+        offsets=memory.put(np.zeros(1, np.uint64)),
+        payload=memory.put(np.array(step.delta.payload, np.uint32)),
+        payload_words=len(step.delta.payload),
+        weights=box_of(weights, step.old),
+        width=16,
+        count=count,
+        block_elements=BLOCK,
+        bad_block=bad_block,
+    )
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=BLOCK // ELEMENTS_OF_THREAD)
+    assert memory.view(bad_block, np.uint64, 1)[0] == MASK64
+    assert np.array_equal(memory.view(weights, np.uint16, count), step.new)
+    return _of_block(kernel, run, count)
+
+
+def digest(kernel: Kernel, step: Step) -> Figures:
+    """Digest the new weights."""
+    memory, count = Memory(1 << 20), step.new.size
+    new, sums = memory.put(step.new), memory.put(np.zeros(2, np.uint64))
+    params = on_cpu.DigestParams(
+        bits=box_of(new, step.new), width=16, count=count, seed=SEED, sums=sums
+    )
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=256)
+    assert tuple(memory.view(sums, np.uint64, 2).tolist()) == reference.digest(step.new, seed=SEED)
+    return figures_of(kernel, run, count, 256, 256)
+
+
+def topk_histogram(kernel: Kernel, step: Step) -> Figures:
+    """Count the keys of the changes."""
+    memory, count = Memory(1 << 21), step.new.size
+    histogram = memory.put(np.zeros(on_cpu.BINS, np.uint64))
+    params = on_cpu.HistogramParams(
+        bits=box_of(memory.put(step.new), step.new),
+        shadow=box_of(memory.put(step.old), step.old),
+        count=count,
+        histogram=histogram,
+    )
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=512)
+    assert memory.view(histogram, np.uint64, on_cpu.BINS).sum() == (step.new != step.old).sum()
+    return figures_of(kernel, run, count, 512, 512)
+
+
+# The source, the kernel, and how it is run.
+KERNELS: Final[tuple[tuple[str, str, Callable[[Kernel, Step], Figures]], ...]] = (
+    ("delta_pack", "delta_pack_kernel", delta_pack),
+    ("delta_pack", "delta_pack_flat_64k_kernel", delta_pack),
+    ("delta_apply", "delta_apply_kernel", delta_apply),
+    ("digest", "digest_kernel", digest),
+    ("topk_pack", "topk_histogram_kernel", topk_histogram),
+)
+
+
+def measure(name: str, into: Path, step: Step) -> Figures:
+    """Compile a kernel, and run it."""
+    source, _, run = next(one for one in KERNELS if one[1] == name)
+    return run(compiled(ROOT / "kernels" / f"{source}.cu", into)[name], step)
+
+
+def committed() -> dict[str, Any]:
+    """Return the figures of the file."""
+    found: dict[str, Any] = json.loads(FILE.read_text())
+    return found
+
+
+def main() -> None:
+    """Write the file."""
+    step = Step.draw(BLOCK)
+    with tempfile.TemporaryDirectory() as folder:
+        found = {name: asdict(measure(name, Path(folder), step)) for _, name, _ in KERNELS}
+    found = {"nvcc": nvcc_version(), **found}
+    lines = [f"{json.dumps(name)}: {json.dumps(figures)}" for name, figures in found.items()]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
