@@ -41,6 +41,7 @@ class EmbeddedCodec:
         ages: Any = None,
         age_limit: int = AGE_MAX,
         arena_words: int | None = None,
+        base_digest: Any = None,
     ) -> PackedBlocks:
         """Pack the changes from `shadow` to `new`, and apply the sent ones to `shadow`.
 
@@ -54,6 +55,8 @@ class EmbeddedCodec:
                 unsent, including those that deferred its block. None to ignore ages.
             age_limit: age at which a change is sent whatever its key.
             arena_words: words for the payload; None for enough in any case.
+            base_digest: (2,) int64, the digest of `shadow`, if known. Then whole blocks of
+                contiguous 16-bit elements are packed several times as fast.
 
         Raises:
             InvalidArgument: a tensor has more than four separate dimensions, or the ages are not
@@ -77,6 +80,7 @@ class EmbeddedCodec:
             ages=_ages_at(ages),
             age_limit=age_limit,
             digest=packed.digest.data_ptr(),
+            base_digest=_address(base_digest),
             stream=_stream_of(new),
         )
         return packed

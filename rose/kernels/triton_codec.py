@@ -32,6 +32,7 @@ class TritonCodec:
         threshold: Any = None,
         ages: Any = None,
         age_limit: int = AGE_MAX,
+        base_digest: Any = None,  # noqa: ARG002 - all elements are digested
     ) -> PackedBlocks:
         """Pack the changes and move the shadow; waits for the stream.
 

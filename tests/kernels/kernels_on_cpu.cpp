@@ -33,6 +33,7 @@ const char* run(void (*kernel)(Params), const void* params, unsigned blocks, uns
   }
 
 ROSE_KERNEL(delta_apply_kernel)
+ROSE_KERNEL(delta_pack_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_16k_kernel)
 ROSE_KERNEL(delta_pack_flat_64k_kernel)
 ROSE_KERNEL(delta_pack_kernel)

@@ -159,7 +159,8 @@ void run_codec(const Scenario& scenario) {
     shadow = arrays.old;
     packed = {};
   }
-  run(delta_pack_kernel, params_of(count, nullptr), blocks, threads);
+  run(block == kBlockMax ? delta_pack_kernel : delta_pack_16k_kernel, params_of(count, nullptr),
+      blocks, threads);
 
   std::vector<u8> weights = arrays.old;
   run(delta_apply_kernel,

@@ -51,7 +51,10 @@ class GpuBackend:
         """Pack on the device, and copy the result to the host."""
         _check_apart(new, shadow)
         with on_stream(self._stream, new.device):
-            base = None if base_digest else self._digest(shadow)
+            if base_digest is None:
+                base = self._digest(shadow)
+            else:
+                base = on_gpu_of(np.array(base_digest, np.uint64), shadow, np.int64)
             packed = self._codec.delta_pack(
                 new,
                 shadow,
@@ -59,6 +62,7 @@ class GpuBackend:
                 threshold=_least(threshold, new),
                 ages=ages,
                 age_limit=age_limit,
+                base_digest=base,
             )
             entries, payload = _fetched(packed)
             width = 8 * new.element_size()
@@ -68,7 +72,7 @@ class GpuBackend:
                 width,
                 entries,
                 payload,
-                base_digest or _pair(base),
+                _pair(base),
                 _pair(packed.digest),
             )
 
