@@ -1,5 +1,9 @@
 // Reads the changes of a block with the threads of a CTA: checks the whole block first, then passes
-// each change to a visitor.
+// its changes to a visitor.
+//
+// A block whose payload and changes fit into shared memory is *sparse*: its payload is read once,
+// its positions and differences are listed, and each thread visits its own changes of the list. Of
+// any other block the payload stays in global memory, and each lane visits the change of one bit.
 #pragma once
 
 #include "block_scan.h"
@@ -8,76 +12,105 @@
 
 namespace rose::kernels {
 
-struct DecodeShared {
-  // The high section of c numbers below u has fewer than 2 u bits.
-  static constexpr u32 kHighWords = kBlockMax / 16;
+// Changes that a thread visits at once, so that their loads overlap.
+constexpr u32 kTile = 4;
+constexpr u32 kDenseTile = 2;
 
-  u16 ones_before[kHighWords];   // in the current positions or ranks
-  u32 is_listed[kMaskWordsMax];  // bit i for the i-th change
-  u16 listed_before[kMaskWordsMax];
-  u32 is_large[kMaskWordsMax];  // bit i for the i-th listed change
-  u16 large_before[kMaskWordsMax];
-  ScanShared scan;
+// Some changes of a thread: at most kCount, and has(k) says whether there is a k-th. Its rank
+// counts the changes of the block before it.
+template <u32 kSize>
+struct ChangeTile {
+  static constexpr u32 kCount = kSize;
+
+  bool is_there[kCount];
+  u32 ranks[kCount];
+  u32 positions[kCount];
+  u32 differences[kCount];
+
+  ROSE_DEVICE bool has(u32 k) const { return is_there[k]; }
+  ROSE_DEVICE u32 rank(u32 k) const { return ranks[k]; }
+  ROSE_DEVICE u32 position(u32 k) const { return positions[k]; }
+  ROSE_DEVICE u32 difference(u32 k) const { return differences[k]; }
+};
+
+// The same for a list in shared memory, of which a thread has every blockDim-th change.
+struct ListTile {
+  static constexpr u32 kCount = kTile;
+
+  const u16* positions;
+  const u32* differences;
+  u32 changed;
+  u32 first;
+
+  ROSE_DEVICE u32 rank(u32 k) const { return first + k * blockDim.x; }
+  ROSE_DEVICE bool has(u32 k) const { return rank(k) < changed; }
+  ROSE_DEVICE u32 position(u32 k) const { return positions[rank(k)]; }
+  ROSE_DEVICE u32 difference(u32 k) const { return differences[rank(k)]; }
+};
+
+// Mask words per group in a dense block; see RankMask.
+constexpr u32 kDenseGroup = 8;
+
+struct DecodeShared {
+  // The masks of a dense block: one bit per change, and one per listed change.
+  static constexpr u32 kPoolWords = 2 * (kMaskWordsMax + kMaskWordsMax / kDenseGroup);
+
+  u32 pool[kPoolWords];
+  // Ones in each warp's share of the positions, the ranks and the large ranks.
+  u32 ones[3][kThreadsMax / kWarp];
   ChangeLayout layout;
-  bool is_good;
+  bool is_open;
+  u32 faults;  // not 0: a thread found one
 };
 
 // The `width` <= 32 bits at bit `at`. Reads only words that contain some of them.
 ROSE_DEVICE u32 field(const u32* words, u32 at, u32 width) {
   if (width == 0) return 0;
   const u32 shift = at % 32;
-  u64 bits = words[at / 32];
-  if (shift + width > 32) bits |= static_cast<u64>(words[at / 32 + 1]) << 32;
+  const u32 first = at / 32;
+  const u32 last = first + (shift + width > 32 ? 1 : 0);
+  const u64 bits = words[first] | static_cast<u64>(words[last]) << 32;
   return static_cast<u32>(bits >> shift) & low_mask(width);
 }
 
-// Word i of a section of `bits` bits at bit `at`; sections need no alignment.
+ROSE_DEVICE bool bit_at(const u32* words, u32 at) { return (words[at / 32] >> at % 32 & 1) != 0; }
+
+// Word i of a section of `bits` bits at bit `at`, a multiple of 32; zeros behind the section.
 ROSE_DEVICE u32 section_word(const u32* words, u32 at, u32 bits, u32 i) {
   const u32 rest = bits - 32 * i;
-  return field(words, at + 32 * i, rest < 32 ? rest : 32);
+  return words[at / 32 + i] & low_mask(rest < 32 ? rest : 32);
 }
 
-// Whether the last word of a section of `bits` bits at bit `at` is 0 behind the section.
-ROSE_DEVICE bool is_tail_clear(const u32* words, u32 at, u32 bits) {
-  const u32 end = at + bits;
+// Whether the word of bit `end` is 0 from there on. A section that ends with its word has no tail.
+ROSE_DEVICE bool is_tail_clear(const u32* words, u32 end) {
   return end % 32 == 0 || words[end / 32] >> end % 32 == 0;
 }
 
-ROSE_DEVICE bool is_tail_clear(const u32* words, const EliasFano& section) {
-  return is_tail_clear(words, section.high_at, section.high_bits) &&
-         is_tail_clear(words, section.low_at, section.count * section.low_bits);
-}
+// Sections of a GAP or BITMAP block, and the end of each; 0 for one that it does not have.
+constexpr u32 kSections = 9;
 
-// The same for every section of a block.
-ROSE_DEVICE bool are_tails_clear(const u32* payload, const ChangeLayout& layout) {
+ROSE_DEVICE u32 end_of_section(const ChangeLayout& layout, u32 section) {
   const ChangeCounts& counts = layout.counts;
-  if (!is_tail_clear(payload, layout.positions)) return false;
-  if (!is_tail_clear(payload, layout.signs_at, counts.changed)) return false;
-  if (counts.listed == 0) return true;
-  const u32 bits = counts.listed * counts.magnitude_bits;
-  if (bits != 0 && !is_tail_clear(payload, layout.magnitudes_at, bits)) return false;
-  if (layout.ranks.count != 0 && !is_tail_clear(payload, layout.ranks)) return false;
-  return counts.large == 0 ||
-         (is_tail_clear(payload, layout.larges) &&
-          is_tail_clear(payload, layout.large_at, counts.large * layout.width));
-}
-
-// Finds the layout of a GAP or BITMAP block whose range in the payload is valid. False: the entry
-// and the shape contradict each other. One thread calls it.
-ROSE_DEVICE bool read_layout(const Entry& entry, const u32* payload, u32 elements, u32 width,
-                             ChangeLayout& layout) {
-  if (entry.listed > entry.changed || entry.words >= raw_words(elements, width)) return false;
-  const bool are_all = entry.listed != 0 && entry.listed == entry.changed;
-  layout = first_sections(0, {elements, entry.changed, entry.listed, 0, 0, are_all}, width,
-                          entry.kind == kBitmap);
-  u32 shape = 0;
-  if (entry.listed != 0) {
-    if (layout.shape_at / 32 >= entry.words) return false;
-    shape = payload[layout.shape_at / 32];
-    if ((shape & 0xFF) >= width || shape >> 8 > entry.listed) return false;
+  switch (section) {
+    case 0:
+      return layout.positions.high_at + layout.positions.high_bits;
+    case 1:
+      return layout.positions.low_at + layout.positions.count * layout.positions.low_bits;
+    case 2:
+      return layout.signs_at + counts.changed;
+    case 3:
+      return layout.ranks.high_at + layout.ranks.high_bits;
+    case 4:
+      return layout.ranks.low_at + layout.ranks.count * layout.ranks.low_bits;
+    case 5:
+      return layout.magnitudes_at + counts.listed * counts.magnitude_bits;
+    case 6:
+      return layout.larges.high_at + layout.larges.high_bits;
+    case 7:
+      return layout.larges.low_at + layout.larges.count * layout.larges.low_bits;
+    default:
+      return layout.large_at + counts.large * layout.width;
   }
-  complete(layout, shape >> 8, shape & 0xFF);
-  return layout.end == 32 * entry.words && are_tails_clear(payload, layout);
 }
 
 // Whether the payload contains the range of an entry, for a block of `elements`.
@@ -86,249 +119,446 @@ ROSE_DEVICE bool is_in_payload(const Entry& entry, u32 elements, u64 offset, u64
   return offset <= payload_words && entry.words <= payload_words - offset;
 }
 
-// Checks the entry, and finds the layout of a GAP or BITMAP block. All threads of the CTA call it
-// and get the same result. False: corrupt.
-ROSE_DEVICE bool open_block(const Entry& entry, u32 elements, u32 width, u64 offset,
-                            const u32* payload, u64 payload_words, DecodeShared& shared) {
-  if (threadIdx.x == 0) {
-    shared.is_good = is_in_payload(entry, elements, offset, payload_words);
-    if (entry.kind == kRaw) {
-      shared.is_good = shared.is_good && entry.listed == 0 &&
-                       entry.words == raw_words(elements, width) &&
-                       is_tail_clear(payload + offset, 0, elements * width);
-    } else {
-      shared.is_good = shared.is_good && (entry.kind == kGap || entry.kind == kBitmap) &&
-                       read_layout(entry, payload + offset, elements, width, shared.layout);
-    }
-  }
-  __syncthreads();  // separates the first thread's look from the readers of its result
-  return shared.is_good;
+// The layout of a GAP or BITMAP block up to the signs.
+ROSE_DEVICE ChangeLayout start_of(const Entry& entry, u32 elements, u32 width) {
+  const bool are_all = entry.listed != 0 && entry.listed == entry.changed;
+  return first_sections(0, {elements, entry.changed, entry.listed, 0, 0, are_all}, width,
+                        entry.kind == kBitmap);
 }
 
-// Sets before[i] to the number of ones in words 0 to i - 1, and returns the total. All threads of
-// the CTA call it. `before` is written after the barriers of scan(), when nobody reads its old
-// content.
-template <typename Word>
-ROSE_DEVICE u32 count_ones(const Word& word, u32 count, u16* before, DecodeShared& shared) {
-  const u32 share = (count + blockDim.x - 1) / blockDim.x;
-  const u32 first = threadIdx.x * share;
-  const u32 end = first + share < count ? first + share : count;
-  u32 ones = 0;
-#pragma unroll 1
-  for (u32 i = first; i < end; ++i) ones += static_cast<u32>(__popc(word(i)));
-  const Scanned scanned = scan(static_cast<u64>(ones), shared.scan);
-  u32 sum = static_cast<u32>(scanned.before);
-#pragma unroll 1
-  for (u32 i = first; i < end; ++i) {
-    before[i] = static_cast<u16>(sum);  // 65,536 only after the last word, which nobody reads
-    sum += static_cast<u32>(__popc(word(i)));
-  }
-  __syncthreads();  // separates writing `before` from reading it, and this scan from the next
-  return static_cast<u32>(scanned.total);
+// ---- shares of a warp ---------------------------------------------------------------------------
+
+// Each warp handles consecutive words of a section.
+struct Share {
+  u32 begin;
+  u32 end;
+};
+
+ROSE_DEVICE Share share_of_warp(u32 words) {
+  const u32 warps = blockDim.x / kWarp;  // a power of two
+  const u32 share = (words + warps - 1) >> floor_log2(warps);
+  const u32 begin = threadIdx.x / kWarp * share;
+  return {begin, begin + share < words ? begin + share : words};
 }
 
-ROSE_DEVICE u32 count_section(const u32* payload, const EliasFano& section, DecodeShared& shared) {
-  const auto word = [&](u32 i) {
-    return section_word(payload, section.high_at, section.high_bits, i);
-  };
-  return count_ones(word, words_of(section.high_bits), shared.ones_before, shared);
-}
-
-ROSE_DEVICE u32 count_mask(const u32* mask, u32 bits, u16* before, DecodeShared& shared) {
-  return count_ones([&](u32 i) { return mask[i]; }, words_of(bits), before, shared);
-}
-
-// All threads of the CTA call it. A barrier must follow.
-ROSE_DEVICE void clear_mask(u32* mask, u32 bits) {
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < words_of(bits); i += blockDim.x) mask[i] = 0;
-}
-
-// The number of ones in a mask before bit i.
-ROSE_DEVICE u32 rank_in(const u32* mask, const u16* before, u32 i) {
-  return before[i / 32] + static_cast<u32>(__popc(mask[i / 32] & low_mask(i % 32)));
-}
-
-// Calls visit(i, number, is_good) for the i-th number; is_good if it is below the universe and
-// above the previous one. The high section must have as many ones as there are numbers. A warp
-// handles a word, a lane a bit. A bitmap is a section without low bits, where bit p is number p.
-template <typename Visit>
-ROSE_DEVICE void for_each_number(const u32* payload, const EliasFano& section, bool is_bitmap,
-                                 const DecodeShared& shared, const Visit& visit) {
+// Adds up the numbers of the warps. `before` becomes the sum over lower warps. All threads call it,
+// after a barrier.
+ROSE_DEVICE u32 sum_of_warps(const u32* of_warps, u32& before) {
   const u32 lane = threadIdx.x % kWarp;
-  const u32 low_bits = section.low_bits;
-  const u32 warps = blockDim.x / kWarp;
+  const u32 one = lane < blockDim.x / kWarp ? of_warps[lane] : 0;
+  before = __reduce_add_sync(kAllLanes, lane < threadIdx.x / kWarp ? one : 0);
+  return __reduce_add_sync(kAllLanes, one);
+}
+
+// Numbers of a section that a lane visits at once.
+template <u32 kCount>
+struct NumberTile {
+  bool has[kCount];           // whether there is a k-th number
+  bool is_below[kCount];      // the universe
+  bool is_ascending[kCount];  // above the number before it
+  u32 index[kCount];
+  u32 number[kCount];
+};
+
+// A section of a payload: Elias-Fano, or a bitmap, where bit p is number p.
+struct Section {
+  const u32* words;
+  const EliasFano& code;
+  bool is_bitmap;
+
+  ROSE_DEVICE u32 word(u32 i) const { return section_word(words, code.high_at, code.high_bits, i); }
+  ROSE_DEVICE Share share() const { return share_of_warp(words_of(code.high_bits)); }
+  ROSE_DEVICE u32 low(u32 i) const {
+    return field(words, code.low_at + i * code.low_bits, code.low_bits);
+  }
+
+  // The number of ones in the warp's share.
+  ROSE_DEVICE u32 ones() const {
+    const Share mine = share();
+    u32 sum = 0;
 #pragma unroll 1
-  for (u32 word = threadIdx.x / kWarp; word < words_of(section.high_bits); word += warps) {
-    const u32 bits = section_word(payload, section.high_at, section.high_bits, word);
-    if ((bits >> lane & 1) == 0) continue;
-    const u32 i = shared.ones_before[word] + static_cast<u32>(__popc(bits & low_mask(lane)));
-    if (is_bitmap) {
-      visit(i, word * 32 + lane, true);
-      continue;
+    for (u32 i = mine.begin + threadIdx.x % kWarp; i < mine.end; i += kWarp) {
+      sum += static_cast<u32>(__popc(word(i)));
     }
-    const u32 lows = field(payload, section.low_at + i * low_bits, low_bits);
-    const u32 number = (word * 32 + lane - i) << low_bits | lows;
-    // Only numbers with the same high part, neighbours in the high section, can be out of order.
-    const bool is_neighbour =
-        lane > 0 ? (bits >> (lane - 1) & 1) != 0
-                 : word > 0 && field(payload, section.high_at + 32 * word - 1, 1) != 0;
-    const bool is_ascending =
-        !is_neighbour || lows > field(payload, section.low_at + (i - 1) * low_bits, low_bits);
-    visit(i, number, is_ascending && number < section.universe);
+    return __reduce_add_sync(kAllLanes, sum);
   }
-}
 
-// The magnitude of the i-th listed change.
-ROSE_DEVICE u32 magnitude(const u32* payload, const ChangeLayout& layout,
-                          const DecodeShared& shared, u32 i) {
-  if (layout.counts.large != 0 && (shared.is_large[i / 32] >> i % 32 & 1) != 0) {
-    const u32 rank = rank_in(shared.is_large, shared.large_before, i);
-    return field(payload, layout.large_at + rank * layout.width, layout.width);
-  }
-  const u32 bits = layout.counts.magnitude_bits;
-  return field(payload, layout.magnitudes_at + i * bits, bits);
-}
-
-// Whether the i-th listed change, of rank `rank` among the changes, has a possible size.
-ROSE_DEVICE bool is_size(const u32* payload, const ChangeLayout& layout, const DecodeShared& shared,
-                         u32 i, u32 rank) {
-  const u32 half = 1U << (layout.width - 1);
-  const u32 most = half - layout.listed_from();
-  const u32 one = magnitude(payload, layout, shared, i);
-  return one < most || (one == most && field(payload, layout.signs_at + rank, 1) != 0);
-}
-
-// Finds the large magnitudes. False: corrupt. All threads of the CTA call it and get the same
-// result, as for all functions below.
-ROSE_DEVICE bool prepare_large(const u32* payload, const ChangeLayout& layout,
-                               DecodeShared& shared) {
-  const u32 bits = layout.counts.magnitude_bits;
-  clear_mask(shared.is_large, layout.counts.listed);
-  if (count_section(payload, layout.larges, shared) != layout.larges.count) return false;
-  bool is_bad = false;
-  for_each_number(payload, layout.larges, false, shared, [&](u32 i, u32 one, bool is_good) {
-    const u32 value = field(payload, layout.large_at + i * layout.width, layout.width);
-    if (!is_good || value >> bits == 0 ||
-        field(payload, layout.magnitudes_at + one * bits, bits) != 0) {
-      is_bad = true;
-    } else {
-      atomicOr(&shared.is_large[one / 32], 1U << one % 32);
-    }
-  });
-  // Separates setting the bits from counting them.
-  if (__syncthreads_or(is_bad) != 0) return false;
-  count_mask(shared.is_large, layout.counts.listed, shared.large_before, shared);
-  return true;
-}
-
-// Finds the listed changes, and checks their sizes.
-ROSE_DEVICE bool prepare_listed(const u32* payload, const ChangeLayout& layout,
-                                DecodeShared& shared) {
-  if (layout.counts.large != 0 && !prepare_large(payload, layout, shared)) return false;
-  bool is_bad = false;
-  if (layout.counts.are_all_listed) {
+  // Passes the numbers to visit(tile), kCount words of the warp's share at a time, a lane per bit.
+  // `before` is the number of ones before the share. The section must have as many ones as numbers.
+  template <u32 kCount, typename Visit>
+  ROSE_DEVICE void for_each(u32 before, const Visit& visit) const {
+    const u32 lane = threadIdx.x % kWarp;
+    const Share mine = share();
 #pragma unroll 1
-    for (u32 i = threadIdx.x; i < layout.counts.listed; i += blockDim.x) {
-      is_bad = is_bad || !is_size(payload, layout, shared, i, i);
+    for (u32 first = mine.begin; first < mine.end; first += kCount) {
+      NumberTile<kCount> tile;
+#pragma unroll
+      for (u32 k = 0; k < kCount; ++k) {
+        const u32 i = first + k;
+        const u32 bits = i < mine.end ? word(i) : 0;
+        tile.index[k] = before + static_cast<u32>(__popc(bits & low_mask(lane)));
+        tile.has[k] = (bits >> lane & 1) != 0;
+        before += static_cast<u32>(__popc(bits));
+        tile.number[k] = i * 32 + lane;
+        tile.is_below[k] = tile.is_ascending[k] = true;
+        if (is_bitmap || !tile.has[k]) continue;
+        const u32 lows = low(tile.index[k]);
+        tile.number[k] = (tile.number[k] - tile.index[k]) << code.low_bits | lows;
+        tile.is_below[k] = tile.number[k] < code.universe;
+        // Only numbers with the same high part, neighbours in the section, can be out of order.
+        const bool is_neighbour = lane > 0 ? (bits >> (lane - 1) & 1) != 0
+                                           : i > 0 && bit_at(words, code.high_at + 32 * i - 1);
+        tile.is_ascending[k] = !is_neighbour || lows > low(tile.index[k] - 1);
+      }
+      visit(tile);
     }
-    return __syncthreads_or(is_bad) == 0;  // nothing was written; all threads need the result
   }
-  clear_mask(shared.is_listed, layout.counts.changed);
-  if (count_section(payload, layout.ranks, shared) != layout.ranks.count) return false;
-  for_each_number(payload, layout.ranks, false, shared, [&](u32 i, u32 rank, bool is_good) {
-    if (!is_good || !is_size(payload, layout, shared, i, rank)) {
-      is_bad = true;
+};
+
+// ---- GAP and BITMAP -----------------------------------------------------------------------------
+
+// Ranks in shared memory as a bit mask, which threads fill in any order. `first` has the index of
+// the lowest rank in each group of kGroup words.
+template <u32 kGroup>
+struct RankMask {
+  u32* bits;
+  u32* first;
+
+  ROSE_DEVICE static u32 words(u32 count) {
+    return words_of(count) + (words_of(count) + kGroup - 1) / kGroup;
+  }
+  ROSE_DEVICE static RankMask at(u32* pool, u32 count) { return {pool, pool + words_of(count)}; }
+
+  // All threads call it. A barrier must follow.
+  ROSE_DEVICE void clear(u32 count) const {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < words_of(count); i += blockDim.x) {
+      bits[i] = 0;
+      if (i % kGroup == 0) first[i / kGroup] = ~u32{0};
+    }
+  }
+  // A rank has one index, and ranks ascend with it.
+  ROSE_DEVICE void set(u32 rank, u32 index) const {
+    atomicOr(&bits[rank / 32], 1U << rank % 32);
+    atomicMin(&first[rank / 32 / kGroup], index);
+  }
+  ROSE_DEVICE bool has(u32 rank) const { return bit_at(bits, rank); }
+  // The index of a rank that it has.
+  ROSE_DEVICE u32 index_of(u32 rank) const {
+    const u32 word = rank / 32;
+    u32 index = first[word / kGroup] + static_cast<u32>(__popc(bits[word] & low_mask(rank % 32)));
+    if constexpr (kGroup > 1) {
+#pragma unroll 1
+      for (u32 i = word / kGroup * kGroup; i < word; ++i) {
+        index += static_cast<u32>(__popc(bits[i]));
+      }
+    }
+    return index;
+  }
+};
+
+// Reads a block after its layout was found; all threads of the CTA hold one and call its functions.
+template <bool kIsSparse>
+class ChangeReader {
+ public:
+  using Mask = RankMask<kIsSparse ? 1 : kDenseGroup>;
+
+  // Words of the pool for a sparse block.
+  ROSE_DEVICE static u32 words_for(const Entry& entry) {
+    return entry.words + Mask::words(entry.changed) + Mask::words(entry.listed) + entry.changed +
+           words_of(entry.changed * 16);
+  }
+
+  ROSE_DEVICE ChangeReader(const Entry& entry, const u32* payload, DecodeShared& shared)
+      : shared_{shared} {
+    u32* pool = shared.pool;
+    words_ = payload;
+    if (kIsSparse) {
+      words_ = pool;
+      pool += entry.words;
+    }
+    is_listed_ = Mask::at(pool, entry.changed);
+    pool += Mask::words(entry.changed);
+    is_large_ = Mask::at(pool, entry.listed);
+    differences_ = pool + Mask::words(entry.listed);
+    positions_ = reinterpret_cast<u16*>(differences_ + entry.changed);
+  }
+
+  // Copies the payload if the block is sparse, and finds the layout. The thread that copies the
+  // block's shape, word `shape_at` if changes are listed, does that. False: the entry and the shape
+  // contradict each other.
+  ROSE_DEVICE bool open(const Entry& entry, const u32* payload, u32 elements, u32 width,
+                        u32 shape_at) {
+    if constexpr (kIsSparse) {
+#pragma unroll 4
+      for (u32 i = threadIdx.x; i < entry.words; i += blockDim.x) shared_.pool[i] = payload[i];
+    }
+    const u32 reader = entry.listed != 0 ? shape_at & (blockDim.x - 1) : 0;  // a power of two
+    if (threadIdx.x == reader) {
+      const u32 shape = entry.listed != 0 ? words_[shape_at] : 0;
+      shared_.faults = 0;
+      shared_.is_open = (shape & 0xFF) < width && shape >> 8 <= entry.listed;
+      if (shared_.is_open) {
+        shared_.layout = start_of(entry, elements, width);
+        complete(shared_.layout, shape >> 8, shape & 0xFF);
+        shared_.is_open = shared_.layout.end == 32 * entry.words;
+      }
+    }
+    __syncthreads();  // separates writing payload and layout from reading them
+    return shared_.is_open;
+  }
+
+  // Whether a pack could write these sections, as far as this shows without the weights. Then
+  // for_each_change() may be called.
+  ROSE_DEVICE bool prepare() {
+    const ChangeCounts& counts = layout().counts;
+    if (threadIdx.x < kSections) {
+      need(is_tail_clear(words_, end_of_section(layout(), threadIdx.x)));
+    }
+    if (layout().ranks.count != 0) is_listed_.clear(counts.changed);
+    if (counts.large != 0) is_large_.clear(counts.listed);
+    if (!count_numbers()) return false;
+    if (counts.large != 0) mark_large();
+    if (layout().ranks.count != 0) mark_listed();
+    if (kIsSparse) list_positions();
+    __syncthreads();  // separates filling masks and list from reading them
+    if (kIsSparse) {
+      list_differences();
     } else {
-      atomicOr(&shared.is_listed[rank / 32], 1U << rank % 32);
+      check_changes();
     }
-  });
-  // Separates setting the bits from counting them.
-  if (__syncthreads_or(is_bad) != 0) return false;
-  count_mask(shared.is_listed, layout.counts.changed, shared.listed_before, shared);
-  return true;
-}
-
-// Whether a pack could write these sections, as far as this shows without the weights. Then
-// for_each_change() may be called.
-ROSE_DEVICE bool prepare_changes(const u32* payload, const ChangeLayout& layout,
-                                 DecodeShared& shared) {
-  if (layout.counts.listed != 0 && !prepare_listed(payload, layout, shared)) return false;
-  if (count_section(payload, layout.positions, shared) != layout.counts.changed) return false;
-  bool is_bad = false;
-  for_each_number(payload, layout.positions, layout.is_bitmap, shared,
-                  [&](u32, u32, bool is_good) { is_bad = is_bad || !is_good; });
-  // Separates the reads of the checks from the caller's next writes.
-  return __syncthreads_or(is_bad) == 0;
-}
-
-// The difference, modulo 2^width, of the i-th change. Requires prepared sections.
-ROSE_DEVICE u32 difference_of(const u32* payload, const ChangeLayout& layout,
-                              const DecodeShared& shared, u32 i) {
-  const ChangeCounts& counts = layout.counts;
-  u32 size = 1;
-  if (counts.are_all_listed) {
-    size = magnitude(payload, layout, shared, i) + 1;
-  } else if (counts.listed != 0 && (shared.is_listed[i / 32] >> i % 32 & 1) != 0) {
-    const u32 one = rank_in(shared.is_listed, shared.listed_before, i);
-    size = magnitude(payload, layout, shared, one) + 2;
+    __syncthreads();  // separates noting faults from reading them, all checks from the writes
+    return shared_.faults == 0;
   }
-  return field(payload, layout.signs_at + i, 1) != 0 ? 0U - size : size;
-}
 
-// Calls visit(i, position, difference) for the i-th change. Requires prepared sections.
-template <typename Visit>
-ROSE_DEVICE void for_each_change(const u32* payload, const ChangeLayout& layout,
-                                 const DecodeShared& shared, const Visit& visit) {
-  for_each_number(payload, layout.positions, layout.is_bitmap, shared,
-                  [&](u32 i, u32 position, bool) {
-                    visit(i, position, difference_of(payload, layout, shared, i));
-                  });
-}
+  template <typename Visit>
+  ROSE_DEVICE void for_each_change(const Visit& visit) const {
+    if constexpr (kIsSparse) {
+      const u32 changed = layout().counts.changed;
+#pragma unroll 1
+      for (u32 first = threadIdx.x; first < changed; first += kTile * blockDim.x) {
+        visit(ListTile{positions_, differences_, changed, first});
+      }
+    } else {
+      positions().template for_each<kDenseTile>(before_[0], [&](const auto& numbers) {
+        ChangeTile<kDenseTile> tile;
+#pragma unroll
+        for (u32 k = 0; k < kDenseTile; ++k) {
+          tile.is_there[k] = numbers.has[k];
+          if (!tile.has(k)) continue;
+          tile.ranks[k] = numbers.index[k];
+          tile.positions[k] = numbers.number[k];
+          find_difference(numbers.index[k], tile.differences[k]);
+        }
+        visit(tile);
+      });
+    }
+  }
+
+ private:
+  ROSE_DEVICE const ChangeLayout& layout() const { return shared_.layout; }
+  ROSE_DEVICE Section positions() const { return {words_, layout().positions, layout().is_bitmap}; }
+  ROSE_DEVICE Section ranks() const { return {words_, layout().ranks, false}; }
+  ROSE_DEVICE Section larges() const { return {words_, layout().larges, false}; }
+
+  ROSE_DEVICE void need(bool is_good) {
+    if (!is_good) atomicOr(&shared_.faults, 1U);
+  }
+
+  // Counts the ones of each section before this warp's share. False: not as many as numbers.
+  ROSE_DEVICE bool count_numbers() {
+    const bool has_ranks = layout().ranks.count != 0;
+    const bool has_large = layout().larges.count != 0;
+    const u32 counts[3]{positions().ones(), has_ranks ? ranks().ones() : 0,
+                        has_large ? larges().ones() : 0};
+    if (threadIdx.x % kWarp == 0) {
+#pragma unroll
+      for (u32 i = 0; i < 3; ++i) shared_.ones[i][threadIdx.x / kWarp] = counts[i];
+    }
+    __syncthreads();  // separates the counts of the warps and clearing the masks from their users
+    bool is_good = sum_of_warps(shared_.ones[0], before_[0]) == layout().counts.changed;
+    if (has_ranks) {
+      is_good = sum_of_warps(shared_.ones[1], before_[1]) == layout().ranks.count && is_good;
+    }
+    if (has_large) {
+      is_good = sum_of_warps(shared_.ones[2], before_[2]) == layout().larges.count && is_good;
+    }
+    return is_good;
+  }
+
+  // Finds the large magnitudes.
+  ROSE_DEVICE void mark_large() {
+    const u32 bits = layout().counts.magnitude_bits;
+    larges().template for_each<1>(before_[2], [&](const NumberTile<1>& tile) {
+      if (!tile.has[0]) return;
+      const u32 one = tile.number[0];
+      const u32 value =
+          field(words_, layout().large_at + tile.index[0] * layout().width, layout().width);
+      const bool is_good = tile.is_below[0] && tile.is_ascending[0] && value >> bits != 0 &&
+                           field(words_, layout().magnitudes_at + one * bits, bits) == 0;
+      need(is_good);
+      if (is_good) is_large_.set(one, tile.index[0]);
+    });
+  }
+
+  // Finds the listed changes.
+  ROSE_DEVICE void mark_listed() {
+    ranks().template for_each<1>(before_[1], [&](const NumberTile<1>& tile) {
+      if (!tile.has[0]) return;
+      const bool is_good = tile.is_below[0] && tile.is_ascending[0];
+      need(is_good);
+      if (is_good) is_listed_.set(tile.number[0], tile.index[0]);
+    });
+  }
+
+  ROSE_DEVICE void list_positions() {
+    positions().template for_each<kTile>(before_[0], [&](const NumberTile<kTile>& tile) {
+#pragma unroll
+      for (u32 k = 0; k < kTile; ++k) {
+        if (!tile.has[k]) continue;
+        need(tile.is_below[k]);
+        positions_[tile.index[k]] = static_cast<u16>(tile.number[k]);
+      }
+    });
+  }
+
+  // Checks the list, and adds the differences. Each thread lists those that it visits later.
+  ROSE_DEVICE void list_differences() {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < layout().counts.changed; i += blockDim.x) {
+      u32 difference = 0;
+      need(find_difference(i, difference));
+      need(i == 0 || positions_[i - 1] < positions_[i]);
+      differences_[i] = difference;
+    }
+  }
+
+  // The checks of a dense block, which has no list.
+  ROSE_DEVICE void check_changes() {
+    positions().template for_each<1>(before_[0], [&](const NumberTile<1>& tile) {
+      u32 difference = 0;
+      if (!tile.has[0]) return;
+      need(find_difference(tile.index[0], difference));
+      need(tile.is_below[0] && tile.is_ascending[0]);
+    });
+  }
+
+  // The difference of the i-th change. False: its size is impossible.
+  ROSE_DEVICE bool find_difference(u32 i, u32& difference) const {
+    const ChangeCounts& counts = layout().counts;
+    const bool is_down = bit_at(words_, layout().signs_at + i);
+    u32 size = 1;
+    bool is_good = true;
+    if (counts.are_all_listed || (counts.listed != 0 && is_listed_.has(i))) {
+      const u32 half = 1U << (layout().width - 1);
+      const u32 most = half - layout().listed_from();
+      const u32 one = magnitude(counts.are_all_listed ? i : is_listed_.index_of(i));
+      is_good = one < most || (one == most && is_down);
+      size = one + layout().listed_from();
+    }
+    difference = is_down ? 0U - size : size;
+    return is_good;
+  }
+
+  // The magnitude of the i-th listed change.
+  ROSE_DEVICE u32 magnitude(u32 i) const {
+    const u32 bits = layout().counts.magnitude_bits;
+    if (layout().counts.large != 0 && is_large_.has(i)) {
+      const u32 at = layout().large_at + is_large_.index_of(i) * layout().width;
+      return field(words_, at, layout().width);
+    }
+    return field(words_, layout().magnitudes_at + i * bits, bits);
+  }
+
+  DecodeShared& shared_;
+  const u32* words_;  // the payload
+  Mask is_listed_;    // by rank among the changes
+  Mask is_large_;     // by rank among the listed changes
+  u32* differences_;  // the list, of a sparse block
+  u16* positions_;
+  u32 before_[3];  // ones of each section before this warp's share
+};
 
 // ---- RAW ----------------------------------------------------------------------------------------
 
-// Finds the changed elements of a RAW block, in `is_listed` and `listed_before`, and their number.
-ROSE_DEVICE u32 count_raw(const u32* payload, u32 elements, u32 width, DecodeShared& shared) {
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < 32 * words_of(elements); i += blockDim.x) {
-    const bool is_changed = i < elements && load_bits(payload, i, width) != 0;
-    const u32 mask = __ballot_sync(kAllLanes, is_changed);
-    if (i % 32 == 0) shared.is_listed[i / 32] = mask;
+// Number of nonzero elements in a word of a RAW payload.
+ROSE_DEVICE u32 count_elements(u32 word, u32 width) {
+  u32 count = 0;
+#pragma unroll
+  for (u32 at = 0; at < 32; at += 8) {
+    if (at % width == 0) count += (word >> at & low_mask(width)) != 0 ? 1 : 0;
   }
-  __syncthreads();  // separates writing the mask from counting it
-  return count_mask(shared.is_listed, elements, shared.listed_before, shared);
+  return count;
 }
 
-// Calls visit(i, position, difference) for the i-th change of a RAW block, after count_raw().
+// Like read_block(), for a RAW block whose range in the payload is valid.
 template <typename Visit>
-ROSE_DEVICE void for_each_raw(const u32* payload, u32 elements, u32 width,
-                              const DecodeShared& shared, const Visit& visit) {
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < elements; i += blockDim.x) {
-    if ((shared.is_listed[i / 32] >> i % 32 & 1) == 0) continue;
-    visit(rank_in(shared.is_listed, shared.listed_before, i), i, load_bits(payload, i, width));
+ROSE_DEVICE bool read_raw(const Entry& entry, u32 elements, u32 width, const u32* payload,
+                          DecodeShared& shared, const Visit& visit) {
+  if (entry.listed != 0 || entry.words != raw_words(elements, width)) return false;
+  if (!is_tail_clear(payload, elements * width)) return false;
+  const u32 lane = threadIdx.x % kWarp;
+  const Share mine = share_of_warp(words_of(elements));
+  const u32 end = mine.end * width < entry.words ? mine.end * width : entry.words;
+  u32 sum = 0;
+#pragma unroll 4
+  for (u32 i = mine.begin * width + lane; i < end; i += kWarp) {
+    sum += count_elements(payload[i], width);
   }
+  sum = __reduce_add_sync(kAllLanes, sum);
+  if (lane == 0) shared.ones[0][threadIdx.x / kWarp] = sum;
+  __syncthreads();  // separates the counts of the warps from their readers
+  u32 before = 0;
+  if (sum_of_warps(shared.ones[0], before) != entry.changed) return false;
+#pragma unroll 1
+  for (u32 first = mine.begin; first < mine.end; first += kDenseTile) {
+    ChangeTile<kDenseTile> tile;
+#pragma unroll
+    for (u32 k = 0; k < kDenseTile; ++k) {
+      tile.positions[k] = (first + k) * 32 + lane;
+      const bool is_mine = first + k < mine.end && tile.positions[k] < elements;
+      tile.differences[k] = is_mine ? load_bits(payload, tile.positions[k], width) : 0;
+    }
+#pragma unroll
+    for (u32 k = 0; k < kDenseTile; ++k) {
+      tile.is_there[k] = tile.differences[k] != 0;
+      const u32 changes = __ballot_sync(kAllLanes, tile.is_there[k]);
+      tile.ranks[k] = before + static_cast<u32>(__popc(changes & low_mask(lane)));
+      before += static_cast<u32>(__popc(changes));
+    }
+    visit(tile);
+  }
+  return true;
 }
 
 // ---- any block ----------------------------------------------------------------------------------
 
-// Calls visit(i, position, difference) for each change of a block that is not EMPTY, if the whole
-// block is valid. False: corrupt, and visit was not called.
+template <bool kIsSparse, typename Visit>
+ROSE_DEVICE bool read_changes(const Entry& entry, const u32* payload, u32 elements, u32 width,
+                              u32 shape_at, DecodeShared& shared, const Visit& visit) {
+  ChangeReader<kIsSparse> reader{entry, payload, shared};
+  if (!reader.open(entry, payload, elements, width, shape_at) || !reader.prepare()) return false;
+  reader.for_each_change(visit);
+  return true;
+}
+
+// Passes the changes of a block that is not EMPTY to visit(tile), if the whole block is valid. All
+// threads of the CTA, a power of two, call it. False: corrupt, and visit was not called.
 template <typename Visit>
 ROSE_DEVICE bool read_block(const Entry& entry, u32 elements, u32 width, u64 offset,
                             const u32* payload, u64 payload_words, DecodeShared& shared,
                             const Visit& visit) {
-  if (!open_block(entry, elements, width, offset, payload, payload_words, shared)) return false;
+  if (!is_in_payload(entry, elements, offset, payload_words)) return false;
   const u32* words = payload + offset;
-  if (entry.kind == kRaw) {
-    if (count_raw(words, elements, width, shared) != entry.changed) return false;
-    for_each_raw(words, elements, width, shared, visit);
-    return true;
+  if (entry.kind == kRaw) return read_raw(entry, elements, width, words, shared, visit);
+  if (entry.kind != kGap && entry.kind != kBitmap) return false;
+  if (entry.listed > entry.changed || entry.words >= raw_words(elements, width)) return false;
+  const u32 shape_at = start_of(entry, elements, width).shape_at / 32;
+  if (entry.listed != 0 && shape_at >= entry.words) return false;
+  if (ChangeReader<true>::words_for(entry) <= DecodeShared::kPoolWords) {
+    return read_changes<true>(entry, words, elements, width, shape_at, shared, visit);
   }
-  if (!prepare_changes(words, shared.layout, shared)) return false;
-  for_each_change(words, shared.layout, shared, visit);
-  return true;
+  return read_changes<false>(entry, words, elements, width, shape_at, shared, visit);
 }
 
 }  // namespace rose::kernels

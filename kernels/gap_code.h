@@ -65,7 +65,9 @@ struct EliasFano {
 };
 
 ROSE_HD inline EliasFano elias_fano(u32 universe, u32 count, u32 at) {
-  const u32 low_bits = floor_log2(universe / count);
+  // floor(log2(universe / count)), without a division.
+  u32 low_bits = floor_log2(universe) - floor_log2(count);
+  if (static_cast<u64>(count) << low_bits > universe) --low_bits;
   const u32 high_bits = count + ((universe - 1) >> low_bits);
   const u32 low_at = border(at + high_bits);
   return {universe, count, low_bits, high_bits, at, low_at, border(low_at + count * low_bits)};

@@ -1,5 +1,7 @@
 #include "topk_unpack.h"
 
+#include <type_traits>
+
 #include "change_read.h"
 
 namespace rose::kernels {
@@ -17,15 +19,26 @@ ROSE_DEVICE void unpack(const TopkUnpackParams& params, DecodeShared& shared) {
   const Entry entry = to_entry(bits);
   const u64 output = params.first_outputs[blockIdx.x];
   bool is_good = output <= params.output_count && entry.changed <= params.output_count - output;
-  is_good =
-      is_good && read_block(entry, elements, width, params.offsets[blockIdx.x], params.payload,
-                            params.payload_words, shared, [&](u32 i, u32 position, u32 difference) {
-                              const u64 at = first + position;
-                              const u64 place = place_of(params.base, at).offset;
-                              const u32 old = load_bits(params.base.base, place, width);
-                              params.positions[output + i] = static_cast<std::int64_t>(at);
-                              store_bits(params.values, output + i, width, old + difference);
-                            });
+  is_good = is_good &&
+            read_block(entry, elements, width, params.offsets[blockIdx.x], params.payload,
+                       params.payload_words, shared, [&](const auto& tile) {
+                         constexpr u32 kCount = std::remove_cvref_t<decltype(tile)>::kCount;
+                         u32 old[kCount];
+#pragma unroll
+                         for (u32 k = 0; k < kCount; ++k) {
+                           if (!tile.has(k)) continue;
+                           const u64 place = place_of(params.base, first + tile.position(k)).offset;
+                           old[k] = load_bits(params.base.base, place, width);
+                         }
+#pragma unroll
+                         for (u32 k = 0; k < kCount; ++k) {
+                           if (!tile.has(k)) continue;
+                           const u64 at = output + tile.rank(k);
+                           params.positions[at] =
+                               static_cast<std::int64_t>(first + tile.position(k));
+                           store_bits(params.values, at, width, old[k] + tile.difference(k));
+                         }
+                       });
   if (!is_good && threadIdx.x == 0) atomic_min(params.bad_block, blockIdx.x);
 }
 

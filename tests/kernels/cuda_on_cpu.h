@@ -66,6 +66,7 @@ struct Fiber {
   std::uint64_t got{0};
   unsigned votes{0};
   std::uint64_t largest{0};  // of what was given
+  std::uint64_t sum{0};      // of what was given
 };
 
 class Cta {
@@ -124,6 +125,11 @@ class Cta {
     fibers_[thread.x].given = number;
     suspend(Wait::kWarp, line, mask);
     return fibers_[thread.x].largest;
+  }
+  CUDA_ON_CPU_UNSEEN std::uint64_t sum(int line, unsigned mask, std::uint64_t number) {
+    fibers_[thread.x].given = number;
+    suspend(Wait::kWarp, line, mask);
+    return fibers_[thread.x].sum;
   }
   CUDA_ON_CPU_UNSEEN std::uint64_t shuffle(int line, unsigned mask, std::uint64_t number,
                                            unsigned source) {
@@ -303,6 +309,7 @@ class Cta {
       bool is_whole = (leader.mask >> lane & 1) != 0;
       unsigned votes = 0;
       std::uint64_t largest = 0;
+      std::uint64_t sum = 0;
       for (unsigned other = 0; other < kWarp; ++other) {
         if ((leader.mask >> other & 1) == 0) continue;
         const Fiber& fiber = fibers_[first + other];
@@ -310,6 +317,7 @@ class Cta {
                    fiber.line == leader.line;
         if (fiber.given != 0) votes |= 1U << other;
         largest = std::max(largest, fiber.given);
+        sum += fiber.given;
       }
       if (!is_whole) continue;
       const unsigned mask = leader.mask;
@@ -319,6 +327,7 @@ class Cta {
         fiber.got = fibers_[first + fiber.source % kWarp].given;
         fiber.votes = votes;
         fiber.largest = largest;
+        fiber.sum = sum;
         ready.push_back(first + other);
       }
       for (unsigned other = 0; other < kWarp; ++other) {
@@ -403,6 +412,8 @@ __attribute__((no_sanitize("address"))) inline void cuda_on_cpu::Cta::poison_sha
 #define __ballot_sync(mask, vote) cuda_on_cpu::Cta::current().ballot(__LINE__, (mask), (vote) != 0)
 #define __reduce_max_sync(mask, number) \
   static_cast<unsigned>(cuda_on_cpu::Cta::current().largest(__LINE__, (mask), (number)))
+#define __reduce_add_sync(mask, number) \
+  static_cast<unsigned>(cuda_on_cpu::Cta::current().sum(__LINE__, (mask), (number)))
 #define __shfl_up_sync(mask, number, by) \
   cuda_on_cpu::shuffle_by(__LINE__, (mask), (number), -(int)(by))
 #define __shfl_down_sync(mask, number, by) \
