@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.kernels import on_cpu
-from tests.kernels.on_cpu import ELEMENTS_OF_THREAD, MASK64, ROOT, box_of
+from tests.kernels.on_cpu import ELEMENTS_OF_THREAD, MASK64, ROOT, box_of, threads_of
 from tests.kernels.sass import Kernel, compiled, nvcc_version
 from tests.kernels.sass_run import Memory, Run
 from tests.reference import delta as reference
@@ -149,10 +149,11 @@ def delta_apply(kernel: Kernel, step: Step) -> Figures:
         block_elements=BLOCK,
         bad_block=bad_block,
     )
-    run = Run(kernel, memory, bytes(params), blocks=1, threads=BLOCK // ELEMENTS_OF_THREAD)
+    threads, small = (threads_of("delta_apply", block) for block in (BLOCK, SMALL))
+    run = Run(kernel, memory, bytes(params), blocks=1, threads=threads)
     assert memory.view(bad_block, np.uint64, 1)[0] == MASK64
     assert np.array_equal(memory.view(weights, np.uint16, count), step.new)
-    return _of_block(kernel, run, count)
+    return figures_of(kernel, run, count, threads, small)
 
 
 def digest(kernel: Kernel, step: Step) -> Figures:

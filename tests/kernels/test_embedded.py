@@ -34,7 +34,7 @@ class LauncherOnCpu:
         for one in boxes:
             values[one] = box_at(values[one], values.pop(f"{one}_box"), count)
         blocks = -(-count // values["block_elements"]) if "block_elements" in values else 2
-        threads = values.get("block_elements", BLOCK * 4) // on_cpu.ELEMENTS_OF_THREAD
+        threads = on_cpu.threads_of(name, values.get("block_elements", BLOCK * 4))
         if name == "digest":
             threads = 256
         self._kernels.launch(name, kind(**values), blocks=blocks, threads=threads)
